@@ -18,7 +18,7 @@ from stepengine.context import (
     truncate,
 )
 from stepengine.data.estimate import estimate_tokens, message_tokens, tool_tokens
-from stepengine.data.json import first_difference
+from stepengine.data.json import find_first_difference
 from stepengine.data.messages import Message
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.usage import Usage
@@ -147,7 +147,7 @@ def add_up_prompts(requests: Sequence[ModelRequest]) -> PromptTotals:
     for request in requests:
         fixed = estimate_tokens(request.system_prompt) + tool_tokens(request.tools)
         messages = request.all_messages
-        common = first_difference(sent, messages)
+        common = find_first_difference(sent, messages)
         tokens = [*request.messages.memo("message_tokens", message_tokens), *map(message_tokens, request.tail)]
         sizes.append(fixed + sum(tokens))
         cached += sum(tokens[:common]) + (fixed if sent else 0)

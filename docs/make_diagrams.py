@@ -19,7 +19,7 @@ import attrs
 from stepengine import STEP, AgentDefinition, Engine, Perform, StepContext, Steps, ToolCall, tool
 from stepengine.data.yields import YIELDS
 from stepengine.journal import MemoryJournal
-from stepengine.machine.protocol import FIRST_HOOKS, HOOKS, LAST, ORDER, OWN, SILENT, order_rows_of_yield
+from stepengine.machine.protocol import FIRST_HOOKS, HOOKS, LAST, ORDER, OWN, SILENT, collect_order_rows
 from stepengine.testing import ScriptedModel, text, tool_call
 
 HERE = Path(__file__).parent
@@ -243,7 +243,7 @@ def pictures() -> dict[str, str]:
     (step,) = [row for row in YIELDS if row.name == "STEP"]
     return {
         "step.svg": phases(
-            "The phases of one step, and what leads from one to the next", order_rows_of_yield(step), "handler"
+            "The phases of one step, and what leads from one to the next", collect_order_rows(step), "handler"
         ),
         "run.svg": phases("The phases of a run, and what leads from one to the next", ORDER, LAST),
         "exchange.svg": exchange("What handler, machine, journal and world exchange in one run", exchanges()),

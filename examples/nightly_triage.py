@@ -89,7 +89,7 @@ async def main() -> None:
     def tell(what: str, result: RunResult) -> None:
         print(f"{clock.now():%H:%M} {what}: {result.status.value}")
         for one in result.waits_for:
-            print(f"      waits for {one.said or (one.question and one.question.text)}")
+            print(f"      waits for {one.awaited_text or (one.question and one.question.text)}")
 
     with tempfile.TemporaryDirectory() as folder:
         # Every `async with Engine` is a process of its own: it knows nothing but the journal.

@@ -31,14 +31,14 @@ from stepengine.data.messages import Message
 from stepengine.data.secret_names import (
     VALUE_WORDS,
     Place,
-    is_piece_of_text,
     is_secret,
     is_secret_name,
+    is_text_token_member,
     looks_random,
-    may_differ,
+    may_differ_between_machines,
     may_name_secret_member,
 )
-from stepengine.data.spellings import Spelling, make_spellings, make_truncated_pattern
+from stepengine.data.spellings import Spelling, make_spellings, make_truncatable_pattern
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError, SecretFound
 
@@ -363,7 +363,7 @@ def _find_passwords(text: str) -> Iterator[str]:
         name, value = option[1], next(filter(None, option.groups()[1:]), "")
         # At the start of a line, PWD is the name of a folder.
         is_folder = name.lower() == "pwd" and text[: option.start(1)][-1:] not in {";", "?", "&"}
-        if not is_folder and may_differ(name, value, "parameter"):
+        if not is_folder and may_differ_between_machines(name, value, "parameter"):
             found.append(value)
     for password in found:
         yield password
@@ -377,7 +377,7 @@ def find_secret_members(tree: object) -> Iterator[tuple[str, str]]:
     for one in pending:  # grows meanwhile
         pending += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
         for name, value in one.items() if isinstance(one, dict) else ():
-            if type(value) in (str, int) and may_differ(name, str(value), "member"):
+            if type(value) in (str, int) and may_differ_between_machines(name, str(value), "member"):
                 yield name, str(value)
 
 
@@ -471,7 +471,7 @@ class SecretIndex:
     @cached_property
     def starts(self) -> re.Pattern[str]:
         """The expression for masks and for the start of a spelling, which the end of the text may cut off."""
-        starts = {make_truncated_pattern(one.parts[:3], "") for one in self.spellings}
+        starts = {make_truncatable_pattern(one.parts[:3], "") for one in self.spellings}
         return re.compile("|".join([*map(re.escape, MASKS), *sorted(starts)]))
 
     def find(self, text: str) -> list[Span]:
@@ -523,7 +523,7 @@ class SecretIndex:
         """Return the position of an incomplete value at the end of *text*; the length of *text* without one."""
         cut = len(text)
         for one in self.spellings:
-            found = one.unfinished.search(text, max(0, len(text) - one.longest))
+            found = one.truncated_pattern.search(text, max(0, len(text) - one.max_match_chars))
             if found is not None:
                 cut = min(cut, found.start())
         return cut
@@ -739,7 +739,7 @@ class TextRedactor:
     def make_named_placeholder(self, secret: str, name: str, place: Place) -> str:
         """Return the placeholder for *secret*, a value with a secret *name* in a *place* such as a member."""
         is_known = secret in self._configured or (self._keys is not None and secret in self._keys.names)
-        return self.make_placeholder(secret, name, may_differ=is_known or may_differ(name, secret, place))
+        return self.make_placeholder(secret, name, may_differ=is_known or may_differ_between_machines(name, secret, place))
 
     def _make_pattern_placeholder(self, text: str, rule: RedactPattern) -> str:
         """Return the placeholder for a match of a user's pattern; it is no known credential, so its mark always counts."""
@@ -860,7 +860,7 @@ class Redactor(TextRedactor):
     def _redact_token(self, name: str, value: str, piece: str, level: int) -> str:
         if piece[0] != '"':
             return self.make_named_placeholder(value, name, "member") if self._is_secret_number(name, value) else value
-        if self._is_secret_member(name, value) and not is_piece_of_text(name, {name: value}):
+        if self._is_secret_member(name, value) and not is_text_token_member(name, {name: value}):
             return self.make_named_placeholder(value, name, "member")
         return (
             self.redact_json_text(value, level + 1)
@@ -873,7 +873,7 @@ class Redactor(TextRedactor):
         if isinstance(value, Mapping):
             for key, member in value.items():
                 inner = f"{place}/{key}"
-                if not is_piece_of_text(key, value) and any(
+                if not is_text_token_member(key, value) and any(
                     self._is_secret_member(key, one) for one in _flatten_list(member)
                 ):
                     yield inner, key
@@ -901,7 +901,7 @@ class Redactor(TextRedactor):
 
     def _redact_tree(self, value: object, level: int) -> object:
         if isinstance(value, Mapping):
-            pieces = {k for k in value if is_piece_of_text(k, value)}
+            pieces = {k for k in value if is_text_token_member(k, value)}
             return {
                 self.text(k): self._redact_tree(v, level) if k in pieces else self.redact_member(k, v, level)
                 for k, v in value.items()
@@ -972,7 +972,7 @@ class RecordRedaction:
     def has_secrets(self, transcript: Transcript) -> bool:
         """Return whether any message of *transcript* contains a secret."""
         # Counted along the history, so that each message is searched once and not at every step.
-        return transcript.fold_on(("redaction", self._redactor.cache_key), self._count_messages_with_secrets, 0) > 0
+        return transcript.fold_batch(("redaction", self._redactor.cache_key), self._count_messages_with_secrets, 0) > 0
 
     def _count_messages_with_secrets(self, count: int, messages: Sequence[Message]) -> list[int]:
         if self.is_clean(tuple(messages)):
@@ -1104,7 +1104,7 @@ def find_secret_shapes(text: str) -> list[Span]:
         Span(*match.span(2), name)
         for kind in (QUERY_PAIR, NESTED_PAIR)
         for match in kind.finditer(text)
-        if may_differ(name := _decode_percent_escapes(match[1]), _decode_percent_escapes(match[2]), "parameter")
+        if may_differ_between_machines(name := _decode_percent_escapes(match[1]), _decode_percent_escapes(match[2]), "parameter")
     ]
     found += [Span(*match.span(1), "password") for match in PASSWORD_SHAPE.finditer(text) if match[1].strip("*")]
     found += [Span(*match.span(1), "user") for match in USER_IN_ADDRESS.finditer(text) if looks_random(match[1])]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from stepengine import errors
 from stepengine.data.codec import STORED as STORED_CLASSES
-from stepengine.data.codec import tag_of
+from stepengine.data.codec import get_tag
 from stepengine.data.hooks import Change
 from stepengine.data.json import freeze
 from stepengine.data.limits import Limits
@@ -507,7 +507,7 @@ STORED: dict[str, st.SearchStrategy[Any]] = {
     "user_message": user_messages,
     "value": values,
     "web_search": searches,
-    **{tag_of(cls): errors_of(cls) for cls in ERROR_CLASSES},
+    **{get_tag(cls): errors_of(cls) for cls in ERROR_CLASSES},
 }
 
 

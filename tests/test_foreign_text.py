@@ -49,7 +49,7 @@ from stepengine.cli.settings import UsageProblem
 from stepengine.context.project import TAGS
 from stepengine.data.alike import find_nearest
 from stepengine.data.codec import plain
-from stepengine.data.json import JsonDict, freeze_object, mended
+from stepengine.data.json import JsonDict, freeze_object, replace_lone_surrogates
 from stepengine.data.json import parse_json_answer as answer_in
 from stepengine.data.matching import BoundedMatcher
 from stepengine.data.media_types import normalize_media_type, parse_data_url
@@ -644,7 +644,7 @@ def received(text: str) -> None:
     index.find(text)
     for value in (text, f"{text} z"):
         index.is_trusted(value)
-        index.for_prompt([value])
+        index.make_prompt_index([value])
 
 
 PLACES = (
@@ -1260,7 +1260,7 @@ PLACES = (
     ),
     Place(
         "message of an error",
-        lambda text: (mended(text), StepEngineError(text)),
+        lambda text: (replace_lone_surrogates(text), StepEngineError(text)),
         (of("\ud800"), of("é")),
         ("data/json.py", "errors.py"),
         most=1 << 22,

@@ -371,7 +371,7 @@ OF_ERRORS = (
 OF_ERROR_FIELDS = (
     Table(
         "data/stored.py STORED_TYPES, the members of errors",
-        [f"{row.cls.__name__}.{field}" for row in STORED_ERRORS for field in row.names()],
+        [f"{row.cls.__name__}.{field}" for row in STORED_ERRORS for field in row.get_member_names()],
         str,
     ),
 )

@@ -7,7 +7,7 @@ from typing import Any
 from stepengine.cli.debug_screen import AROUND, SHORT, DebugScreen, RefusedCommand, parse_count
 from stepengine.cli.exits import Exit
 from stepengine.cli.screen.render import format_cost
-from stepengine.data.origins import clean_origin, describe_origin, describe_source, sort_origins
+from stepengine.data.origins import describe_origin, describe_source, redact_origin, sort_origins
 from stepengine.data.outcomes import Failure
 
 
@@ -136,7 +136,7 @@ def show_origins(screen: DebugScreen, typed: str) -> None:
         said = [f"{describe_source(source)}{f' (run {path})' if path else ''}" for path, source in found]
     else:
         here = [origin for call in calls if call.address == address for origin in call.origins]
-        said = [describe_origin(clean_origin(origin, PageTexts().clean)) for origin in sort_origins(here)]
+        said = [describe_origin(redact_origin(origin, PageTexts().clean)) for origin in sort_origins(here)]
     lines = list(dict.fromkeys(map(screen.clean, said)))
     nothing = "this run did not receive it" if typed else "no call with arguments waits here"
     screen.print_result("\n".join(lines) or nothing, {"origins": lines})

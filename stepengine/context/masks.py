@@ -116,7 +116,7 @@ class mask_tool_results(ContextPolicy):  # noqa: N801 - a policy is called by it
                 if message.tool_call_id not in masked and saved > 0:
                     masked[message.tool_call_id] = _make_mask(message)
                     total -= saved
-        return transcript.resolve_all(masked) if masked else None
+        return transcript.replace_results(masked) if masked else None
 
     def _add_maskable_counts(self, left: MaskableCounts, message: Message) -> MaskableCounts:
         """Return the counts of results that could still be masked, including one more message."""

@@ -122,7 +122,7 @@ class output_cache:  # noqa: N801 - a policy is called by its name, as a hook is
             if saved > 0:
                 trimmed[message.tool_call_id] = note
                 total -= saved
-        return Change(view=view.resolve_all(trimmed)) if trimmed else None
+        return Change(view=view.replace_results(trimmed)) if trimmed else None
 
 
 def find_output(state: AgentState, reference_id: str) -> ToolMessage | None:

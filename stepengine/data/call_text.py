@@ -45,7 +45,7 @@ def preview_parts(preview: Mapping[str, object]) -> Iterator[PreviewPart]:
         if details is not None:
             yield PreviewPart("member", "", details)
         return
-    command, is_shown = shell_text(details), False
+    command, is_shown = find_shell_command(details), False
     for name, value in details.items():
         is_diff = name in DIFFS and isinstance(value, str)
         if not command or not (value == command or _is_command_as_list(value, command)):
@@ -57,10 +57,10 @@ def preview_parts(preview: Mapping[str, object]) -> Iterator[PreviewPart]:
 
 
 def _is_command_as_list(value: object, command: str) -> bool:
-    return isinstance(value, list) and shell_text({"argv": value}) == command
+    return isinstance(value, list) and find_shell_command({"argv": value}) == command
 
 
-def shell_text(details: object) -> str:
+def find_shell_command(details: object) -> str:
     """
     Return the command in a tool's input or preview as it is typed in a shell; ``""`` where there is none.
 
@@ -77,23 +77,23 @@ def shell_text(details: object) -> str:
     return ""
 
 
-def call_subject(given: object) -> str:
+def find_call_subject(given: object) -> str:
     """Return the command, file, pattern or URL in a tool's input; ``""`` where there is none."""
     if not isinstance(given, Mapping):
         return ""
-    value = shell_text(given) or next((given[name] for name in SUBJECTS if given.get(name)), "")
+    value = find_shell_command(given) or next((given[name] for name in SUBJECTS if given.get(name)), "")
     several = value if isinstance(value, list | tuple) else ()
     return value if isinstance(value, str) else ", ".join(map(str, several))
 
 
-def diff_of(question: Question) -> str:
+def find_question_diff(question: Question) -> str:
     """Return the unified diff that a permission question shows; ``""`` when it shows none."""
     details = None if question.preview is None else question.preview["details"]
     found = [details.get(name) for name in DIFFS] if isinstance(details, Mapping) else []
     return next((diff for diff in found if isinstance(diff, str)), "")
 
 
-def written_diff(data: object) -> str:
+def find_result_diff(data: object) -> str:
     """Return the unified diff of a file that a tool wrote, from the data of its result; ``""`` when it wrote none."""
     diff = data.get("unified_diff") if isinstance(data, Mapping) else None
     return diff if isinstance(diff, str) else ""

@@ -37,7 +37,7 @@ class Ceiling:
     most: Decimal
 
 
-def can_ask_for_more(error: object) -> TypeGuard[LimitExceeded]:
+def is_raisable_limit_error(error: object) -> TypeGuard[LimitExceeded]:
     """Return whether an error is that of a limit that can be raised; one from a journal may lack the fields for it."""
     if not isinstance(error, LimitExceeded) or error.more is None or error.limit is None or error.kind not in UNITS:
         return False

@@ -37,7 +37,7 @@ class FieldCheck(NamedTuple):
     test: Callable[[Any], bool]
     words: str
 
-    def problem(self, name: str, value: object) -> str:
+    def find_problem(self, name: str, value: object) -> str:
         """Return the problem with *value* for a message about *name*, or ``""``."""
         return "" if self.test(value) else f"{name} is {self.words}, not {format_literal(value)}"
 
@@ -60,7 +60,7 @@ def with_keyword_hints(cls: type[T], elsewhere: Mapping[str, str] = NO_HINTS) ->
         try:
             init(self, *args, **kwargs)
         except TypeError:
-            problem = _explain_arguments(made, inspect.signature(init), (self, *args), kwargs, elsewhere)
+            problem = _find_argument_problem(made, inspect.signature(init), (self, *args), kwargs, elsewhere)
             if not problem:
                 raise
             raise WrongArguments(problem) from None
@@ -69,7 +69,7 @@ def with_keyword_hints(cls: type[T], elsewhere: Mapping[str, str] = NO_HINTS) ->
     return cls
 
 
-def _explain_arguments(
+def _find_argument_problem(
     cls: type[object],
     signature: inspect.Signature,
     args: tuple[object, ...],
@@ -101,7 +101,7 @@ def format_literal(value: object) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else format_value(value)
 
 
-def find_list_problem(value: object) -> str:
+def find_iteration_mistake(value: object) -> str:
     """
     Return the problem with a value that would be iterated by mistake, or ``""``.
 
@@ -117,7 +117,7 @@ def make_validator(what: FieldCheck, error: type[StepEngineError] = DefinitionEr
     """Return the attrs validator that raises *error* for a value that fails the check *what*."""
 
     def check(instance: object, field: attrs.Attribute[Any], value: object) -> None:
-        problem = what.problem(f"{type(instance).__name__}({field.name}=...)", value)
+        problem = what.find_problem(f"{type(instance).__name__}({field.name}=...)", value)
         if problem:
             raise error(problem)
 

@@ -88,7 +88,10 @@ def list_choices(question: Question, *, can_confirm: bool = False) -> tuple[Choi
         for n, rule in enumerate(offered_rules(question))
         if can_confirm or not allows_any_input(rule)
     ]
-    allow, deny = Choice("yes", "Allow", "allow", approval(is_allowed=True)), approval(is_allowed=False)
+    allow, deny = (
+        Choice("yes", "Allow", "allow", make_permission_answer(is_allowed=True)),
+        make_permission_answer(is_allowed=False),
+    )
     return (allow, *lasting, Choice("no", "Deny", "deny", deny))
 
 
@@ -140,12 +143,14 @@ def _choice_to_json(choice: Choice) -> dict[str, Any]:
     }
 
 
-def is_choice(question: Question) -> bool:
+def is_single_choice(question: Question) -> bool:
     """Return whether exactly one of the options, and nothing else, is an answer."""
     return bool(question.options) and not (question.multi_select or question.allow_text)
 
 
-def approval(*, is_allowed: bool, reason: str = "", edited_input: Mapping[str, Any] | None = None) -> Answer:
+def make_permission_answer(
+    *, is_allowed: bool, reason: str = "", edited_input: Mapping[str, Any] | None = None
+) -> Answer:
     """Return the answer to a permission question: an approval, perhaps of another input, or a denial."""
     return Answer(text="yes" if is_allowed else "no", reason=reason, edited_input=edited_input if is_allowed else None)
 
@@ -238,7 +243,7 @@ def answer_from_json(value: Any) -> AnswerLike | None:
         case {"approved": bool(is_allowed)}:
             edited, reason = value.get("editedInput"), value.get("reason") or ""
             if isinstance(reason, str) and isinstance(edited, dict | None):
-                return approval(is_allowed=is_allowed, edited_input=edited, reason=reason)
+                return make_permission_answer(is_allowed=is_allowed, edited_input=edited, reason=reason)
         case dict() if value and all(isinstance(one, SENT_BACK.get(name, ())) for name, one in value.items()):
             if _are_texts(value.get("selected", [])) and value.get("remember", "session") == "session":
                 return Answer(**value)

@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from stepengine.data.json import mended
+from stepengine.data.json import replace_lone_surrogates
 from stepengine.data.object_codec import FORMAT_VERSION, ObjectCodec
 from stepengine.data.stored import STORED_TYPES
 from stepengine.data.typed_values import dump_model, is_model
@@ -22,14 +22,14 @@ from stepengine.errors import DataError
 __all__ = (
     "FORMAT_VERSION",
     "STORED",
-    "bare",
-    "bare_any",
+    "decode_stored",
+    "decode_stored_or_json",
+    "encode_stored",
+    "encode_stored_or_json",
     "from_json",
+    "get_tag",
     "is_stored",
     "plain",
-    "restored",
-    "restored_any",
-    "tag_of",
     "to_json",
 )
 
@@ -38,15 +38,15 @@ STORED = _CODEC.stored
 """Every class that can be stored, by its tag, the value of the member ``"type"``."""
 
 is_stored = _CODEC.is_stored
-tag_of = _CODEC.tag_of
+get_tag = _CODEC.get_tag
 # With the version of the form, for values that are stored alone (sessions, definitions). Values inside of a journal have
 # the version of their journal, once.
 to_json = _CODEC.to_json
 from_json = _CODEC.from_json
-bare = _CODEC.bare
-restored = _CODEC.restored
-bare_any = _CODEC.encode_stored_or_json
-restored_any = _CODEC.decode_stored_or_json
+encode_stored = _CODEC.encode_stored
+decode_stored = _CODEC.decode_stored
+encode_stored_or_json = _CODEC.encode_stored_or_json
+decode_stored_or_json = _CODEC.decode_stored_or_json
 
 
 # For display: a viewer that fails at one odd value shows nothing at all, so a value without a stored form is shown as
@@ -62,7 +62,7 @@ def plain(value: object) -> Any:
     if isinstance(value, Enum):
         return plain(value.value)
     if isinstance(value, str):
-        return mended(value)
+        return replace_lone_surrogates(value)
     if isinstance(value, float):
         return value if abs(value) < float("inf") else str(value)
     return _object_to_display(value)
@@ -71,7 +71,7 @@ def plain(value: object) -> Any:
 def _object_to_display(value: Any) -> object:
     if is_stored(type(value)):
         try:
-            return bare(value)
+            return encode_stored(value)
         except DataError:
             pass
     if attrs.has(type(value)):
@@ -85,5 +85,5 @@ def _object_to_display(value: Any) -> object:
         try:
             return plain(dump_model(value))
         except Exception:  # noqa: BLE001 - serializers of the author's may raise anything
-            return mended(repr(value))
+            return replace_lone_surrogates(repr(value))
     return plain(str(value))

@@ -28,12 +28,12 @@ from stepengine.data.functions import (
     unwrap_function,
 )
 from stepengine.data.hooks import Change, Hooks, RunLogger, StepContext
-from stepengine.data.json import JsonDict, JsonValue, check_text, freeze_object
+from stepengine.data.json import JsonDict, JsonValue, freeze_object, require_storable_text
 from stepengine.data.limits import Limits
 from stepengine.data.messages import Message
 from stepengine.data.models import DEFAULT_SETTINGS, ModelSettings
 from stepengine.data.provenance import Provenance
-from stepengine.data.state import AgentState, prompt_tokens
+from stepengine.data.state import AgentState, estimate_next_prompt_tokens
 from stepengine.data.tools import ToolLike
 from stepengine.data.transcript import Transcript
 from stepengine.errors import ContextOverflow, DataError, DefinitionError
@@ -111,7 +111,7 @@ class HookContext:
         It is the last number that the provider reported, plus an estimate of the newer messages. Without a report, or after the
         prompt was rewritten, the whole size is estimated.
         """
-        return prompt_tokens(self.state, self._measured)
+        return estimate_next_prompt_tokens(self.state, self._measured)
 
     @property
     def remaining_tokens(self) -> int | None:
@@ -161,7 +161,7 @@ def _is_schema(value: object) -> bool:
 SCHEMA = FieldCheck(_is_schema, "a pydantic model class or a JSON Schema (a dict)")
 
 
-def _to_prompt_description(value: Any) -> object:
+def _unwrap_prompt_schema(value: Any) -> object:
     """Return the description in *value* if it is the JSON Schema of a string; else *value*."""
     is_schema = isinstance(value, Mapping) and value.get("type") == "string" and value.keys() <= {"type", "description"}
     return value.get("description") if is_schema else value
@@ -184,7 +184,7 @@ class InputSchema:
         params: A pydantic model or JSON Schema of ``params``; ``None`` accepts any object.
     """
 
-    prompt: str | None = attrs.field(default=None, converter=_to_prompt_description, validator=make_validator(PROMPT))
+    prompt: str | None = attrs.field(default=None, converter=_unwrap_prompt_schema, validator=make_validator(PROMPT))
     params: Schema | None = attrs.field(
         default=None, converter=_freeze_schema, validator=make_validator(allow_none(SCHEMA))
     )
@@ -196,7 +196,7 @@ def split_agent_id(agent_id: str) -> tuple[str | None, str | None, str | None]:
     return (found["publisher"], found["name"], found["version"]) if found else (None, None, None)
 
 
-def name_of_published(agent_id: str) -> str | None:
+def find_published_name(agent_id: str) -> str | None:
     """Return the name in ``publisher/name[@version]``, or ``None`` for an id without a publisher."""
     publisher, name, _ = split_agent_id(agent_id)
     return name if publisher else None
@@ -351,8 +351,8 @@ class AgentDefinition(Generic[Out]):
             model=model,
             display_name=display_name or id,
             description=description,
-            tools=_check_list(id, "tools", tools),
-            spawnable_agents=_check_list(id, "spawnable_agents", spawnable_agents),
+            tools=_tuple_from_list(id, "tools", tools),
+            spawnable_agents=_tuple_from_list(id, "spawnable_agents", spawnable_agents),
             system_prompt=system_prompt or "",
             instructions_prompt=instructions_prompt or "",
             step_prompt=step_prompt or "",
@@ -367,7 +367,7 @@ class AgentDefinition(Generic[Out]):
             limits=Limits() if limits is None else limits,
             output_retries=output_retries,
         )
-        _check_agent(self)
+        _validate_agent(self)
 
     @property
     def tool_names(self) -> tuple[str, ...]:
@@ -396,14 +396,14 @@ def _suggest_field(name: str, known: Sequence[str]) -> str:
     return ELSEWHERE.get(ours) or next(iter(find_nearest(ours, known, alike=NEAR_RATIO)), "")
 
 
-def _check_list(agent_id: object, field: str, value: object) -> tuple[Any, ...]:
+def _tuple_from_list(agent_id: object, field: str, value: object) -> tuple[Any, ...]:
     if isinstance(value, (list, tuple)):
         return tuple(value)
     msg = f"agent {agent_id!r}: {field} is a list, not {value!r}"
     raise DefinitionError(msg)
 
 
-def _check_agent(agent: AgentDefinition) -> None:
+def _validate_agent(agent: AgentDefinition) -> None:
     problem = (
         _field_problem(agent) or _listed_items_problem(agent) or _output_problem(agent) or _spawning_problem(agent)
     )
@@ -427,7 +427,7 @@ def _field_problem(agent: AgentDefinition) -> str | None:
     if get_origin(agent.output_schema) is not None:
         wanted = MODULES.sub("", repr(agent.output_schema))
         return f"output_schema is a pydantic model class or a JSON Schema; for {wanted} write RootModel[{wanted}]"
-    return next(filter(None, [what.problem(field, getattr(agent, field)) for field, what in FIELDS.items()]), None)
+    return next(filter(None, [what.find_problem(field, getattr(agent, field)) for field, what in FIELDS.items()]), None)
 
 
 FIELDS = {
@@ -446,7 +446,7 @@ def _is_agent_id(value: object) -> bool:
 
 def _is_storable_text(value: Any) -> bool:
     try:
-        check_text(value)
+        require_storable_text(value)
     except DataError:
         return False
     return True

@@ -48,20 +48,20 @@ def transcript_tokens(transcript: Transcript) -> int:
     return transcript.fold("tokens", lambda total, message: total + message_tokens(message), 0)
 
 
-def tokens_since(view: Transcript, sent: Transcript, reported: int) -> int | None:
+def estimate_tokens_since(view: Transcript, sent: Transcript, reported: int) -> int | None:
     """
     Return the estimated size of a prompt with *view*, if a prompt with *sent* had *reported* tokens.
 
     The messages after *sent* are estimated; ``None`` if *view* does not continue it. O(1).
     """
-    if view.shared_prefix(sent) < len(sent):
+    if view.shared_prefix_length(sent) < len(sent):
         return None
     return reported + transcript_tokens(view) - transcript_tokens(sent)
 
 
 def tool_tokens(tools: Iterable[ToolSpec]) -> int:
     """Return the estimated tokens of tool definitions, without those that a model searches for; each is measured once."""
-    return sum([-(-tool.chars // CHARS_PER_TOKEN) for tool in tools if not tool.defer_loading])
+    return sum([-(-tool.char_count // CHARS_PER_TOKEN) for tool in tools if not tool.defer_loading])
 
 
 class Measured(NamedTuple):
@@ -71,8 +71,8 @@ class Measured(NamedTuple):
     messages: Transcript
     tokens: int
 
-    def tokens_of(self, system_prompt: str, view: Transcript) -> int | None:
+    def estimate_next_prompt(self, system_prompt: str, view: Transcript) -> int | None:
         """Return the estimated size of the next prompt, or ``None`` if it does not continue this one."""
         if system_prompt != self.system_prompt:
             return None
-        return tokens_since(view, self.messages, self.tokens)
+        return estimate_tokens_since(view, self.messages, self.tokens)

@@ -515,10 +515,10 @@ class WaitStarted(Event):
     children: tuple[str, ...] = ()
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """The wait in words, such as ``"waits for a message on 'go'"``."""
         until = datetime.fromisoformat(self.wakes_at) if self.wakes_at else None
-        return Waits(kind=self.kind, wakes_at=until, topic=self.topic, children=self.children).words
+        return Waits(kind=self.kind, wakes_at=until, topic=self.topic, children=self.children).description
 
 
 @frozen(kw_only=True)

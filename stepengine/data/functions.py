@@ -67,7 +67,7 @@ def find_author_line(places: Iterable[tuple[str, int]]) -> str:
     """
     own = at_home = home = ""
     for file, line in places:
-        owner = _owner_of_file(file)
+        owner = _find_file_owner(file)
         if owner == OWN:
             own = f"{file}:{line}"
         elif owner != PYTHON:
@@ -82,7 +82,7 @@ def is_installed_file(file: str) -> bool:
     return any(folder in path for folder in INSTALLED)
 
 
-def _owner_of_file(file: str) -> str:
+def _find_file_owner(file: str) -> str:
     """Return the owner of the code in *file*: ``OWN``, ``PYTHON``, the folder of an installed package, or *file* if it is no file."""
     if file.startswith((PACKAGE, "<frozen ")) and not file.startswith(AGENTS):
         return PYTHON

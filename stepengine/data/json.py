@@ -128,7 +128,7 @@ def freeze(value: Any, path: str = "$") -> Any:
             return _freeze_mapping(value, path, MAX_DEPTH_LEVELS - 1)
         return _freeze_value(value, path, MAX_DEPTH_LEVELS)
     except RecursionError:
-        raise _depth_error(path) from None
+        raise _make_nesting_error(path) from None
 
 
 def freeze_object(value: Any, path: str = "$") -> JsonDict:
@@ -147,7 +147,7 @@ def freeze_object(value: Any, path: str = "$") -> JsonDict:
     return frozen
 
 
-def check_text(value: str, path: str = "$") -> str:
+def require_storable_text(value: str, path: str = "$") -> str:
     """
     Return *value* if it is a string that can be stored; else raise.
 
@@ -167,12 +167,12 @@ def check_text(value: str, path: str = "$") -> str:
     return str.__str__(value)
 
 
-def mended(text: str) -> str:
+def replace_lone_surrogates(text: str) -> str:
     """Return *text* with lone surrogates replaced by U+FFFD; for messages about values, never for values."""
     return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def is_deeper(value: Any, levels: int) -> bool:
+def is_nested_deeper(value: Any, levels: int) -> bool:
     """Return whether a parsed JSON value is nested deeper than *levels*; it stops at that level."""
     level = [value]
     for _ in range(levels + 1):
@@ -187,7 +187,7 @@ def is_deeper(value: Any, levels: int) -> bool:
     return any(isinstance(node, (dict, list)) for node in level)
 
 
-def is_deep_text(text: bytes, levels: int) -> bool:
+def is_text_nested_deeper(text: bytes, levels: int) -> bool:
     """Return whether JSON text is nested deeper than *levels*, without parsing it."""
     # Few texts have so many brackets, and the test for that is the fastest one.
     if text.count(b"[") + text.count(b"{") <= levels:
@@ -200,7 +200,7 @@ def is_deep_text(text: bytes, levels: int) -> bool:
     return False
 
 
-def _count_levels(value: object) -> int:
+def _get_depth(value: object) -> int:
     """Return the nesting depth of a frozen container; 0 for other values."""
     return getattr(value, "_levels", 0) if type(value) in (JsonDict, JsonList) else 0
 
@@ -208,20 +208,20 @@ def _count_levels(value: object) -> int:
 def _freeze_value(value: Any, path: str, room: int) -> object:
     """Return *value* frozen; containers may be nested *room* levels deep."""
     if isinstance(value, str):
-        return check_text(value, path)
+        return require_storable_text(value, path)
     if value is None or isinstance(value, (int, float)):
-        return _check_number(value, path)
+        return _freeze_number(value, path)
     if room == 0:
-        raise _depth_error(path)
+        raise _make_nesting_error(path)
     if type(value) in (JsonDict, JsonList) and hasattr(value, "_levels"):
         if value._levels > room:  # noqa: SLF001 - made here
-            raise _depth_error(path)
+            raise _make_nesting_error(path)
         return value
     if isinstance(value, (dict, Mapping)):
         return _freeze_mapping(value, path, room - 1)
     if isinstance(value, (list, tuple)):
         items = JsonList([_freeze_value(v, f"{path}[{i}]", room - 1) for i, v in enumerate(value)])
-        items._levels = 1 + max(map(_count_levels, items), default=0)  # noqa: SLF001 - made here
+        items._levels = 1 + max(map(_get_depth, items), default=0)  # noqa: SLF001 - made here
         return items
     msg = f"{_type_name(value)} at {path} is not JSON; use str, numbers, bool, None, lists or dicts{hint_at_mistake(value)}"
     raise DataError(msg, path=path)
@@ -257,19 +257,19 @@ def _freeze_mapping(value: Mapping[Any, Any], path: str, room: int) -> JsonDict:
         if not isinstance(key, str):
             msg = f"the key {key!r} at {path} is {_type_name(key)}; JSON keys are strings"
             raise DataError(msg, path=path)
-        name = key if type(key) is str and key.isascii() else check_text(key, path)
+        name = key if type(key) is str and key.isascii() else require_storable_text(key, path)
         kind = type(item)
         if (kind is str and item.isascii()) or (kind is int and MIN_NUMBER <= item <= MAX_NUMBER):
             members[name] = item
         else:
             members[name] = frozen = _freeze_value(item, f"{path}.{name}", room)
-            levels = max(levels, _count_levels(frozen))
+            levels = max(levels, _get_depth(frozen))
     made = JsonDict(members)
     made._levels = levels + 1  # noqa: SLF001 - made here
     return made
 
 
-def _check_number(value: Any, path: str) -> object:
+def _freeze_number(value: Any, path: str) -> object:
     if isinstance(value, float):
         if math.isfinite(value):
             return float(value)
@@ -281,7 +281,7 @@ def _check_number(value: Any, path: str) -> object:
     raise DataError(msg, path=path)
 
 
-def _depth_error(path: str) -> DataError:
+def _make_nesting_error(path: str) -> DataError:
     return DataError(f"nested deeper than {MAX_DEPTH_LEVELS} levels at {path}", path=path)
 
 
@@ -352,20 +352,20 @@ class JsonDifference(NamedTuple):
     now: Any
 
 
-def differences(recorded: object, now: object, pointer: str = "") -> Iterator[JsonDifference]:
+def find_differences(recorded: object, now: object, pointer: str = "") -> Iterator[JsonDifference]:
     """Yield the differences between two JSON values, in the order of the first; ``1``, ``1.0`` and ``true`` differ."""
     if isinstance(recorded, Mapping) and isinstance(now, Mapping):
         for name in dict.fromkeys([*recorded, *now]):
             at = f"{pointer}/{name.replace('~', '~0').replace('/', '~1')}"
-            yield from differences(recorded.get(name, ABSENT), now.get(name, ABSENT), at)
+            yield from find_differences(recorded.get(name, ABSENT), now.get(name, ABSENT), at)
     elif isinstance(recorded, list | tuple) and isinstance(now, list | tuple):
         for index, (one, other) in enumerate(zip_longest(recorded, now, fillvalue=ABSENT)):
-            yield from differences(one, other, f"{pointer}/{index}")
+            yield from find_differences(one, other, f"{pointer}/{index}")
     elif type(recorded) is not type(now) or recorded != now:
         yield JsonDifference(pointer, recorded, now)
 
 
-def first_difference(one: Sequence[object], other: Sequence[object]) -> int:
+def find_first_difference(one: Sequence[object], other: Sequence[object]) -> int:
     """Return the index of the first differing item of two lists or character of two texts, or the length of the shorter one."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))

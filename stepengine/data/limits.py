@@ -27,7 +27,7 @@ OnMaxSteps: TypeAlias = Literal["final_answer", "stop", "raise"]
 ENDINGS = word_check("final_answer", "stop", "raise")
 
 
-def _limit(check: FieldCheck, *, setting: str = "", tree_wide: bool = False) -> Any:
+def _make_limit_field(check: FieldCheck, *, setting: str = "", tree_wide: bool = False) -> Any:
     """
     Return a field of ``Limits``.
 
@@ -82,24 +82,26 @@ class Limits:
         DefinitionError: for a value of another kind, or below 0.
     """
 
-    max_steps: int | None = _limit(COUNT, setting="Model steps of a run.")
-    max_actions: int | None = _limit(COUNT)
-    max_tokens: int | None = _limit(COUNT, setting="Tokens of a run and its children.", tree_wide=True)
-    max_cost_usd: Decimal | float | None = _limit(
+    max_steps: int | None = _make_limit_field(COUNT, setting="Model steps of a run.")
+    max_actions: int | None = _make_limit_field(COUNT)
+    max_tokens: int | None = _make_limit_field(COUNT, setting="Tokens of a run and its children.", tree_wide=True)
+    max_cost_usd: Decimal | float | None = _make_limit_field(
         AMOUNT, setting="US dollars of a run and its children.", tree_wide=True
     )
-    allow_unpriced: bool | None = _limit(FLAG)
-    max_seconds: float | None = _limit(AMOUNT, setting="Seconds that a run may take.", tree_wide=True)
-    max_depth: int | None = _limit(COUNT, setting="How deep agents may spawn agents.", tree_wide=True)
-    max_total_children: int | None = _limit(COUNT, tree_wide=True)
-    max_children: int | None = _limit(COUNT)
-    max_concurrent_children: int | None = _limit(COUNT)
-    max_concurrent_tools: int | None = _limit(COUNT)
-    max_identical_calls: int | None = _limit(COUNT)
-    max_denials: int | None = _limit(COUNT)
-    ask: bool | None = _limit(FLAG, setting="At a limit of steps, tokens or dollars, ask for more before the run ends.")
-    on_max_steps: OnMaxSteps | None = _limit(ENDINGS)
-    max_wait_seconds: float | None = _limit(AMOUNT)
+    allow_unpriced: bool | None = _make_limit_field(FLAG)
+    max_seconds: float | None = _make_limit_field(AMOUNT, setting="Seconds that a run may take.", tree_wide=True)
+    max_depth: int | None = _make_limit_field(COUNT, setting="How deep agents may spawn agents.", tree_wide=True)
+    max_total_children: int | None = _make_limit_field(COUNT, tree_wide=True)
+    max_children: int | None = _make_limit_field(COUNT)
+    max_concurrent_children: int | None = _make_limit_field(COUNT)
+    max_concurrent_tools: int | None = _make_limit_field(COUNT)
+    max_identical_calls: int | None = _make_limit_field(COUNT)
+    max_denials: int | None = _make_limit_field(COUNT)
+    ask: bool | None = _make_limit_field(
+        FLAG, setting="At a limit of steps, tokens or dollars, ask for more before the run ends."
+    )
+    on_max_steps: OnMaxSteps | None = _make_limit_field(ENDINGS)
+    max_wait_seconds: float | None = _make_limit_field(AMOUNT)
 
     def cap(self, caps: Mapping[str, float | Decimal | None]) -> Limits:
         """Return these limits, each at most its cap; *caps* maps names of limits to caps, ``None`` for no cap."""

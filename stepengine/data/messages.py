@@ -15,15 +15,15 @@ from typing import Any, ClassVar, Literal, TypeAlias, overload
 import attrs
 from attrs import frozen
 
-from stepengine.data.checks import find_list_problem
+from stepengine.data.checks import find_iteration_mistake
 from stepengine.data.json import (
     JsonDict,
     JsonValue,
-    check_text,
     compact,
     freeze,
     freeze_object,
-    mended,
+    replace_lone_surrogates,
+    require_storable_text,
 )
 from stepengine.data.media_types import is_data_url, parse_data_url, resolve_media_type
 from stepengine.data.provenance import Trust
@@ -36,7 +36,7 @@ from stepengine.errors import DataError
 class TextPart:
     """Plain text; *provider_data* is returned unchanged to the provider that sent the text."""
 
-    text: str = attrs.field(converter=check_text)
+    text: str = attrs.field(converter=require_storable_text)
     provider_data: JsonDict | None = attrs.field(
         default=None, converter=attrs.converters.optional(freeze_object), kw_only=True
     )
@@ -52,7 +52,7 @@ class ThinkingPart:
         provider_data: Data that must be returned to its provider with the part, such as a signature.
     """
 
-    text: str = attrs.field(converter=check_text)
+    text: str = attrs.field(converter=require_storable_text)
     provider_data: JsonDict | None = attrs.field(
         default=None, converter=attrs.converters.optional(freeze_object), kw_only=True
     )
@@ -62,7 +62,7 @@ class ThinkingPart:
 class RefusalPart:
     """The text with which a model refused."""
 
-    text: str = attrs.field(converter=check_text)
+    text: str = attrs.field(converter=require_storable_text)
     provider_data: JsonDict | None = attrs.field(
         default=None, converter=attrs.converters.optional(freeze_object), kw_only=True
     )
@@ -84,10 +84,14 @@ class ToolCallPart:
     """
 
     tool_call_id: str
-    tool_name: str = attrs.field(converter=check_text)
+    tool_name: str = attrs.field(converter=require_storable_text)
     input: JsonDict = attrs.field(default=JsonDict(), converter=freeze_object)
-    raw_input: str | None = attrs.field(default=None, converter=attrs.converters.optional(check_text), kw_only=True)
-    input_error: str | None = attrs.field(default=None, converter=attrs.converters.optional(check_text), kw_only=True)
+    raw_input: str | None = attrs.field(
+        default=None, converter=attrs.converters.optional(require_storable_text), kw_only=True
+    )
+    input_error: str | None = attrs.field(
+        default=None, converter=attrs.converters.optional(require_storable_text), kw_only=True
+    )
     provider_data: JsonDict | None = attrs.field(
         default=None, converter=attrs.converters.optional(freeze_object), kw_only=True
     )
@@ -105,7 +109,7 @@ class ToolCallPart:
         )
 
 
-def _check_source(part: ImagePart | DocumentPart) -> None:
+def _normalize_media_source(part: ImagePart | DocumentPart) -> None:
     name = type(part).__name__
     if sum(source is not None for source in (part.url, part.data, part.file_id)) != 1:
         msg = f"{name} needs exactly one of url=, data= and file_id="
@@ -118,13 +122,13 @@ def _check_source(part: ImagePart | DocumentPart) -> None:
         raise DataError(msg)
     if is_data_url(part.url):
         stated, data = parse_data_url(part.url or "")
-        _replace(part, url=None, data=data, mime_type=stated or part.mime_type)
-    kind = resolve_media_type(check_text(part.mime_type), part.data)
+        _set_attributes(part, url=None, data=data, mime_type=stated or part.mime_type)
+    kind = resolve_media_type(require_storable_text(part.mime_type), part.data)
     if kind != part.mime_type:
-        _replace(part, mime_type=kind)
+        _set_attributes(part, mime_type=kind)
 
 
-def _replace(part: ImagePart | DocumentPart, **values: object) -> None:
+def _set_attributes(part: ImagePart | DocumentPart, **values: object) -> None:
     """Set attributes of a part that is being made."""
     for name, value in values.items():
         object.__setattr__(part, name, value)
@@ -144,17 +148,19 @@ class ImagePart:
         provider_data: What goes back with it to the provider that it came from, unchanged.
     """
 
-    url: str | None = attrs.field(default=None, converter=attrs.converters.optional(check_text))
+    url: str | None = attrs.field(default=None, converter=attrs.converters.optional(require_storable_text))
     data: bytes | None = None
     mime_type: str = "image/png"
     provider_data: JsonDict | None = attrs.field(
         default=None, converter=attrs.converters.optional(freeze_object), kw_only=True
     )
-    file_id: str | None = attrs.field(default=None, converter=attrs.converters.optional(check_text), kw_only=True)
-    provider: str = attrs.field(default="", converter=check_text, kw_only=True)
+    file_id: str | None = attrs.field(
+        default=None, converter=attrs.converters.optional(require_storable_text), kw_only=True
+    )
+    provider: str = attrs.field(default="", converter=require_storable_text, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
-        _check_source(self)
+        _normalize_media_source(self)
 
 
 @frozen
@@ -172,18 +178,20 @@ class DocumentPart:
         provider_data: As with ``ImagePart``.
     """
 
-    url: str | None = attrs.field(default=None, converter=attrs.converters.optional(check_text))
+    url: str | None = attrs.field(default=None, converter=attrs.converters.optional(require_storable_text))
     data: bytes | None = None
     mime_type: str = "application/pdf"
     name: str = ""
     provider_data: JsonDict | None = attrs.field(
         default=None, converter=attrs.converters.optional(freeze_object), kw_only=True
     )
-    file_id: str | None = attrs.field(default=None, converter=attrs.converters.optional(check_text), kw_only=True)
-    provider: str = attrs.field(default="", converter=check_text, kw_only=True)
+    file_id: str | None = attrs.field(
+        default=None, converter=attrs.converters.optional(require_storable_text), kw_only=True
+    )
+    provider: str = attrs.field(default="", converter=require_storable_text, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
-        _check_source(self)
+        _normalize_media_source(self)
 
 
 @frozen(weakref_slot=False)
@@ -201,7 +209,7 @@ class ToolReferencePart:
     The definition is sent where the wire wants it: in place of this part, behind the result, or among the tools.
     """
 
-    tool_name: str = attrs.field(converter=check_text)
+    tool_name: str = attrs.field(converter=require_storable_text)
 
     @property
     def text(self) -> str:
@@ -225,7 +233,7 @@ class OpaquePart:
     provider: str
     data: JsonDict = attrs.field(converter=freeze_object)
     tool: str = attrs.field(default="", kw_only=True)
-    text: str = attrs.field(default="", converter=check_text, kw_only=True)
+    text: str = attrs.field(default="", converter=require_storable_text, kw_only=True)
 
 
 @frozen
@@ -241,11 +249,11 @@ class CitationPart:
         source: The provider's id of a file; ``""`` for none.
     """
 
-    url: str = attrs.field(default="", converter=check_text)
-    title: str = attrs.field(default="", converter=check_text)
-    quote: str = attrs.field(default="", converter=check_text, kw_only=True)
-    said: str = attrs.field(default="", converter=check_text, kw_only=True)
-    source: str = attrs.field(default="", converter=check_text, kw_only=True)
+    url: str = attrs.field(default="", converter=require_storable_text)
+    title: str = attrs.field(default="", converter=require_storable_text)
+    quote: str = attrs.field(default="", converter=require_storable_text, kw_only=True)
+    said: str = attrs.field(default="", converter=require_storable_text, kw_only=True)
+    source: str = attrs.field(default="", converter=require_storable_text, kw_only=True)
 
 
 UserPart: TypeAlias = TextPart | ImagePart | DocumentPart
@@ -317,7 +325,7 @@ def to_tuple(value: Iterable[object]) -> tuple[Any, ...]:
     """
     if isinstance(value, tuple):
         return value
-    if problem := find_list_problem(value):
+    if problem := find_iteration_mistake(value):
         raise DataError(problem)
     return tuple(value)
 
@@ -442,7 +450,7 @@ class ToolResult:
     @classmethod
     def error(cls, message: str, **fields: Any) -> ToolResult:
         """Return an error result with *message* as its text."""
-        return cls((TextPart(mended(message)),), **{"status": "error", **fields})
+        return cls((TextPart(replace_lone_surrogates(message)),), **{"status": "error", **fields})
 
     @classmethod
     def make_pending(cls, question_id: str, **fields: Any) -> ToolResult:
@@ -525,7 +533,7 @@ TimeToLive: TypeAlias = Literal["agent_step", "user_prompt"]
 """When a message leaves the history: at the end of the step that it is there for, or of the run."""
 
 
-def _check_lifetime(value: TimeToLive) -> TimeToLive:
+def _validate_lifetime(value: TimeToLive) -> TimeToLive:
     if value in ("agent_step", "user_prompt"):
         return value
     msg = f"the time-to-live of a message is 'agent_step', 'user_prompt' or None, not {value!r}"
@@ -551,7 +559,7 @@ class UserMessage:
     content: tuple[UserPart, ...] = attrs.field(converter=user_parts)
     tags: tuple[str, ...] = attrs.field(default=(), converter=to_string_tuple)
     ttl: TimeToLive | None = attrs.field(
-        default=None, converter=attrs.converters.optional(_check_lifetime), kw_only=True
+        default=None, converter=attrs.converters.optional(_validate_lifetime), kw_only=True
     )
     _memo: dict[Any, Any] | None = _make_memo_field()
 
@@ -576,7 +584,7 @@ class AssistantMessage:
     content: tuple[AssistantPart, ...] = attrs.field(converter=assistant_parts)
     tags: tuple[str, ...] = attrs.field(default=(), converter=to_string_tuple)
     ttl: TimeToLive | None = attrs.field(
-        default=None, converter=attrs.converters.optional(_check_lifetime), kw_only=True
+        default=None, converter=attrs.converters.optional(_validate_lifetime), kw_only=True
     )
     _memo: dict[Any, Any] | None = _make_memo_field()
 

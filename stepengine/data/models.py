@@ -116,7 +116,7 @@ class Thinking:
             ("mode", mode, allow_none(word_check(*MODES))),
             ("budget_tokens", budget_tokens, allow_none(COUNT)),
         ):
-            if problem := what.problem(f"Thinking({name}=...)", value):
+            if problem := what.find_problem(f"Thinking({name}=...)", value):
                 raise DefinitionError(problem)
         if effort is None and mode == "none":
             effort = "none"
@@ -155,7 +155,7 @@ STOPS = FieldCheck(
 )
 
 
-def _check_response_schema(value: Mapping[str, object] | None) -> JsonDict | None:
+def _freeze_response_schema(value: Mapping[str, object] | None) -> JsonDict | None:
     if value is None:
         return None
     schema = freeze_object(value, "response_schema")
@@ -257,7 +257,7 @@ class ModelSettings:
     tool_choice: ToolChoice | None = attrs.field(default=None, validator=make_validator(allow_none(CHOICE)))
     parallel_tool_calls: bool | None = attrs.field(default=None, validator=make_validator(allow_none(FLAG)))
     thinking: Thinking | None = attrs.field(default=None, validator=make_validator(allow_none(THINKING)))
-    response_schema: JsonDict | None = attrs.field(default=None, converter=_check_response_schema)
+    response_schema: JsonDict | None = attrs.field(default=None, converter=_freeze_response_schema)
     continue_cut: bool = attrs.field(default=True, validator=make_validator(FLAG))
     output: Literal["native", "tool"] | None = attrs.field(
         default=None, validator=make_validator(allow_none(word_check("native", "tool")))

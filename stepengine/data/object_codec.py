@@ -48,7 +48,7 @@ class StoredType(NamedTuple):
     items: tuple[type[Any], ...] = ()
     make: Callable[..., Any] | None = None
 
-    def names(self) -> dict[str, str]:
+    def get_member_names(self) -> dict[str, str]:
         """Return the stored member name of each field."""
         pairs = [pair.partition(":") for pair in self.members.split()]
         return {field: member or field for field, _, member in pairs}
@@ -110,13 +110,13 @@ class ObjectCodec:
         self._rows = {row.cls: row for row in rows}
         self._shapes: dict[type[Any], _Shape] = {}
         self._any = _Codec(self._encode_any, self._decode_any)
-        self._items = _sequence_codec(self._make_object_codec((object,)))
+        self._copy_items = _sequence_codec(self._make_object_codec((object,)))
 
     def is_stored(self, cls: object) -> bool:
         """Return whether instances of a class can be stored."""
         return cls in self._rows
 
-    def tag_of(self, cls: type[Any]) -> str:
+    def get_tag(self, cls: type[Any]) -> str:
         """Return the tag of a class."""
         return self._rows[cls].tag
 
@@ -129,9 +129,9 @@ class ObjectCodec:
         Raises:
             DataError: when *value* or something in it cannot be stored, naming the place.
         """
-        return {"stepengine": FORMAT_VERSION, **self.bare(value)}
+        return {"stepengine": FORMAT_VERSION, **self.encode_stored(value)}
 
-    def bare(self, value: object) -> dict[str, Any]:
+    def encode_stored(self, value: object) -> dict[str, Any]:
         """Return *value* as ``to_json`` does, without the format's version, which the container states once."""
         try:
             return self._encode_object(value)
@@ -163,16 +163,16 @@ class ObjectCodec:
                 fault(f"this version of stepengine reads format {FORMAT_VERSION}, not {format_value(version)}"),
                 ".stepengine",
             )
-        return self.restored({k: v for k, v in data.items() if k != "stepengine"})
+        return self.decode_stored({k: v for k, v in data.items() if k != "stepengine"})
 
-    def restored(self, data: object) -> Any:
+    def decode_stored(self, data: object) -> Any:
         """
-        Return the value in *data*, as stored by ``bare``.
+        Return the value in *data*, as stored by ``encode_stored``.
 
         Raises:
             DataError: as ``from_json``.
         """
-        return _decode_checked(data, self._decode_object)
+        return _decode_with_depth_error(data, self._decode_object)
 
     def decode_stored_or_json(self, data: object) -> Any:
         """
@@ -181,7 +181,7 @@ class ObjectCodec:
         Raises:
             DataError: as ``from_json``.
         """
-        return _decode_checked(data, self._decode_any)
+        return _decode_with_depth_error(data, self._decode_any)
 
     def _encode_object(self, value: Any) -> dict[str, object]:
         cls = type(value)
@@ -342,18 +342,18 @@ class ObjectCodec:
         if self.is_stored(type(value)):
             return self._encode_object(value)
         if isinstance(value, tuple) and all(self.is_stored(type(v)) for v in value):
-            return {"type": "tuple", "items": self._items.encode(value)}
+            return {"type": "tuple", "items": self._copy_items.encode(value)}
         return {"type": "json", "value": _RAW.encode(value)}
 
     def _decode_any(self, data: Any) -> object:
         kind = data.get("type") if isinstance(data, (dict, Mapping)) else None
         if kind == "json":
             return _decode_single_member(data, "value", _RAW)
-        return _decode_single_member(data, "items", self._items) if kind == "tuple" else self._decode_object(data)
+        return _decode_single_member(data, "items", self._copy_items) if kind == "tuple" else self._decode_object(data)
 
 
 def _make_shape(row: StoredType, fields: Sequence[_Member]) -> _Shape:
-    names = row.names()
+    names = row.get_member_names()
     if names.keys() != {member.field for member in fields}:
         differing = ", ".join(sorted(names.keys() ^ {member.field for member in fields}))
         msg = (
@@ -375,7 +375,7 @@ def _make_instance(row: StoredType, values: Mapping[str, Any]) -> Any:
         raise fault(msg) from error
 
 
-def _decode_checked(data: object, decode: Callable[[Any], object]) -> Any:
+def _decode_with_depth_error(data: object, decode: Callable[[Any], object]) -> Any:
     """Return the decoded value; a ``RecursionError`` becomes a ``DataError``."""
     try:
         return decode(data)
@@ -467,7 +467,7 @@ def _text_to_bytes(data: object) -> bytes:
         raise fault(msg) from None
 
 
-def _freeze_json(value: object) -> JsonValue:
+def _freeze_json_or_model(value: object) -> JsonValue:
     """Return a value of a JSON field as JSON. An output may be a pydantic model, which has a JSON form of its own."""
     plain: JsonValue
     try:
@@ -480,7 +480,7 @@ def _freeze_json(value: object) -> JsonValue:
 
 
 _TEXT = _scalar_codec((str,), "text")
-_RAW = _Codec(lambda value: thaw(_freeze_json(value)), freeze)
+_RAW = _Codec(lambda value: thaw(_freeze_json_or_model(value)), freeze)
 _SCALARS: dict[Any, _Codec] = {
     str: _TEXT,
     int: _scalar_codec((int,), "a whole number"),

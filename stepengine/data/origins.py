@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from stepengine.data.json import JsonDict, JsonValue, freeze_object, thaw
-from stepengine.data.provenance import Provenance, Source, leaves_of
+from stepengine.data.provenance import Provenance, Source, iterate_leaves
 
 ORIGIN_HOOK = "permission_by_origin"
 """
@@ -34,7 +34,7 @@ def find_origin(provenance: Provenance, parameter: str, value: JsonValue, *, is_
     Its members are ``parameter``, the location in the input; ``value``; ``trusted``; ``sources``, each with the non-empty members of
     ``Source``; and ``more``, the number of further sources, if any.
     """
-    sources = provenance.find(value, is_id=is_id, most=MAX_COUNTED_SOURCES)
+    sources = provenance.find_sources(value, is_id=is_id, most=MAX_COUNTED_SOURCES)
     shown = [attrs.asdict(source, filter=lambda _, value: value not in (None, "")) for source in sources[:MAX_SOURCES]]
     found: dict[str, Any] = {
         "parameter": parameter,
@@ -49,7 +49,7 @@ def find_origins(
     provenance: Provenance, values: Iterable[tuple[str, JsonValue]], *, is_id: bool = False
 ) -> tuple[JsonDict, ...]:
     """Return the origin of each text and number in *values*, by parameter; with *is_id* short numbers are ids."""
-    found = [one for place, value in values for one in leaves_of(value, place)]
+    found = [one for place, value in values for one in iterate_leaves(value, place)]
     return tuple([find_origin(provenance, at, leaf, is_id=is_id) for at, leaf in found])
 
 
@@ -78,7 +78,7 @@ def describe_origins(origins: Iterable[JsonDict]) -> tuple[str, ...]:
     return tuple(map(describe_origin, sort_origins(origins)))
 
 
-def clean_origin(origin: JsonDict, clean: Callable[[Any], Any]) -> dict[str, Any]:
+def redact_origin(origin: JsonDict, clean: Callable[[Any], Any]) -> dict[str, Any]:
     """Return an origin with secrets redacted by *clean*; its value is redacted as a member with its own name."""
     value: Any = origin["value"]
     for name in reversed(re.split(r"[.\[\]]+", origin["parameter"].rstrip("]"))):
@@ -89,7 +89,7 @@ def clean_origin(origin: JsonDict, clean: Callable[[Any], Any]) -> dict[str, Any
     return {**clean(thaw(origin)), "value": value}
 
 
-def untrusted_reasons(origins: Iterable[Mapping[str, Any]]) -> str:
+def describe_untrusted_origins(origins: Iterable[Mapping[str, Any]]) -> str:
     """Return the origins of untrusted values in words, in one line."""
     return "; ".join(map(describe_origin, [origin for origin in origins if not origin["trusted"]]))
 

@@ -138,12 +138,12 @@ class Stop:
 Single: TypeAlias = Value | Failure | Stop
 
 
-def make_stop_below(stop: Stop) -> Stop:
+def make_descendant_stop(stop: Stop) -> Stop:
     """Return the stop of the runs below a stopped run: its limit, or the reason of its cancellation, is its own."""
     return Stop("cancelled") if stop.kind in {"cancelled", "limit"} else stop
 
 
-def was_given_up(outcome: Single) -> bool:
+def has_lost_or_stopped(outcome: Single) -> bool:
     """Return whether a member of a race lost or was stopped, instead of ending by itself."""
     if isinstance(outcome, Value):
         value = outcome.value
@@ -158,7 +158,7 @@ def find_race_winner(outcomes: Sequence[Single]) -> int:
     If none did, the first of the others is returned. The real order of arrival does not count, so that a replay, in which all
     outcomes arrive at once, finds the same.
     """
-    return min([(was_given_up(outcome), outcome.at, number) for number, outcome in enumerate(outcomes)])[2]
+    return min([(has_lost_or_stopped(outcome), outcome.at, number) for number, outcome in enumerate(outcomes)])[2]
 
 
 @frozen

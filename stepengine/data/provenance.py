@@ -231,11 +231,11 @@ def _is_short_number(text: str) -> bool:
 
 def find_addresses(value: object) -> Iterator[tuple[str, str]]:
     """Yield the addresses and URLs in the texts of a JSON value, each with the path of its text."""
-    for path, text in leaves_of(value):
+    for path, text in iterate_leaves(value):
         yield from ((path, token) for token in tokenize(text) if _is_address(token))
 
 
-def leaves_of(value: object, path: str = "") -> Iterator[tuple[str, str]]:
+def iterate_leaves(value: object, path: str = "") -> Iterator[tuple[str, str]]:
     """Yield the texts and numbers in a JSON value, each with its path; member names with an address are texts, too."""
     if isinstance(value, str):
         yield path, value
@@ -243,10 +243,10 @@ def leaves_of(value: object, path: str = "") -> Iterator[tuple[str, str]]:
         for name, member in value.items():
             if "@" in name or "://" in name:
                 yield path, name
-            yield from leaves_of(member, f"{path}.{name}" if path else str(name))
+            yield from iterate_leaves(member, f"{path}.{name}" if path else str(name))
     elif isinstance(value, list | tuple):
         for number, member in enumerate(value):
-            yield from leaves_of(member, f"{path}[{number}]")
+            yield from iterate_leaves(member, f"{path}[{number}]")
     elif isinstance(value, int | float | Decimal) and not isinstance(value, bool):
         yield path, _format_number(value)
 
@@ -297,7 +297,7 @@ class Provenance:
 
     def add(self, source: Source, value: object, *, at: str = "", taints: bool = True) -> None:
         """Add a source with its JSON value, or the part of it at a path. With *taints* an untrusted one sets ``saw_untrusted``."""
-        for path, text in leaves_of(self._clean(value), at):
+        for path, text in iterate_leaves(self._clean(value), at):
             tokens = tokenize(text)
             if tokens:
                 self._add_tokens(source, path, tokens)
@@ -316,7 +316,7 @@ class Provenance:
         self._tokens += tokens
         self._tokens.append(END)
 
-    def find(self, value: object, *, is_id: bool = False, most: int | None = None) -> tuple[Source, ...]:
+    def find_sources(self, value: object, *, is_id: bool = False, most: int | None = None) -> tuple[Source, ...]:
         """
         Return the sources in which a value occurs, the trusted ones first.
 
@@ -324,12 +324,12 @@ class Provenance:
         Of each text and trust at most *most* places count.
         """
         found: dict[Source, None] = {}
-        for _, text in leaves_of(value):
+        for _, text in iterate_leaves(value):
             tokens = tokenize(self._clean(text))
             addresses = dict.fromkeys([(token,) for token in tokens if _is_address(token)])
             for wanted in (tokens, *[one for one in addresses if one != tokens]):
                 for trust in ("trusted", "untrusted"):
-                    sources = self._find_sources(wanted, trust, is_id=is_id and _is_short_number(text))
+                    sources = self._find_token_sources(wanted, trust, is_id=is_id and _is_short_number(text))
                     found.update(dict.fromkeys(islice(sources, most)))
         return tuple(found)
 
@@ -339,7 +339,7 @@ class Provenance:
 
         With *is_id* a short number must occur as an id: as a whole text, or after a word such as "file". "1 hour" names no file.
         """
-        return all(self._is_text_trusted(text, is_id=is_id) for _, text in leaves_of(value))
+        return all(self._is_text_trusted(text, is_id=is_id) for _, text in iterate_leaves(value))
 
     def _is_text_trusted(self, text: str, *, is_id: bool) -> bool:
         if not text.strip():
@@ -353,14 +353,14 @@ class Provenance:
         return len(alone) > 1 and all(_is_address(token) and self._occurs_in_trusted((token,)) for token in alone)
 
     def _occurs_in_trusted(self, tokens: tuple[str, ...], *, is_id: bool = False) -> bool:
-        return next(self._find_sources(tokens, "trusted", is_id=is_id), None) is not None
+        return next(self._find_token_sources(tokens, "trusted", is_id=is_id), None) is not None
 
-    def _find_sources(
+    def _find_token_sources(
         self, tokens: tuple[str, ...], trust: Trust, end: int | None = None, *, is_id: bool = False
     ) -> Iterator[Source]:
         """Yield the sources of a trust with adjacent *tokens*, before the position *end*."""
         if self._outer is not None:
-            yield from self._outer._find_sources(tokens, trust, self._outer_end, is_id=is_id)  # noqa: SLF001
+            yield from self._outer._find_token_sources(tokens, trust, self._outer_end, is_id=is_id)  # noqa: SLF001
         if trust == "trusted":
             yield from self._find_in_name_lists(tokens, end)
         places = self._places[trust]
@@ -414,7 +414,7 @@ class Provenance:
         is_adjacent = place == first or self._tokens[before + 1] != BREAK
         return word in ID_WORDS or (is_adjacent and (word in THING_WORDS or word.removesuffix("s") in THING_WORDS))
 
-    def for_prompt(self, values: Iterable[object]) -> Provenance:
+    def make_prompt_index(self, values: Iterable[object]) -> Provenance:
         """
         Return the index of a child with *values*, its prompt and params.
 
@@ -422,7 +422,7 @@ class Provenance:
         """
         child = Provenance(clean=self._clean)
         is_whole = True
-        for place, text in leaves_of(self._clean(list(values))):
+        for place, text in iterate_leaves(self._clean(list(values))):
             tokens, path = tokenize(text), place.partition("]")[2].lstrip(".")
             pieces = list(self._find_trusted_pieces(tokens))
             for piece in pieces:

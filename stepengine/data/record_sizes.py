@@ -21,7 +21,7 @@ from stepengine.data.effects import CallTool
 from stepengine.data.json import compact
 from stepengine.data.messages import JsonPart, ResultPart, TextPart, ToolCallPart, ToolResult, UserMessage
 from stepengine.data.models import ModelReply
-from stepengine.data.result_cuts import cut_result
+from stepengine.data.result_cuts import cut_result_text
 from stepengine.data.state import ChildResult, RunStatus
 from stepengine.data.visible import cut_end
 from stepengine.errors import HandlerError, StepEngineError
@@ -70,7 +70,7 @@ def may_be_long(value: Any) -> bool:
         elif isinstance(one, int):
             left -= _count_digits(one) if one.bit_length() > LONG_INT_BITS else 0
         elif one is not None and not isinstance(one, float):
-            members = one if isinstance(one, SEQUENCES) else _list_members(one)
+            members = one if isinstance(one, SEQUENCES) else _list_nested_values(one)
             left -= MIN_VALUE_CHARS * len(members)
             if left < 0:
                 break
@@ -78,10 +78,10 @@ def may_be_long(value: Any) -> bool:
     return left < 0
 
 
-def _list_members(value: Any) -> Sequence[Any]:
+def _list_nested_values(value: Any) -> Sequence[Any]:
     if isinstance(value, dict):
         return [*value, *value.values()]
-    return _stored_members(value)
+    return _list_stored_values(value)
 
 
 def find_length_problem(value: object) -> str:
@@ -94,7 +94,7 @@ def find_length_problem(value: object) -> str:
         return ""
     lengths: list[int] = []
     try:
-        rest = _without_long_texts(value, lengths)
+        rest = _extract_long_texts(value, lengths)
         length = max([_json_bytes(rest), *lengths])
     except (RecursionError, ValueError):
         return ""  # not JSON, which is reported elsewhere
@@ -105,7 +105,7 @@ def find_length_problem(value: object) -> str:
     )
 
 
-def _without_long_texts(value: Any, lengths: list[int]) -> object:
+def _extract_long_texts(value: Any, lengths: list[int]) -> object:
     """Return the stored JSON of *value* with long texts replaced by empty ones; their lengths are added to *lengths*."""
     if isinstance(value, str):
         if len(value) <= MAX_INLINE_CHARS:
@@ -117,13 +117,13 @@ def _without_long_texts(value: Any, lengths: list[int]) -> object:
     if value is None or isinstance(value, float):
         return value if value is None or math.isfinite(value) else 0
     if isinstance(value, SEQUENCES):
-        return [_without_long_texts(one, lengths) for one in value]
+        return [_extract_long_texts(one, lengths) for one in value]
     if isinstance(value, Mapping):
-        return {str(name): _without_long_texts(one, lengths) for name, one in value.items()}
+        return {str(name): _extract_long_texts(one, lengths) for name, one in value.items()}
     if isinstance(value, bytes):
         lengths.append(len(value))
         return ""
-    return [_without_long_texts(one, lengths) for one in _stored_members(value)]
+    return [_extract_long_texts(one, lengths) for one in _list_stored_values(value)]
 
 
 def _json_bytes(value: object) -> int:
@@ -134,7 +134,7 @@ def _count_digits(number: int) -> int:
     return int(number.bit_length() / BITS_PER_DIGIT)
 
 
-def _stored_members(value: Any) -> Sequence[Any]:
+def _list_stored_values(value: Any) -> Sequence[Any]:
     kind: Any = type(value)
     names = ("message", *value.fields) if isinstance(value, StepEngineError) else _stored_fields(kind)
     return [getattr(value, name, None) for name in names]
@@ -168,7 +168,7 @@ WIDEST_FIELDS = 20
 
 
 # In place, so that the error keeps its identity, class, cause and traceback, and an author's class is not instantiated.
-def cut_error(error: E) -> E:
+def cut_error_texts(error: E) -> E:
     """Return *error* with its texts cut to ``MAX_ERROR_CHARS`` characters each: message, arguments, notes, and fields of ours."""
     notes = getattr(error, "__notes__", ())
     if any(len(note) > MAX_ERROR_CHARS for note in notes):
@@ -182,14 +182,14 @@ def cut_error(error: E) -> E:
         error.args = (error.message, *error.args[1:])
     for name in (*error.fields, "where"):
         value = getattr(error, name, None)
-        short = _cut_member(value)
+        short = _cut_error_field(value)
         if short is not value:
             with suppress(AttributeError):
                 setattr(error, name, short)
     return error
 
 
-def _cut_member(value: Any) -> Any:
+def _cut_error_field(value: Any) -> Any:
     """Return a field of an error with its long texts cut; *value* itself if none is long."""
     if isinstance(value, str):
         return value if len(value) <= MAX_ERROR_CHARS else cut_end(value, MAX_ERROR_CHARS)
@@ -210,7 +210,7 @@ def _cut_member(value: Any) -> Any:
     return (*kept, f"{more:,} more are left out") if more else tuple(kept)
 
 
-def select_fitting(messages: tuple[UserMessage, ...]) -> tuple[UserMessage, ...]:
+def select_fitting_messages(messages: tuple[UserMessage, ...]) -> tuple[UserMessage, ...]:
     """Return the first of *messages* that fit into one record together with a value; at least one."""
     left = MAX_MESSAGES_CHARS
     for count, message in enumerate(messages):
@@ -248,9 +248,9 @@ def _cut_parts(parts: Sequence[ResultPart], limit: int) -> tuple[ResultPart, ...
         if len(text) <= left:
             made.append(part)
         elif isinstance(part, TextPart):
-            made.append(attrs.evolve(part, text=cut_result(text, left)))
+            made.append(attrs.evolve(part, text=cut_result_text(text, left)))
         else:
-            made.append(TextPart(cut_result(text, left)))
+            made.append(TextPart(cut_result_text(text, left)))
         left -= min(left, len(text))
     return tuple(made)
 
@@ -258,7 +258,7 @@ def _cut_parts(parts: Sequence[ResultPart], limit: int) -> tuple[ResultPart, ...
 def fit_child_result(child: ChildResult) -> ChildResult:
     """Return *child* within the size limit; a result over it becomes that of a failed child."""
     if child.error is not None:
-        cut_error(child.error)
+        cut_error_texts(child.error)
     why = find_length_problem(child)
     if not why:
         return child

@@ -23,7 +23,7 @@ ShortenJson: TypeAlias = Callable[[JsonValue, int, str], JsonValue]
 """Returns a JSON value with its long texts cut to a number of characters; the last argument is a hint at the rest."""
 
 
-def cut_result(text: str, limit: int, rest: str = "") -> str:
+def cut_result_text(text: str, limit: int, rest: str = "") -> str:
     """Return *text*; if it is longer than *limit*, a note replaces its middle. *rest* is a hint for reading the missing part."""
     missing = len(text) - limit
     return cut_middle(
@@ -31,11 +31,11 @@ def cut_result(text: str, limit: int, rest: str = "") -> str:
     )
 
 
-def shorten_text(text: str, limit: int, rest: str = "") -> TextPart:
+def make_shortened_part(text: str, limit: int, rest: str = "") -> TextPart:
     """Return a text over *limit* with its middle cut, as a part with a mark, so that it is not cut again."""
     # Known by a mark and not by the note: a tool may print the same words.
     data = JsonDict({"provider": "stepengine", MARK: len(text)})
-    return TextPart(cut_result(text, limit, rest), provider_data=data)
+    return TextPart(cut_result_text(text, limit, rest), provider_data=data)
 
 
 def is_shortened(part: ResultPart) -> bool:
@@ -55,7 +55,7 @@ def shorten_parts(
     left = limit
     for part in parts:
         if isinstance(part, TextPart) and not is_shortened(part):
-            made.append(part if len(part.text) <= left else shorten_text(part.text, left, rest))
+            made.append(part if len(part.text) <= left else make_shortened_part(part.text, left, rest))
             left -= min(left, len(part.text))
         elif isinstance(part, JsonPart) and not isinstance(part.value, SMALL):
             text = compact(part.value)
@@ -64,14 +64,14 @@ def shorten_parts(
             elif shorten_json is not None:
                 made.append(JsonPart(shorten_json(part.value, limit, rest)))
             else:
-                made.append(shorten_text(text, left, rest))
+                made.append(make_shortened_part(text, left, rest))
             left -= min(left, len(text))
         else:
             made.append(part)
     return parts if all(a is b for a, b in zip(made, parts, strict=True)) else tuple(made)
 
 
-def result_chars(message: Message) -> int:
+def count_result_chars(message: Message) -> int:
     """Return how many characters the result in a message counts; 0 for other messages."""
     if not isinstance(message, ToolMessage):
         return 0

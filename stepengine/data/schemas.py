@@ -90,7 +90,7 @@ def find_keyword_problem(schema: Mapping[str, Any]) -> str:
 
     A word that resembles no keyword is an annotation, as JSON Schema says.
     """
-    parts = list(_list_parts(schema))
+    parts = list(_iterate_subschemas(schema))
     # A reference may lead below any word.
     used = {name for part, _ in parts if isinstance(part.get("$ref"), str) for name in part["$ref"].split("/")[1:2]}
     known = KEYWORDS | EXTENSIONS | used
@@ -104,7 +104,7 @@ def find_keyword_problem(schema: Mapping[str, Any]) -> str:
     return ""
 
 
-def _list_parts(schema: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str]]:
+def _iterate_subschemas(schema: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str]]:
     """Yield a schema and all schemas in it, each with its pointer."""
     left: list[tuple[object, str]] = [(schema, "#")]
     seen: set[int] = set()
@@ -119,8 +119,8 @@ def _list_parts(schema: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], 
 
 def _find_meant_keyword(word: str, value: object) -> str:
     """Return a suggestion for an unknown word of a schema, ``""`` for an annotation."""
-    plain = {_drop_signs(known): known for known in KEYWORDS}
-    same = plain.get(_drop_signs(word)) or OTHER_WORDS.get(word.lower())
+    plain = {_keep_alphanumerics(known): known for known in KEYWORDS}
+    same = plain.get(_keep_alphanumerics(word)) or OTHER_WORDS.get(word.lower())
     near = (same,) if same else find_nearest(word, KEYWORDS - SHORT_KEYWORDS, alike=NEAR_RATIO, n=1)
     if near:
         return f"did you mean {near[0]!r}?"
@@ -128,7 +128,7 @@ def _find_meant_keyword(word: str, value: object) -> str:
     return "put it below 'properties'" if isinstance(kind, str) and kind in TYPES else ""
 
 
-def _drop_signs(word: str) -> str:
+def _keep_alphanumerics(word: str) -> str:
     return "".join([sign for sign in word if sign.isalnum()]).lower()
 
 

@@ -120,18 +120,18 @@ RANDOM = re.compile(r"[A-Za-z0-9+/=_.~:-]{16,}")
 
 def is_secret_name(name: str, place: Place) -> bool:
     """Return True if *name* in a *place* makes every value secret."""
-    return _find_kind(name[-MAX_NAME_CHARS:], place) not in (None, "hint")
+    return _classify_name(name[-MAX_NAME_CHARS:], place) not in (None, "hint")
 
 
 def is_secret(name: str, value: str, place: Place) -> bool:
     """Return True if *value* is secret because of its *name* in a *place*."""
-    kind = _find_kind(name[-MAX_NAME_CHARS:], place)
+    kind = _classify_name(name[-MAX_NAME_CHARS:], place)
     return kind is not None and (kind != "hint" or looks_random(value))
 
 
-def may_differ(name: str, value: str, place: Place) -> bool:
+def may_differ_between_machines(name: str, value: str, place: Place) -> bool:
     """Return True if a secret is a credential, and so may be another one on another machine."""
-    kind = _find_kind(name[-MAX_NAME_CHARS:], place)
+    kind = _classify_name(name[-MAX_NAME_CHARS:], place)
     return kind == "credential" or (kind == "doubtful" and looks_random(value))
 
 
@@ -139,7 +139,7 @@ def is_credential_cookie(name: str, value: str) -> bool:
     """Return True if a cookie is a credential; others, such as ``theme``, distinguish requests."""
     return (
         any(word.endswith(COOKIE_ENDINGS) for word in _split_words(name))
-        or _find_kind(name[-MAX_NAME_CHARS:], "header") is not None
+        or _classify_name(name[-MAX_NAME_CHARS:], "header") is not None
         or looks_random(value)
     )
 
@@ -164,10 +164,10 @@ def may_name_secret_member(text: str) -> bool:
     lower = text.lower()
     if ESCAPED_LETTER.search(lower):
         lower = ESCAPED_LETTER.sub(lambda escape: chr(int(escape[1], 16)), lower).lower()
-    return any(NAME_END.match(lower, end) for hint in MEMBER_HINTS for end in _find_ends(lower, hint))
+    return any(NAME_END.match(lower, end) for hint in MEMBER_HINTS for end in _find_occurrence_ends(lower, hint))
 
 
-def _find_ends(text: str, part: str) -> Iterator[int]:
+def _find_occurrence_ends(text: str, part: str) -> Iterator[int]:
     start = text.find(part)
     while start >= 0:
         yield (end := start + len(part))
@@ -175,27 +175,27 @@ def _find_ends(text: str, part: str) -> Iterator[int]:
 
 
 @lru_cache(maxsize=4_096)  # the names of an environment and of the members of all messages, at 100 bytes each
-def _find_kind(name: str, place: Place) -> Kind | None:
+def _classify_name(name: str, place: Place) -> Kind | None:
     words = _split_words(name)
     if place != "variable":
-        return _find_kind_outside_variables(words, place)
+        return _classify_non_variable(words, place)
     if name.upper() in PLAIN_VARIABLES:
         return None
     # Commands do without a variable that only might be secret, so each word counts, not the last one alone.
     inner = [words[:end] for end in range(1, len(words)) if words[end - 1] not in ONLY_LAST]
-    return "credential" if any(_ends_secret(some, place) for some in (*inner, words)) else None
+    return "credential" if any(_has_secret_ending(some, place) for some in (*inner, words)) else None
 
 
-def _find_kind_outside_variables(words: list[str], place: Place) -> Kind | None:
+def _classify_non_variable(words: list[str], place: Place) -> Kind | None:
     joined = "".join(words)
     if not words or joined.endswith(PLAIN_ENDINGS) or (words[0] in FLAGS and len(words) > 1):
         return None
     if words[0] in PAGE_WORDS and words[-1] == "token":
         return None
     if len(words) > 1 and words[-1] in VALUE_WORDS:
-        return "credential" if _find_kind_outside_variables(words[:-1], place) == "credential" else None
+        return "credential" if _classify_non_variable(words[:-1], place) == "credential" else None
     whole = joined if words[0] != "x" or len(words) == 1 else joined[1:]
-    if _ends_secret(words, place):
+    if _has_secret_ending(words, place):
         return "credential"
     if place in DOUBTFUL.get(whole, ()):
         return "doubtful"
@@ -218,7 +218,7 @@ def _split_words(name: str) -> list[str]:
     return [*words[:-1], words[-1].rstrip("0123456789")] if words else []
 
 
-def _ends_secret(words: list[str], place: Place) -> bool:
+def _has_secret_ending(words: list[str], place: Place) -> bool:
     joined = "".join(words)
     return bool(words) and (
         place in SECRET_WORDS.get(words[-1], ())
@@ -227,7 +227,7 @@ def _ends_secret(words: list[str], place: Place) -> bool:
     )
 
 
-def is_piece_of_text(name: str, members: Mapping[str, Any]) -> bool:
+def is_text_token_member(name: str, members: Mapping[str, Any]) -> bool:
     """Return True if the member *name* of an object is a token of a text, not one that opens something."""
     if name != "token":
         return False

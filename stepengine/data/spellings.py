@@ -82,17 +82,17 @@ class Spelling:
         return "".join(self.parts)
 
     @cached_property
-    def unfinished(self) -> re.Pattern[str]:
+    def truncated_pattern(self) -> re.Pattern[str]:
         """The regular expression for a start of the text at the end of another; its last sign may be cut, too."""
         rest = len(self.parts) - HEAD_SIGNS
         return re.compile(
-            make_truncated_pattern(
+            make_truncatable_pattern(
                 self.parts[:HEAD_SIGNS], rf"[\s\S]{{0,{rest * MAX_SIGN_CHARS}}}\Z" if rest > 0 else r"\Z"
             )
         )
 
     @property
-    def longest(self) -> int:
+    def max_match_chars(self) -> int:
         """The maximum number of characters of a match."""
         return len(self.text) * MAX_SIGN_CHARS
 
@@ -108,7 +108,7 @@ def make_spellings(value: str, name: str) -> Iterator[Spelling]:
         yield Spelling(inside.decode(), name, is_base64=True)
 
 
-def make_truncated_pattern(parts: Sequence[str], end: str) -> str:
+def make_truncatable_pattern(parts: Sequence[str], end: str) -> str:
     """Return an expression for *parts* and *end* that also matches where the text's end cuts them off."""
     made = end
     for number, part in reversed([*enumerate(parts)]):

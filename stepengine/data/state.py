@@ -180,7 +180,7 @@ def _state_codec() -> ObjectCodec:
     return ObjectCodec((*VALUE_TYPES, *STATE_TYPES))
 
 
-def find_suspended_reply(record: Sequence[Message]) -> int | None:
+def find_suspended_reply_index(record: Sequence[Message]) -> int | None:
     """
     Return the index of the reply whose calls wait for an answer, or ``None`` if the last step of *record* is finished.
 
@@ -196,14 +196,14 @@ def find_suspended_reply(record: Sequence[Message]) -> int | None:
     return at if waits else None
 
 
-def prompt_tokens(state: AgentState, measured: Measured | None) -> int:
+def estimate_next_prompt_tokens(state: AgentState, measured: Measured | None) -> int:
     """
     Return the size of a run's next prompt in tokens.
 
     It is the last number that the provider reported, plus an estimate of the newer messages. Without a report, or after the
     prompt was rewritten, the whole size is estimated.
     """
-    tokens = None if measured is None else measured.tokens_of(state.system_prompt, state.view)
+    tokens = None if measured is None else measured.estimate_next_prompt(state.system_prompt, state.view)
     return state.context_tokens if tokens is None else tokens
 
 
@@ -378,7 +378,7 @@ class Waited(Generic[Out]):
         return isinstance(ref, ChildRef) and any(child.run_id == ref.id for child in self.done)
 
 
-def cancel_suspended(child: ChildResult[Out]) -> ChildResult[Out]:
+def mark_suspended_as_cancelled(child: ChildResult[Out]) -> ChildResult[Out]:
     """Return a child's result with a suspension turned into a cancellation without questions."""
     if child.status is not RunStatus.SUSPENDED:
         return child
@@ -485,7 +485,7 @@ class RunResult(EndedRun[Out]):
         if self.error is not None:
             raise self.error
         waits = [q.text for q in self.pending_questions]
-        waits += [said for one in self.waits_for if (said := one.said)]
+        waits += [said for one in self.waits_for if (said := one.awaited_text)]
         what = f"; it waits for {waits}" if waits else ""
         msg = f"the run of {self.state.agent_id!r} ended as {self.status.value}{what}"
         raise StepEngineError(msg)

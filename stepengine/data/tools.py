@@ -126,7 +126,7 @@ class ToolSpec:
     confined: bool = attrs.field(default=False, kw_only=True)
 
     @cached_property
-    def chars(self) -> int:
+    def char_count(self) -> int:
         """The number of characters that it adds to a request: name, description and compact schema; counted once."""
         return len(self.name) + len(self.description) + len(compact(self.input_schema))
 
@@ -137,17 +137,17 @@ class ToolSpec:
         return tuple(made) if len(made) <= MOST_PLACES else (ANYWHERE,)
 
 
-def find_values(input: JsonValue, path: str, place: str = "") -> Iterator[tuple[str, JsonValue]]:
+def find_values_at_path(input: JsonValue, path: str, place: str = "") -> Iterator[tuple[str, JsonValue]]:
     """Yield the values at a dotted path of an input, each with its own path; lists are searched item by item."""
     if isinstance(input, list | tuple) and path:
         for number, one in enumerate(input):
-            yield from find_values(one, path, f"{place}[{number}]")
+            yield from find_values_at_path(one, path, f"{place}[{number}]")
     elif not path:
         yield place, input
     elif isinstance(input, Mapping):
         name, _, rest = path.partition(".")
         if name in input:
-            yield from find_values(input[name], rest, f"{place}.{name}" if place else name)
+            yield from find_values_at_path(input[name], rest, f"{place}.{name}" if place else name)
 
 
 def template_parameters(place: str) -> list[str]:

@@ -53,7 +53,7 @@ class _Buffer:
         self.token = object()
         self.lineage = lineage
 
-    def calls_below(self, length: int) -> dict[str, int]:
+    def copy_calls_below(self, length: int) -> dict[str, int]:
         """Return a copy of the call positions below *length*; newer versions add theirs at the end."""
         calls = self.calls.copy()
         while calls:
@@ -63,7 +63,7 @@ class _Buffer:
                 break
         return calls
 
-    def ancestry(self, length: int) -> tuple[tuple[object, int], ...]:
+    def list_ancestors(self, length: int) -> tuple[tuple[object, int], ...]:
         """Return the buffers of the first *length* messages, each with its number of messages."""
         return ((self.token, length), *[(token, min(n, length)) for token, n in self.lineage])
 
@@ -93,7 +93,7 @@ class _Prefix(Sequence[T]):
         return self._values[range(self._length)[index]]
 
 
-def _check_result_is_used(method: str) -> None:
+def _require_used_result(method: str) -> None:
     """Raise if a handler discards the result of *method*, as if the transcript were a mutable list."""
     # Users of lists write `history.append(message)` and see no change. Checked only in generators, since handlers are
     # generators; elsewhere an unused result may be intended.
@@ -125,7 +125,7 @@ class Transcript(Sequence[Message]):
             self._length: int = messages._length  # noqa: SLF001
             return
         items = list(messages)
-        _check_pairing(items, {}, 0)
+        _require_pairing(items, {}, 0)
         self._buffer = _Buffer(items)
         self._length = len(items)
 
@@ -136,7 +136,7 @@ class Transcript(Sequence[Message]):
         version._length = length  # noqa: SLF001
         return version
 
-    def _items(self) -> list[Message]:
+    def _copy_items(self) -> list[Message]:
         return self._buffer.items[: self._length]
 
     def __len__(self) -> int:
@@ -159,14 +159,14 @@ class Transcript(Sequence[Message]):
         raise IndexError(msg)
 
     def __iter__(self) -> Iterator[Message]:
-        return iter(self._items())
+        return iter(self._copy_items())
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Transcript):
             return NotImplemented
         if self._length != other._length:
             return False
-        return self._buffer is other._buffer or self._items() == other._items()
+        return self._buffer is other._buffer or self._copy_items() == other._copy_items()
 
     def __hash__(self) -> int:
         # Equal transcripts have equal hashes by this, and to hash all messages would read the whole conversation.
@@ -182,7 +182,7 @@ class Transcript(Sequence[Message]):
         return self
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Transcript, (self._items(),)
+        return Transcript, (self._copy_items(),)
 
     @classmethod
     def from_dicts(cls, messages: Iterable[object]) -> Transcript:
@@ -200,7 +200,7 @@ class Transcript(Sequence[Message]):
         Raises:
             TypeError: when a handler throws the result away: nothing has changed then.
         """
-        _check_result_is_used("append")
+        _require_used_result("append")
         return self.with_messages((message,))
 
     def extend(self, messages: Sequence[Message]) -> Transcript:
@@ -210,7 +210,7 @@ class Transcript(Sequence[Message]):
         Raises:
             TypeError: when a handler throws the result away: nothing has changed then.
         """
-        _check_result_is_used("extend")
+        _require_used_result("extend")
         return self.with_messages(messages)
 
     def with_messages(self, messages: Sequence[Message]) -> Transcript:
@@ -220,11 +220,11 @@ class Transcript(Sequence[Message]):
             return self
         buffer, length = self._buffer, self._length
         # Nearly every step adds one call with its result. Four comparisons show that it pairs, instead of the general check.
-        answered = _id_of_single_call(added, buffer.calls, length)
+        answered = _find_single_call_id(added, buffer.calls, length)
         if not answered:
-            _check_pairing(added, buffer.calls, length)
+            _require_pairing(added, buffer.calls, length)
         if not self._claim_next_slot():
-            buffer = self._fork_buffer(self._items(), length)
+            buffer = self._fork_buffer(self._copy_items(), length)
         if answered:
             buffer.calls[answered] = length + 1
         else:
@@ -260,26 +260,26 @@ class Transcript(Sequence[Message]):
         # Computed values of the unchanged messages (digests, sizes) are copied: a fork of a long conversation would otherwise
         # compute all of them again.
         old = self._buffer
-        buffer = _Buffer(items, old.ancestry(kept)[:KEPT_GENERATIONS], old.calls_below(len(items)))
+        buffer = _Buffer(items, old.list_ancestors(kept)[:KEPT_GENERATIONS], old.copy_calls_below(len(items)))
         buffer.free.clear()
         buffer.memos.update({key: values[:kept] for key, values in old.memos.items()})
         buffer.folds.update({key: values[:kept] for key, values in old.folds.items()})
         return buffer
 
-    def resolve(self, call_id: str, result: ToolResult) -> Transcript:
+    def replace_result(self, call_id: str, result: ToolResult) -> Transcript:
         """
         Return this transcript with the result of one call replaced; no other replacement is possible.
 
         Raises:
             TranscriptError: when no call has that id.
         """
-        return self.resolve_all({call_id: result})
+        return self.replace_results({call_id: result})
 
-    def resolve_all(self, results: Mapping[str, ToolResult]) -> Transcript:
+    def replace_results(self, results: Mapping[str, ToolResult]) -> Transcript:
         """Return this transcript with the results of several calls replaced, as ``resolve`` does for one."""
         if not results:
             return self
-        items, first = self._items(), self._length
+        items, first = self._copy_items(), self._length
         for call_id, result in results.items():
             index = self._buffer.calls.get(call_id, self._length)
             if index >= self._length:
@@ -303,7 +303,7 @@ class Transcript(Sequence[Message]):
         """Return the transcript with these ``parts``."""
         return cls._make_version(shared, length)
 
-    def messages_from(self, length: int) -> Sequence[Message]:
+    def list_messages_after(self, length: int) -> Sequence[Message]:
         """Return the messages without the first *length*."""
         return self._buffer.items[length : self._length]
 
@@ -311,7 +311,7 @@ class Transcript(Sequence[Message]):
         """Return whether the transcript has a call with this id, in O(1)."""
         return self._buffer.calls.get(call_id, self._length) < self._length
 
-    def shared_prefix(self, other: Transcript) -> int:
+    def shared_prefix_length(self, other: Transcript) -> int:
         """
         Return the number of leading messages known to be shared with *other*, in O(1).
 
@@ -321,15 +321,15 @@ class Transcript(Sequence[Message]):
             return min(self._length, other._length)
         # By their ancestry, without a comparison of messages. For unrelated buffers, 0 may be too low, which only costs the
         # caller work.
-        theirs = dict(other._buffer.ancestry(other._length))
-        return max([min(n, theirs.get(token, 0)) for token, n in self._buffer.ancestry(self._length)])
+        theirs = dict(other._buffer.list_ancestors(other._length))
+        return max([min(n, theirs.get(token, 0)) for token, n in self._buffer.list_ancestors(self._length)])
 
-    def find_missing(self, shorter: Transcript) -> tuple[Message, ...]:
+    def find_missing_messages(self, shorter: Transcript) -> tuple[Message, ...]:
         """Return the messages that are missing in *shorter*, in order; duplicates count separately."""
-        shared = self.shared_prefix(shorter)
-        there = Counter(shorter.messages_from(shared))
+        shared = self.shared_prefix_length(shorter)
+        there = Counter(shorter.list_messages_after(shared))
         left: list[Message] = []
-        for message in self.messages_from(shared):
+        for message in self.list_messages_after(shared):
             if there[message]:
                 there[message] -= 1
             else:
@@ -356,9 +356,11 @@ class Transcript(Sequence[Message]):
 
         *fn* must be pure, and *start* the same for every use of *key*.
         """
-        return self.fold_on(key, lambda value, messages: [value := fn(value, message) for message in messages], start)
+        return self.fold_batch(
+            key, lambda value, messages: [value := fn(value, message) for message in messages], start
+        )
 
-    def fold_on(self, key: object, fn: Callable[[T, Sequence[Message]], list[T]], start: T) -> T:
+    def fold_batch(self, key: object, fn: Callable[[T, Sequence[Message]], list[T]], start: T) -> T:
         """Return the same as ``fold``, where *fn* receives all new messages and returns the value after each."""
         buffer, length = self._buffer, self._length
         values = buffer.folds.setdefault(key, [])
@@ -381,7 +383,7 @@ def _memoize(message: Message, key: object, fn: Callable[[Message], T]) -> T:
     return value
 
 
-def _id_of_single_call(added: Sequence[Message], known: Mapping[str, int], length: int) -> str:
+def _find_single_call_id(added: Sequence[Message], known: Mapping[str, int], length: int) -> str:
     """Return the call id if *added* is one new call and its result, the most frequent case; else ``""``."""
     if len(added) != 2:  # noqa: PLR2004 - a message and a result
         return ""
@@ -395,7 +397,7 @@ def _id_of_single_call(added: Sequence[Message], known: Mapping[str, int], lengt
     return call_id if known.get(call_id, length) >= length else ""
 
 
-def _check_pairing(added: Sequence[Message], known: Mapping[str, int], length: int) -> None:
+def _require_pairing(added: Sequence[Message], known: Mapping[str, int], length: int) -> None:
     """Raise unless *added* continues a paired history that answered the calls *known* below *length*."""
     # Pairing is checked where a transcript is made, so no layer above has to check again: a history that does not pair
     # cannot exist (reliability:I1).
@@ -404,13 +406,13 @@ def _check_pairing(added: Sequence[Message], known: Mapping[str, int], length: i
     for message in added:
         kind = type(message)  # a subclass could not be stored
         if kind is ToolMessage:
-            _check_next_result(message, waiting)
+            _pop_answered_call(message, waiting)
         elif waiting:
             _raise_unanswered(waiting)
         elif kind is AssistantMessage:
             waiting = [p for p in message.content if isinstance(p, ToolCallPart)]
             for call in waiting:
-                _check_call_id(call, known, length, fresh)
+                _register_call_id(call, known, length, fresh)
             waiting.reverse()
         elif kind is not UserMessage:
             hint = (
@@ -427,7 +429,7 @@ def _raise_unanswered(waiting: list[ToolCallPart]) -> NoReturn:
     raise TranscriptError(msg)
 
 
-def _check_next_result(message: Any, waiting: list[ToolCallPart]) -> None:
+def _pop_answered_call(message: Any, waiting: list[ToolCallPart]) -> None:
     if not waiting:
         msg = f"the result of {message.tool_call_id!r} ({message.tool_name}) stands beside no call"
         raise TranscriptError(msg)
@@ -437,7 +439,7 @@ def _check_next_result(message: Any, waiting: list[ToolCallPart]) -> None:
         raise TranscriptError(msg)
 
 
-def _check_call_id(call: ToolCallPart, known: Mapping[str, int], length: int, fresh: set[str]) -> None:
+def _register_call_id(call: ToolCallPart, known: Mapping[str, int], length: int, fresh: set[str]) -> None:
     call_id = call.tool_call_id
     if not call_id:
         msg = f"the call of {call.tool_name!r} has no id"

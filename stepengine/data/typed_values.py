@@ -36,7 +36,7 @@ def is_model(value: object) -> bool:
 
 def dump_model(model: Any) -> Any:
     """Return a pydantic model in its stored form, without a check that reading it returns an equal one."""
-    return sort_sets(model, _dump_by(model, by_alias=True))
+    return sort_sets(model, _dump_with_alias(model, by_alias=True))
 
 
 def model_from_json(kind: Any, value: JsonValue) -> Any:
@@ -80,29 +80,29 @@ def model_to_json(model: Any, *, kind: Any = None, is_fresh: bool = False) -> Js
     kind = type(model) if kind is None else kind
     known = _SOURCES.get(id(model))
     source = known[1] if known is not None and known[0]() is model else None
-    if is_fresh and source is not None and _is_dumped_as(model, source):
+    if is_fresh and source is not None and _is_dumped_to(model, source):
         return source
-    return to_stored(
+    return to_round_trip_json(
         model,
-        dumps=[partial(_dump_by, by_alias=True), partial(_dump_by, by_alias=False)],
+        dumps=[partial(_dump_with_alias, by_alias=True), partial(_dump_with_alias, by_alias=False)],
         load=lambda value: kind.model_validate_json(compact(value)),
         source=source,
         name=type(model).__name__,
     )
 
 
-def _is_dumped_as(model: Any, source: JsonValue) -> bool:
+def _is_dumped_to(model: Any, source: JsonValue) -> bool:
     try:
         return bool(freeze(dump_model(model)) == source)
     except Exception:  # noqa: BLE001 - serializers of the author's may raise anything
         return False
 
 
-def _dump_by(model: Any, *, by_alias: bool) -> Any:
+def _dump_with_alias(model: Any, *, by_alias: bool) -> Any:
     return model.model_dump(mode="json", by_alias=by_alias, round_trip=True, warnings=False)
 
 
-def to_stored(
+def to_round_trip_json(
     value: Any,
     *,
     dumps: Sequence[Callable[[Any], Any]],
@@ -135,9 +135,9 @@ def to_stored(
         except DataError as error:
             problem = problem or error
         except Exception as error:  # noqa: BLE001 - serializers and validators of the author's may raise anything
-            problem = problem or _make_error(_describe_failure(error, name))
+            problem = problem or _make_round_trip_error(_describe_load_failure(error, name))
         else:
-            problem = problem or _make_error(f"{changed[0][0]} does not come back equal from its JSON")
+            problem = problem or _make_round_trip_error(f"{changed[0][0]} does not come back equal from its JSON")
     assert problem is not None  # noqa: S101 - every form failed
     _refuse_secrets(value, name, problem)
     if source is not None and _survives_round_trip(value, source, load, name):
@@ -148,7 +148,7 @@ def to_stored(
 def _refuse_secrets(value: object, name: str, problem: DataError) -> None:
     """Raise for a value with a secret; the JSON from which it was validated is not stored either."""
     try:
-        secret = find_secret(value, name)
+        secret = find_secret_path(value, name)
     except RecursionError:
         raise problem from None
     if secret is not None:
@@ -163,11 +163,11 @@ def _survives_round_trip(value: object, source: JsonValue, load: Callable[[JsonV
         return False
 
 
-def _make_error(what: str) -> DataError:
+def _make_round_trip_error(what: str) -> DataError:
     return DataError(f"{what}; {REMEDY}")
 
 
-def _describe_failure(error: Exception, name: str) -> str:
+def _describe_load_failure(error: Exception, name: str) -> str:
     """Return the first problem of a validation error with its field, or else the error itself."""
     if type(error).__name__ != "ValidationError":
         return f"the JSON of {name} is not read back: {type(error).__name__}: {error}"
@@ -178,8 +178,8 @@ def _describe_failure(error: Exception, name: str) -> str:
 
 def find_changes(before: Any, after: Any, path: str) -> Iterator[tuple[str, object]]:
     """Yield place and former value of each part in which *after* differs from *before*, types included."""
-    parts, others = _parts_of(before), _parts_of(after)
-    same_kind = _kind_of(before) is _kind_of(after)
+    parts, others = _get_compared_parts(before), _get_compared_parts(after)
+    same_kind = _get_comparison_type(before) is _get_comparison_type(after)
     if not same_kind:
         is_same = _is_equal_scalar(before, after)
     elif parts is None or others is None:
@@ -193,26 +193,26 @@ def find_changes(before: Any, after: Any, path: str) -> Iterator[tuple[str, obje
             yield from find_changes(value, others[name], f"{path}.{name}")
 
 
-def _kind_of(value: object) -> type[object]:
+def _get_comparison_type(value: object) -> type[object]:
     """Return the type of a value; frozen JSON and other kinds of dicts and lists are those."""
     return dict if isinstance(value, dict) else list if isinstance(value, list) else type(value)
 
 
-def _parts_of(value: Any) -> Mapping[Any, object] | None:
+def _get_compared_parts(value: Any) -> Mapping[Any, object] | None:
     """Return the parts of a value for a comparison; ``None`` if it is compared as a whole."""
     if isinstance(value, Mapping):
         return value
     if isinstance(value, list | tuple):
         return dict(enumerate(value))
-    return members_of(value)
+    return get_compared_fields(value)
 
 
-def find_secret(value: Any, path: str) -> str | None:
+def find_secret_path(value: Any, path: str) -> str | None:
     """Return the path of a pydantic secret in *value*, whose JSON is a row of asterisks; ``None`` without one."""
     if hasattr(value, "get_secret_value"):
         return path
-    parts = dict(enumerate(value)) if isinstance(value, set | frozenset) else _parts_of(value)
-    found = (find_secret(one, f"{path}.{name}") for name, one in (parts or {}).items())
+    parts = dict(enumerate(value)) if isinstance(value, set | frozenset) else _get_compared_parts(value)
+    found = (find_secret_path(one, f"{path}.{name}") for name, one in (parts or {}).items())
     return next(filter(None, found), None)
 
 
@@ -224,7 +224,7 @@ def _is_equal_scalar(before: object, after: object) -> bool:
     return before == after
 
 
-def members_of(value: Any) -> Mapping[str, object] | None:
+def get_compared_fields(value: Any) -> Mapping[str, object] | None:
     """Return the fields of an object; ``None`` for a value that is compared as a whole."""
     kind = type(value)
     if hasattr(kind, "model_fields"):
@@ -254,7 +254,7 @@ def sort_sets(value: Any, dumped: Any) -> Any:
         return [sort_sets(one, other) for one, other in zip(value, dumped, strict=True)]
     if not isinstance(dumped, dict):
         return dumped
-    members = value if isinstance(value, Mapping) else members_of(value) or {}
+    members = value if isinstance(value, Mapping) else get_compared_fields(value) or {}
     if len(members) == len(dumped):  # by their places, since names may be aliases
         return {key: sort_sets(one, dumped[key]) for one, key in zip(members.values(), dumped, strict=True)}
     return {key: sort_sets(members.get(key), one) for key, one in dumped.items()}

@@ -195,7 +195,7 @@ def _costs_by_key(used: Mapping[str, Usage], known: Mapping[str, Decimal]) -> di
     return {key: known.get(key, None if usage != NOTHING_USED else Decimal(0)) for key, usage in used.items()}
 
 
-def known_costs(used: Mapping[str, Usage], costs: Mapping[str, Decimal | None]) -> JsonDict:
+def filter_known_costs(used: Mapping[str, Usage], costs: Mapping[str, Decimal | None]) -> JsonDict:
     """Return the known costs of *used*, without keys of zero usage."""
     known = {}
     for key, usage in used.items():

@@ -95,7 +95,7 @@ class Waits:
     children: tuple[str, ...] = attrs.field(default=(), converter=to_tuple)
 
     @property
-    def said(self) -> str:
+    def awaited_text(self) -> str:
         """The awaited time, message or children in words; ``""`` for a question, which has its own text."""
         until = "" if self.wakes_at is None else self.wakes_at.isoformat(timespec="seconds")
         match self.kind:
@@ -109,17 +109,17 @@ class Waits:
                 return f"children at {', '.join(self.children)}" + (f" until {until}" if until else "")
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """The activity of the waiting run in words, such as ``"sleeps until 2026-03-02T07:00:00+00:00"``."""
         whose = f" (the child at {self.path})" if self.path else ""
         if self.question is not None:
             return f"waits for an answer to {self.question.id}{whose}"
-        return f"{'sleeps until' if self.kind == 'time' else 'waits for'} {self.said}{whose}"
+        return f"{'sleeps until' if self.kind == 'time' else 'waits for'} {self.awaited_text}{whose}"
 
 
 def describe_waits(waits: Iterable[Waits]) -> str:
     """Return a sentence about the waits of a run other than for people, or ``""``."""
-    told = [one.words for one in waits if one.kind != "question"]
+    told = [one.description for one in waits if one.kind != "question"]
     more = f", and {len(told) - SHOWN_WAITS:,} more" if len(told) > SHOWN_WAITS else ""
     return f"The run {'; '.join(told[:SHOWN_WAITS])}{more}." if told else ""
 
@@ -140,4 +140,4 @@ def wait_to_json(one: Waits) -> dict[str, Any]:
 
 def describe_wait(one: Waits) -> str:
     """Describe one wait of a run in words."""
-    return one_line(one.words, WAIT_CHARS)
+    return one_line(one.description, WAIT_CHARS)

@@ -21,7 +21,7 @@ import attrs
 from stepengine.data.ai_sdk import LIFETIMES, normalize_message
 from stepengine.data.alike import list_names
 from stepengine.data.faults import fault, format_value, prefix_path
-from stepengine.data.json import MAX_ARGUMENTS_CHARS, JsonValue, check_text, freeze_object, thaw
+from stepengine.data.json import MAX_ARGUMENTS_CHARS, JsonValue, freeze_object, require_storable_text, thaw
 from stepengine.data.messages import (
     AssistantMessage,
     CitationPart,
@@ -86,11 +86,11 @@ def read_history(messages: Iterable[object]) -> ImportedHistory:
         try:
             if isinstance(message, Mapping) and message.get("role") in ("system", "developer"):
                 plain = normalize_message(message)
-                _check_members(plain, plain["role"])
+                _refuse_unknown_members(plain, plain["role"])
                 system.append(_read_text(plain.get("content")))
             else:
                 for each in _read_message(message, names):
-                    _append_message(found, each)
+                    _append_or_merge_message(found, each)
         except DataError as error:
             raise prefix_path(error, f"[{index}]") from None
         if found and isinstance(found[-1], AssistantMessage):
@@ -98,7 +98,7 @@ def read_history(messages: Iterable[object]) -> ImportedHistory:
     return ImportedHistory("\n\n".join(system), tuple(found))
 
 
-def _append_message(found: list[Message], message: Message) -> None:
+def _append_or_merge_message(found: list[Message], message: Message) -> None:
     """
     Append a message.
 
@@ -120,10 +120,13 @@ def _read_message(message: Any, names: Mapping[str, str]) -> list[Message]:
     if not isinstance(role, str) or role not in MEMBERS:
         msg = f"a message needs role 'user', 'assistant', 'tool', 'system' or 'developer', not {format_value(role)}"
         raise fault(msg)
-    return [_copy_tags(each, message) for each in _read_parts(normalize_message(message), role, names)]
+    return [
+        _copy_tags_and_lifetime(each, message)
+        for each in _read_normalized_message(normalize_message(message), role, names)
+    ]
 
 
-def _copy_tags(made: Message, given: Mapping[str, Any]) -> Message:
+def _copy_tags_and_lifetime(made: Message, given: Mapping[str, Any]) -> Message:
     """Return *made* with the tags and the lifetime of the original message."""
     tags: Any = given.get("tags") or ()
     ttl: Any = given.get("ttl") or LIFETIMES.get(given.get("timeToLive", ""))
@@ -134,12 +137,12 @@ def _copy_tags(made: Message, given: Mapping[str, Any]) -> Message:
     return attrs.evolve(made, tags=tags, ttl=ttl)
 
 
-def _read_parts(message: Mapping[str, Any], role: str, names: Mapping[str, str]) -> list[Message]:
-    _check_members(message, role)
+def _read_normalized_message(message: Mapping[str, Any], role: str, names: Mapping[str, str]) -> list[Message]:
+    _refuse_unknown_members(message, role)
     if role == "assistant":
         return [_read_assistant(message)]
     if role == "tool":
-        return [_read_tool_result(message, names)]
+        return [_read_tool_role_message(message, names)]
     blocks = _read_blocks(message.get("content"), partial(_read_user_part, names=names))
     results = [b for b in blocks if isinstance(b, ToolMessage)]
     others = [b for b in blocks if not isinstance(b, ToolMessage)]
@@ -156,7 +159,7 @@ def _message_codec() -> ObjectCodec:
     return ObjectCodec(VALUE_TYPES)
 
 
-def _check_members(message: Mapping[str, object], role: str) -> None:
+def _refuse_unknown_members(message: Mapping[str, object], role: str) -> None:
     """Raise for unknown members that are not empty."""
     for name in message.keys() - MEMBERS[role] - ABOUT_A_REPLY - TAGGING - {"role", "content"}:
         if message[name] not in (None, "", [], (), {}):
@@ -171,7 +174,7 @@ def _read_assistant(message: Mapping[str, Any]) -> AssistantMessage:
     content = message.get("content")
     parts = _read_blocks("" if content is None and (calls or refusal) else content, _read_assistant_part)
     if refusal:
-        parts.append(RefusalPart(check_text(refusal, "$.refusal")))
+        parts.append(RefusalPart(require_storable_text(refusal, "$.refusal")))
     return AssistantMessage([*parts, *_read_blocks(calls, _read_call, "tool_calls")])
 
 
@@ -186,12 +189,14 @@ def _read_call(call: Mapping[str, object]) -> ToolCallPart:
         name, arguments = _get_required_text(function, "name"), function.get("arguments")
         if isinstance(arguments, Mapping):
             return ToolCallPart(call_id, name, freeze_object(arguments, "$.arguments"))
-        return _make_call(call_id, name, "" if arguments is None else check_text(arguments, "$.arguments"))
+        return _parse_call_arguments(
+            call_id, name, "" if arguments is None else require_storable_text(arguments, "$.arguments")
+        )
     except DataError as error:
         raise prefix_path(error, ".function") from None
 
 
-def _make_call(call_id: str, name: str, text: str) -> ToolCallPart:
+def _parse_call_arguments(call_id: str, name: str, text: str) -> ToolCallPart:
     """Return a call; arguments that are not a JSON object are stored as text, as in a reply."""
     if len(text) > MAX_ARGUMENTS_CHARS:
         msg = f"the arguments are too large: {len(text)} characters, at most {MAX_ARGUMENTS_CHARS} are read"
@@ -202,9 +207,9 @@ def _make_call(call_id: str, name: str, text: str) -> ToolCallPart:
         return ToolCallPart(call_id, name, raw_input=text, input_error=f"the arguments are no JSON object: {error}")
 
 
-def _read_tool_result(message: Mapping[str, Any], names: Mapping[str, str]) -> ToolMessage:
-    call_id = check_text(_get_required(message, "tool_call_id"), "$.tool_call_id")
-    name = names.get(call_id) or check_text(message.get("name") or "", "$.name")
+def _read_tool_role_message(message: Mapping[str, Any], names: Mapping[str, str]) -> ToolMessage:
+    call_id = require_storable_text(_get_required(message, "tool_call_id"), "$.tool_call_id")
+    name = names.get(call_id) or require_storable_text(message.get("name") or "", "$.name")
     return ToolMessage(call_id, name, _read_blocks(message.get("content"), _read_result_part))
 
 
@@ -234,11 +239,11 @@ def _get_required(block: Mapping[str, object], name: str) -> Any:
 
 
 def _get_required_text(block: Mapping[str, object], name: str) -> str:
-    return check_text(_get_required(block, name), f"$.{name}")
+    return require_storable_text(_get_required(block, name), f"$.{name}")
 
 
-def _get_texts(block: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, str]:
-    return {name: check_text(block[name], f"$.{name}") for name in names if name in block}
+def _read_optional_texts(block: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, str]:
+    return {name: require_storable_text(block[name], f"$.{name}") for name in names if name in block}
 
 
 def _read_assistant_part(block: Mapping[str, object]) -> object:
@@ -256,9 +261,11 @@ def _read_assistant_part(block: Mapping[str, object]) -> object:
             )
         case "opaque":
             data = freeze_object(_get_required(block, "data"), "$.data")
-            return OpaquePart(_get_required_text(block, "provider"), data, **_get_texts(block, ("tool", "text")))
+            return OpaquePart(
+                _get_required_text(block, "provider"), data, **_read_optional_texts(block, ("tool", "text"))
+            )
         case "citation":
-            return CitationPart(**_get_texts(block, CITED))
+            return CitationPart(**_read_optional_texts(block, CITED))
         case "image" | "image_url" | "document":
             return _read_user_part(block)
         case other:
@@ -275,9 +282,9 @@ def _read_user_part(block: Mapping[str, Any], names: Mapping[str, str] | None = 
         case "image_url":
             return _read_linked_image(block)
         case "document":
-            return DocumentPart(**_read_source(block), name=check_text(block.get("title") or "", "$.title"))
+            return DocumentPart(**_read_source(block), name=require_storable_text(block.get("title") or "", "$.title"))
         case "tool_result" if names is not None:
-            return _read_tool_message(block, names)
+            return _read_tool_result_block(block, names)
         case other:
             msg = f"unknown block {format_value(other)}"
             raise fault(msg)
@@ -287,7 +294,7 @@ def _read_linked_image(block: Mapping[str, object]) -> ImagePart:
     """Return an image in the Chat Completions form: an address or a data URL."""
     link = _get_required(block, "image_url")
     try:
-        url = _get_required_text(link, "url") if isinstance(link, Mapping) else check_text(link)
+        url = _get_required_text(link, "url") if isinstance(link, Mapping) else require_storable_text(link)
     except DataError as error:
         raise prefix_path(error, ".image_url") from None
     try:
@@ -317,7 +324,7 @@ def _read_source(block: Mapping[str, object]) -> dict[str, Any]:
         raise prefix_path(fault("expected base64 text"), ".source.data") from None
 
 
-def _read_tool_message(block: Mapping[str, object], names: Mapping[str, str]) -> ToolMessage:
+def _read_tool_result_block(block: Mapping[str, object], names: Mapping[str, str]) -> ToolMessage:
     call_id = _get_required_text(block, "tool_use_id")
     content = block.get("content", "")
     parts = [TextPart(content)] if isinstance(content, str) else _read_blocks(content, _read_result_part)

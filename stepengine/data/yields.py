@@ -41,14 +41,22 @@ from stepengine.data.checks import (
     TEXT,
     FieldCheck,
     allow_none,
-    find_list_problem,
+    find_iteration_mistake,
     instance_check,
     make_validator,
     with_keyword_hints,
 )
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.faults import format_value
-from stepengine.data.json import NO_JSON, JsonDict, JsonValue, check_text, freeze, freeze_object, parse_json_answer
+from stepengine.data.json import (
+    NO_JSON,
+    JsonDict,
+    JsonValue,
+    freeze,
+    freeze_object,
+    parse_json_answer,
+    require_storable_text,
+)
 from stepengine.data.messages import AssistantMessage, Message, ToolMessage, ToolResult, UserMessage, to_tuple
 from stepengine.data.models import ModelReply, ModelSettings
 from stepengine.data.schemas import find_keyword_problem
@@ -117,7 +125,7 @@ def tool_name_of(tool: str | ToolLike) -> str:
     return str(name)
 
 
-def _check_tool_input(value: Mapping[str, object]) -> JsonDict:
+def _freeze_tool_input(value: Mapping[str, object]) -> JsonDict:
     if isinstance(value, (dict, Mapping)):
         return freeze_object(
             {**value, "messages": _to_stored_messages(value["messages"])} if "messages" in value else value
@@ -144,7 +152,7 @@ def _check_flag(value: bool) -> bool:  # noqa: FBT001 - a converter has one posi
 
 def _check_prompt(value: str) -> str:
     if isinstance(value, str):
-        return check_text(value)
+        return require_storable_text(value)
     msg = f"a prompt or question is text, not {value!r}"
     raise BadYield(msg)
 
@@ -175,7 +183,7 @@ class ToolCall(Member[ToolResult]):
     """
 
     tool: str = attrs.field(converter=tool_name_of)
-    input: JsonDict = attrs.field(factory=JsonDict, converter=_check_tool_input)
+    input: JsonDict = attrs.field(factory=JsonDict, converter=_freeze_tool_input)
     include_tool_call: bool = attrs.field(default=True, converter=_check_flag)
 
     def __iter__(self) -> Generator[Yieldable, StepResult, ToolResult]:
@@ -306,13 +314,13 @@ class Perform(Member["T_co | PerformError"], Generic[T_co]):
 
 def _check_options(value: Iterable[str]) -> tuple[str, ...]:
     options = tuple(value)
-    if find_list_problem(value) or not all(isinstance(o, str) for o in options):
+    if find_iteration_mistake(value) or not all(isinstance(o, str) for o in options):
         msg = f"the options of an Ask are a list of strings, not {value!r}"
         raise BadYield(msg)
     if len(options) == 1:
         msg = f"Ask needs no options or at least two, not only {options[0]!r}"
         raise BadYield(msg)
-    return tuple(map(check_text, options))
+    return tuple(map(require_storable_text, options))
 
 
 def _check_question_key(value: str | None) -> str | None:
@@ -403,7 +411,7 @@ class Parallel(_Iterated, Generic[T_co]):
             of a race begin together. By default all begin at once, of children ``max_concurrent_children`` (8) and of tool calls
             ``max_concurrent_tools`` (all). A number stands in place of these defaults, never of a limit that was set.
             After a crash only members that had begun are in doubt.
-        program_lines: Where a program asks for them (``parallel_from_program``): the line of each member; else none.
+        program_lines: Where a program asks for them (``make_program_parallel``): the line of each member; else none.
 
     Raises:
         BadYield: for anything else inside, such as ``STEP``, and for a *concurrency* below 1.
@@ -491,7 +499,7 @@ class Parallel(_Iterated, Generic[T_co]):
         return value
 
 
-def parallel_from_program(calls: Sequence[Member[Any]], lines: Sequence[int]) -> Parallel[tuple[Any, ...]]:
+def make_program_parallel(calls: Sequence[Member[Any]], lines: Sequence[int]) -> Parallel[tuple[Any, ...]]:
     """
     Return the ``Parallel`` of a program's simultaneous calls, with the line of each, from 1.
 
@@ -523,11 +531,11 @@ def _to_seconds(value: Any, what: str) -> float:
     raise BadYield(msg)
 
 
-def _check_timeout(value: float | timedelta | None) -> float | None:
+def _timeout_to_seconds(value: float | timedelta | None) -> float | None:
     return None if value is None else _to_seconds(value, "a timeout")
 
 
-def _check_pause(value: float | timedelta | None) -> float | None:
+def _pause_to_seconds(value: float | timedelta | None) -> float | None:
     return None if value is None else _to_seconds(value, "how long to Sleep")
 
 
@@ -573,7 +581,7 @@ class Sleep(Member[datetime]):
         BadYield: for both or neither, a negative number, a date without a time zone.
     """
 
-    seconds: float | None = attrs.field(default=None, converter=_check_pause)
+    seconds: float | None = attrs.field(default=None, converter=_pause_to_seconds)
     until: datetime | None = attrs.field(default=None, converter=_check_date, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
@@ -586,7 +594,7 @@ class Sleep(Member[datetime]):
         return woke
 
 
-def _check_message_schema(value: Any) -> Any:
+def _freeze_message_schema(value: Any) -> Any:
     if value is None:
         return None
     if isinstance(value, Mapping):
@@ -619,8 +627,8 @@ class Receive(Member["T_co | None"], Generic[T_co]):
     """
 
     topic: str = attrs.field(converter=check_topic)
-    timeout: float | None = attrs.field(default=None, converter=_check_timeout)
-    schema: Any = attrs.field(default=None, converter=_check_message_schema)
+    timeout: float | None = attrs.field(default=None, converter=_timeout_to_seconds)
+    schema: Any = attrs.field(default=None, converter=_freeze_message_schema)
 
     # Without a model the type of a message is unknown, and a type checker would infer ``None``.
     @overload
@@ -735,7 +743,7 @@ class Wait(Member["Waited[Out]"], Generic[Out]):
         if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= len(found):
             msg = f"need is 'all', 'any' or a number from 0 to {len(found)}, as many as are waited for, not {need!r}"
             raise BadYield(msg)
-        self.__attrs_init__(found, count, _check_timeout(timeout))
+        self.__attrs_init__(found, count, _timeout_to_seconds(timeout))
 
     def __iter__(self) -> Generator[Yieldable, StepResult, Waited[Out]]:
         waited: Waited[Out] = (yield self).value
@@ -917,21 +925,21 @@ class StepResult:
 
         def __eq__(self, other: object) -> object:
             if isinstance(other, StepResult):
-                return self is other or _result_fields(self) == _result_fields(other)
+                return self is other or _get_compared_fields(self) == _get_compared_fields(other)
             if isinstance(other, ANSWERS):
                 msg = f"a StepResult is never equal to {_format_short_value(other)}; {YIELD_FROM}"
                 raise TypeError(msg)
             return NotImplemented
 
         def __hash__(self) -> int:
-            return hash(_result_fields(self))
+            return hash(_get_compared_fields(self))
 
         def __getattr__(self, name: str) -> object:
             msg = f"'StepResult' object has no attribute {name!r}; {YIELD_FROM}"
             raise AttributeError(msg, name=name, obj=self)
 
 
-def _result_fields(result: StepResult) -> tuple[object, ...]:
+def _get_compared_fields(result: StepResult) -> tuple[object, ...]:
     return (result.agent_state, result.tool_results, result.steps_complete, result.n_responses, result.value)
 
 
@@ -971,7 +979,7 @@ STEP_ALL = Sentinel.STEP_ALL
 """Steps until the turn ends, or the budget is spent."""
 
 
-def _check_tool_names(value: Iterable[str | ToolLike] | None) -> tuple[str, ...] | None:
+def _to_tool_names(value: Iterable[str | ToolLike] | None) -> tuple[str, ...] | None:
     if isinstance(value, str):
         msg = f"the tools of a StepWith are a list of tools or names, not {value!r}"
         raise BadYield(msg)
@@ -992,7 +1000,7 @@ class StepWith(_Iterated):
     """
 
     model: str | None = attrs.field(default=None, validator=MODEL)
-    tools: tuple[str, ...] | None = attrs.field(default=None, converter=_check_tool_names)
+    tools: tuple[str, ...] | None = attrs.field(default=None, converter=_to_tool_names)
     tool_choice: ToolChoice | None = attrs.field(default=None, validator=make_validator(allow_none(CHOICE), BadYield))
     settings: ModelSettings | None = attrs.field(default=None, validator=SETTINGS)
 
@@ -1002,7 +1010,7 @@ class StepWith(_Iterated):
 
 def _check_step_text(value: str) -> str:
     if isinstance(value, str):
-        return check_text(value)
+        return require_storable_text(value)
     msg = f"a StepText holds text, not {value!r}"
     raise BadYield(msg)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import attrs
 
-from stepengine.data.json import first_difference
+from stepengine.data.json import find_first_difference
 from stepengine.data.outcomes import Failure
 from stepengine.data.questions import Answer
 from stepengine.data.state import AgentState, ChildResult, RunResult
@@ -87,7 +87,7 @@ def diff_summaries(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[
     if before["agent"] != after["agent"]:
         lines.append(f"~ agent {before['agent']} -> {after['agent']}")
     old, new = before["messages"], after["messages"]
-    same = first_difference(old, new)
+    same = find_first_difference(old, new)
     left = min(len(old), len(new)) - same
     alike = next((n for n in range(left) if old[-1 - n] != new[-1 - n]), left)
     lines += [f"- message {n} {text}" for n, text in enumerate(old[same : len(old) - alike], same)]

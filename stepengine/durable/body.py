@@ -137,11 +137,11 @@ async def execute_run(launcher: Launcher, order: SubmittedRun, run: DurableRun, 
     assert finished is not None  # noqa: S101 - a run without an end has raised
     if order.spawns:
         # A child has no result of its own here, so its parent's takes what only this process knows of it.
-        finished = finished.add_warnings(seen.live.tree.hub.failures.warnings)
+        finished = finished.with_warnings(seen.live.tree.hub.failures.warnings)
     rules = seen.live.tree.questions.remembered.rules
-    ended = to_comparable_form(finished.as_child())
+    ended = to_comparable_form(finished.to_child_result())
     if plan.body is not None:
-        given = finished.as_tool_result(
+        given = finished.to_call_result(
             cast("Yielding", plan.tools[plan.body.tool_name].runs), is_typed=not plan.body.by_model
         )
         form = encode_body_end(finished, given, started=run.started, rules=rules)

@@ -51,7 +51,7 @@ class ChildBudgets:
     @contextlib.contextmanager
     def reserve_part(self, path: str, parts: int) -> Iterator[Limits | None]:
         """Reserve one of *parts* equal parts of the remaining budgets of the run at *path*, while the block runs."""
-        ledger = self._run.tree.performers.ledger(path)
+        ledger = self._run.tree.performers.get_ledger(path)
         given = _compute_remaining_budgets(ledger, parts)
         deadline = _find_deadline(self._run.tree, path)
         if deadline is not None:
@@ -69,7 +69,7 @@ class ChildBudgets:
 
     def count_usage(self, item: Item, usage: Usage, cost: Decimal | None, started: int) -> None:
         """Count the usage of a child or remote body and the *started* runs below it against this run's budgets."""
-        ledger = self._run.tree.performers.ledger(item.path)
+        ledger = self._run.tree.performers.get_ledger(item.path)
         ledger.count_children(started, by_model=_was_requested_by_model(item))
         # The child's own process has counted it there; here it is counted a second time, in the budget that the
         # parent's next call is judged by.

@@ -37,7 +37,7 @@ from stepengine.durable.wire import (
     parse_inline_end,
 )
 from stepengine.errors import AgentError, ReplayDivergence, StepEngineError
-from stepengine.journal.encoding import bare, restored
+from stepengine.journal.encoding import decode_stored, encode_stored
 from stepengine.journal.records import format_address
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.failfast import LOST
@@ -156,7 +156,7 @@ class ChildRuns:
         await started.is_recorded
         ended: dict[str, Any] = {}
         parent = started.item.path
-        running = sum(child.rpartition(".")[0] == parent for child in tree.background.iterate_running())
+        running = sum(child.rpartition(".")[0] == parent for child in tree.background.iterate_running_paths())
         try:
             with self._budgets.reserve_part(parent, 1 + running) as share:
                 outcome = await self._inner.perform(item, _RemoteIO(io, run, started.item, share, ended))
@@ -183,13 +183,13 @@ class ChildRuns:
         async def act() -> dict[str, Any]:
             run.workflow.is_live = True
             tree = run.tree
-            is_running = tree.background.child(effect.child).result is None
+            is_running = tree.background.get_child(effect.child).result is None
             if is_running:
                 said = {"value": effect.value}
                 key = f"tell:{format_address(item.path, effect.seq)}"
                 topic = make_database_topic(effect.child, effect.topic)
                 await run.workflow.dbos.send_async(run.order.root, said, topic, idempotency_key=key)
-            return self._outcomes.encode(item, Value(is_running, run.clock.advance_time(tree.clock.elapsed())))
+            return self._outcomes.encode(item, Value(is_running, run.clock.advance_time(tree.clock.elapsed_ms())))
 
         with run.activity.count_running():
             return (await self._outcomes.perform_and_record(item, steps, act))[0]
@@ -211,7 +211,7 @@ class _RemoteChildEnd:
         self.pending = child.questions
         self._child = child
 
-    def as_child(self, *, is_inline: bool = False) -> ChildResult:
+    def to_child_result(self, *, is_inline: bool = False) -> ChildResult:
         """Return the child's result for its parent."""
         return self._child
 
@@ -225,12 +225,12 @@ class _RemoteBodyEnd:
         self.error = None
         self._form = form
 
-    def as_tool_result(self, _: Yielding, *, is_typed: bool) -> ToolResult:
+    def to_call_result(self, _: Yielding, *, is_typed: bool) -> ToolResult:
         """Return the result of the call."""
-        result: ToolResult = restored(self._form["result"])
+        result: ToolResult = decode_stored(self._form["result"])
         return result
 
-    def as_body(self) -> BodyEnd:
+    def to_body_end(self) -> BodyEnd:
         """Return the changes of the body for its caller."""
         return parse_body_end(self._form["body"])
 
@@ -247,7 +247,7 @@ class _RemoteIO(ForwardingIO):
         # A child can be cancelled only when its row is there; a cancellation before that waits for this.
         self._queued = asyncio.Event()
 
-    async def drive(self, plan: RunPlan, state: AgentState, path: str) -> Finished:
+    async def run_child(self, plan: RunPlan, state: AgentState, path: str) -> Finished:
         """Put the child on its queue unless it is there, and wait for its end; cancel it if it is stopped from here."""
         run, order = self._run, self._run.order
         tree = run.tree
@@ -269,9 +269,9 @@ class _RemoteIO(ForwardingIO):
         task = run_outside_workflow(self._wait_for_child(options, child, state.run_id))
         # Three things end this wait: the child, a cancellation of the child, and a sibling that makes it pointless.
         # In each case the child is waited for until it has ended, so that its spending is known.
-        pull = tree.performers.brake.find_stop_signal(path)
+        pull = tree.performers.group_stopper.find_stop_signal(path)
         ending = tree.runs.elsewhere[path] = asyncio.get_running_loop().create_future()
-        known = tree.background.find_stop(path)
+        known = tree.background.find_child_stop(path)
         if known is not None:
             ending.set_result(known)
         ends: set[asyncio.Future[Any]] = {task, ending} if pull is None else {task, ending, pull}
@@ -315,13 +315,13 @@ class _RemoteIO(ForwardingIO):
         except workflow.errors.DBOSAwaitedWorkflowCancelledError:
             if child.spawns[-1].tool_name:
                 cut = Finished(status=RunStatus.CANCELLED, state=AgentState())
-                return encode_body_end(cut, cut.as_tool_result(cast("Yielding", None), is_typed=False), started=0)
+                return encode_body_end(cut, cut.to_call_result(cast("Yielding", None), is_typed=False), started=0)
             status = await handle.get_status()
             name = child.spawns[-1].agent_id
             why = (status.attributes or {}).get(REASON)
             error = AgentError(why) if why else None
             gone = ChildResult(agent_id=name, run_id=run_id, status=RunStatus.CANCELLED, error=error)
-            return {"child": bare(gone), "started": 0}
+            return {"child": encode_stored(gone), "started": 0}
         # The child has no result and will have none by itself: it diverged, was set aside as poison, or its row cannot
         # be read. That is no outcome of the parent's effect, for once the cause is mended both continue; recorded as a
         # failure, the handler would have gone another way by then. So the parent stops here, too, unrecorded, and

@@ -79,7 +79,7 @@ class ReceivedMessages:
 
     # --- as the mailbox of the run's tree, which polls nothing: `deliver_messages_until_cancelled` delivers -----------------------------
 
-    def unread(self) -> Sequence[Message]:
+    def list_unread(self) -> Sequence[Message]:
         """Return nothing."""
         return ()
 
@@ -87,7 +87,7 @@ class ReceivedMessages:
         """Return nothing: unread messages are in the database."""
         return ()
 
-    def has(self, message_id: str) -> bool:
+    def has_message(self, message_id: str) -> bool:
         """Return ``False``: messages are read from the database, once each."""
         return False
 

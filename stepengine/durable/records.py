@@ -52,7 +52,7 @@ from stepengine.engine.launcher import Launcher
 from stepengine.engine.run import EngineRun, make_failing_machine, stream_run
 from stepengine.engine.run_plans import resolve_system_prompt
 from stepengine.errors import AgentError, JournalError, ReplayDivergence, StepEngineError
-from stepengine.journal.encoding import changes_world_again, encode_effect, restored, to_comparable_form
+from stepengine.journal.encoding import changes_world_again, decode_stored, encode_effect, to_comparable_form
 from stepengine.journal.fingerprints import Fingerprints
 from stepengine.journal.history import parse_opening
 from stepengine.journal.journaled_run import JournaledRun
@@ -219,7 +219,7 @@ def decode_outcome(form: Mapping[str, Any]) -> Single:
     """
     if "said" not in form:
         return parse_outcome(form)
-    questions = tuple(map(restored, form["questions"]))
+    questions = tuple(map(decode_stored, form["questions"]))
     said = form["said"]
     return Value(parse_answers(said["answers"], questions), max(form["at"], int(said["at"])))
 
@@ -548,8 +548,8 @@ class _PlaybackPerformer:
         if isinstance(known, Value) and isinstance(item.effect, (Spawn, *CHILD_ENDS)):
             return await self._replay_background_effect(item, io, known)
         for attempt in self._played.get_attempts(item):
-            error = restored({"type": "failure", "error": attempt["error"]}).error
-            io.report_failed_attempt(Failure(error), restored(attempt["usage"]) if "usage" in attempt else None)
+            error = decode_stored({"type": "failure", "error": attempt["error"]}).error
+            io.report_failed_attempt(Failure(error), decode_stored(attempt["usage"]) if "usage" in attempt else None)
         return known
 
     async def _replay_background_effect(self, item: Item, io: IO, known: Value) -> Single:

@@ -22,7 +22,7 @@ from stepengine.durable.deployment import WAIT_SECONDS, Deployment, parse_record
 from stepengine.durable.indexes import child_condition_sql, root_id_sql
 from stepengine.durable.wire import Reply, encode_answers
 from stepengine.errors import AnswerRejected
-from stepengine.journal.encoding import restored
+from stepengine.journal.encoding import decode_stored
 
 IN_TREES = f"(s.workflow_uuid = any(%s) or ({child_condition_sql('s.')} and {root_id_sql('s.')} = any(%s)))"
 UNFINISHED_RUNS = f"""
@@ -132,7 +132,9 @@ class RunWaits:
         """
         asked = [
             (
-                Waiting(run=run, path=form["path"], seq=form["seq"], questions=tuple(map(restored, form["questions"]))),
+                Waiting(
+                    run=run, path=form["path"], seq=form["seq"], questions=tuple(map(decode_stored, form["questions"]))
+                ),
                 sent,
             )
             for run, text, sent in await self._deployment.fetch_rows(OPEN_QUESTIONS, list(roots), list(roots))

@@ -18,7 +18,7 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-from stepengine.data.codec import bare, restored
+from stepengine.data.codec import decode_stored, encode_stored
 from stepengine.data.json import freeze
 from stepengine.data.state import RunResult
 from stepengine.data.usage import Usage
@@ -102,7 +102,13 @@ SESSIONS = """
     from dbos.workflow_status where application_name = %s and attributes ? 'session'
     order by attributes->>'session', (attributes->>'turn')::int desc, workflow_uuid desc
 """
-FIRST_STATE: Mapping[str, Any] = {"turns": 0, "usage": bare(Usage()), "metadata": {}, "user_id": None, "rules": []}
+FIRST_STATE: Mapping[str, Any] = {
+    "turns": 0,
+    "usage": encode_stored(Usage()),
+    "metadata": {},
+    "user_id": None,
+    "rules": [],
+}
 """What the first turn of a session finds."""
 
 
@@ -291,14 +297,14 @@ class Sessions:
         if form is None:
             return attrs.evolve(empty, info=info, journal=journal)
         left, stored = form["session"], _get_state_after_turn(form)
-        state = None if stored is None else restored(stored)
+        state = None if stored is None else decode_stored(stored)
         return Session(
             info=attrs.evolve(info, status=form["status"], user_id=left["user_id"], metadata=left["metadata"]),
             messages=empty.messages if state is None else state.message_history,
             state=state,
             turns=left["turns"],
             journal=journal,
-            usage=restored(left["usage"]),
+            usage=decode_stored(left["usage"]),
             version=left["turns"],
         )
 
@@ -580,7 +586,7 @@ def add_previous_turn(order: SubmittedRun, found: Mapping[str, Any]) -> Submitte
     stored = found["state"]
     return attrs.evolve(
         order,
-        previous=order.previous or (None if stored is None else restored(stored)),
+        previous=order.previous or (None if stored is None else decode_stored(stored)),
         rules=tuple(map(freeze, found["session"]["rules"])),
         before=found,
     )
@@ -592,10 +598,10 @@ def make_turn_record(order: SubmittedRun, result: RunResult, rules: Sequence[obj
     before = order.before["session"]
     if not began:
         return {**before, "state": order.before["state"], "is_saved": False}
-    usage: Usage = restored(before["usage"])
+    usage: Usage = decode_stored(before["usage"])
     return {
         "turns": before["turns"] + 1,
-        "usage": bare(usage + result.usage),
+        "usage": encode_stored(usage + result.usage),
         "metadata": {**before["metadata"], **order.info.metadata},
         "user_id": order.info.user_id or before["user_id"],
         "rules": list(rules),

@@ -43,10 +43,10 @@ from stepengine.durable.step_names import BODY, CHILD, INTENT, SPAWN, WAIT, get_
 from stepengine.durable.step_records import ReservedStep
 from stepengine.durable.wire import mark_usage_uncertain, parse_answers
 from stepengine.errors import DataError, StepEngineError, UnknownOutcome
-from stepengine.journal.encoding import bare, encode_effect, restored
+from stepengine.journal.encoding import decode_stored, encode_effect, encode_stored
 from stepengine.journal.recorder import AttemptsIO
 from stepengine.journal.records import format_address
-from stepengine.runtime.core_performer import is_deferred
+from stepengine.runtime.core_performer import is_deferred_call
 from stepengine.runtime.logs import LOGGER
 from stepengine.runtime.performer import IO, Item, Performer, is_repeatable
 from stepengine.runtime.questions import render_questions
@@ -221,7 +221,7 @@ class Steps:
                 return self._outcomes.encode_new_outcome(item, outcome)
             if outcome.kind != "suspended":
                 raise UnrecordedStop(outcome)
-            open_ = [bare(question) for question in render_questions(item)]
+            open_ = [encode_stored(question) for question in render_questions(item)]
             form = {"seq": effect.seq, "path": item.path, "at": run.clock.elapsed_ms(), "questions": open_}
             return cast("dict[str, Any]", run.redactor.value(form))
 
@@ -284,7 +284,9 @@ class Steps:
                 )
                 return self._outcomes.encode(item, Failure(error, run.clock.elapsed_ms()))
             if again:
-                attempts.append({"error": bare(UnknownOutcome("the process ended before the reply was recorded"))})
+                attempts.append(
+                    {"error": encode_stored(UnknownOutcome("the process ended before the reply was recorded"))}
+                )
             # Inside the step, around the work alone: a worker has hundreds of runs that wait, and only running effects
             # count against its limit (durable:U21).
             async with run.effects:
@@ -310,7 +312,7 @@ class Steps:
                 said = await workflow.await_or_stop_execution(steps.answer, where)
         finally:
             steps.answer.cancel()
-        questions: tuple[Question, ...] = tuple([restored(question) for question in asked["questions"]])
+        questions: tuple[Question, ...] = tuple([decode_stored(question) for question in asked["questions"]])
         # The time of an answer is that of its sender, whose clock may be wrong: it may neither turn the run's time
         # back nor move it into the future.
         clock.advance_to(min(int(said["at"]), clock.elapsed_ms()))
@@ -383,7 +385,7 @@ class Steps:
     async def _add_child_ends(self, item: Item, outcome: Value, io: IO) -> Single:
         """Return an outcome with the ends of the children that it names, once they are known here."""
         if isinstance(item.effect, EndRuns):
-            self._run.tree.background.end(item.effect.children, item.effect.reason)
+            self._run.tree.background.cancel_children(item.effect.children, item.effect.reason)
         ended = await io.wait_for_children(item, outcome.value.done)
         if ended is None:
             return Stop("cancelled", self._run.clock.elapsed_ms())
@@ -407,7 +409,7 @@ def _starts_background_child(item: Item) -> bool:
 def _refuse_unsupported_effect(item: Item) -> None:
     """Raise ``StepEngineError`` for an effect that a durable run cannot perform, before it starts."""
     # Not when the result fails to arrive: the sender would deliver to a process that has forgotten the call.
-    if is_deferred(item):
+    if is_deferred_call(item):
         msg = f"the result of {item.effect.tool_name!r} comes from outside, which a durable run cannot wait for"  # type: ignore[union-attr]
         raise StepEngineError(msg)
     if isinstance(item.effect, AskPerson) and find_race_bounds(item) is not None:

@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-from stepengine.data.codec import bare, bare_any, restored, restored_any
+from stepengine.data.codec import decode_stored, decode_stored_or_json, encode_stored, encode_stored_or_json
 from stepengine.data.hooks import Change
 from stepengine.data.json import compact, freeze
 from stepengine.data.limits import Limits
@@ -155,7 +155,7 @@ class SubmittedRun:
         form |= {"info": {"session_id": info.session_id, "user_id": info.user_id, "metadata": info.metadata}}
         for name in ("limits", "previous", "parent", "slice"):
             value = getattr(self, name)
-            form |= {} if value is None else {name: bare(value)}
+            form |= {} if value is None else {name: encode_stored(value)}
         form |= {"models": dict(self.models)} if self.models else {}
         form |= {"priority": self.priority} if self.priority else {}
         form |= {"turn": self.turn} if self.turn else {}
@@ -177,7 +177,7 @@ class SubmittedRun:
             raise DataError(msg)
         try:
             info = form["info"]
-            given = {n: restored(form[n]) for n in ("limits", "previous", "parent", "slice") if n in form}
+            given = {n: decode_stored(form[n]) for n in ("limits", "previous", "parent", "slice") if n in form}
             plain = {n: form[n] for n in ("root", "agent_id", "prompt", "params", "created", "seed", "pool")}
             plain |= {n: form[n] for n in ("models", "priority", "turn") if n in form}
             plain |= {"rules": tuple(map(freeze, form["rules"]))} if "rules" in form else {}
@@ -186,7 +186,7 @@ class SubmittedRun:
                 **given,
                 info=RunInfo(info["session_id"], info["user_id"], freeze(info["metadata"])),
                 answers={
-                    k: v if isinstance(v, str | bool) else restored(v) for k, v in form.get("answers", {}).items()
+                    k: v if isinstance(v, str | bool) else decode_stored(v) for k, v in form.get("answers", {}).items()
                 },
                 spawns=tuple([Ancestor(**spawn) for spawn in form["spawns"]]),
             )
@@ -296,17 +296,17 @@ def encode_error(error: BaseException) -> dict[str, Any]:
     if not isinstance(error, StepEngineError):
         error = StepEngineError(f"{type(error).__name__}: {error}")
     try:
-        form: dict[str, object] = bare(Failure(to_storable_error(error)))["error"]
+        form: dict[str, object] = encode_stored(Failure(to_storable_error(error)))["error"]
         return to_portable_json(form)
     except DataError:
-        return to_portable_json(bare(Failure(StepEngineError(error.message)))["error"])
+        return to_portable_json(encode_stored(Failure(StepEngineError(error.message)))["error"])
 
 
 def parse_error(form: Mapping[str, object] | None) -> StepEngineError | None:
     """Parse the stored form of an error."""
     if form is None:
         return None
-    error: StepEngineError = restored({"type": "failure", "error": form}).error
+    error: StepEngineError = decode_stored({"type": "failure", "error": form}).error
     return error
 
 
@@ -314,12 +314,14 @@ def parse_error(form: Mapping[str, object] | None) -> StepEngineError | None:
 
 
 def _encode_answer(value: AnswerLike) -> object:
-    return value if isinstance(value, str | bool) else bare(value)
+    return value if isinstance(value, str | bool) else encode_stored(value)
 
 
 def encode_answers(questions: Sequence[Question], given: Mapping[str, AnswerLike]) -> dict[str, Any]:
     """Return the answers to *questions* as they are sent, by question id."""
-    return to_portable_json({question.id: bare(to_answer(given[question.id], question)) for question in questions})
+    return to_portable_json(
+        {question.id: encode_stored(to_answer(given[question.id], question)) for question in questions}
+    )
 
 
 def parse_answers(form: Mapping[str, object], questions: Sequence[Question]) -> tuple[Answer, ...]:
@@ -333,7 +335,7 @@ def parse_answers(form: Mapping[str, object], questions: Sequence[Question]) -> 
     if missing:
         msg = f"no answer to {missing[0]!r} was sent"
         raise DataError(msg)
-    return tuple([restored(form[question.id]) for question in questions])
+    return tuple([decode_stored(form[question.id]) for question in questions])
 
 
 # --- how runs end -------------------------------------------------------------------------------------------------------
@@ -347,7 +349,7 @@ def encode_child_end(
 
     What it leaves to its parent when it is inline is stored next to it: no ``ChildResult`` is stored with it.
     """
-    child = finished.as_child(is_inline=plan.is_inline)
+    child = finished.to_child_result(is_inline=plan.is_inline)
     members = outcome_members(Value(child))["value"]
     left: dict[str, object] = {} if child.left is None else {"left": _encode_inline_end(child.left, plan)}
     left |= {"rules": list(rules)} if rules else {}
@@ -356,19 +358,19 @@ def encode_child_end(
 
 def parse_child_end(form: Mapping[str, Any]) -> ChildResult:
     """Parse the stored form of a child's end; its output is JSON."""
-    child: ChildResult = restored(form["child"])
+    child: ChildResult = decode_stored(form["child"])
     return attrs.evolve(child, left=parse_inline_end(form["left"])) if "left" in form else child
 
 
 def _encode_inline_end(left: EndedRun, plan: RunPlan) -> dict[str, object]:
     # Only after a hand-off the parent lists the calls. Those of another inline child may contain a whole conversation.
     listed = left if plan.is_hand_off else attrs.evolve(left, tool_calls=(), thinking=(), children=())
-    return {"status": left.status.value, "state": bare(left.state), **_encode_log(listed)}
+    return {"status": left.status.value, "state": encode_stored(left.state), **_encode_log(listed)}
 
 
 def parse_inline_end(form: Mapping[str, Any]) -> EndedRun:
     """Parse the data that an inline child returns to its parent."""
-    return EndedRun(status=RunStatus(form["status"]), state=restored(form["state"]), **_parse_log(form))
+    return EndedRun(status=RunStatus(form["status"]), state=decode_stored(form["state"]), **_parse_log(form))
 
 
 def encode_body_end(
@@ -379,13 +381,13 @@ def encode_body_end(
 
     What it leaves to its caller stands beside the *result*; what hooks share only as far as it can be stored.
     """
-    end = finished.as_body()
+    end = finished.to_body_end()
     try:
-        told = bare(result)
+        told = encode_stored(result)
     except DataError as error:
-        told = bare(ToolResult.error(f"The tool ended, but its result cannot be stored: {error.message}"))
+        told = encode_stored(ToolResult.error(f"The tool ended, but its result cannot be stored: {error.message}"))
     left: dict[str, object] = {
-        "spending": bare(end.spending),
+        "spending": encode_stored(end.spending),
         "children": [outcome_members(Value(child))["value"] for child in end.children],
         "changes": [_encode_change(change) for change in end.changes],
         "warnings": list(end.warnings),
@@ -397,8 +399,8 @@ def encode_body_end(
 def parse_body_end(form: Mapping[str, Any]) -> BodyEnd:
     """Parse the changes of a tool body from the member ``body`` of its form."""
     return BodyEnd(
-        spending=restored(form["spending"]),
-        children=tuple([restored(child) for child in form["children"]]),
+        spending=decode_stored(form["spending"]),
+        children=tuple([decode_stored(child) for child in form["children"]]),
         changes=tuple([_parse_change(change) for change in form["changes"]]),
         warnings=tuple(form["warnings"]),
     )
@@ -408,18 +410,18 @@ def _encode_change(change: Change | SetOutput | UserMessage) -> dict[str, object
     if isinstance(change, SetOutput):
         return {"output": change.value}
     if isinstance(change, UserMessage):
-        return {"said": bare(change)}
+        return {"said": encode_stored(change)}
     values = {} if change.values is None else {"values": encode_values(change.values)}
-    return {"change": bare(change), **values}
+    return {"change": encode_stored(change), **values}
 
 
 def _parse_change(form: Mapping[str, Any]) -> Change | SetOutput | UserMessage:
     if "output" in form:
         return SetOutput(freeze(form["output"]))
     if "said" in form:
-        said: UserMessage = restored(form["said"])
+        said: UserMessage = decode_stored(form["said"])
         return said
-    change: Change = restored(form["change"])
+    change: Change = decode_stored(form["change"])
     return attrs.evolve(change, values=parse_values(form["values"])) if "values" in form else change
 
 
@@ -428,7 +430,7 @@ def encode_values(values: Mapping[str, Any]) -> dict[str, Any]:
     kept: dict[str, object] = {}
     for name, value in values.items():
         try:
-            kept[name] = bare_any(value)
+            kept[name] = encode_stored_or_json(value)
         except DataError:
             continue
     return to_portable_json(kept)
@@ -436,13 +438,13 @@ def encode_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def parse_values(form: Mapping[str, Any] | None) -> dict[str, Any]:
     """Parse the values that hooks share."""
-    return {name: restored_any(value) for name, value in (form or {}).items()}
+    return {name: decode_stored_or_json(value) for name, value in (form or {}).items()}
 
 
 def _encode_log(ended: EndedRun) -> dict[str, object]:
     return {
         "stop_reason": ended.stop_reason and ended.stop_reason.value,
-        "tool_calls": [bare(call) for call in ended.tool_calls],
+        "tool_calls": [encode_stored(call) for call in ended.tool_calls],
         "thinking": list(ended.thinking),
         "children": [outcome_members(Value(child))["value"] for child in ended.children],
     }
@@ -451,9 +453,9 @@ def _encode_log(ended: EndedRun) -> dict[str, object]:
 def _parse_log(form: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "stop_reason": None if form["stop_reason"] is None else StopReason(form["stop_reason"]),
-        "tool_calls": tuple([restored(call) for call in form["tool_calls"]]),
+        "tool_calls": tuple([decode_stored(call) for call in form["tool_calls"]]),
         "thinking": tuple(form["thinking"]),
-        "children": tuple([restored(child) for child in form["children"]]),
+        "children": tuple([decode_stored(child) for child in form["children"]]),
     }
 
 
@@ -466,7 +468,7 @@ def encode_result(result: RunResult) -> dict[str, Any]:
         "text": result.text,
         "output": output,
     }
-    form |= {"state": bare(result.state), "spending": bare(result.spending), **_encode_log(result)}
+    form |= {"state": encode_stored(result.state), "spending": encode_stored(result.spending), **_encode_log(result)}
     form |= {"session_id": result.session_id, "warnings": list(result.warnings), "leaked": list(result.leaked)}
     form |= {} if result.error is None else {"error": encode_error(result.error)}
     return to_portable_json(form)
@@ -476,10 +478,10 @@ def parse_result(form: Mapping[str, Any], output: object = None) -> RunResult:
     """Parse the stored result of a root run; *output* replaces the stored JSON if its type is known."""
     return RunResult(
         status=RunStatus(form["status"]),
-        state=restored(form["state"]),
+        state=decode_stored(form["state"]),
         output=freeze(form["output"]) if output is None else output,
         text=form["text"],
-        spending=restored(form["spending"]),
+        spending=decode_stored(form["spending"]),
         **_parse_log(form),
         session_id=form["session_id"],
         error=parse_error(form.get("error")),

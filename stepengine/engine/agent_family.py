@@ -8,7 +8,7 @@ from typing import NamedTuple, Self
 
 import attrs
 
-from stepengine.data.definition import AgentDefinition, name_of_published, normalised_id
+from stepengine.data.definition import AgentDefinition, find_published_name, normalised_id
 from stepengine.engine.loader import AgentLocation, find_bundled_agent, find_packaged_agent, load_agent
 from stepengine.engine.packages import PackagedAgent, packaged_agent_from_definition, published_id
 
@@ -75,7 +75,7 @@ class _AgentLookup(NamedTuple):
         """
         if (member := find_packaged_agent(agent_id)) is not None:
             return member.load()
-        agent_id = name_of_published(agent_id) or agent_id
+        agent_id = find_published_name(agent_id) or agent_id
         own = (
             self.same.get(normalised_id(agent_id))
             if named_by is None

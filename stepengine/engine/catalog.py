@@ -17,7 +17,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.alike import did_you_mean, list_names
-from stepengine.data.definition import AgentDefinition, HookContext, ToolSource, name_of_published, normalised_id
+from stepengine.data.definition import AgentDefinition, HookContext, ToolSource, find_published_name, normalised_id
 from stepengine.data.hooks import HOOK_POINTS, Change, Hooks
 from stepengine.data.json import JsonDict, compact, freeze
 from stepengine.data.limits import Limits
@@ -282,7 +282,7 @@ class Catalog:
 
     def _find_published_agent(self, agent_id: str) -> Agent | None:
         """Return the agent for ``publisher/name[@version]``: that of a package, else of the engine, else a bundled one."""
-        name = name_of_published(agent_id)
+        name = find_published_name(agent_id)
         if name is None:
             return None
         if (member := packages.find_published_agent(agent_id)) is not None:
@@ -758,7 +758,7 @@ def _find_spawnable_bundled_agents(
 ) -> list[tuple[str, AgentDefinition]]:
     """Return the bundled agents that *found* may spawn, except ids that are in *found* or *others*."""
     named = {
-        name_of_published(c) if "/" in c else normalised_id(c.strip())
+        find_published_name(c) if "/" in c else normalised_id(c.strip())
         for d in found.values()
         for c in d.spawnable_agents
         if isinstance(c, str) and normalised_id(c.strip()) not in found

@@ -49,4 +49,4 @@ class ConversationRules:
         """Remove the rules with these *ids* from a conversation, or all its rules if *ids* is empty."""
         kept = self._by_session.get(session_id)
         if kept is not None:
-            kept.forget(ids)
+            kept.remove_rules(ids)

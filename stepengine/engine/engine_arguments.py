@@ -109,7 +109,7 @@ def check_engine_arguments(arguments: Mapping[str, Any]) -> None:
         msg = f"an Engine takes no {name!r}; it takes: {known}"
         raise DefinitionError(msg)
     for problem in filter(
-        None, [what.problem(f"Engine({name}=...)", arguments[name]) for name, what in ENGINE.items()]
+        None, [what.find_problem(f"Engine({name}=...)", arguments[name]) for name, what in ENGINE.items()]
     ):
         raise DefinitionError(problem)
 

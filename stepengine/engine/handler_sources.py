@@ -32,11 +32,11 @@ from stepengine.errors import BadYield
 from stepengine.helpers import best_of, call, map_agents, retry
 from stepengine.machine.batch import RUN_FREELY
 from stepengine.machine.child_effects import find_matching_id
-from stepengine.machine.protocol import rows_for
+from stepengine.machine.protocol import get_yield_rows
 from stepengine.tools.definition import Tool
 
 INERT: Collection[object] = (
-    *rows_for("handler"), *rows_for("hook"), *rows_for("tool"), best_of, call, map_agents, retry,
+    *get_yield_rows("handler"), *get_yield_rows("hook"), *get_yield_rows("tool"), best_of, call, map_agents, retry,
 )  # fmt: skip
 """Calls of these only return something to yield."""
 CALLS_A_TOOL: Collection[object] = (ToolCall, call)

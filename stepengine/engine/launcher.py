@@ -353,7 +353,7 @@ class Launcher:
             waiting_run: The run to fill, if it waited for its turn in a session.
         """
         request, services = planned.request, planned.services
-        planned.hub.show_news(shows)
+        planned.hub.set_news_filter(shows)
         # A run that waited for its turn has a handle already, which somebody holds: so its tree is filled and not
         # replaced.
         if waiting_run is None:
@@ -371,7 +371,7 @@ class Launcher:
         self.rules.remove_rules(session_id, ids)
         for tree in [live.tree for live in list(self.runs.active)]:
             if tree.root.plan.info.session_id == session_id:
-                tree.questions.remembered.forget(ids)
+                tree.questions.remembered.remove_rules(ids)
 
 
 def _with_hook_session_id(plan: RunPlan) -> RunPlan:

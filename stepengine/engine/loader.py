@@ -17,7 +17,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.alike import NEAR_RATIO, did_you_mean, list_names
-from stepengine.data.definition import AgentDefinition, ToolSource, name_of_published, normalised_id
+from stepengine.data.definition import AgentDefinition, ToolSource, find_published_name, normalised_id
 from stepengine.data.messages import to_tuple
 from stepengine.data.tools import ToolLike
 from stepengine.engine import packages, trust
@@ -426,7 +426,7 @@ def find_bundled_agent(agent_id: str) -> AgentDefinition | None:
 
 def _strip_versioned_publisher(agent_id: str) -> str:
     """Return the name in ``publisher/name@version`` and log the substitution; return any other *agent_id* unchanged."""
-    name = name_of_published(agent_id) if "@" in agent_id else None
+    name = find_published_name(agent_id) if "@" in agent_id else None
     if name is None:
         return agent_id
     log_once(describe_substitution(agent_id, name))

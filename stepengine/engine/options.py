@@ -306,7 +306,7 @@ def validate_options(method: str, kind: type[Any], options: Mapping[str, Any]) -
             hint = MODEL_HINT if name == "model" else ""
             msg = f"{method}() takes no {name!r}; its options are: {list_names(kind.__annotations__, name)}{hint}"
             raise InputError(msg, issues=(f"{name} is not an option",))
-    issues = [RUN[name].problem(name, value) for name, value in options.items() if name in RUN]
+    issues = [RUN[name].find_problem(name, value) for name, value in options.items() if name in RUN]
     for issue in filter(None, issues):
         msg = f"{method}(): {issue}"
         raise InputError(msg, issues=(issue,))

@@ -322,7 +322,7 @@ class ReplayedTree:
         parent = self.runs.get(get_starter_address(run.path)[0])
         if parent is None or run.path not in parent.background:
             raise self._make_unexpected_result_error(run, (run.path, -1))
-        ended = self._confirm_child_outcome(known, Value(self._finish_run(run).as_child(), known.at), run.end)
+        ended = self._confirm_child_outcome(known, Value(self._finish_run(run).to_child_result(), known.at), run.end)
         parent.background[run.path] = ended.value  # type: ignore[union-attr]  # how a run ended is a value
         self.close(run.path)
 
@@ -379,7 +379,7 @@ class ReplayedTree:
             self._send_outcomes(run)
         finished = run.finished
         if run.background:
-            finished = finished.add_children([self._finish_unreceived_child(path, run) for path in run.background])
+            finished = finished.with_children([self._finish_unreceived_child(path, run) for path in run.background])
         run.background.clear()
         run.finished = finished
         return finished
@@ -389,7 +389,7 @@ class ReplayedTree:
         child = run.background[path]
         if child is not None:
             return child
-        ended = self._finish_run(self.runs[path]).as_child()
+        ended = self._finish_run(self.runs[path]).to_child_result()
         del self.runs[path]
         return ended
 
@@ -406,9 +406,9 @@ class ReplayedTree:
         del self.runs[path]
         if isinstance(item.effect, CallBody):
             return attrs.evolve(
-                self._replayer.ends.make_record_end_stop(item.path, ended.pending), body=ended.as_body()
+                self._replayer.ends.make_record_end_stop(item.path, ended.pending), body=ended.to_body_end()
             )
-        child = ended.as_child(is_inline=cast("Spawn", item.effect).is_inline)
+        child = ended.to_child_result(is_inline=cast("Spawn", item.effect).is_inline)
         return attrs.evolve(self._replayer.ends.make_record_end_stop(item.path, child.questions), child=child)
 
 
@@ -417,8 +417,8 @@ def _outcome_of_run(ended: Finished, item: Item, at: int) -> Value:
     effect = item.effect
     if isinstance(effect, CallBody):
         runs = cast("Yielding", item.plan.tools[effect.tool_name].runs)
-        return Value(ended.as_tool_result(runs, is_typed=effect.source != "model"), at, body=ended.as_body())
-    return Value(ended.as_child(is_inline=cast("Spawn", effect).is_inline), at)
+        return Value(ended.to_call_result(runs, is_typed=effect.source != "model"), at, body=ended.to_body_end())
+    return Value(ended.to_child_result(is_inline=cast("Spawn", effect).is_inline), at)
 
 
 # --- recorded hooks -------------------------------------------------------------------------------------------------

@@ -152,7 +152,7 @@ class EngineRun:
     async def _run_in_session(self, turn: Turn) -> RunResult:
         tree = self.tree
         try:
-            if not await tree.wait_for(turn.access.enter):
+            if not await tree.wait_before_run(turn.access.enter):
                 assert tree.root.stopping is not None  # noqa: S101 - that is why it waits no longer
                 error = tree.root.stopping.error
                 machine = make_failing_machine(error if isinstance(error, StepEngineError) else None)
@@ -195,7 +195,7 @@ class EngineRun:
 
     def _make_result(self, finished: Finished) -> RunResult:
         tree, waits = self.tree, self._find_waits(finished)
-        return finished.as_result(
+        return finished.to_run_result(
             pending_questions=tuple([one.question for one in waits if one.question is not None]),
             waits_for=waits,
             session_id=tree.root.plan.info.session_id,
@@ -206,10 +206,10 @@ class EngineRun:
     def _add_tree_warnings(self, finished: Finished) -> Finished:
         """Return the end of the root with warnings about observers, unused answers and undelivered messages."""
         tree = self.tree
-        texts = [*tree.hub.failures.warnings, *tree.questions.given.unused]
+        texts = [*tree.hub.failures.warnings, *tree.questions.given.unused_warnings]
         if tree.inboxes.root and not tree.hub.is_kept_open:
             texts.append(undelivered_messages_warning(len(tree.inboxes.root)))
-        return finished.add_warnings(texts) if texts else finished
+        return finished.with_warnings(texts) if texts else finished
 
 
 def raise_at_step_limit(result: RunResult, limits: Limits) -> None:

@@ -22,12 +22,12 @@ from stepengine.data.alike import find_nearest
 from stepengine.data.definition import AgentDefinition, HookContext, normalised_id
 from stepengine.data.effects import CallBody, Spawn
 from stepengine.data.events import LogLine
-from stepengine.data.json import JsonDict, JsonValue, check_text, freeze
+from stepengine.data.json import JsonDict, JsonValue, freeze, require_storable_text
 from stepengine.data.limits import MAX_LEVELS, TREE_WIDE, Limits
 from stepengine.data.provenance import Provenance
 from stepengine.data.questions import Answer, AnswerLike, Question, check_answer
 from stepengine.data.record_sizes import find_length_problem
-from stepengine.data.state import AgentState, RunInfo, find_suspended_reply
+from stepengine.data.state import AgentState, RunInfo, find_suspended_reply_index
 from stepengine.data.tools import Driving, Spawning, ToolSpec, Yielding
 from stepengine.data.transcript import Transcript
 from stepengine.engine.catalog import Agent, Catalog, ToolUses, make_instructions_note, remove_instructions_notes
@@ -44,7 +44,7 @@ from stepengine.errors import (
 from stepengine.machine.author import add_location, make_handler_error
 from stepengine.machine.child_effects import find_matching_id, spawn_not_allowed_error
 from stepengine.machine.plan import RunPlan, ToolBody
-from stepengine.runtime.core_performer import get_call_seconds
+from stepengine.runtime.core_performer import get_call_timeout
 from stepengine.runtime.hub import Hub
 from stepengine.runtime.logs import LOGGER, LineLogger
 from stepengine.runtime.services import Services
@@ -188,7 +188,7 @@ def explain_unresumable_state(agent: AgentDefinition, state: AgentState) -> str 
         return f"agent {agent.id!r} has a handler, which a state does not bring back to where it waits"
     if any(q.path for q in state.pending):
         return "a child asks, or a tool that yields, whose course the state does not hold"
-    if find_suspended_reply(state.message_history) is None:
+    if find_suspended_reply_index(state.message_history) is None:
         return "the state holds no call that waits for an answer"
     return None
 
@@ -415,7 +415,7 @@ class Planner:
         try:
             # Found here with the name of the agent; the journal, the provider and every store would each fail with it
             # in a way of its own, after money was spent.
-            check_text(prompt)
+            require_storable_text(prompt)
         except DataError:
             msg = f"the prompt of agent {definition.id!r} holds a lone surrogate, which no encoding can store"
             raise InputError(msg, issues=("prompt should be text that UTF-8 can hold",)) from None
@@ -479,7 +479,7 @@ class Planner:
             tool_call_id=effect.tool_call_id if around is None else around.tool_call_id,
             by_model=effect.source == "model" if around is None else around.by_model,
             steps=lambda ctx: runs.steps(ctx, arguments),
-            timeout=get_call_seconds(parent, effect.tool_name),
+            timeout=get_call_timeout(parent, effect.tool_name),
             values=effect.values,
         )
         plan = RunPlan(
@@ -669,7 +669,7 @@ class _PromptLogger(LineLogger):
         self._hub = hub
         self._path = plan.path
 
-    def line(self, level: str, message: str, data: dict[str, object]) -> None:
+    def log_line(self, level: str, message: str, data: dict[str, object]) -> None:
         """Log one line."""
         self._hub.log.write(LogLine(path=self._path, level=level, message=message), data)
 

@@ -27,7 +27,7 @@ from stepengine.data.checks import (
     with_keyword_hints,
     word_check,
 )
-from stepengine.data.definition import AgentDefinition, name_of_published, normalised_id
+from stepengine.data.definition import AgentDefinition, find_published_name, normalised_id
 from stepengine.data.json import JsonDict, freeze_object, thaw
 from stepengine.data.typed_values import is_model, model_to_json
 from stepengine.errors import DataError, DefinitionError, InputError
@@ -130,7 +130,7 @@ class Schedule:
     def _make_id(self) -> str:
         what = [self.line, self.timezone, self.prompt, None if self.params is None else thaw(self.params)]
         digest = sha256(json.dumps([self.agent_id, *what], sort_keys=True).encode("utf-8", "replace")).hexdigest()[:8]
-        name = normalised_id(name_of_published(self.agent_id) or self.agent_id).lower()
+        name = normalised_id(find_published_name(self.agent_id) or self.agent_id).lower()
         # With a hyphen and the eight letters of the digest an id has at most 40.
         kept = "".join([sign if sign.isascii() and sign.isalnum() else "-" for sign in name[:31]]).strip("-")
         return f"{kept or 'agent'}-{digest}"

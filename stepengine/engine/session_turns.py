@@ -22,7 +22,7 @@ from stepengine.data.definition import AgentDefinition
 from stepengine.data.messages import UserMessage
 from stepengine.data.outcomes import Outcome
 from stepengine.data.questions import AnswerLike, Question
-from stepengine.data.state import AgentState, RunResult, RunStatus, find_suspended_reply
+from stepengine.data.state import AgentState, RunResult, RunStatus, find_suspended_reply_index
 from stepengine.data.usage import Usage
 from stepengine.data.waits import Waits, describe_waits
 from stepengine.engine.run_plans import RunRequest, explain_unresumable_state
@@ -379,7 +379,7 @@ class Turn:
         if request.previous is not None:
             return ()
         if before.state is None:
-            return (OPEN,) if find_suspended_reply(before.messages) is not None else ()
+            return (OPEN,) if find_suspended_reply_index(before.messages) is not None else ()
         return before.state.pending if before.info.agent_id == request.agent.definition.id else ()
 
     def _get_answers_by_question(self) -> Mapping[str, AnswerLike]:

@@ -17,7 +17,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.codec import plain
-from stepengine.data.definition import AgentDefinition, name_of_published, normalised_id
+from stepengine.data.definition import AgentDefinition, find_published_name, normalised_id
 from stepengine.data.state import RunResult
 from stepengine.data.visible import truncate_text, visible
 from stepengine.engine import Engine, loader
@@ -346,7 +346,7 @@ def _find_referenced_ids(agents: Sequence[AgentDefinition]) -> list[str]:
     """Return the ids by which agents refer to others, except those whose definition another agent holds."""
     children = [child for agent in agents for child in agent.spawnable_agents]
     held = {normalised_id(child.id) for child in (*agents[:1], *children) if not isinstance(child, str)}
-    named = [name_of_published(child) or child for child in children if isinstance(child, str)]
+    named = [find_published_name(child) or child for child in children if isinstance(child, str)]
     return list({normalised_id(child): child for child in named if normalised_id(child) not in held}.values())
 
 

@@ -119,7 +119,7 @@ def _cacheable_share(before: ModelRequest | None, request: ModelRequest) -> floa
     """Return the share of a prompt that a cache could hold: the common start with the previous request."""
     if before is None or (before.system_prompt, before.tools) != (request.system_prompt, request.tools):
         return 0.0
-    same = before.messages.shared_prefix(request.messages)
+    same = before.messages.shared_prefix_length(request.messages)
     if not same or not len(before.messages):
         return 0.0
     whole = estimated_tokens(request)

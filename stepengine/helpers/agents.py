@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from types import GeneratorType
 from typing import Any, TypeVar, cast
 
-from stepengine.data.checks import find_list_problem
+from stepengine.data.checks import find_iteration_mistake
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.state import ChildResult
 from stepengine.data.yields import AgentCall, Parallel, StepResult, Yieldable
@@ -46,7 +46,7 @@ def map_agents(
         BadYield: when *items* is a text, bytes or a mapping, or ``map_agents`` is called without *prompt* and *params*, and an item is neither a string nor a mapping.
         LimitExceeded: when a limit that was set has no room for that many children; none has started.
     """
-    if problem := find_list_problem(items):
+    if problem := find_iteration_mistake(items):
         msg = f"map_agents starts one child for each item: {problem}"
         raise BadYield(msg)
     return _run_in_parallel(

@@ -147,8 +147,8 @@ def _get_result_value(history: History, intent: Intent) -> Any:
 
 def _make_compaction(sent: _SentMessages, after: Transcript, address: Address) -> Compaction:
     """Return the compaction between two requests: the messages that *after* no longer has."""
-    lost = [m for m in sent.view.find_missing(after) if m.ttl is None and not _is_pending_result(m)]
-    fresh = after.find_missing(sent.view)
+    lost = [m for m in sent.view.find_missing_messages(after) if m.ttl is None and not _is_pending_result(m)]
+    fresh = after.find_missing_messages(sent.view)
     there = {m.tool_call_id: m for m in fresh if isinstance(m, ToolMessage)}
     # A hook may have changed a result before anybody saw it: only a note in its place says that it was left out.
     results = [m for m in sent.results if m.tool_call_id not in there or _is_compaction_note(there[m.tool_call_id])]

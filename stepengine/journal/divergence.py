@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from stepengine.data.effects import CallModel
-from stepengine.data.json import ABSENT, differences, first_difference
+from stepengine.data.json import ABSENT, find_differences, find_first_difference
 from stepengine.data.outcomes import Failure, Single, Value
 from stepengine.data.state import ChildResult
 from stepengine.data.visible import cut_after
@@ -195,14 +195,14 @@ def _compare_messages(recorded: list[object], now: list[object]) -> Iterator[Fie
 
 def compare_values(recorded: object, now: object, pointer: str = "") -> Iterator[FieldDifference]:
     """Yield each difference between two JSON values."""
-    for found in differences(recorded, now, pointer):
+    for found in find_differences(recorded, now, pointer):
         yield FieldDifference(found.pointer or "/", *_format_value_pair(found.recorded, found.now))
 
 
 def _format_value_pair(recorded: object, now: object) -> tuple[str, str]:
     """Return both values as texts; long texts start shortly before their first difference."""
     if isinstance(recorded, str) and isinstance(now, str) and max(len(recorded), len(now)) > WHOLE_CHARS:
-        start = max(0, first_difference(recorded, now) - WHOLE_CHARS // 3)
+        start = max(0, find_first_difference(recorded, now) - WHOLE_CHARS // 3)
         return _format_excerpt(recorded, start), _format_excerpt(now, start)
     return format_value(recorded), format_value(now)
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import attrs
 
-from stepengine.data.codec import bare, bare_any, is_stored, restored, restored_any
+from stepengine.data.codec import decode_stored, decode_stored_or_json, encode_stored, encode_stored_or_json, is_stored
 from stepengine.data.effects import (
     KINDS,
     ROWS,
@@ -30,7 +30,7 @@ from stepengine.data.effects import (
     Spawn,
 )
 from stepengine.data.faults import prefix_path
-from stepengine.data.json import MAX_LINE_DEPTH_LEVELS, JsonDict, compact, freeze, is_deeper, thaw
+from stepengine.data.json import MAX_LINE_DEPTH_LEVELS, JsonDict, compact, freeze, is_nested_deeper, thaw
 from stepengine.data.models import DEFAULT_SETTINGS, ModelRequest
 from stepengine.data.outcomes import Failure, Value
 from stepengine.data.questions import Question
@@ -68,10 +68,11 @@ from stepengine.workspace.writes import FileWrite
 
 __all__ = (
     "Encoder",
-    "bare",
     "changes_world_again",
+    "decode_stored",
     "encode_call_with_durability",
     "encode_effect",
+    "encode_stored",
     "get_sandbox_name",
     "make_call_form",
     "must_be_durable",
@@ -82,7 +83,6 @@ __all__ = (
     "questions_of",
     "remove_secret_content",
     "request_members",
-    "restored",
     "to_comparable_form",
     "to_storable_error",
     "unpack_texts",
@@ -230,7 +230,7 @@ DESCRIBE: Mapping[type[Leaf], Callable[[Any], CallModel | Form]] = {
 def _encode_question(question: Question) -> dict[str, Any]:
     """Return the stored form of a question, without the parts that are rebuilt each time it is shown."""
     is_bare = question.remember is None and not question.descriptions
-    return bare(question if is_bare else attrs.evolve(question, remember=None, wider=(), descriptions=()))
+    return encode_stored(question if is_bare else attrs.evolve(question, remember=None, wider=(), descriptions=()))
 
 
 # An argument may be a client or a connection, which no journal holds. It is recorded by what it is called, so that a
@@ -257,7 +257,7 @@ def _freeze_argument(value: object) -> object:
     except DataError:
         pass
     if is_stored(type(value)):
-        return bare(value)
+        return encode_stored(value)
     if is_model(value):
         return freeze(dump_model(value))
     return {"type": "object", "name": name_of(value if hasattr(value, "__qualname__") else type(value))}
@@ -295,7 +295,7 @@ def changes_world_again(form: object) -> bool:
 def questions_of(form: object) -> tuple[Question, ...]:
     """Return the questions of a recorded ``Ask``; none of any other effect."""
     if isinstance(form, Mapping) and form.get("type") == "ask":
-        return tuple([restored(q) for q in form["questions"]])
+        return tuple([decode_stored(q) for q in form["questions"]])
     return ()
 
 
@@ -323,20 +323,20 @@ def to_storable_error(error: StepEngineError) -> StepEngineError:
 def outcome_members(outcome: Value | Failure) -> dict[str, Any]:
     """Return the members of the result record for an outcome."""
     if isinstance(outcome, Failure):
-        members = {"error": bare(Failure(outcome.error))["error"]}
+        members = {"error": encode_stored(Failure(outcome.error))["error"]}
     else:
         value = outcome.value
         if isinstance(value, ChildResult):
             value = _with_json_output(value)
         members = {"value": _encode_outcome_value(value)}
     if outcome.inputs:
-        members["inputs"] = [bare(message) for message in outcome.inputs]
+        members["inputs"] = [encode_stored(message) for message in outcome.inputs]
     return members
 
 
 def _encode_outcome_value(value: object) -> object:
     try:
-        return bare_any(value)
+        return encode_stored_or_json(value)
     except DataError as error:
         raise prefix_path(error, ".value") from None
 
@@ -348,12 +348,12 @@ def outcome_of(members: Mapping[str, Any]) -> Value | Failure:
     Raises:
         DataError: when it does not fit the codec any more.
     """
-    inputs = tuple([restored(message) for message in members["inputs"]]) if "inputs" in members else ()
+    inputs = tuple([decode_stored(message) for message in members["inputs"]]) if "inputs" in members else ()
     at = members["at"]
     if "error" in members:
-        return Failure(restored({"type": "failure", "error": members["error"]}).error, at, inputs)
+        return Failure(decode_stored({"type": "failure", "error": members["error"]}).error, at, inputs)
     try:
-        return Value(restored_any(members["value"]), at, inputs)
+        return Value(decode_stored_or_json(members["value"]), at, inputs)
     except DataError as error:
         raise prefix_path(error, ".value") from None
 
@@ -372,7 +372,7 @@ def to_comparable_form(child: ChildResult) -> Form:
     Of an error it has class, kind and words, without what differs by machine and edit: folders, lines, memory addresses.
     What follows from the rest by rules that journals outlive may differ: the text, and how a spent budget is described.
     """
-    data = bare(_with_json_output(child))
+    data = encode_stored(_with_json_output(child))
     same = {name: data.get(name) for name in COMPARED_CHILD}
     error = None if child.status is RunStatus.MAX_STEPS else child.error
     return {
@@ -552,7 +552,7 @@ class Encoder:
                 record.fp = self.prints.for_effect(form)
             if (record.path, record.seq) == ROOT and form.get("previous"):
                 # Known by its messages, not by its buffer: the run continues from a copy of this state.
-                self._bases.set_request_base(*ROOT, restored(form["previous"]).view)
+                self._bases.set_request_base(*ROOT, decode_stored(form["previous"]).view)
         members = {"kind": "intent", "path": record.path, "seq": record.seq, "fp": record.fp, "effect": form}
         if record.gather is not None:
             members["gather"] = record.gather
@@ -635,9 +635,9 @@ def request_members(request: ModelRequest, messages: Sequence[object], *, whole:
     if request.tool_choice is not None:
         members["tool_choice"] = request.tool_choice
     if request.settings != DEFAULT_SETTINGS:
-        members["settings"] = bare(request.settings)
+        members["settings"] = encode_stored(request.settings)
     if request.tail:
-        members["tail"] = [bare(m) for m in request.tail]
+        members["tail"] = [encode_stored(m) for m in request.tail]
     return members
 
 
@@ -692,7 +692,7 @@ def unpack_texts(value: object, blobs: Mapping[str, object], depth: int = 0) -> 
         if name == "$blob":
             blob = blobs[inner]
             # The line and the blob are within the cap, each by itself.
-            if not isinstance(blob, str) and is_deeper(blob, MAX_LINE_DEPTH_LEVELS - depth):
+            if not isinstance(blob, str) and is_nested_deeper(blob, MAX_LINE_DEPTH_LEVELS - depth):
                 msg = f"nested deeper than {MAX_LINE_DEPTH_LEVELS} levels"
                 raise DataError(msg)
             return blob
@@ -785,7 +785,7 @@ class _KnownRequests:
             if 0 < last.longest == before and (
                 length >= before
                 if shared is last.shared
-                else before == _base_transcript(last).shared_prefix(transcript)
+                else before == _base_transcript(last).shared_prefix_length(transcript)
             ):
                 # It goes on from the last one, as it nearly always does.
                 said = {"type": "slice", "seq": last.seq, "start": 0, "stop": before}
@@ -795,10 +795,10 @@ class _KnownRequests:
                     last.count += 1
                     if last.count == KEPT_REQUESTS:
                         self._known[path] = [last]  # nothing else is kept, nor what that was
-                return [said, *[bare(message) for message in transcript.messages_from(before)]]
+                return [said, *[encode_stored(message) for message in transcript.list_messages_after(before)]]
         items = self._encode_transcript((path, seq), transcript)
         self.set_request_base(path, seq, transcript)
-        return [item if isinstance(item, dict) else bare(item) for item in items]
+        return [item if isinstance(item, dict) else encode_stored(item) for item in items]
 
     def _encode_transcript(self, address: Address, transcript: Transcript) -> list[Any]:
         """Return *transcript* as slices of earlier requests, which are objects, and messages."""
@@ -825,14 +825,14 @@ class _KnownRequests:
         if not candidates or not transcript:
             return None
         last = candidates[0]
-        shared = _base_transcript(last).shared_prefix(transcript)
+        shared = _base_transcript(last).shared_prefix_length(transcript)
         for base in candidates:
             if shared < last.length or base.length > last.length:
                 break
         else:
             return (path, last.seq), _base_transcript(last), shared  # none of the others can share more
         bases = [((path, base.seq), _base_transcript(base)) for base in candidates]
-        found = [(address, known, known.shared_prefix(transcript)) for address, known in bases]
+        found = [(address, known, known.shared_prefix_length(transcript)) for address, known in bases]
         return max(found, key=lambda base: (base[2], len(base[1])))
 
     # After a cut of the history nothing is shared from the beginning, and still most messages are known: so they are

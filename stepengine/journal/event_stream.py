@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import attrs
 
-from stepengine.data.codec import restored
+from stepengine.data.codec import decode_stored
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.effects import (
     KINDS,
@@ -307,7 +307,7 @@ class EventProjection:
         """Add the usage of a reply and its failed attempts to the run, and yield the reply's events."""
         for attempt in result.attempts:
             if attempt.get("usage") is not None:
-                self._add_spending_upwards(result.path, restored(attempt["usage"]), None)
+                self._add_spending_upwards(result.path, decode_stored(attempt["usage"]), None)
         if reply is None:
             return
         self._add_spending_upwards(result.path, reply.usage or Usage(), reply.cost)
@@ -376,7 +376,7 @@ class EventProjection:
                 run.was_left, run.is_open = run.is_open or run.was_left, False
             self._is_stopped = True
             return
-        error = restored(said["error"]) if "error" in said else None
+        error = decode_stored(said["error"]) if "error" in said else None
         status = status_from_stop(Stop(said["kind"], error=error))
         for path in sorted(self._runs, key=lambda path: (-path.count("."), path)):
             run = self._runs[path]

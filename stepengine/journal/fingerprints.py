@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 
-from stepengine.data.codec import bare
+from stepengine.data.codec import encode_stored
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.effects import KINDS, CallModel
 from stepengine.data.json import canonical
@@ -57,7 +57,7 @@ def definition_fingerprint(definition: AgentDefinition, tools: Sequence[ToolSpec
             "id": definition.id,
             "model": definition.model,
             "prompts": [p if isinstance(p, str) else type(p).__qualname__ for p in prompts],
-            "settings": bare(definition.settings),
+            "settings": encode_stored(definition.settings),
             "tools": [describe_tool(t) for t in tools],
         }
     )
@@ -90,7 +90,7 @@ class Fingerprints:
         """Return the fingerprint of a model call."""
         # A chain over the messages, kept beside each of them: step n adds one link and does not read the n messages
         # before it (replay:J39).
-        value = request.messages.fold_on(self._chain_key, self._compute_chain, START)
+        value = request.messages.fold_batch(self._chain_key, self._compute_chain, START)
         if request.tail:
             value = self._compute_chain(value, request.tail)[-1]
         return _hash_text(
@@ -117,7 +117,7 @@ class Fingerprints:
             view["tool_choice"] = request.tool_choice
         if request.settings != DEFAULT_SETTINGS:
             # The request holds the tool choice in force; the settings may hold a default of the agent.
-            view["settings"] = self.value(bare(attrs.evolve(request.settings, tool_choice=None)))
+            view["settings"] = self.value(encode_stored(attrs.evolve(request.settings, tool_choice=None)))
         return view
 
     def tools(self, specs: Sequence[ToolSpec]) -> str:
@@ -144,7 +144,7 @@ class Fingerprints:
 
     def digest(self, message: Message) -> bytes:
         """Return the digest of a message as a model sees it: without its tags and lifetime."""
-        data = bare(message)
+        data = encode_stored(message)
         return sha256(
             self._to_redacted_text({name: data[name] for name in data if name not in UNSEEN}).encode()
         ).digest()

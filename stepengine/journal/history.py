@@ -34,11 +34,11 @@ from stepengine.errors import (
     StepEngineError,
 )
 from stepengine.journal.encoding import (
-    bare,
+    decode_stored,
+    encode_stored,
     name_of,
     outcome_of,
     request_members,
-    restored,
     unpack_texts,
 )
 from stepengine.journal.fingerprints import definition_fingerprint
@@ -264,7 +264,7 @@ class History:
         """Return the stored form of an effect with its blobs filled in; slices of requests remain."""
         effect = intent.effect
         if isinstance(effect, CallModel):
-            request = request_members(effect.request, [bare(m) for m in effect.request.messages], whole=True)
+            request = request_members(effect.request, [encode_stored(m) for m in effect.request.messages], whole=True)
             return {"type": "model_call", "purpose": effect.purpose, "request": request}
         if not intent.is_stored:
             return effect
@@ -506,11 +506,13 @@ def encode_root_start(
     form: dict[str, object] = {"type": "agent_call", "agent_id": plan.definition.id, "prompt": plan.prompt}
     form |= {"params": plan.params_json, "run_id": plan.run_id}
     if state.message_history or state.context or state.next_call != 1 or state.left_out:
-        form["previous"] = bare(attrs.evolve(state, system_prompt="", tool_definitions=JsonDict(), steps_remaining=0))
+        form["previous"] = encode_stored(
+            attrs.evolve(state, system_prompt="", tool_definitions=JsonDict(), steps_remaining=0)
+        )
     form |= {name: value for name, value in attrs.asdict(plan.info, recurse=False).items() if value}
     form |= {"model": model} if model is not None else {}
     form |= {name: dict(chosen) for name, chosen in zip(("models", "run_models"), models, strict=True) if chosen}
-    return form | ({"limits": bare(limits)} if limits is not None else {})
+    return form | ({"limits": encode_stored(limits)} if limits is not None else {})
 
 
 def parse_opening(history: History) -> RecordedStart:
@@ -522,9 +524,9 @@ def parse_opening(history: History) -> RecordedStart:
         agent_id=form["agent_id"] if head is None or "/" not in head.agent else head.agent,
         prompt=form["prompt"],
         params=form["params"],
-        previous=None if previous is None else restored(previous),
+        previous=None if previous is None else decode_stored(previous),
         info=RunInfo(form.get("session_id"), form.get("user_id"), form.get("metadata", {})),
-        limits=None if limits is None else restored(limits),
+        limits=None if limits is None else decode_stored(limits),
         run_id=form["run_id"],
     )
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from stepengine.data.faults import SHOWN_CHARS
-from stepengine.data.json import MAX_LINE_DEPTH_LEVELS, is_deep_text
+from stepengine.data.json import MAX_LINE_DEPTH_LEVELS, is_text_nested_deeper
 from stepengine.errors import JournalCorrupt, JournalError
 from stepengine.journal.encoding import unpack_texts
 from stepengine.journal.journal_files import open_for_reading
@@ -198,7 +198,7 @@ def parse_members(line: bytes, where: object) -> Mapping[str, object]:
     Raises:
         JournalCorrupt: when it is not a JSON object.
     """
-    if is_deep_text(line, MAX_LINE_DEPTH_LEVELS):
+    if is_text_nested_deeper(line, MAX_LINE_DEPTH_LEVELS):
         raise _make_depth_error(where)
     try:
         # What begins like this is UTF-8, and need not be looked at to find that out.
@@ -396,7 +396,7 @@ def _read_records(
                 return Reading(records, offset, end - offset, crc=previous)
             is_moved = bool(link and previous and verify_checksum(body, 0) is not None)
             raise _make_damage_error(records, offset, source, is_moved=is_moved)
-        if is_deep_text(body, MAX_LINE_DEPTH_LEVELS):
+        if is_text_nested_deeper(body, MAX_LINE_DEPTH_LEVELS):
             raise _make_depth_error(RecordPosition(source, offset))
         record: Record | None = parse_record_lazily(body, source, offset)
         if record is None:

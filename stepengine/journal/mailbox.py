@@ -30,7 +30,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, get_args
 import attrs
 from attrs import frozen
 
-from stepengine.data.codec import restored
+from stepengine.data.codec import decode_stored
 from stepengine.data.json import JsonValue, freeze
 from stepengine.data.questions import Answer
 from stepengine.data.visible import cut_after
@@ -181,7 +181,7 @@ def _find_value_problem(letter: MailboxMessage) -> str:
     # later, and the sender that could mend it would be told that all was well.
     if letter.kind == "answer" and not isinstance(value, bool | str):
         try:
-            is_answer = isinstance(restored(value), Answer)
+            is_answer = isinstance(decode_stored(value), Answer)
         except (StepEngineError, *UNREADABLE):
             is_answer = False
         if not is_answer:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from stepengine.data.alike import list_names
-from stepengine.data.codec import bare
+from stepengine.data.codec import encode_stored
 from stepengine.data.questions import Answer, AnswerLike, Question, answer_problem, to_answer
 from stepengine.data.waits import MESSAGE_ID_BYTES
 from stepengine.data.yields import check_topic
@@ -87,7 +87,8 @@ def send_answers(journal: JournalLike, answers: Mapping[str, AnswerLike]) -> Non
     questions = {name: question for name, (_, question) in open_questions(_read_open_run(found)).items()}
     given = match_answers(answers, questions)
     _send_mailbox_messages(
-        found, [MailboxMessage(kind="answer", topic=name, value=bare(answer)) for name, answer in given.items()]
+        found,
+        [MailboxMessage(kind="answer", topic=name, value=encode_stored(answer)) for name, answer in given.items()],
     )
 
 

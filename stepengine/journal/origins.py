@@ -12,7 +12,7 @@ from typing import Any
 
 from attrs import frozen
 
-from stepengine.data.codec import restored
+from stepengine.data.codec import decode_stored
 from stepengine.data.json import JsonDict, JsonValue
 from stepengine.data.origins import find_origins
 from stepengine.data.provenance import Provenance, Source
@@ -99,14 +99,14 @@ class RecordedSources:
 
     def find_value(self, value: JsonValue) -> Mapping[str, tuple[Source, ...]]:
         """Return where a value occurs in the records read so far, by the path of each run that received it."""
-        found = {path: run.sources.index.find(value) for path, run in self.runs.items()}
+        found = {path: run.sources.index.find_sources(value) for path, run in self.runs.items()}
         return {path: sources for path, sources in found.items() if sources}
 
     def _add_root_sources(self, root: Mapping[str, Any]) -> None:
         """Add the root run, with its prompt, its params and the history that it continues as sources."""
         first = self.runs[""] = _TracedRun(Provenance(), is_root=True)
         if root.get("previous") is not None:
-            previous: AgentState = restored(root["previous"])
+            previous: AgentState = decode_stored(root["previous"])
             first.sources.add_history(previous)
         first.sources.add_prompt(root.get("prompt", ""), root.get("params"))
 
@@ -149,7 +149,7 @@ class RecordedSources:
                 run.waiting.append(intent)
                 continue
             result = self._history.results[address]
-            run.sources.receive(
+            run.sources.add_outcome(
                 effect_from_form(intent, self._form_without_request(intent)), self._history.outcome(result)
             )
 

@@ -15,7 +15,7 @@ import attrs
 
 from stepengine.data.questions import Answer
 from stepengine.errors import JournalError
-from stepengine.journal.encoding import questions_of, restored
+from stepengine.journal.encoding import decode_stored, questions_of
 from stepengine.journal.fingerprints import Fingerprints
 from stepengine.journal.history import History
 from stepengine.journal.provenance import has_trusted_permissions, replace_with_derived
@@ -144,7 +144,7 @@ def _get_recorded_answers(history: History, address: Address) -> Sequence[Answer
     known = history.results.get(address)
     if known is None:
         ids = _find_question_ids(history, address)
-        return [restored(each.input["answer"]) for each in history.inputs if _is_answer_to(each, ids)]
+        return [decode_stored(each.input["answer"]) for each in history.inputs if _is_answer_to(each, ids)]
     return list_answers(history.outcome(known))
 
 

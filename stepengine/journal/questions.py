@@ -18,7 +18,7 @@ from stepengine.data.outcomes import Failure, Stop, Value
 from stepengine.data.questions import DOUBT, Answer, AnswerLike, Question, check_answer, to_answer
 from stepengine.data.visible import cut_end
 from stepengine.errors import AnswerRejected, DataError, JournalError, StepEngineError, UnknownOutcome
-from stepengine.journal.encoding import changes_world_again, encode_effect, name_of, questions_of, restored
+from stepengine.journal.encoding import changes_world_again, decode_stored, encode_effect, name_of, questions_of
 from stepengine.journal.history import History
 from stepengine.journal.pending_items import open_questions
 from stepengine.journal.programs import get_program
@@ -237,7 +237,7 @@ def _check_stated_result(history: History, key: str, answer: Answer) -> None:
 def load_recorded_answers(history: History) -> dict[str, AnswerLike]:
     """Return the answers that were recorded before a result of their effect, by question id."""
     kept = [record.input for record in history.inputs if record.input.get("type") == "answer"]
-    return {entry["question_id"]: restored(entry["answer"]) for entry in kept}
+    return {entry["question_id"]: decode_stored(entry["answer"]) for entry in kept}
 
 
 def _find_fork_address(path: str, seq: int) -> str:
@@ -337,7 +337,7 @@ STORED = {"model_call": "model_reply", "tool_call": "tool_result"}
 
 def _convert_to_outcome_value(history: History, intent: Intent, value: Any) -> object:
     if intent.type in STORED and isinstance(value, Mapping) and value.get("type") == STORED[intent.type]:
-        value = restored(thaw(value))
+        value = decode_stored(thaw(value))
     replace = REPLACE.get(intent.type)
     if replace is None:
         msg = "the outcome of a child follows from its own effects; fork at one of those"

@@ -9,11 +9,11 @@ from __future__ import annotations
 import attrs
 
 from stepengine.data.messages import ToolResult
-from stepengine.data.outcomes import Stop, make_stop_below, was_given_up
+from stepengine.data.outcomes import Stop, has_lost_or_stopped, make_descendant_stop
 from stepengine.data.questions import Question
 from stepengine.data.state import ChildResult
 from stepengine.errors import AgentError
-from stepengine.journal.encoding import restored
+from stepengine.journal.encoding import decode_stored
 from stepengine.journal.history import find_outside_stop
 from stepengine.journal.recorded_clock import RunClock
 from stepengine.journal.recorded_part import RecordedPart
@@ -84,7 +84,7 @@ class RecordEnds:
         for start, stop in gather.races:
             if start <= seq - first < stop:
                 others = [past.result((item.path, first + n)) for n in range(start, stop)]
-                return any(known and not was_given_up(past.history.outcome(known)) for known in others)
+                return any(known and not has_lost_or_stopped(past.history.outcome(known)) for known in others)
         return False
 
     def make_record_end_stop(self, path: str, questions: tuple[Question, ...], *, waits: bool = False) -> Stop:
@@ -98,7 +98,7 @@ class RecordEnds:
         stop = None if ended is None else self.find_stop(ended)
         if ended is not None and stop is not None:
             is_own = ended.address in ((path, -1), get_starter_address(path))
-            return attrs.evolve(stop if is_own else make_stop_below(stop), at=at)
+            return attrs.evolve(stop if is_own else make_descendant_stop(stop), at=at)
         if self.is_race_loser(path):
             # Those below a run that has lost are told nothing of its race, as where nothing is replayed.
             return Stop("cancelled", at, AgentError(LOST) if path in self._given_up else None)
@@ -109,6 +109,6 @@ class RecordEnds:
         for record in reversed(history.inputs):
             if record.input.get("type") == "stop" and record.input["kind"] != "suspended":
                 error = record.input.get("error")
-                stop = Stop(record.input["kind"], at, restored(error) if error else None)
-                return attrs.evolve(make_stop_below(stop), at=at) if path else stop
+                stop = Stop(record.input["kind"], at, decode_stored(error) if error else None)
+                return attrs.evolve(make_descendant_stop(stop), at=at) if path else stop
         return Stop("cancelled", at)

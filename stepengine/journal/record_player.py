@@ -16,7 +16,7 @@ from stepengine.data.outcomes import Single, Stop, Value
 from stepengine.data.questions import Answer
 from stepengine.data.usage import NOTHING_USED
 from stepengine.errors import UnknownOutcome
-from stepengine.journal.encoding import bare
+from stepengine.journal.encoding import encode_stored
 from stepengine.journal.history import History
 from stepengine.journal.modes import OpenJournal
 from stepengine.journal.questions import make_unknown_call_question
@@ -27,7 +27,7 @@ from stepengine.journal.records import Input, Result
 from stepengine.journal.replayer import Replayer
 from stepengine.journal.run_mailbox import RunMailbox
 from stepengine.journal.unknown_calls import UnknownCalls, convert_to_denial
-from stepengine.runtime.core_performer import is_deferred
+from stepengine.runtime.core_performer import is_deferred_call
 from stepengine.runtime.failfast import make_race_loss_outcome
 from stepengine.runtime.limits import RecordState
 from stepengine.runtime.performer import IO, Item, Performer, child_path, is_repeatable
@@ -277,7 +277,7 @@ class RecordPlayer:
         if self._mode.copies:
             self._copy_input_records(item, history)
         # Whoever sent its result knows that it happened.
-        is_waiting = is_deferred(item) and (
+        is_waiting = is_deferred_call(item) and (
             address in history.facts.pending_results or address in self._mail.results_sent
         )
         if is_waiting and self._answers.find_decision(address) is None:
@@ -304,10 +304,10 @@ class RecordPlayer:
 
     def _make_lost_attempt(self, item: Item) -> list[object]:
         """Return the attempt of a process that ended before recording the reply, with its known usage."""
-        lost = {"error": bare(UnknownOutcome("the process ended before the reply was recorded"))}
+        lost = {"error": encode_stored(UnknownOutcome("the process ended before the reply was recorded"))}
         begun = self._replayer.find_stopped_call_usage(item)
         # A call that was stopped before it was sent is no attempt.
-        return [] if begun is None or begun.usage == NOTHING_USED else [{**lost, "usage": bare(begun.usage)}]
+        return [] if begun is None or begun.usage == NOTHING_USED else [{**lost, "usage": encode_stored(begun.usage)}]
 
     def _record_stated_result(self, item: Item, outcome: Single) -> None:
         """Record who stated the outcome of an effect in doubt."""

@@ -16,7 +16,7 @@ from stepengine.data.json import freeze_object
 from stepengine.data.outcomes import Value
 from stepengine.data.questions import Answer, Question
 from stepengine.data.tools import ToolSpec
-from stepengine.journal.encoding import questions_of, restored
+from stepengine.journal.encoding import decode_stored, questions_of
 from stepengine.journal.history import History, parse_created
 from stepengine.journal.records import Input, Result, format_address
 from stepengine.journal.sources import JournalLike, as_journal
@@ -117,7 +117,7 @@ def _find_decisions_in_input(
         form = history.form(history.intents[address])
         found = next((each for each in questions_of(form) if each.id == said["question_id"]), None)
         if found is not None:
-            yield _make_decision(_make_place_and_time(record, number, created), form, found, restored(said["answer"]))
+            yield _make_decision(_make_place_and_time(record, number, created), form, found, decode_stored(said["answer"]))
 
 
 def _make_decision(

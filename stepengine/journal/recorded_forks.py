@@ -110,8 +110,8 @@ class SharedBudget:
             LimitExceeded: when the limit does not allow it.
         """
         call = MeteredCall(self._ledger, estimate)
-        self._queue.start(call)
-        await self._queue.wait(call)
+        self._queue.start_or_queue(call)
+        await self._queue.wait_for_turn(call)
         if call.error is None:
             return call
         if call.error.kind == "unpriced_model":
@@ -128,7 +128,7 @@ class SharedBudget:
             self.unpriced += 1
         else:
             self._ledger.add_usage(0, known)
-        self._queue.end(call)
+        self._queue.end_call(call)
 
     async def perform_within_budget(self, estimate: CallEstimate, perform: Callable[[], Awaitable[Single]]) -> Single:
         """

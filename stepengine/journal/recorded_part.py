@@ -16,7 +16,7 @@ from attrs import frozen
 from stepengine.data.alike import list_names
 from stepengine.data.effects import KINDS, ROWS, CallBody, Leaf
 from stepengine.data.messages import ToolResult
-from stepengine.data.outcomes import Failure, Value, was_given_up
+from stepengine.data.outcomes import Failure, Value, has_lost_or_stopped
 from stepengine.data.state import ChildResult
 from stepengine.errors import JournalError, ReplayDivergence
 from stepengine.journal.divergence import (
@@ -27,7 +27,7 @@ from stepengine.journal.divergence import (
     format_value,
     make_divergence_error,
 )
-from stepengine.journal.encoding import bare, changes_world_again, to_comparable_form
+from stepengine.journal.encoding import changes_world_again, encode_stored, to_comparable_form
 from stepengine.journal.fingerprints import Fingerprints
 from stepengine.journal.history import History, find_outside_stop
 from stepengine.journal.recorded_calls import RecordedCalls
@@ -353,7 +353,7 @@ class RecordedPart:
     def _has_final_result(self, address: Address, intent: Intent) -> bool:
         """Return whether an effect has a result of its own and was not cancelled as the loser of a race."""
         known = self.history.results.get(address)
-        return known is not None and (intent.gather is None or not was_given_up(self.history.outcome(known)))
+        return known is not None and (intent.gather is None or not has_lost_or_stopped(self.history.outcome(known)))
 
     def mark_used(self, address: Address) -> None:
         """Record that the run has reached this address."""
@@ -386,7 +386,7 @@ class RecordedPart:
 
     def fingerprint_result(self, result: ToolResult) -> str:
         """Return the fingerprint of the result of a tool that yields."""
-        return self.prints.value(bare(result))
+        return self.prints.value(encode_stored(result))
 
     def is_same_outcome(self, known: Value | Failure, now: Value | Failure) -> bool:
         """Return whether a repeated effect had the recorded result."""
@@ -405,7 +405,7 @@ class RecordedPart:
             return None
         recorded, stop = self.find_root_end(), self.history.stop
         if recorded is not None:
-            fields = compare_child_results(self.prints.redactor, recorded, finished.as_child())
+            fields = compare_child_results(self.prints.redactor, recorded, finished.to_child_result())
         elif is_closed and stop is not None and stop.input["kind"] != "suspended":
             was, now = f"stopped: {stop.input['kind']}", finished.status.value
             fields = [FieldDifference("/status", format_value(was), format_value(now))]

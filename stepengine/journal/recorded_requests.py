@@ -10,7 +10,7 @@ from stepengine.data.models import ModelRequest
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError
-from stepengine.journal.encoding import bare, restored
+from stepengine.journal.encoding import decode_stored, encode_stored
 from stepengine.journal.history import History
 from stepengine.journal.reading_limit import SHARED_BYTES, ReadingLimit, estimate_json_size
 from stepengine.journal.records import ROOT, Address, Intent, format_address
@@ -60,7 +60,7 @@ class RecordedRequests:
             JournalCorrupt: when that cannot be read, or is more than any run sends.
         """
         if intent.live is not None:
-            return [bare(m) for m in intent.live.request.messages]
+            return [encode_stored(m) for m in intent.live.request.messages]
         # Each request by itself: who looks at all of them keeps none.
         with self.history.report_damage(intent):
             return self._expand_messages(intent, self._limit.create_unused_limit())
@@ -122,7 +122,7 @@ class RecordedRequests:
         if address == ROOT:
             return list_initial_messages(self.history.root)
         if intent.live is not None:
-            return [bare(m) for m in intent.live.request.messages]
+            return [encode_stored(m) for m in intent.live.request.messages]
         items: list[Mapping[str, object]] = self.history.form(intent)["request"]["messages"]
         return items
 
@@ -135,14 +135,14 @@ class RecordedRequests:
             return self._build_request(intent, members)
 
     def _build_request(self, intent: Intent, members: Mapping[str, Any]) -> ModelRequest:
-        settings = {"settings": restored(members["settings"])} if "settings" in members else {}
+        settings = {"settings": decode_stored(members["settings"])} if "settings" in members else {}
         return ModelRequest(
             members["model"],
             members.get("system_prompt", ""),
             self._build_transcript(intent, members["messages"]),
             tuple([ToolSpec(**spec) for spec in members.get("tools", ())]),
             members.get("tool_choice"),
-            tail=tuple([restored(m) for m in members.get("tail", ())]),
+            tail=tuple([decode_stored(m) for m in members.get("tail", ())]),
             **settings,
         )
 
@@ -156,11 +156,11 @@ class RecordedRequests:
             # The first that grows from a request shares its list of messages, each later one has a copy.
             self._limit.count_bytes(SHARED_BYTES * len(base) if source in self._extended else 0)
             self._extended.add(source)
-            made = base.extend([restored(m) for m in items[1:]])
+            made = base.extend([decode_stored(m) for m in items[1:]])
         else:
             known = self._collect_built_messages(intent, items)
             made = Transcript(
-                [restored(m) for m in self._expand_messages(intent, self._limit)] if known is None else known
+                [decode_stored(m) for m in self._expand_messages(intent, self._limit)] if known is None else known
             )
         while len(self._built) >= KEPT_TRANSCRIPTS:
             del self._built[next(iter(self._built))]
@@ -176,7 +176,7 @@ class RecordedRequests:
         found: list[Message] = []
         for item in items:
             if item["type"] != "slice":
-                found.append(restored(item))
+                found.append(decode_stored(item))
                 continue
             source: Address = (str(item.get("path", intent.path)), int(item["seq"]))
             base, start, stop = self._built.get(source), item["start"], item["stop"]

@@ -35,9 +35,9 @@ from stepengine.data.usage import NOTHING_USED, Usage, add_cost, add_lost_usage
 from stepengine.errors import ModelError, StepEngineError
 from stepengine.journal.call_writes import CallWrites
 from stepengine.journal.encoding import (
-    bare,
     encode_call_with_durability,
     encode_effect,
+    encode_stored,
     must_be_durable,
     outcome_members,
     outcome_of,
@@ -48,7 +48,7 @@ from stepengine.journal.records import Address, Input, Intent, Result, make_comp
 from stepengine.journal.run_mailbox import RunMailbox
 from stepengine.journal.run_writer import Outcomes, PendingOutcomes
 from stepengine.machine.plan import RunPlan
-from stepengine.runtime.core_performer import is_deferred
+from stepengine.runtime.core_performer import is_deferred_call
 from stepengine.runtime.performer import IO, ForwardingIO, Item, Performer, RetryWait
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ class Recorder:
     def append_stopped_usage(self, item: Item, begun: PartialUsage, at: int) -> None:
         """Record the usage of a stopped model call."""
         cost = {} if begun.cost is None else {"cost": str(begun.cost)}
-        said = {"type": "partial_usage", "usage": bare(begun.usage), **cost}
+        said = {"type": "partial_usage", "usage": encode_stored(begun.usage), **cost}
         self.append(Input(*item.address, at, said))
 
     # What was used is written down also where the call is stopped: the exception takes nothing along, and nobody who
@@ -248,7 +248,7 @@ class Recorder:
         if isinstance(item.effect, CallModel):
             noting = AttemptsIO(io, noted)
         # Whether a result comes before its body has returned is a matter of time, and a stable recording tells of none.
-        elif is_deferred(item) and not self._writer.source.stable:
+        elif is_deferred_call(item) and not self._writer.source.stable:
             noting = DeferredIO(io, self._record_deferred_call)
         try:
             outcome: Any = await self._inner.perform(item, noting)
@@ -349,7 +349,7 @@ class Recorder:
         for question in effect.questions:
             given = self._answers.find_answer(question)
             if question.id not in waiting and given is not None:
-                said = {"question_id": question.id, "answer": bare(to_answer(given, question))}
+                said = {"question_id": question.id, "answer": encode_stored(to_answer(given, question))}
                 self.append(Input(item.path, effect.seq, at, {"type": "answer", **said}))
 
 
@@ -414,8 +414,8 @@ class AttemptsIO(ForwardingIO):
 
     def report_failed_attempt(self, failure: Failure, usage: Usage | None) -> RetryWait | None:
         """Record a failed attempt."""
-        entry: dict[str, object] = {"error": bare(to_storable_error(failure.error))}
-        self._entries.append(entry | ({"usage": bare(usage)} if usage is not None else {}))
+        entry: dict[str, object] = {"error": encode_stored(to_storable_error(failure.error))}
+        self._entries.append(entry | ({"usage": encode_stored(usage)} if usage is not None else {}))
         return super().report_failed_attempt(failure, usage)
 
 

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias, cast, get_arg
 import attrs
 from attrs import frozen
 
-from stepengine.data.codec import restored
+from stepengine.data.codec import decode_stored
 from stepengine.data.effects import KINDS, CallModel
 from stepengine.data.faults import SHOWN_CHARS
 from stepengine.data.json import compact
@@ -177,7 +177,7 @@ MORE: Mapping[str, Callable[[Mapping[str, Any]], None]] = {
 
 def _check_stored_types(values: Sequence[object], kind: Any) -> None:
     for value in values:
-        if not isinstance(made := restored(value), kind):
+        if not isinstance(made := decode_stored(value), kind):
             msg = f"a {type(made).__name__} stands where it cannot"
             raise ValueError(msg)  # noqa: TRY004 - one kind of error for whatever was read
 
@@ -217,7 +217,7 @@ def parse_stopped_usage(said: Mapping[str, Any]) -> PartialUsage:
     if "cost" in said and (cost is None or cost < 0):
         msg = f"a cost is a number of dollars, not {said['cost'][:SHOWN_CHARS]!r}"
         raise ValueError(msg)
-    return PartialUsage(restored(said["usage"]), cost)
+    return PartialUsage(decode_stored(said["usage"]), cost)
 
 
 def _check_answer_input(said: Mapping[str, Any]) -> None:

@@ -337,7 +337,7 @@ class Replayer:
         error = past.find_end_difference(finished, is_closed=self._closed)
         if error is None:
             return finished
-        self.acceptance.accept_or_raise(error, ROOT, past.fingerprint_child_end(finished.as_child()))
+        self.acceptance.accept_or_raise(error, ROOT, past.fingerprint_child_end(finished.to_child_result()))
         was = past.find_root_end()
         if was is None:
             return finished

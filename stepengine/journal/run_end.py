@@ -15,7 +15,7 @@ from stepengine.data.outcomes import Stop, Value
 from stepengine.data.state import RunStatus
 from stepengine.data.waits import Waits
 from stepengine.errors import StepEngineError
-from stepengine.journal.encoding import bare
+from stepengine.journal.encoding import encode_stored
 from stepengine.journal.history import find_outside_stop
 from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.pending_items import find_waits
@@ -114,7 +114,7 @@ def _record_end(run: JournaledRun, finished: Finished) -> Finished:
         return finished
     at = run.timing.last
     if stop is None:
-        run.writer.append(Result(*ROOT, at, _choose_root_end(run, Value(finished.as_child(), at))))
+        run.writer.append(Result(*ROOT, at, _choose_root_end(run, Value(finished.to_child_result(), at))))
     elif run.mode.records_stop(stop, past):
         if stop.kind == "cancelled":
             run.mail.record_cancels()
@@ -150,5 +150,7 @@ def _choose_root_end(run: JournaledRun, end: Value) -> Value:
 
 
 def _make_stop_record(stop: Stop, at: int) -> Input:
-    error: Mapping[str, object] = {"error": bare(stop.error)} if isinstance(stop.error, StepEngineError) else {}
+    error: Mapping[str, object] = (
+        {"error": encode_stored(stop.error)} if isinstance(stop.error, StepEngineError) else {}
+    )
     return Input("", -1, at, {"type": "stop", "kind": stop.kind, **error})

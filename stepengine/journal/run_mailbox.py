@@ -13,7 +13,7 @@ from functools import partial
 
 from stepengine.data.questions import Question, answer_problem, to_answer
 from stepengine.errors import JournalError, JournalMissing
-from stepengine.journal.encoding import bare, questions_of
+from stepengine.journal.encoding import encode_stored, questions_of
 from stepengine.journal.history import History
 from stepengine.journal.mailbox import Mailbox, MailboxMessage
 from stepengine.journal.modes import OpenJournal
@@ -56,7 +56,7 @@ class RunMailbox:
         self.was_answered = False
         self._left_open: dict[str, tuple[Address, Question]] = {}
 
-    def unread(self) -> list[Message]:
+    def list_unread(self) -> list[Message]:
         """Return the recorded messages that no run received, and those posted before the run was resumed."""
         first, self._first = self._first, []
         kept = [] if self._history is None else [Message(**one) for one in find_unread_messages(self._history)]
@@ -70,7 +70,7 @@ class RunMailbox:
             self._unreceived = find_unreceived_input(self._history)
         return self._unreceived.get(path, ())
 
-    def has(self, message_id: str) -> bool:
+    def has_message(self, message_id: str) -> bool:
         """Return whether the record has a message with this id."""
         return message_id in self._known
 
@@ -239,7 +239,7 @@ class RunMailbox:
         del self._left_open[letter.topic]
         self._known.add(letter.id)
         self.was_answered = True
-        said = {"question_id": question.id, "answer": bare(to_answer(answer, question))}
+        said = {"question_id": question.id, "answer": encode_stored(to_answer(answer, question))}
         self._journal.writer.append(Input(path, seq, self._journal.timing.last, {"type": "answer", **said}))
 
     def record_collected_messages(self) -> None:

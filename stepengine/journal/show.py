@@ -47,9 +47,9 @@ from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.outcomes import Failure, PartialUsage, find_failure_usage
 from stepengine.data.questions import Answer, Question
 from stepengine.data.state import ChildResult, RunResult
-from stepengine.data.usage import Spending, Usage, known_costs
+from stepengine.data.usage import Spending, Usage, filter_known_costs
 from stepengine.data.visible import visible
-from stepengine.journal.encoding import restored
+from stepengine.journal.encoding import decode_stored
 from stepengine.journal.history import History
 from stepengine.journal.pending_items import find_waits, open_questions
 from stepengine.journal.programs import get_program
@@ -238,8 +238,8 @@ def _make_spending(agent: str, model: str, usage: Usage, cost: Decimal | None) -
         cost=cost,
         by_agent=by_agent,
         by_model=by_model,
-        agent_costs=known_costs(by_agent, {agent: cost}),
-        model_costs=known_costs(by_model, {model: cost}),
+        agent_costs=filter_known_costs(by_agent, {agent: cost}),
+        model_costs=filter_known_costs(by_model, {model: cost}),
     )
 
 
@@ -294,7 +294,7 @@ class _RunEffects:
 
     def _effect_tree(self, form: Mapping[str, Any], seq: int) -> Tree:
         if form["type"] == "ask":
-            questions = [_question_tree(restored(q)) for q in form["questions"]]
+            questions = [_question_tree(decode_stored(q)) for q in form["questions"]]
             purpose = form["purpose"] if form["purpose"] != "question" else None
             return {"kind": "ask", "questions": questions} | _drop_empty(purpose=purpose)
         row, about = KINDS[form["type"]], ABOUT.get(form["type"])
@@ -346,12 +346,12 @@ class _RunEffects:
         if system != self._system:
             self._system = system
             tree["system"] = system
-        tail = [_message_tree(restored(m), self._shorten_call_id) for m in request.get("tail", ())]
+        tail = [_message_tree(decode_stored(m), self._shorten_call_id) for m in request.get("tail", ())]
         said = [
             m
             for each in new
             if self._mark_message_shown(
-                m := _message_tree(restored(each), self._shorten_call_id), of_roles=self._always_new
+                m := _message_tree(decode_stored(each), self._shorten_call_id), of_roles=self._always_new
             )
         ]
         return tree | _drop_empty(said=[*said, *[m for m in tail if self._mark_message_shown(m)]])
@@ -438,7 +438,7 @@ ABOUT: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
 
 
 def _describe_attempt(attempt: Mapping[str, object]) -> str:
-    error = restored({"type": "failure", "error": attempt["error"]}).error
+    error = decode_stored({"type": "failure", "error": attempt["error"]}).error
     status = getattr(error, "status", None)
     return " ".join([str(p) for p in (type(error).__name__, status or "", getattr(error, "kind", "")) if p])
 

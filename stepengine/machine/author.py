@@ -19,16 +19,16 @@ from stepengine.data.functions import discards_result, find_author_line
 from stepengine.data.hooks import StepContext
 from stepengine.data.json import NOT_AWAITED, NOT_YIELDED, JsonDict
 from stepengine.data.programs import RunningProgram
-from stepengine.data.record_sizes import cut_error, find_length_problem
+from stepengine.data.record_sizes import cut_error_texts, find_length_problem
 from stepengine.data.state import AgentState
 from stepengine.data.visible import truncate_text
 from stepengine.data.yields import YIELD_FROM, Parallel, Perform, Sentinel
 from stepengine.errors import BadYield, HandlerError, InputError, LimitReached, StepEngineError
-from stepengine.machine.protocol import By, names_of_yieldables, rows_for
+from stepengine.machine.protocol import By, format_yieldable_names, get_yield_rows
 from stepengine.machine.signals import belongs_to_caller
 
-ACCEPTED = names_of_yieldables()
-YIELDABLES = {row.__name__: row for row in rows_for("handler")}
+ACCEPTED = format_yieldable_names()
+YIELDABLES = {row.__name__: row for row in get_yield_rows("handler")}
 UNKNOWN_KEYWORD = re.compile(r"(\w+)\.__init__\(\) got an unexpected keyword argument '(\w+)'")
 MAX_CLOSE_ATTEMPTS = 3
 """
@@ -105,7 +105,7 @@ def make_bad_yield(what: str, value: object, location: str, accepted: str = ACCE
     return BadYield(msg, location=location)
 
 
-def find_long_yield(what: str, value: object) -> InputError | None:
+def find_yield_length_error(what: str, value: object) -> InputError | None:
     """Return the error for a yielded value that is too long for a record; ``None`` if it is not."""
     # The arguments of a function are its own, and may be anything: a record holds only what they are compared by.
     if isinstance(value, Perform) or not (why := find_length_problem(value)):
@@ -279,7 +279,7 @@ class Author:
         except BaseException as error:
             if _is_passed_through(error):
                 raise
-            raise self._to_step_error(error) from _get_cause(error)
+            raise self._to_step_error(error) from _strip_frame_or_get_cause(error)
 
     def throw(self, error: BaseException) -> Any:
         """Resume by raising *error* at the yield; return the next yielded value, or ``ReturnValue``."""
@@ -290,11 +290,11 @@ class Author:
         except BaseException as raised:
             if _is_passed_through(raised):
                 raise
-            raise self._to_step_error(raised) from _get_cause(raised)
+            raise self._to_step_error(raised) from _strip_frame_or_get_cause(raised)
 
     def _to_step_error(self, error: BaseException) -> StepEngineError:
         made = add_location(error) if isinstance(error, StepEngineError) else make_handler_error(self.what, error)
-        return cut_error(made)
+        return cut_error_texts(made)
 
     def close(self) -> tuple[str, ...]:
         """Close the generator, so that its ``finally`` blocks run; return the problems with that."""
@@ -328,7 +328,7 @@ def _is_passed_through(error: BaseException) -> bool:
     return belongs_to_caller(error)
 
 
-def _get_cause(error: BaseException) -> BaseException | None:
+def _strip_frame_or_get_cause(error: BaseException) -> BaseException | None:
     """Return *error* itself without the machine's own frame, or the cause of one of ours."""
     if isinstance(error, StepEngineError):
         return error.__cause__

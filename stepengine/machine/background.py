@@ -30,7 +30,7 @@ class BackgroundChildRefs:
         """All children, in start order."""
         return tuple(self._refs.values())
 
-    def start(self, ref: ChildRef[Any], *, on_return: Literal["cancel", "wait"]) -> None:
+    def record_start(self, ref: ChildRef[Any], *, on_return: Literal["cancel", "wait"]) -> None:
         """Record a started child."""
         self._refs[ref.path] = ref
         self._running[ref.path] = on_return
@@ -55,7 +55,7 @@ class BackgroundChildRefs:
         """Record that the end of a child was reported to the run; return whether that is new."""
         return self._running.pop(path, None) is not None
 
-    def unfinished_children(self) -> Iterator[tuple[Literal["cancel", "wait"], tuple[str, ...]]]:
+    def group_unfinished_children(self) -> Iterator[tuple[Literal["cancel", "wait"], tuple[str, ...]]]:
         """Yield the paths of children that are running at the end of the run, by whether to cancel or await them."""
         kinds: tuple[Literal["cancel", "wait"], ...] = ("cancel", "wait")
         for kind in kinds:
@@ -96,10 +96,10 @@ class Children:
             self.background = BackgroundChildRefs()
         return self.background
 
-    def hand_over(self, agent_id: str) -> None:
+    def record_hand_over(self, agent_id: str) -> None:
         """Hand the conversation over to *agent_id*."""
         self.successor = self.handed_to = agent_id
 
-    def end_successor(self, end: EndedRun | None) -> None:
+    def record_successor_end(self, end: EndedRun | None) -> None:
         """Store how the agent ended that continued the conversation; ``None`` if it never started."""
         self.successor_end = end

@@ -19,7 +19,7 @@ from stepengine.data import events as ev
 from stepengine.data.effects import AskPerson, Leaf, Notify, Spawn
 from stepengine.data.json import canonical
 from stepengine.data.messages import ToolCallPart, ToolResult
-from stepengine.data.origins import untrusted_reasons
+from stepengine.data.origins import describe_untrusted_origins
 from stepengine.data.outcomes import Failure, Single, Stop
 from stepengine.data.questions import NOBODY, REFUSED, REMEMBERED, Answer, Decision, Question, find_offered_rule
 from stepengine.data.tools import FIND_TOOLS, Spawning, ToolBinding
@@ -64,7 +64,9 @@ def make_calls_of_reply(run: RunState, calls: Sequence[ToolCallPart], offered: C
         # By what was offered in this request, and not by what the engine knows: a model that remembers a name from an
         # earlier step, or guesses one, would call what its agent was not given. Nor is a similar name ever taken for it
         # (reliability:MP48): `delete_file` is one letter from something harmless.
-        name = asked.tool_name if asked.tool_name in offered else _resolve_tool_name(run, asked.tool_name, offered)
+        name = (
+            asked.tool_name if asked.tool_name in offered else _resolve_agent_tool_name(run, asked.tool_name, offered)
+        )
         call = ToolMember(run, asked, "model", None if name is None else run.tools.bindings[name])
         if name is None:
             # With hundreds of tools, of which the model was shown a few and finds the others by a search, a list of all
@@ -75,12 +77,12 @@ def make_calls_of_reply(run: RunState, calls: Sequence[ToolCallPart], offered: C
             )
             # The call stays, with an error for its result: the model has to see that it made it, and every provider
             # refuses a history in which a call has none.
-            call.fail(unavailable_tool_error(run, asked.tool_name, known, hint))
+            call.set_error_result(unavailable_tool_error(run, asked.tool_name, known, hint))
         made.append(call)
     return made
 
 
-def _resolve_tool_name(run: RunState, name: str, offered: Collection[str]) -> str | None:
+def _resolve_agent_tool_name(run: RunState, name: str, offered: Collection[str]) -> str | None:
     """Return the offered tool of the agent whose id a model used as a tool name, or ``None`` (generator-contract:L28)."""
     other = name.replace("-", "_")
     return other if other in offered and run.tools.bindings[other].runs.how == "spawns" else None
@@ -101,33 +103,33 @@ def run_batch(run: RunState, members: Sequence[EffectMember], asked: Parallel[ob
     # An author who writes `Parallel` has said that these may run at once. A model has said nothing by putting two calls
     # into one reply, so there the tools decide.
     if asked is not None:
-        return _run_in_passes(run, members, calls_among(members), asked)
+        return _run_batch_concurrently(run, members, collect_tool_calls(members), asked)
     calls: Sequence[ToolMember] = members  # type: ignore[assignment]
     return (
-        _run_in_passes(run, calls, calls)
-        if len(calls) > 1 and _can_run_in_passes(run, calls)
+        _run_batch_concurrently(run, calls, calls)
+        if len(calls) > 1 and _can_run_concurrently(run, calls)
         else _run_one_by_one(run, calls)
     )
 
 
-def calls_among(members: Sequence[EffectMember]) -> list[ToolMember]:
+def collect_tool_calls(members: Sequence[EffectMember]) -> list[ToolMember]:
     """Return the tool calls among members, those in races included."""
     calls: list[ToolMember] = []
     for member in members:
         if isinstance(member, ToolMember):
             calls.append(member)
         elif isinstance(member, RaceMember):
-            calls += calls_among(member.members)
+            calls += collect_tool_calls(member.members)
     return calls
 
 
-def _can_run_in_passes(run: RunState, calls: Sequence[ToolMember]) -> bool:
+def _can_run_concurrently(run: RunState, calls: Sequence[ToolMember]) -> bool:
     # All or nothing. To run the safe ones of a mixed reply at once and the others in turn was possible, too, but which
     # of a reader and a writer comes first would then depend on their kinds, and the model, which wrote an order, could
     # not rely on it. Calls without a spec have their error already and stand in nobody's way.
     known = [call.binding for call in calls if call.binding is not None]
     return all(map(_is_parallel_safe, known)) or (
-        all(map(_starts_children, known)) and run.plan.limits.max_concurrent_children != 1
+        all(map(_only_starts_children, known)) and run.plan.limits.max_concurrent_children != 1
     )
 
 
@@ -135,7 +137,7 @@ def _is_parallel_safe(tool: ToolBinding) -> bool:
     return tool.spec.parallel_safe and not tool.spec.ends_turn and tool.runs.how in RUN_FREELY
 
 
-def _starts_children(tool: ToolBinding) -> bool:
+def _only_starts_children(tool: ToolBinding) -> bool:
     """Return whether a call of *tool* only starts children with conversations of their own."""
     # Children work in the same files at most as those of one `spawn_agents` do, which run at once, too. An inline child
     # changes the conversation, and its siblings would have to read it before or after that.
@@ -156,27 +158,27 @@ def _run_one_by_one(run: RunState, calls: Sequence[ToolMember]) -> Flow[None]:
                 if _skip_or_validate_call(call, why) and points.pre_tool:
                     yield from _ask_permissions(run, (yield from _run_pre_tool_hooks(call)), together=False)
                 if call.result is not None:
-                    yield from call.show()
+                    yield from call.show_unrun_call()
                 else:
                     yield from run_single_member(call)
                     if points.post_tool:
-                        yield from _run_post_hooks(call)
+                        yield from _run_post_tool_hooks(call)
             # Not raised yet: the calls behind still get a result each, which says why there was none, and the history
             # pairs. The limit is raised behind the loop, by `check`.
             except LimitReached:
                 why = SPENT
             except StepEngineError as error:
-                _raise_to_author(call, error)
-            why = _batch_end_reason(call, before) or why
+                _raise_unless_model_call(call, error)
+            why = _find_batch_end_reason(call, before) or why
     # The run ends here, and still each call has a result (reliability:I1): "pending" or "cancelled". A conversation
     # with a call that has none is refused by every provider, so the run could never go on.
     except Stopped as stopped:
-        _close_calls(calls, stopped.stop)
+        _set_stopped_results(calls, stopped.stop)
         raise
     # Logged on the way out, whichever it is: what ran has happened, also where the batch was stopped behind it.
     finally:
         _log_calls(calls)
-    run.budget.check(before)
+    run.budget.raise_if_spent(before)
 
 
 def _skip_or_validate_call(call: ToolMember, why: str) -> bool:
@@ -184,12 +186,12 @@ def _skip_or_validate_call(call: ToolMember, why: str) -> bool:
     if call.result is not None:
         return False
     if why:
-        call.skip(f"Skipped: {why} before this call.")
+        call.set_skipped_result(f"Skipped: {why} before this call.")
         return False
     return _validate_call(call)
 
 
-def _raise_to_author(call: ToolMember, error: StepEngineError) -> None:
+def _raise_unless_model_call(call: ToolMember, error: StepEngineError) -> None:
     """Raise the error of an author's failed call; a model gets it as a result."""
     # A handler's wrong call is a bug, and raised at the line that made it (generator-contract:G32); a model's is data,
     # and the model corrects itself by the result.
@@ -197,7 +199,7 @@ def _raise_to_author(call: ToolMember, error: StepEngineError) -> None:
         raise error
 
 
-def _close_calls(calls: Sequence[ToolMember], stop: Stop) -> None:
+def _set_stopped_results(calls: Sequence[ToolMember], stop: Stop) -> None:
     """Set a result for each call that has none: it is pending or cancelled, as *stop* says."""
     # Only those without a result: what ended before the stop keeps what it has.
     for call in calls:
@@ -207,10 +209,10 @@ def _close_calls(calls: Sequence[ToolMember], stop: Stop) -> None:
 
 def _log_calls(calls: Sequence[ToolMember]) -> None:
     for call in calls:
-        call.log()
+        call.append_to_log()
 
 
-def _batch_end_reason(call: ToolMember, before: LimitExceeded | None) -> str:
+def _find_batch_end_reason(call: ToolMember, before: LimitExceeded | None) -> str:
     """Return the reason why no call after this one is run, or ``""``."""
     # A limit that was spent earlier is no reason to skip, and neither is one of steps or tokens: these bind model
     # calls, and the calls of a reply that was paid for are carried out. Only a model that is denied again and again is
@@ -223,25 +225,25 @@ def _batch_end_reason(call: ToolMember, before: LimitExceeded | None) -> str:
     return SPENT if limit is not None and limit is not before and limit.kind == "denials" else ""
 
 
-def _run_in_passes(
+def _run_batch_concurrently(
     run: RunState, members: Sequence[EffectMember], calls: Sequence[ToolMember], asked: Parallel[object] | None = None
 ) -> Flow[None]:
     """Run a batch in passes; if it is stopped, finished members keep their results."""
     before = run.budget.reached
     try:
-        yield from _run_together(run, members, calls, asked)
+        yield from _judge_and_run_together(run, members, calls, asked)
     except Stopped as stopped:
-        _close_calls(calls, stopped.stop)
+        _set_stopped_results(calls, stopped.stop)
         raise
     finally:
         _log_calls(calls)
     # Of a `Parallel` a spent limit is an entry beside the others, which the author looks at; only calls of a reply
     # raise it.
     if asked is None:
-        run.budget.check(before)
+        run.budget.raise_if_spent(before)
 
 
-def _run_together(
+def _judge_and_run_together(
     run: RunState, members: Sequence[EffectMember], calls: Sequence[ToolMember], asked: Parallel[object] | None
 ) -> Flow[None]:
     """Judge all calls, ask all questions, number all effects and run them at once, then hand out outcomes and call hooks."""
@@ -250,11 +252,11 @@ def _run_together(
     fail_fast, concurrency = (False, None) if asked is None else (asked.fail_fast, asked.concurrency)
     valid = [call for call in calls if call.result is None and _validate_call(call)]
     if run.plan.hooks.pre_tool:
-        yield from _judge_calls(run, valid)
+        yield from _judge_and_ask_calls(run, valid)
         valid = [call for call in valid if call.result is None]
-    effects, races = yield from _start_members(members)
+    effects, races = yield from _make_member_effects(members)
     if asked is None:
-        effects = _count_siblings(effects)
+        effects = _with_sibling_counts(effects)
     # A call that was denied or invalid has failed before anything began, and that is a failure like any other: without
     # this its siblings would run although `fail_fast` was asked for.
     failed = fail_fast and any(call.result is not None and call.result.is_error for call in calls)
@@ -274,7 +276,7 @@ def _run_together(
             yield Notify(call.make_finished_event())
         if call.needs_follow_up and not stops:
             yield from finish_pending_call(call)
-        yield from _run_post_hooks(call)
+        yield from _run_post_tool_hooks(call)
     # Stops are merged and raised once, after all outcomes were handed out: of two members that wait for a person both
     # questions stand in the result, and members that had ended keep what they have.
     if stops:
@@ -284,7 +286,7 @@ def _run_together(
     _set_race_results(members)
 
 
-def _judge_calls(run: RunState, calls: Sequence[ToolMember]) -> Flow[None]:
+def _judge_and_ask_calls(run: RunState, calls: Sequence[ToolMember]) -> Flow[None]:
     """Judge calls and ask all of their questions at once."""
     asking: list[_AskedCall] = []
     for call in calls:
@@ -292,7 +294,7 @@ def _judge_calls(run: RunState, calls: Sequence[ToolMember]) -> Flow[None]:
     yield from _ask_permissions(run, asking, together=True)
 
 
-def _start_members(members: Sequence[EffectMember]) -> Flow[tuple[Sequence[Leaf], tuple[tuple[int, int], ...]]]:
+def _make_member_effects(members: Sequence[EffectMember]) -> Flow[tuple[Sequence[Leaf], tuple[tuple[int, int], ...]]]:
     """Return the effects of all members, and the ranges of those that race."""
     effects: list[Leaf] = []
     races: list[tuple[int, int]] = []
@@ -300,13 +302,13 @@ def _start_members(members: Sequence[EffectMember]) -> Flow[tuple[Sequence[Leaf]
         # A race is told to the driver as a range of effects: members with results before anything began have none, and
         # a race of which nobody is left has no range.
         first = len(effects)
-        effects += yield from _start_member(member)
+        effects += yield from _make_effects_of_member(member)
         if isinstance(member, RaceMember) and len(effects) > first:
             races.append((first, len(effects)))
     return effects, tuple(races)
 
 
-def _count_siblings(effects: Sequence[Leaf]) -> Sequence[Leaf]:
+def _with_sibling_counts(effects: Sequence[Leaf]) -> Sequence[Leaf]:
     """Return *effects* whose children know the number of children that start together."""
     count = sum(isinstance(effect, Spawn) for effect in effects)
     return [attrs.evolve(one, of=count) if isinstance(one, Spawn) and one.of != count else one for one in effects]
@@ -326,14 +328,14 @@ def _was_refused_for_room(outcome: Single) -> bool:
     )
 
 
-def _start_member(member: EffectMember) -> Flow[Sequence[Leaf]]:
+def _make_effects_of_member(member: EffectMember) -> Flow[Sequence[Leaf]]:
     """Return the effects of a member; control tools run here and have none."""
     if isinstance(member, RaceMember):
-        return (yield from _start_race(member))
+        return (yield from _make_race_effects(member))
     if not isinstance(member, ToolMember):
-        return member.effects()
+        return member.make_effects()
     if member.result is not None:
-        yield from member.show()
+        yield from member.show_unrun_call()
         return ()
     # Done here, in its place in the order: a control tool changes the run itself and needs nothing of the world, so it
     # has no effect that could be gathered.
@@ -344,17 +346,17 @@ def _start_member(member: EffectMember) -> Flow[Sequence[Leaf]]:
     # The driver shows the children, but not the call that starts them.
     if how == "spawns":
         yield Notify(member.make_started_event())
-    return member.effects()
+    return member.make_effects()
 
 
-def _start_race(race: RaceMember) -> Flow[Sequence[Leaf]]:
+def _make_race_effects(race: RaceMember) -> Flow[Sequence[Leaf]]:
     """Return the effects of a race's members; none if one of them has ended already and so has won."""
     if not race.set_early_winner():
         for member in race.members:
-            yield from _start_member(member)
+            yield from _make_effects_of_member(member)
             if race.set_early_winner():
                 break
-    return race.effects()
+    return race.make_effects()
 
 
 def _distribute_outcomes(members: Sequence[EffectMember], outcomes: Sequence[Single]) -> list[Stop]:
@@ -395,7 +397,7 @@ def _validate_call(call: ToolMember) -> bool:
     except StepEngineError as error:
         if call.source != "model":
             raise
-        call.fail(error)
+        call.set_error_result(error)
         return False
     return True
 
@@ -423,7 +425,7 @@ def _deny_call(call: ToolMember, message: str) -> None:
     # By the tool's own name: a model may call an agent by two spellings, and would be told to stop twice as late.
     name = call.own_name
     text = message or f"The call of {call.asked.tool_name} was denied."
-    in_a_row = call.run.budget.deny(name)
+    in_a_row = call.run.budget.count_denial(name)
     if in_a_row >= DENIALS_UNTIL_ADVICE:
         text += f" {name} was denied {in_a_row} times in a row: do not call it again, go on without it or say what is missing."
     call.set_result(ToolResult.error(text, status="denied"))
@@ -479,7 +481,7 @@ def _ask_questions_once(run: RunState, asking: Sequence[_AskedCall], *, together
             elif isinstance(outcome, Failure):
                 _deny_call(one.call, f"Nobody could be asked: {outcome.error}")
             else:
-                again += yield from _apply_answer(one, effect, outcome.value)  # type: ignore[union-attr]
+                again += yield from _apply_permission_answer(one, effect, outcome.value)  # type: ignore[union-attr]
         stops += [outcome] if isinstance(outcome, Stop) else []
     if stops:
         raise Stopped(merge_stops(stops))
@@ -497,7 +499,9 @@ def _group_equal_questions(asking: Sequence[_AskedCall]) -> list[list[_AskedCall
     return list(found.values())
 
 
-def _apply_answer(asked: _AskedCall, effect: AskPerson, answers: Sequence[Answer]) -> Flow[Sequence[_AskedCall]]:
+def _apply_permission_answer(
+    asked: _AskedCall, effect: AskPerson, answers: Sequence[Answer]
+) -> Flow[Sequence[_AskedCall]]:
     """Apply a person's decision to a call; return the questions about an edited input."""
     call, answer = asked.call, answers[0]
     if answer.agrees and answer.edited_input is not None:
@@ -512,7 +516,7 @@ def _apply_answer(asked: _AskedCall, effect: AskPerson, answers: Sequence[Answer
             f"agent {call.run.plan.definition.id!r}: calls of {name!r} need a person's approval, and nobody can be "
             "asked in this run, so they do not run. Pass journal= and answer with engine.resume(journal, answers=...), or give the engine an interactor"
         )
-        reasons = untrusted_reasons(effect.questions[0].provenance)
+        reasons = describe_untrusted_origins(effect.questions[0].provenance)
         _deny_call(call, UNATTENDED.format(call.asked.tool_name) + (f" The reason: {reasons}." if reasons else ""))
     elif answer.by == REFUSED:  # by the tool, as it would have been after a yes: nobody's no is counted
         call.set_result(ToolResult.error(answer.reason))
@@ -526,7 +530,7 @@ def _apply_answer(asked: _AskedCall, effect: AskPerson, answers: Sequence[Answer
 def _apply_edited_input(call: ToolMember, answer: Answer, edits: int) -> Flow[Sequence[_AskedCall]]:
     """Apply a person's edit, number *edits* from 1, to the input of a call; the call is judged again, and a deny still wins."""
     assert answer.edited_input is not None  # noqa: S101
-    call.edit(answer.edited_input)
+    call.replace_input(answer.edited_input)
     message, allowed = "", False
     try:
         call.validate()
@@ -573,8 +577,8 @@ def _notify_decision(call: ToolMember, decision: str, rule_id: str | None, answe
     yield Notify(event)
 
 
-def _run_post_hooks(call: ToolMember) -> Flow[None]:
+def _run_post_tool_hooks(call: ToolMember) -> Flow[None]:
     """Run the ``post_tool`` hooks for a call that ran."""
     if call.run.plan.hooks.post_tool and call.result is not None and not call.is_closed:
-        result = yield from hooks.post_tool(call.run, call.judged_call, call.source, call.result)
+        result = yield from hooks.call_post_tool_hooks(call.run, call.judged_call, call.source, call.result)
         call.set_result(result)

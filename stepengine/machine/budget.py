@@ -9,14 +9,14 @@ from stepengine.errors import LimitExceeded, LimitReached, StepEngineError
 from stepengine.machine.protocol import REFUSALS
 
 
-def is_budget_spent(error: BaseException) -> TypeGuard[LimitExceeded]:
+def is_spent_budget_error(error: BaseException) -> TypeGuard[LimitExceeded]:
     """Return whether *error* means that a budget of the run is spent, rather than one effect refused."""
     return isinstance(error, LimitExceeded) and error.kind not in REFUSALS
 
 
-def raisable_error(error: StepEngineError) -> StepEngineError | LimitReached:
+def to_raisable_error(error: StepEngineError) -> StepEngineError | LimitReached:
     """Return the exception to raise for a failed effect: a ``LimitReached`` for a spent budget."""
-    return LimitReached(error) if is_budget_spent(error) else error
+    return LimitReached(error) if is_spent_budget_error(error) else error
 
 
 class Budget:
@@ -42,13 +42,13 @@ class Budget:
         self._actions = self._denials = 0
         self.denied: dict[str, int] = {}
 
-    def reach(self, error: LimitExceeded) -> LimitExceeded:
+    def record_spent_budget(self, error: LimitExceeded) -> LimitExceeded:
         """Record that a budget is spent; return the error of the first spent budget."""
         if self.reached is None:
             self.reached = error
         return self.reached
 
-    def check(self, before: LimitExceeded | None = None) -> None:
+    def raise_if_spent(self, before: LimitExceeded | None = None) -> None:
         """
         Raise if a budget was reached since *before*, the value of ``reached`` at an earlier time.
 
@@ -58,11 +58,11 @@ class Budget:
         if self.reached is not None and self.reached is not before:
             raise LimitReached(self.reached)
 
-    def count_step_taken(self) -> None:
+    def count_step(self) -> None:
         """Count a step."""
         self.steps_left -= 1
 
-    def allow_steps(self, most: int) -> None:
+    def raise_step_limit(self, most: int) -> None:
         """Raise the run's total number of steps to *most*."""
         self.steps_left += most - self.most_steps
         self.most_steps = most
@@ -81,9 +81,9 @@ class Budget:
                 f"agent {self._agent_id!r} asked for more than {limit} actions; "
                 "raise Limits(max_actions=...) or end the run earlier"
             )
-            raise LimitReached(self.reach(LimitExceeded(msg, kind="actions", limit=limit)))
+            raise LimitReached(self.record_spent_budget(LimitExceeded(msg, kind="actions", limit=limit)))
 
-    def deny(self, tool_name: str) -> int:
+    def count_denial(self, tool_name: str) -> int:
         """Count a denied call; return the number of denials of its tool in a row. Too many of all tools end the run."""
         self._denials += 1
         in_a_row = self.denied[tool_name] = self.denied.get(tool_name, 0) + 1
@@ -94,5 +94,5 @@ class Budget:
                 f"max_denials is {most}; allow what it needs, tell it in its prompt what it may not do, or raise "
                 "Limits(max_denials=...)"
             )
-            self.reach(LimitExceeded(msg, kind="denials", limit=most))
+            self.record_spent_budget(LimitExceeded(msg, kind="denials", limit=most))
         return in_a_row

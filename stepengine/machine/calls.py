@@ -1,5 +1,5 @@
 """
-The requests of a run to the outside: members with ``effects()`` and ``apply_outcomes(outcomes)``, alone or several at once.
+The requests of a run to the outside: members with ``make_effects()`` and ``apply_outcomes(outcomes)``, alone or several at once.
 
 A member is a call of a tool, a child, a question, a function of the author's, a wait, or a model call outside of the conversation.
 It returns the effects that it needs, receives their outcomes, and then has a result. ``batch`` judges calls before they run, and
@@ -24,7 +24,7 @@ from stepengine.data.effects import CallBody, CallTool, Leaf, Notify
 from stepengine.data.json import JsonDict
 from stepengine.data.messages import Source, ToolCallLog, ToolCallPart, ToolResult
 from stepengine.data.models import ModelReply, ModelRequest
-from stepengine.data.outcomes import Failure, Single, Stop, Value, find_race_winner, was_given_up
+from stepengine.data.outcomes import Failure, Single, Stop, Value, find_race_winner, has_lost_or_stopped
 from stepengine.data.questions import Question
 from stepengine.data.state import ChildResult, Waited
 from stepengine.data.tools import (
@@ -50,14 +50,14 @@ from stepengine.errors import (
     ToolNotAvailable,
 )
 from stepengine.machine.author import Author, ReturnValue, make_bad_yield
-from stepengine.machine.budget import is_budget_spent, raisable_error
+from stepengine.machine.budget import is_spent_budget_error, to_raisable_error
 from stepengine.machine.child_effects import (
     RequestedChildren,
     child_result_from_outcome,
     resolve_agent_id,
     spawn_not_allowed_error,
 )
-from stepengine.machine.control import run_control
+from stepengine.machine.control import run_control_tool
 from stepengine.machine.protocol import CALLS, Flow
 from stepengine.machine.signals import Stopped, merge_stops
 from stepengine.machine.state import RunState
@@ -100,7 +100,7 @@ class EffectMember(ABC):
         self.program_line = 0
 
     @abstractmethod
-    def effects(self) -> Sequence[Leaf]:
+    def make_effects(self) -> Sequence[Leaf]:
         """Return its effects, which are numbered now."""
 
     @abstractmethod
@@ -122,13 +122,13 @@ def run_single_member(member: EffectMember) -> Flow[Any]:
     if isinstance(member, ToolMember):
         how = member.binding.runs.how  # type: ignore[union-attr]  # a call without a tool has its error result already
         if CALLS[how].is_shown:
-            return _drive_call(member) if how == "drives" else _run_shown_member(member)
+            return _run_driving_call(member) if how == "drives" else _run_call_with_events(member)
     return _run_member(member)
 
 
 def _run_member(member: EffectMember) -> Flow[Any]:
     """Run a member and return its result, or raise its failure."""
-    run, effects = member.run, member.effects()
+    run, effects = member.run, member.make_effects()
     # A single effect is yielded as it is, not as a Gather of one: a Gather creates tasks and a window in the driver, and
     # is recorded as `gather`. Only members that may have several effects (candidates, children in the background) always
     # use a Gather, so that one and several are recorded alike.
@@ -143,7 +143,7 @@ def _run_member(member: EffectMember) -> Flow[Any]:
     # Raised only here. In a group, the error of one member must not discard the results of the others, so it stays in
     # its own result.
     if member.failure is not None:
-        raise raisable_error(member.failure)
+        raise to_raisable_error(member.failure)
     result = member.result
     if (
         isinstance(result, ToolResult)
@@ -164,18 +164,18 @@ def finish_pending_call(call: ToolMember) -> Flow[None]:
         LimitReached: when a budget was spent; the call has an error result.
     """
     runs, given = cast("Ordinary", cast("ToolBinding", call.binding).runs), call.result
-    yield from _run_steps(call, runs.follow(call.input, given))  # type: ignore[misc]
+    yield from _run_call_steps(call, runs.follow(call.input, given))  # type: ignore[misc]
 
 
-def _drive_call(call: ToolMember) -> Flow[ToolResult]:
+def _run_driving_call(call: ToolMember) -> Flow[ToolResult]:
     """Run a call of a ``Driving`` tool, whose steps yield in the run that makes the call; return its result."""
-    call.effects()
+    call.make_effects()
     runs = cast("Driving", cast("ToolBinding", call.binding).runs)
-    yield from _run_steps(call, runs.steps(call.input, call.run.children.ensure_background()))
+    yield from _run_call_steps(call, runs.steps(call.input, call.run.children.ensure_background()))
     return cast("ToolResult", call.result)
 
 
-def _run_steps(call: ToolMember, steps: Any) -> Flow[None]:
+def _run_call_steps(call: ToolMember, steps: Any) -> Flow[None]:
     """Perform the effects of a call's steps in the run that makes it; errors as for ``finish_pending_call``."""
     yield Notify(call.make_started_event())
     # Driven like a handler, by the same class: its frames stand in the traceback, it is closed on every way out, and
@@ -183,7 +183,7 @@ def _run_steps(call: ToolMember, steps: Any) -> Flow[None]:
     author = Author(f"the tool {call.asked.tool_name!r}", steps, by="tool")
     call.run.progress.authors.append(author)
     try:
-        result = yield from _drive_to_result(call, author)
+        result = yield from _advance_steps_to_result(call, author)
     except Stopped as stopped:
         call.set_stopped_result(stopped.stop)
         raise
@@ -196,13 +196,13 @@ def _run_steps(call: ToolMember, steps: Any) -> Flow[None]:
         result = ToolResult.error(str(error))
     # Closed before the call is settled: what its `finally` says must still stand before the end of the call.
     finally:
-        call.run.side_events.warn(*author.close())
+        call.run.side_events.add_warnings(*author.close())
         call.run.progress.authors.pop()
-    call.settle(result, call.run.effects.now)
+    call.set_final_result(result, call.run.effects.now)
     yield Notify(call.make_finished_event())
 
 
-def _drive_to_result(call: ToolMember, author: Author) -> Flow[ToolResult]:
+def _advance_steps_to_result(call: ToolMember, author: Author) -> Flow[ToolResult]:
     """Advance the steps of a call until they return, and return its result."""
     run, asked = call.run, author.send(None)
     for _ in range(MAX_TOOL_YIELDS):
@@ -227,7 +227,7 @@ def _drive_to_result(call: ToolMember, author: Author) -> Flow[ToolResult]:
     raise HandlerError(msg, kind="RuntimeError", location=author.location)
 
 
-def _run_shown_member(call: ToolMember) -> Flow[Any]:
+def _run_call_with_events(call: ToolMember) -> Flow[Any]:
     """Run a call and show its start and end."""
     yield Notify(call.make_started_event())
     try:
@@ -256,7 +256,7 @@ class ChildMember(EffectMember):
         self._of = of
         self._is_background = is_background
 
-    def effects(self) -> Sequence[Leaf]:
+    def make_effects(self) -> Sequence[Leaf]:
         """Return the ``Spawn``."""
         run, asked = self.run, self._asked
         body, sources = run.plan.body, run.effects.sources
@@ -264,7 +264,7 @@ class ChildMember(EffectMember):
         if sources is not None and not self._by:
             sources.add_handler_values([asked.prompt, params])
         spawn = ef.Spawn(
-            run.effects.number(),
+            run.effects.allocate_number(),
             self._resolve_requested_id(),
             asked.prompt,
             params,
@@ -274,7 +274,7 @@ class ChildMember(EffectMember):
             self._by if body is None or not body.by_model else body.tool_call_id,
             self._is_background,
             definition=None if isinstance(asked.agent, str) else asked.agent,
-            parent=run.snapshot.inheritable,
+            parent=run.snapshot.make_inherited_state,
             of=self._of or 1,
             at=run.effects.now,
             provenance=None if sources is None else sources.make_child_index(asked.prompt, params),
@@ -294,7 +294,7 @@ class ChildMember(EffectMember):
         """Set the child's result and count it."""
         (outcome,) = outcomes
         if isinstance(outcome, Stop):
-            self.run.spent.count_child_of_stop(outcome)
+            self.run.spent.count_stopped_child(outcome)
             return outcome
         # A child that stands alone and could not be started is the author's mistake and is raised. But depth is used up
         # by what others did above, so a recursive agent gets a failed child, looks at its status, and ends by itself.
@@ -319,36 +319,36 @@ class SingleEffectMember(EffectMember):
         super().__init__(run)
         self._asked = asked
 
-    def effect(self) -> Leaf:
+    def make_effect(self) -> Leaf:
         """Return the effect, with its number: by default the one in the row of the yieldable, with the same attributes."""
         given = attrs.asdict(self._asked, recurse=False)
-        effect: Leaf = EFFECT_OF[type(self._asked)](self.run.effects.number(), **given)
+        effect: Leaf = EFFECT_OF[type(self._asked)](self.run.effects.allocate_number(), **given)
         return effect
 
-    def value_of(self, outcome: Value) -> Any:
+    def to_handler_value(self, outcome: Value) -> Any:
         """Return the handler's value for an outcome."""
         return outcome.value
 
-    def entry_of(self, error: StepEngineError) -> StepEngineError:
+    def to_failure_entry(self, error: StepEngineError) -> StepEngineError:
         """Return the result of a failure, as its place among others shows it."""
         return error
 
-    def effects(self) -> Sequence[Leaf]:
+    def make_effects(self) -> Sequence[Leaf]:
         """Return the one effect."""
-        self.handed_out = (self.effect(),)
+        self.handed_out = (self.make_effect(),)
         return self.handed_out
 
     def apply_outcomes(self, outcomes: Sequence[Single]) -> Stop | None:
         """Set the outcome."""
         (outcome,) = outcomes
         if isinstance(outcome, Value):
-            self.result = self.value_of(outcome)
+            self.result = self.to_handler_value(outcome)
         elif isinstance(outcome, Failure):
             self.failure = outcome.error
-            self.result = self.entry_of(outcome.error)
+            self.result = self.to_failure_entry(outcome.error)
         return outcome if isinstance(outcome, Stop) else None
 
-    def wakes(self, timeout: float | None) -> int | None:
+    def compute_wake_time(self, timeout: float | None) -> int | None:
         """Return the end of *timeout* seconds from now, in milliseconds since the root run was created."""
         # A moment and no span: whoever goes on with the run after a crash must wait for what is left and not begin
         # anew. It is counted from the run's recorded time, since the machine has no clock.
@@ -360,11 +360,11 @@ class PerformMember(SingleEffectMember):
 
     __slots__ = ()
 
-    def effect(self) -> Leaf:
+    def make_effect(self) -> Leaf:
         """Return the ``CallFunction``."""
-        return ef.CallFunction(self.run.effects.number(), self._asked)
+        return ef.CallFunction(self.run.effects.allocate_number(), self._asked)
 
-    def entry_of(self, error: StepEngineError) -> StepEngineError:
+    def to_failure_entry(self, error: StepEngineError) -> StepEngineError:
         """Return the failure as it is after a replay: an exception of the author's own class may not be storable."""
         return error if isinstance(error, PerformError) else PerformError(str(error), kind=type(error).__name__)
 
@@ -374,7 +374,7 @@ class QuestionMember(PerformMember):
 
     __slots__ = ()
 
-    def effect(self) -> Leaf:
+    def make_effect(self) -> Leaf:
         """Return the ``AskPerson``."""
         asked = self._asked
         question = Question(
@@ -389,7 +389,7 @@ class QuestionMember(PerformMember):
         )
         return make_ask_effect(self.run, question, program_line=self.program_line)
 
-    def value_of(self, outcome: Value) -> Any:
+    def to_handler_value(self, outcome: Value) -> Any:
         """Return the answer's value."""
         return outcome.value[0].value
 
@@ -398,7 +398,7 @@ def make_ask_effect(
     run: RunState, *questions: Question, purpose: Any = "question", tool_call_id: str = "", program_line: int = 0
 ) -> ef.AskPerson:
     """Return the effect that asks *questions*; their ids are their names or derived from the effect's address."""
-    seq, path = run.effects.number(), run.plan.path
+    seq, path = run.effects.allocate_number(), run.plan.path
     # Made of the address: whoever answers days later names the question by it, so it must be the same in each process
     # that runs the handler again. Random ids would change with every replay.
     number = f"{path}.q{seq}" if path else f"q{seq}"
@@ -421,7 +421,7 @@ def make_ask_effect(
     ]
     # Only of a permission the person is shown where in the program it is asked for; a question of the author's says
     # itself what it is about.
-    place = run.progress.place if purpose == "permission" else None
+    place = run.progress.program_place if purpose == "permission" else None
     return ef.AskPerson(seq, tuple(numbered), purpose, tool_call_id, place=place, program_line=program_line)
 
 
@@ -442,7 +442,7 @@ class ModelCallMember(EffectMember):
             # not used.
             if isinstance(outcome, Value):
                 self.run.spent.count_reply(effect, outcome.value)  # type: ignore[arg-type]
-                self.run.side_events.report_gaps(outcome.value)
+                self.run.side_events.warn_of_reply_gaps(outcome.value)
                 replies.append(outcome.value)
         stops = [outcome for outcome in outcomes if isinstance(outcome, Stop)]
         if stops:
@@ -464,7 +464,7 @@ class CompleteMember(ModelCallMember):
         super().__init__(run)
         self._asked = asked
 
-    def effects(self) -> Sequence[Leaf]:
+    def make_effects(self) -> Sequence[Leaf]:
         """Return the ``CallModel``."""
         run, asked = self.run, self._asked
         # One or the other and not both merged: a call beside the conversation, such as a summary, must not inherit the
@@ -481,7 +481,7 @@ class CompleteMember(ModelCallMember):
             settings.tool_choice if asked.tools else None,
             settings,
         )
-        self.handed_out = (ef.CallModel(run.effects.number(), request, "complete"),)
+        self.handed_out = (ef.CallModel(run.effects.allocate_number(), request, "complete"),)
         return self.handed_out
 
 
@@ -496,10 +496,12 @@ class CandidatesMember(ModelCallMember):
         self._request = request
         self._count = count
 
-    def effects(self) -> Sequence[Leaf]:
+    def make_effects(self) -> Sequence[Leaf]:
         """Return one ``CallModel`` for each."""
         run = self.run
-        self.handed_out = [ef.CallModel(run.effects.number(), self._request, "candidate") for _ in range(self._count)]
+        self.handed_out = [
+            ef.CallModel(run.effects.allocate_number(), self._request, "candidate") for _ in range(self._count)
+        ]
         return self.handed_out
 
 
@@ -511,16 +513,16 @@ class SleepMember(SingleEffectMember):
 
     __slots__ = ()
 
-    def effect(self) -> Leaf:
+    def make_effect(self) -> Leaf:
         """Return the ``AwaitTime``."""
         run, asked = self.run, self._asked
         if asked.until is None:
-            wakes = self.wakes(asked.seconds) or 0
+            wakes = self.compute_wake_time(asked.seconds) or 0
         else:
             # Rounded up, by the double negation: a date in the middle of a millisecond must not be over before it has come.
             wakes = max(run.effects.now, -((run.plan.created - asked.until) // timedelta(milliseconds=1)))
         return ef.AwaitTime(
-            run.effects.number(),
+            run.effects.allocate_number(),
             asked.seconds,
             asked.until,
             wakes=wakes,
@@ -528,7 +530,7 @@ class SleepMember(SingleEffectMember):
             program_line=self.program_line,
         )
 
-    def value_of(self, outcome: Value) -> Any:
+    def to_handler_value(self, outcome: Value) -> Any:
         """Return the time when the run woke."""
         return self.run.plan.created + timedelta(milliseconds=outcome.at)
 
@@ -538,15 +540,20 @@ class ReceiveMember(SingleEffectMember):
 
     __slots__ = ()
 
-    def effect(self) -> Leaf:
+    def make_effect(self) -> Leaf:
         """Return the ``AwaitMessage``."""
         run, asked = self.run, self._asked
-        wakes = self.wakes(asked.timeout)
+        wakes = self.compute_wake_time(asked.timeout)
         return ef.AwaitMessage(
-            run.effects.number(), asked.topic, asked.timeout, schema=asked.schema, wakes=wakes, asked=run.effects.now
+            run.effects.allocate_number(),
+            asked.topic,
+            asked.timeout,
+            schema=asked.schema,
+            wakes=wakes,
+            asked=run.effects.now,
         )
 
-    def value_of(self, outcome: Value) -> Any:
+    def to_handler_value(self, outcome: Value) -> Any:
         """Return the value of the message."""
         return None if outcome.value is None else outcome.value.value
 
@@ -587,12 +594,12 @@ class StartMember(EffectMember):
         if call.source == "model" or any(one.agent is agent for one in self._asked.calls for agent in carried):
             self.tool_call_id = call.asked.tool_call_id
 
-    def effects(self) -> Sequence[Leaf]:
+    def make_effects(self) -> Sequence[Leaf]:
         """Return one ``Spawn`` for each."""
         calls = self._asked.calls
         more: Any = {"of": len(calls), "is_background": True, "by": self.tool_call_id}
         children = [ChildMember(self.run, call, **more) for call in calls]
-        self.handed_out = [spawn for child in children for spawn in child.effects()]
+        self.handed_out = [spawn for child in children for spawn in child.make_effects()]
         return self.handed_out
 
     def apply_outcomes(self, outcomes: Sequence[Single]) -> Stop | None:
@@ -609,7 +616,7 @@ class StartMember(EffectMember):
                 refs.append(ref)
                 # Those that did start are taken note of although a sibling failed: they are at work, and have to be
                 # ended with the run.
-                self.run.children.ensure_background().start(ref, on_return=self._asked.on_return)
+                self.run.children.ensure_background().record_start(ref, on_return=self._asked.on_return)
         if stops:
             return merge_stops(stops)
         self.result = refs[0] if len(self._asked.calls) == 1 and refs else tuple(refs)
@@ -621,16 +628,18 @@ class WaitMember(SingleEffectMember):
 
     __slots__ = ()
 
-    def effect(self) -> Leaf:
+    def make_effect(self) -> Leaf:
         """Return the ``AwaitRuns``."""
         run, asked = self.run, self._asked
         # Known are the children that this run has started itself: a reference that came from elsewhere (a param, a
         # message) raises here, at the handler's yield.
         paths = tuple([run.children.background.require_own_child(ref) for ref in asked.refs])
-        wakes = self.wakes(asked.timeout)
-        return ef.AwaitRuns(run.effects.number(), paths, asked.need, asked.timeout, wakes=wakes, asked=run.effects.now)
+        wakes = self.compute_wake_time(asked.timeout)
+        return ef.AwaitRuns(
+            run.effects.allocate_number(), paths, asked.need, asked.timeout, wakes=wakes, asked=run.effects.now
+        )
 
-    def value_of(self, outcome: Value) -> Any:
+    def to_handler_value(self, outcome: Value) -> Any:
         """Return the results of the ended children, and count each the first time."""
         awaited, refs = outcome.value, {ref.path: ref for ref in self._asked.refs}
         done = tuple([_count_child_once(self.run, path, awaited.ended[path]) for path in awaited.done])
@@ -649,11 +658,11 @@ class SendMember(SingleEffectMember):
 
     __slots__ = ()
 
-    def effect(self) -> Leaf:
+    def make_effect(self) -> Leaf:
         """Return the ``SendToRun``."""
         asked = self._asked
         path = self.run.children.background.require_own_child(asked.ref)
-        return ef.SendToRun(self.run.effects.number(), path, asked.value, asked.topic)
+        return ef.SendToRun(self.run.effects.allocate_number(), path, asked.value, asked.topic)
 
 
 class CancelMember(SingleEffectMember):
@@ -661,32 +670,34 @@ class CancelMember(SingleEffectMember):
 
     __slots__ = ()
 
-    def effect(self) -> Leaf:
+    def make_effect(self) -> Leaf:
         """Return the ``EndRuns``."""
         asked = self._asked
         return ef.EndRuns(
-            self.run.effects.number(), (self.run.children.background.require_own_child(asked.ref),), asked.reason
+            self.run.effects.allocate_number(),
+            (self.run.children.background.require_own_child(asked.ref),),
+            asked.reason,
         )
 
-    def value_of(self, outcome: Value) -> Any:
+    def to_handler_value(self, outcome: Value) -> Any:
         """Return the child's result."""
         (path,) = self.handed_out[0].children  # type: ignore[union-attr]
         return _count_child_once(self.run, path, outcome.value.ended[path])
 
 
-def end_background_children(run: RunState) -> Flow[None]:
+def end_or_await_children(run: RunState) -> Flow[None]:
     """
     End the run's background children, or wait for them, before it ends.
 
     Raises:
         Stopped: when the world ended the run meanwhile.
     """
-    for kind, paths in run.children.background.unfinished_children():
+    for kind, paths in run.children.background.group_unfinished_children():
         effect: Leaf
         if kind == "wait":
-            effect = ef.AwaitRuns(run.effects.number(), paths, len(paths), asked=run.effects.now)
+            effect = ef.AwaitRuns(run.effects.allocate_number(), paths, len(paths), asked=run.effects.now)
         else:
-            effect = ef.EndRuns(run.effects.number(), paths, "the run around it has ended")
+            effect = ef.EndRuns(run.effects.allocate_number(), paths, "the run around it has ended")
         # As an effect, so recorded: which children were still at work when the handler returned is a matter of time,
         # and a replay has to find the same.
         awaited = run.effects.unwrap((yield effect))  # type: ignore[arg-type]  # of one effect comes one outcome
@@ -741,21 +752,21 @@ class RaceMember(EffectMember):
         self.members = members
         self._won = 0
 
-    def effects(self) -> Sequence[Leaf]:
+    def make_effects(self) -> Sequence[Leaf]:
         """Return the effects of all members, numbered already."""
         # Each member has asked for its own already, so that the numbers are in order; here they are only put side by
         # side.
         self.handed_out = [effect for member in self.members for effect in member.handed_out]
         return self.handed_out
 
-    def start(self) -> Sequence[Leaf]:
+    def make_member_effects(self) -> Sequence[Leaf]:
         """Number and return the effects of all members, none of which can have a result yet."""
         for member in self.members:
             if isinstance(member, RaceMember):
-                member.start()
+                member.make_member_effects()
             else:
-                member.effects()
-        return self.effects()
+                member.make_effects()
+        return self.make_effects()
 
     def set_early_winner(self) -> bool:
         """Set the first member that has a result already as the winner; return whether there is one. No other starts then."""
@@ -782,7 +793,7 @@ class RaceMember(EffectMember):
         won = find_race_winner(outcomes)
         # Being given up is how a loser ends. Where the first outcome in time is itself one, nobody has won: the run was
         # stopped in the middle, and the race is run to its end when it goes on.
-        if stops and was_given_up(outcomes[won]):
+        if stops and has_lost_or_stopped(outcomes[won]):
             return merge_stops(stops)
         self._won = ends[won]
         return None
@@ -922,7 +933,7 @@ class ToolMember(EffectMember):
             self.accepted = accepted
         return self.judged_call
 
-    def edit(self, input: JsonDict) -> None:
+    def replace_input(self, input: JsonDict) -> None:
         """Apply a person's change to the input; the history shows the call that ran."""
         asked = self.asked
         self.asked = self.accepted = ToolCallPart(
@@ -931,7 +942,7 @@ class ToolMember(EffectMember):
 
     # --- how it runs ------------------------------------------------------------------------------------------------
 
-    def effects(self) -> Sequence[Leaf]:
+    def make_effects(self) -> Sequence[Leaf]:
         """Return the effects of the call: none for control tools, which run here; one per child for those that spawn."""
         run, asked, validated, binding = self.run, self.asked, self._validated, self.binding
         assert binding is not None and validated is not None  # noqa: S101, PT018
@@ -942,11 +953,11 @@ class ToolMember(EffectMember):
             case Ordinary():
                 self.handed_out = (self._make_effect(CallTool, validated),)
             case Control(action):
-                self.set_result(run_control(run, action, validated.input))
+                self.set_result(run_control_tool(run, action, validated.input))
             case Spawning() as runs:
                 # A function and no state: what a child inherits is frozen only for one that inherits, and then at the
                 # moment in which the child is planned.
-                parent = partial(run.snapshot.inheritable, asked.tool_call_id)
+                parent = partial(run.snapshot.make_inherited_state, asked.tool_call_id)
                 self._children = children = RequestedChildren(run, asked, runs, validated.input, parent)
                 self.handed_out = children.effects
                 self.is_fault = children.has_invalid_entry
@@ -968,7 +979,7 @@ class ToolMember(EffectMember):
         # State and size go as functions: most tools look at neither, and a state that is frozen for nobody would cost a
         # microsecond for each call.
         return made_by(
-            run.effects.number(),
+            run.effects.allocate_number(),
             asked.tool_name,
             validated.input,
             asked.tool_call_id,
@@ -994,20 +1005,20 @@ class ToolMember(EffectMember):
             # What the body did until it was stopped is counted now, since it was paid for; the changes it wants are
             # made when it has come to its end, or they would be made twice.
             if outcome.body is not None:
-                self.run.apply_body(outcome.body, self.asked.tool_name, was_stopped=True)
+                self.run.apply_body_end(outcome.body, self.asked.tool_name, was_stopped=True)
             self.set_stopped_result(outcome)
             return outcome
         if isinstance(outcome, Failure):
             error = self.failure = outcome.error
-            result = ToolResult.error(f"Not executed: {error}" if is_budget_spent(error) else str(error))
+            result = ToolResult.error(f"Not executed: {error}" if is_spent_budget_error(error) else str(error))
         else:
             value = outcome.value
             result = runs.shown(value) if isinstance(runs, Asking) else value
             # Before the call is settled: what the body changed must be there when the result appears, so that the very
             # next call or hook finds it. A `Failure` has changed nothing, as it never got to the body.
             if outcome.body is not None:
-                self.run.apply_body(outcome.body, self.asked.tool_name)
-        self.settle(result, outcome.at)
+                self.run.apply_body_end(outcome.body, self.asked.tool_name)
+        self.set_final_result(result, outcome.at)
         return None
 
     def _apply_child_outcomes(
@@ -1020,16 +1031,16 @@ class ToolMember(EffectMember):
             return stop
         results = children.results
         if self.source != "model":
-            children.warn_of_refused(self.asked.tool_name)
+            children.warn_of_refused_children(self.asked.tool_name)
         # A child that failed may have left half of something; the conversation then stays as it was
         # (generator-contract:L23).
         left = results[0].left if runs.is_inline and not results[0].is_error else None
         if left is not None:
             self.run.apply_inline_child(left.state, self.asked.tool_call_id)
-        self.settle(runs.shown(results), max([outcome.at for outcome in outcomes], default=0))
+        self.set_final_result(runs.shown(results), max([outcome.at for outcome in outcomes], default=0))
         return None
 
-    def settle(self, result: ToolResult, ended_at: int) -> None:
+    def set_final_result(self, result: ToolResult, ended_at: int) -> None:
         """Set the result of a call that ended at *ended_at*, count its cost, and apply its change to the run."""
         # Both are times of the run and not of a clock, so a replay shows the same. A clock that was set back could make
         # it negative.
@@ -1038,10 +1049,10 @@ class ToolMember(EffectMember):
         if result.credits_used:
             self.run.spent.count_credits(result.credits_used)
         if result.usage is not None or result.cost is not None:
-            self.run.spent.count(self.asked.tool_name, result.usage, result.cost, 0)
+            self.run.spent.count_usage(self.asked.tool_name, result.usage, result.cost, 0)
         if result.change is not None:
             # Here and nowhere else: the next call and every hook see it, and nothing later makes it a second time.
-            self.run.apply(result.change, self.asked.tool_name)
+            self.run.apply_change(result.change, self.asked.tool_name)
 
     def set_result(self, result: ToolResult) -> None:
         """Set or replace the result, with the call's own name and id; nothing is counted and no change is applied."""
@@ -1053,12 +1064,12 @@ class ToolMember(EffectMember):
         self.is_fault = False
         self.result = result
 
-    def fail(self, error: StepEngineError) -> None:
+    def set_error_result(self, error: StepEngineError) -> None:
         """Set an error result for an invalid or unknown call."""
         self.is_fault = True
         self.set_result(ToolResult.error(error.message))
 
-    def skip(self, why: str) -> None:
+    def set_skipped_result(self, why: str) -> None:
         """Set a result that gives the reason why the call was not run."""
         self.set_result(ToolResult.error(why, status="skipped"))
 
@@ -1077,7 +1088,7 @@ class ToolMember(EffectMember):
             text = "Cancelled: the run ended before this call gave a result; it may have had effects."
             self.set_result(ToolResult.error(text, status="cancelled"))
 
-    def log(self) -> None:
+    def append_to_log(self) -> None:
         """Add the call to the log of the run if it has its result."""
         if self.result is not None:
             asked, run, validated = self.asked, self.run, self._validated
@@ -1098,7 +1109,7 @@ class ToolMember(EffectMember):
 
     # --- what is shown of it ----------------------------------------------------------------------------------------
 
-    def show(self) -> Flow[None]:
+    def show_unrun_call(self) -> Flow[None]:
         """Show a call that never ran: unknown, invalid, denied or skipped. No effect was asked for, so its events are made here."""
         yield Notify(self.make_started_event())
         yield Notify(self.make_finished_event())
@@ -1183,7 +1194,7 @@ def run_hook_call(run: RunState, asked: y.ToolCall) -> Flow[ToolResult]:
         ordinary = tuple([name for name, b in run.tools.bindings.items() if b.runs.how == "ordinary"])
         near = find_nearest(asked.tool, ordinary, n=1, alike=NEAR_RATIO)
         raise unavailable_tool_error(run, asked.tool, ordinary, f" Did you mean {near[0]!r}?" if near else "")
-    call = ToolMember(run, ToolCallPart(run.tools.call_ids.new(), asked.tool, asked.input), "hook", binding)
+    call = ToolMember(run, ToolCallPart(run.tools.call_ids.allocate_id(), asked.tool, asked.input), "hook", binding)
     # Past hooks and rules, as whoever installed the hook is trusted as its host is (reliability:PM39); judged by hooks
     # it would also call itself.
     call.validate()
@@ -1194,5 +1205,5 @@ def run_hook_call(run: RunState, asked: y.ToolCall) -> Flow[ToolResult]:
             call.set_stopped_result(stopped.stop)
         raise
     finally:
-        call.log()
+        call.append_to_log()
     return result

@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from stepengine.data.ceilings import can_ask_for_more, ceiling_from_answer, make_limit_question
+from stepengine.data.ceilings import ceiling_from_answer, is_raisable_limit_error, make_limit_question
 from stepengine.data.effects import AskPerson, Compute, Gather, Leaf, Notify
 from stepengine.data.outcomes import Failure, Gathered, Outcome, Single, Stop, Value
 from stepengine.data.questions import Question
@@ -32,19 +32,19 @@ def ask_to_raise_limits(run: RunState, effect: Leaf | Gather | Compute, outcome:
     outcomes: list[Single] = list(outcome.outcomes) if isinstance(outcome, Gathered) else [outcome]
     asked: set[str] = set()
     while not any(isinstance(one, Stop) for one in outcomes):
-        questions = [_limit_question(one) for one in outcomes]
+        questions = [_find_limit_question(one) for one in outcomes]
         question = next((q for q in questions if q is not None and q.id not in asked), None)
         if question is None:
             break
         asked.add(question.id)
         places = [n for n, one in enumerate(questions) if one is not None and one.id == question.id]
-        asking = AskPerson(run.effects.number(), (question,), "limit")
-        yield from map(Notify, run.side_events.events_before(asking))
-        answer = run.effects.receive((yield asking), asking)
+        asking = AskPerson(run.effects.allocate_number(), (question,), "limit")
+        yield from map(Notify, run.side_events.pop_events_before(asking))
+        answer = run.effects.record_outcome((yield asking), asking)
         if isinstance(answer, Stop):
             again: Sequence[Single] = [answer] * len(places)
         elif isinstance(answer, Value) and ceiling_from_answer(question, answer.value[0]) is not None:
-            again = yield from _repeat_refused(run, effect, [leaves[n] for n in places])
+            again = yield from _perform_refused_again(run, effect, [leaves[n] for n in places])
         else:
             continue
         for n, one in zip(places, again, strict=True):
@@ -63,30 +63,32 @@ def ask_for_more_steps(run: RunState) -> Flow[bool]:
         msg, kind="steps", limit=budget.most_steps, path=run.plan.path, more=budget.limits.max_steps or 1
     )
     question = make_limit_question(error)
-    outcome: Any = yield AskPerson(run.effects.number(), (question,), "limit")
+    outcome: Any = yield AskPerson(run.effects.allocate_number(), (question,), "limit")
     if isinstance(outcome, Failure):
         return False
     allowed = ceiling_from_answer(question, run.effects.unwrap(outcome)[0])
     if allowed is None:
         return False
-    budget.allow_steps(int(allowed.most))
+    budget.raise_step_limit(int(allowed.most))
     return True
 
 
-def _limit_question(outcome: Single) -> Question | None:
+def _find_limit_question(outcome: Single) -> Question | None:
     """Return the question about the limit that refused an effect, or ``None`` if no limit that asks did."""
     error = outcome.error if isinstance(outcome, Failure) else None
-    return make_limit_question(error) if can_ask_for_more(error) else None
+    return make_limit_question(error) if is_raisable_limit_error(error) else None
 
 
-def _repeat_refused(run: RunState, effect: Leaf | Gather | Compute, refused: Sequence[Leaf]) -> Flow[Sequence[Single]]:
+def _perform_refused_again(
+    run: RunState, effect: Leaf | Gather | Compute, refused: Sequence[Leaf]
+) -> Flow[Sequence[Single]]:
     """Perform the refused effects again under new numbers."""
-    leaves = [attrs.evolve(leaf, seq=run.effects.number()) for leaf in refused]
+    leaves = [attrs.evolve(leaf, seq=run.effects.allocate_number()) for leaf in refused]
     if not isinstance(effect, Gather):
-        yield from map(Notify, run.side_events.events_before(leaves[0]))
+        yield from map(Notify, run.side_events.pop_events_before(leaves[0]))
         return [(yield leaves[0])]  # type: ignore[list-item]
     together = Gather(tuple(leaves), concurrency=effect.concurrency)
-    yield from map(Notify, run.side_events.events_before(together))
+    yield from map(Notify, run.side_events.pop_events_before(together))
     return (yield together).outcomes  # type: ignore[union-attr]
 
 

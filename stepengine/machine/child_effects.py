@@ -114,7 +114,7 @@ class RequestedChildren:
             # Children that ended are counted although the call as a whole is stopped: the sums of a run must include all
             # that was paid (reliability:I4). After a resume they are answered from the record, and none runs twice.
             if isinstance(outcome, Stop):
-                self._run.spent.count_child_of_stop(outcome)
+                self._run.spent.count_stopped_child(outcome)
                 stops.append(outcome)
             else:
                 ended.append(child_result_from_outcome(outcome, effect.agent_id))
@@ -127,7 +127,7 @@ class RequestedChildren:
         self.results = [next(rest) if isinstance(entry, Spawn) else entry for entry in self._entries]
         return None
 
-    def warn_of_refused(self, tool_name: str) -> None:
+    def warn_of_refused_children(self, tool_name: str) -> None:
         """Warn of children that a limit refused, since the call of *tool_name* as a whole succeeds."""
         # A model sees the entries of its call. An author's program may ignore the list, so the missing children are also
         # in the run's warnings.
@@ -165,7 +165,7 @@ def _make_child_effect(
     sources = run.effects.sources
     params = run.plan.repair_params(entry.definition or agent_id, entry.params) if entry.params else entry.params
     return Spawn(
-        run.effects.number(),
+        run.effects.allocate_number(),
         agent_id,
         entry.prompt,
         params,

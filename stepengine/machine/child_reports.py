@@ -29,7 +29,7 @@ def report_ended_children(run: RunState) -> Flow[bool]:
     return (yield from _wait_and_report(run, 0, 0.0)) if _has_reportable_children(run) else False
 
 
-def wait_for_children(run: RunState) -> Flow[bool]:
+def wait_for_child_report(run: RunState) -> Flow[bool]:
     """
     Wait before the turn ends for a background child to report; return whether one ended, so that the turn continues.
 
@@ -40,9 +40,9 @@ def wait_for_children(run: RunState) -> Flow[bool]:
         return False
     seconds = run.budget.limits.max_wait_seconds
     if (yield from _wait_and_report(run, 1, seconds)):
-        run.progress.end_turn(complete=False)
+        run.progress.record_turn_end(complete=False)
         return True
-    run.side_events.warn(
+    run.side_events.add_warnings(
         f"the turn ended after {seconds:g} s of waiting for children in the background, which were ended with it"
     )
     return False

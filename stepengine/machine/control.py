@@ -28,7 +28,7 @@ def collect_offered_specs(plan: RunPlan) -> Mapping[str, ToolSpec]:
     return add_search_tool({name: plan.tools[name].spec for name in names}, plan.tools)
 
 
-def run_control(run: RunState, action: Action, value: JsonDict) -> ToolResult:
+def run_control_tool(run: RunState, action: Action, value: JsonDict) -> ToolResult:
     """Run a control tool on the run; *value* is validated."""
     return _ACTIONS[action](run, value)
 
@@ -40,11 +40,11 @@ def _make_message_result(message: str) -> ToolResult:
 
 def _set_output(run: RunState, value: JsonDict) -> ToolResult:
     _warn_of_output_mode(run)
-    if not run.output.is_checked:
+    if not run.output.needs_validation:
         run.set_output(value["data"] if list(value) == ["data"] else value)
         return _make_message_result("Output set.")
     if run.output.set_from_model(value):
-        run.forward_output()
+        run.forward_output_to_caller()
         return _make_message_result("Output set.")
     listed = "; ".join(run.output.issues)
     return ToolResult.error(f"Invalid output, the earlier one stays: {listed}. Given: {compact(value)}")
@@ -64,7 +64,7 @@ def _warn_of_output_mode(run: RunState) -> None:
 
 def _set_messages(run: RunState, value: JsonDict) -> ToolResult:
     history = Transcript.from_dicts(value["messages"])
-    run.apply(Change(messages=history), "set_messages")
+    run.apply_change(Change(messages=history), "set_messages")
     return _make_message_result(f"History replaced by {len(history)} messages.")
 
 
@@ -87,7 +87,7 @@ def _hand_off(run: RunState, value: JsonDict) -> ToolResult:
         return ToolResult.error(spawn_not_allowed_error(own, wanted, run.plan.agents or {}).message)
     if found == normalised_id(own):
         return ToolResult.error(f"Agent {own!r} has the conversation already.")
-    run.children.hand_over(found)
+    run.children.record_hand_over(found)
     return _make_message_result(f"The conversation goes on with agent {found}.")
 
 
@@ -96,7 +96,7 @@ def _task_completed(_: RunState, __: JsonDict) -> ToolResult:
 
 
 def _write_todos(run: RunState, value: JsonDict) -> ToolResult:
-    run.apply(Change(context=JsonDict({"todos": value["todos"]})))
+    run.apply_change(Change(context=JsonDict({"todos": value["todos"]})))
     if run.plan.body is None:
         # What the body of a tool writes down is shown when its caller has it.
         run.side_events.report_todos(value["todos"])

@@ -10,7 +10,7 @@ from stepengine.data.effects import AskPerson, CallModel, Compute, Gather, Leaf
 from stepengine.data.outcomes import Failure, Gathered, Single, Stop, Value, find_failure_usage
 from stepengine.data.usage import NOTHING_USED
 from stepengine.errors import StepEngineError
-from stepengine.machine.budget import Budget, is_budget_spent, raisable_error
+from stepengine.machine.budget import Budget, is_spent_budget_error, to_raisable_error
 from stepengine.machine.history import RunHistory
 from stepengine.machine.protocol import Flow
 from stepengine.machine.signals import Stopped
@@ -22,7 +22,7 @@ class EffectChannel:
     """
     Numbers the effects of a run and receives their outcomes.
 
-    ``receive`` sets the run's time, collects the messages that an outcome carries, and records spent limits and stops.
+    ``record_outcome`` sets the run's time, collects the messages that an outcome carries, and records spent limits and stops.
 
     Attributes:
         seq: The number of the next effect.
@@ -61,7 +61,7 @@ class EffectChannel:
         # which is recorded (generator-contract:G2).
         return self._created + timedelta(milliseconds=self.now)
 
-    def number(self) -> int:
+    def allocate_number(self) -> int:
         """Return the next effect's number."""
         # When the effect is made, not when it begins or ends: so an address follows from the program alone, whoever is
         # faster (reliability:I2).
@@ -75,14 +75,14 @@ class EffectChannel:
         # no outcome.
         return (yield Gather(tuple(effects), **how)).outcomes if effects else ()  # type: ignore[union-attr]
 
-    def receive(self, outcome: Any, effect: Leaf | Gather | Compute) -> Single | Gathered:
+    def record_outcome(self, outcome: Any, effect: Leaf | Gather | Compute) -> Single | Gathered:
         """
         Return the outcome of *effect* after recording its time, inbox, usage and stop.
 
         A suspension that names no questions is given those of the ``AskPerson`` that it answers.
         """
         if isinstance(effect, Gather):
-            return self._receive_all(outcome, effect.effects)
+            return self._record_group_outcome(outcome, effect.effects)
         # A driver that answers with something else is a bug in that driver, and there are several (the loop, walks, the
         # simulation, the debugger). Without this it would show much later, as an AttributeError in an author's handler.
         if not isinstance(outcome, (Value, Failure, Stop)):
@@ -101,14 +101,14 @@ class EffectChannel:
             self._record_failure(outcome.error, effect)
         return outcome
 
-    def _receive_all(self, outcome: Any, effects: Sequence[Leaf]) -> Gathered:
+    def _record_group_outcome(self, outcome: Any, effects: Sequence[Leaf]) -> Gathered:
         # The number is checked, since outcomes belong to their effects by position alone: one that is missing would
         # give everybody behind it the result of its neighbour.
         if not isinstance(outcome, Gathered) or len(outcome.outcomes) != len(effects):
             msg = f"the driver answered a Gather of {len(effects)} with {outcome!r}"
             raise StepEngineError(msg)
         pairs = zip(outcome.outcomes, effects, strict=True)
-        return Gathered(tuple([self.receive(one, effect) for one, effect in pairs]))  # type: ignore[misc]  # none is a Gather
+        return Gathered(tuple([self.record_outcome(one, effect) for one, effect in pairs]))  # type: ignore[misc]  # none is a Gather
 
     def _record_stop(self, stop: Stop, effect: Leaf | Compute) -> Stop:
         if isinstance(effect, AskPerson) and stop.kind == "suspended" and not stop.questions:
@@ -118,7 +118,7 @@ class EffectChannel:
         # What a model call had used when it was cut off was paid for, although no reply ever came (reliability:MP30).
         begun = stop.begun
         if begun is not None and begun.usage != NOTHING_USED and isinstance(effect, CallModel):
-            self._spent.count(effect.request.model, begun.usage, begun.cost, begun.usage.requests)
+            self._spent.count_usage(effect.request.model, begun.usage, begun.cost, begun.usage.requests)
         return stop
 
     def _record_failure(self, error: StepEngineError, effect: Leaf | Compute) -> None:
@@ -126,9 +126,9 @@ class EffectChannel:
         # (reliability:I4).
         lost = find_failure_usage(error)
         if isinstance(effect, CallModel) and lost is not None:
-            self._spent.count(effect.request.model, lost.usage, lost.cost, lost.usage.requests)
-        if is_budget_spent(error):
-            self._budget.reach(error)
+            self._spent.count_usage(effect.request.model, lost.usage, lost.cost, lost.usage.requests)
+        if is_spent_budget_error(error):
+            self._budget.record_spent_budget(error)
 
     def unwrap(self, outcome: Single) -> Any:
         """Return the value of a received outcome, or raise its error or stop."""
@@ -137,6 +137,6 @@ class EffectChannel:
         if isinstance(outcome, Failure):
             # A spent limit is raised as a `BaseException`: an author's `except Exception` around a step must not take
             # it for a tool that failed, or the handler would go on without a budget (reliability:GN09).
-            raise raisable_error(outcome.error)
-        self._spent.count_child_of_stop(outcome)
+            raise to_raisable_error(outcome.error)
+        self._spent.count_stopped_child(outcome)
         raise Stopped(outcome)

@@ -17,7 +17,7 @@ from stepengine.data.functions import location_of, unwrap_function
 from stepengine.data.json import JsonValue, compact, freeze, hint_at_mistake
 from stepengine.data.messages import UserMessage
 from stepengine.data.record_sizes import ESCAPED_CHAR_BYTES, MAX_VALUE_BYTES, find_length_problem
-from stepengine.data.result_cuts import cut_result
+from stepengine.data.result_cuts import cut_result_text
 from stepengine.data.typed_values import is_model, model_to_json
 from stepengine.data.visible import cut_after
 from stepengine.data.wire import to_dicts
@@ -51,7 +51,7 @@ def get_final_text(run: RunState) -> str:
 
 def _shorten_answer(text: str) -> str:
     """Return the text of the last messages; one that is too long for a record has its middle cut."""
-    return cut_result(text, MAX_VALUE_BYTES // ESCAPED_CHAR_BYTES) if find_length_problem(text) else text
+    return cut_result_text(text, MAX_VALUE_BYTES // ESCAPED_CHAR_BYTES) if find_length_problem(text) else text
 
 
 def get_final_output(run: RunState, returned: object) -> object:
@@ -63,13 +63,13 @@ def get_final_output(run: RunState, returned: object) -> object:
     """
     output, mode = run.output, run.plan.definition.output_mode
     if mode == "structured_output":
-        if returned is not None and not output.is_checked:
+        if returned is not None and not output.needs_validation:
             return returned
         return output.get_typed_value() if output.is_given else None
     if returned is not None:
         return returned
     if mode == "all_messages":
-        messages = to_dicts(run.history.added())
+        messages = to_dicts(run.history.list_added_messages())
         if why := find_length_problem(messages):
             msg = (
                 f"the output of agent {run.plan.definition.id!r} is too long: {why}; "
@@ -97,12 +97,12 @@ def require_output(run: RunState, returned: object) -> Flow[None]:
         return
     remedy = "" if run.progress.has_asked else REMEDY
     if run.progress.has_asked or (run.output.issues and run.plan.model):
-        yield from _correct_output(run, returned, remedy)
+        yield from _find_or_request_output(run, returned, remedy)
     if not run.output.is_given and run.budget.reached is None:
         raise run.output.make_missing_error(remedy)
 
 
-def _correct_output(run: RunState, returned: object, remedy: str) -> Flow[None]:
+def _find_or_request_output(run: RunState, returned: object, remedy: str) -> Flow[None]:
     """Look for the output in the final text, and request it as often as agent and budget allow."""
     # The final text first: a model that wrote the JSON as text has done the work, and to ask it to say it again by a
     # call costs a step (generator-contract:S12).
@@ -118,28 +118,30 @@ def _correct_output(run: RunState, returned: object, remedy: str) -> Flow[None]:
 
 def _is_output_complete(run: RunState, returned: object) -> bool:
     """Return whether no output is missing; without a schema and without steps none is needed."""
-    return run.output.is_given or (not run.output.is_checked and (returned is not None or not run.progress.has_asked))
+    return run.output.is_given or (
+        not run.output.needs_validation and (returned is not None or not run.progress.has_asked)
+    )
 
 
 def _set_returned_output(run: RunState, returned: object) -> None:
     """Set the handler's return value as the output; with a schema, only if it is valid."""
     output = run.output
-    if output.is_checked:
+    if output.needs_validation:
         output.mark_missing()
         if output.set_first_valid(returned):
-            _check_output_length(run, output.value)
+            _refuse_long_output(run, output.value)
         return
     try:
         kept = freeze(returned)
     except Exception as error:  # noqa: BLE001 - an output that is no JSON is looked at by its own methods
-        _check_returned_output(run, returned, error)
+        _refuse_non_json_output(run, returned, error)
         output.mark_returned()
     else:
-        _check_output_length(run, kept)
+        _refuse_long_output(run, kept)
         output.set(kept)
 
 
-def _check_returned_output(run: RunState, returned: Any, error: Exception) -> None:
+def _refuse_non_json_output(run: RunState, returned: Any, error: Exception) -> None:
     """
     Raise for an output that is not JSON (*error* is the reason), if it is a mistake or must be recorded.
 
@@ -161,7 +163,7 @@ def _check_returned_output(run: RunState, returned: Any, error: Exception) -> No
     raise HandlerError(msg, kind=type(error).__name__, location=where)
 
 
-def _check_output_length(run: RunState, output: JsonValue) -> None:
+def _refuse_long_output(run: RunState, output: JsonValue) -> None:
     """
     Raise for an output that is too long for a record.
 

@@ -31,8 +31,8 @@ from stepengine.data.record_sizes import find_length_problem
 from stepengine.data.state import ChildResult
 from stepengine.data.tools import Control, Spawning, ToolBinding, ToolSpec
 from stepengine.errors import BadYield, InputError, LimitExceeded, LimitReached, StepEngineError, ToolInputError
-from stepengine.machine.author import Author, ReturnValue, add_location, find_long_yield, make_bad_yield
-from stepengine.machine.batch import RUN_FREELY, calls_among, run_batch
+from stepengine.machine.author import Author, ReturnValue, add_location, find_yield_length_error, make_bad_yield
+from stepengine.machine.batch import RUN_FREELY, collect_tool_calls, run_batch
 from stepengine.machine.blocks import BrokenBlock, CallBlock, TextPiece, split_blocks
 from stepengine.machine.calls import (
     CandidatesMember,
@@ -46,7 +46,7 @@ from stepengine.machine.calls import (
 )
 from stepengine.machine.ceilings import ask_for_more_steps
 from stepengine.machine.plan import ToolBody
-from stepengine.machine.protocol import Flow, names_of_yieldables, rows_for
+from stepengine.machine.protocol import Flow, format_yieldable_names, get_yield_rows
 from stepengine.machine.signals import EndRun, Stopped
 from stepengine.machine.state import BodyProgress, RunState
 from stepengine.machine.step import (
@@ -64,9 +64,9 @@ Answer: TypeAlias = Flow[y.StepResult]
 MAX_LIMIT_THROWS = 2
 SPAWNS = (y.ToolCall, y.AgentCall, y.Parallel)
 """What may ask for children."""
-YIELDS = rows_for("handler")
-OF_TOOLS = rows_for("tool")
-ACCEPTED_OF_TOOLS = names_of_yieldables("tool")
+YIELDS = get_yield_rows("handler")
+OF_TOOLS = get_yield_rows("tool")
+ACCEPTED_OF_TOOLS = format_yieldable_names("tool")
 OF_CONVERSATION = ("set_messages", "add_message", "end_turn", "hand_off", "task_completed")
 """Control tools that touch the conversation of a run, which the body of a tool has not."""
 
@@ -99,10 +99,10 @@ def run_handler(run: RunState, author: Author) -> Flow[Any]:
         # By `type`: a value of the author may raise when it is asked for its class.
         while type(asked) is not ReturnValue:
             if throws >= MAX_LIMIT_THROWS:
-                run.side_events.warn(f"{author.what} went on after its limit was spent and was closed")
+                run.side_events.add_warnings(f"{author.what} went on after its limit was spent and was closed")
                 return None
             try:
-                answer = yield from _answer_yield(run, author, asked)
+                answer = yield from _perform_yield(run, author, asked)
             # Thrown at the author's own `yield`, so that it can be caught where it was asked for. Stops are not among
             # these: a run that was cancelled must not be talked out of it by an `except` (reliability:GN09).
             except (StepEngineError, LimitReached) as error:
@@ -130,7 +130,9 @@ def _output_from_return(run: RunState, author: Author, value: Any) -> Any:
             msg = f"{author.what} returned a StepResult, which is no result of a tool; {y.YIELD_FROM}"
             raise BadYield(msg)
         # A handler of one line, `lambda ctx: (yield STEP)`, returns what its `yield` was sent without meaning it.
-        run.side_events.warn(f"{author.what} returned a StepResult, which is taken for no output; {y.YIELD_FROM}")
+        run.side_events.add_warnings(
+            f"{author.what} returned a StepResult, which is taken for no output; {y.YIELD_FROM}"
+        )
         return None
     return value
 
@@ -143,14 +145,14 @@ def _warn_of_ignored_failures(run: RunState, author: Author, asked: object, answ
     """Warn about failed children if the handler ignores the result, as a bare ``yield`` does."""
     # A failed child is a value and no exception, so a handler that throws it away goes on as if all were well. It is
     # told only where the answer is dropped; who looks at it needs no warning.
-    why = _failure_reasons(asked, answer)
+    why = _describe_child_failures(asked, answer)
     if why and author.discards_answer:
         run.side_events.warn_each_time(
             f"{author.what} ({author.location}) throws away what it spawned: {why}; look at the result, or spawn with `yield from AgentCall(...)`, which raises"
         )
 
 
-def _failure_reasons(asked: object, answer: y.StepResult) -> str:
+def _describe_child_failures(asked: object, answer: y.StepResult) -> str:
     """Return the reasons why children of *asked* failed, or ``""``."""
     if not isinstance(asked, y.ToolCall):
         children = answer.value if isinstance(asked, y.Parallel) else (answer.value,)
@@ -166,7 +168,7 @@ def _failure_reasons(asked: object, answer: y.StepResult) -> str:
     return "; ".join(failed_entries) or (result.text if result.is_error else "")
 
 
-def _answer_yield(run: RunState, author: Author, asked: y.Yieldable | Compute) -> Answer:
+def _perform_yield(run: RunState, author: Author, asked: y.Yieldable | Compute) -> Answer:
     """Perform what the handler yielded and return the answer; its table row decides whether it is allowed."""
     if type(asked) is Compute:
         author.program = asked.program
@@ -176,7 +178,7 @@ def _answer_yield(run: RunState, author: Author, asked: y.Yieldable | Compute) -
     # must come to an end (generator-contract:G47).
     if row.actions:
         run.budget.count_actions(row.actions)
-    if (refused := find_long_yield(author.what, asked)) is not None:
+    if (refused := find_yield_length_error(author.what, asked)) is not None:
         run.budget.count_actions(0 if row.actions else 1)
         raise refused
     return ANSWERS[type(asked)](run, author, asked)
@@ -189,7 +191,7 @@ def _run_compute(run: RunState, asked: Compute) -> Answer:
     body = cast("BodyProgress", run.body)
     known = cast("ToolBody", run.plan.body).recalled(len(body.computed))
     if isinstance(known, Stop):
-        run.effects.receive(known, asked)
+        run.effects.record_outcome(known, asked)
         raise Stopped(known)
     outcome = yield asked if known is None else attrs.evolve(asked, known=cast("Any", known))
     if isinstance(outcome, Stop):
@@ -238,19 +240,19 @@ def _make_step_result(
 ) -> y.StepResult:
     output, complete = run.output, run.progress.steps_complete
     if not output.is_given:
-        return y.StepResult(run.snapshot.moment(), results, complete, texts, value)
+        return y.StepResult(run.snapshot.get_state_factory(), results, complete, texts, value)
     of_turn = output.get_typed_value() if output.is_of_turn else None
     return y.StepResult(output.with_decoded_output(run.snapshot.state()), results, complete, texts, value, of_turn)
 
 
-def _answer_steps(run: RunState, _: Author, asked: Any) -> Answer:
+def _perform_steps(run: RunState, _: Author, asked: Any) -> Answer:
     try:
         if asked is y.STEP:
             yield from run_step_within_budget(run, PLAIN)
         elif asked is y.STEP_ALL:
             yield from run_turn(run)
         else:
-            _check_step_tools(run, asked)
+            _require_offered_tools(run, asked)
             yield from run_step_within_budget(run, asked)
     except StepEngineError:
         # A handler that swallows every error and asks again must end, too (generator-contract:G47).
@@ -258,11 +260,11 @@ def _answer_steps(run: RunState, _: Author, asked: Any) -> Answer:
         raise
     # Here as at the end of the run: a handler that checks the output of a turn must see what the result would have.
     if run.progress.steps_complete and not run.output.is_of_turn:
-        run.output.set_from_text(run.output.last_texts.get_reply_text())
+        run.output.set_from_text(run.output.last_texts.get_newest_reply_text())
     return _make_step_result(run)
 
 
-def _check_step_tools(run: RunState, asked: y.StepWith) -> None:
+def _require_offered_tools(run: RunState, asked: y.StepWith) -> None:
     for name in asked.tools or ():
         if name not in run.tools.offered:
             raise author_call_error(run, name)
@@ -271,7 +273,7 @@ def _check_step_tools(run: RunState, asked: y.StepWith) -> None:
 # --- calls and other members ------------------------------------------------------------------------------------------
 
 
-def _answer_single_member(run: RunState, _: Author, asked: Any) -> Answer:
+def _perform_single_member(run: RunState, _: Author, asked: Any) -> Answer:
     """Perform a yieldable that is one effect, such as a child run, and return its result as a step result."""
     value = yield from run_single_member(make_single_member(run, asked))
     return _make_step_result(run, value=value)
@@ -294,7 +296,7 @@ def _make_own_call(run: RunState, author: Author, asked: y.ToolCall) -> ToolMemb
         source: Source = "handler" if body is None else "tool"
         if run.effects.sources is not None:
             run.effects.sources.add_handler_values(asked.input)
-        return ToolMember(run, ToolCallPart(run.tools.call_ids.new(), asked.tool, asked.input), source, binding)
+        return ToolMember(run, ToolCallPart(run.tools.call_ids.allocate_id(), asked.tool, asked.input), source, binding)
     raise author_call_error(run, asked.tool)
 
 
@@ -306,7 +308,7 @@ def _touches_conversation(binding: ToolBinding) -> bool:
     return binding.spec.ends_turn or (isinstance(runs, Spawning) and runs.is_inline)
 
 
-def _answer_tool_call(run: RunState, author: Author, asked: y.ToolCall) -> Answer:
+def _perform_tool_call(run: RunState, author: Author, asked: y.ToolCall) -> Answer:
     call = _make_own_call(run, author, asked)
     try:
         yield from run_batch(run, (call,))
@@ -342,16 +344,18 @@ def _commit_calls(run: RunState, calls: Sequence[ToolMember]) -> None:
     message = AssistantMessage(tuple([call.asked for call in calls]))
     results = [call.result for call in calls if call.result is not None]
     # What a model need not see, such as "Task completed.", is nobody's answer.
-    own = {call.asked.tool_call_id for call in calls if call.binding is not None and _is_answer(call.binding.spec)}
-    run.history.commit(message, results, own)
+    own = {
+        call.asked.tool_call_id for call in calls if call.binding is not None and _can_be_last_text(call.binding.spec)
+    }
+    run.history.append_reply(message, results, own)
 
 
-def _is_answer(spec: ToolSpec) -> bool:
+def _can_be_last_text(spec: ToolSpec) -> bool:
     """Return whether the result of a tool may be the last text of a run."""
     return spec.forces_next_step and not spec.ends_turn
 
 
-def _answer_parallel(run: RunState, author: Author, asked: y.Parallel[Any]) -> Answer:
+def _perform_parallel(run: RunState, author: Author, asked: y.Parallel[Any]) -> Answer:
     leaves = _flatten_members(asked.calls)
     members = _make_members(run, author, asked.calls, leaves)
     for member, line in zip(members, asked.program_lines, strict=False):  # none but of a program
@@ -360,7 +364,7 @@ def _answer_parallel(run: RunState, author: Author, asked: y.Parallel[Any]) -> A
     return _make_step_result(run, results, tuple([member.result for member in members]))
 
 
-def _answer_race(run: RunState, author: Author, asked: y.Race[Any]) -> Answer:
+def _perform_race(run: RunState, author: Author, asked: y.Race[Any]) -> Answer:
     leaves = _flatten_members(asked.members)
     race = RaceMember(run, _make_members(run, author, asked.members, leaves))
     results = yield from _run_members(run, leaves, [race], y.Parallel())
@@ -388,7 +392,7 @@ def _run_members(
     Raises:
         EndRun: when one of the calls was a successful ``end_turn``.
     """
-    calls = calls_among(members)
+    calls = collect_tool_calls(members)
     if not calls:
         yield from run_batch(run, members, asked)
         return ()
@@ -422,19 +426,19 @@ def _make_member(run: RunState, author: Author, asked: Any, *, children: int) ->
 # --- candidates and text ----------------------------------------------------------------------------------------------
 
 
-def _answer_generate(run: RunState, _: Author, asked: y.GenerateN) -> Answer:
+def _perform_generate_n(run: RunState, _: Author, asked: y.GenerateN) -> Answer:
     if asked.n > y.MAX_CANDIDATES:
         msg = f"GenerateN({asked.n}) asks for more than {y.MAX_CANDIDATES} candidates"
-        run.budget.reach(LimitExceeded(msg, kind="candidates", limit=y.MAX_CANDIDATES))
+        run.budget.record_spent_budget(LimitExceeded(msg, kind="candidates", limit=y.MAX_CANDIDATES))
     elif run.budget.steps_left <= 0 and not (yield from ask_for_more_steps(run)):
         msg = f"agent {run.plan.definition.id!r} has no step left for GenerateN; raise Limits(max_steps=...)"
-        run.budget.reach(LimitExceeded(msg, kind="steps", limit=run.budget.most_steps))
-    run.budget.check()
+        run.budget.record_spent_budget(LimitExceeded(msg, kind="steps", limit=run.budget.most_steps))
+    run.budget.raise_if_spent()
     try:
         request = make_step_request(run, PLAIN, make_step_prompt(run))
     # Also counted if the request is refused: a handler that catches the error and asks again must end (generator-contract:G47).
     finally:
-        run.budget.count_step_taken()
+        run.budget.count_step()
     replies: list[ModelReply] = yield from run_single_member(CandidatesMember(run, request, asked.n))
     # Two candidates may each want to write the same file; which of them is taken is decided later, by the handler.
     dropped = sum(len(reply.tool_calls) for reply in replies)
@@ -445,7 +449,7 @@ def _answer_generate(run: RunState, _: Author, asked: y.GenerateN) -> Answer:
     return _make_step_result(run, texts=texts)
 
 
-def _answer_step_text(run: RunState, _: Author, asked: y.StepText) -> Answer:
+def _perform_step_text(run: RunState, _: Author, asked: y.StepText) -> Answer:
     pieces = split_blocks(asked.text)
     run.budget.count_actions(max(1, sum(isinstance(p, CallBlock) for p in pieces)))
     results: list[ToolResult] = []
@@ -462,8 +466,8 @@ def _answer_step_text(run: RunState, _: Author, asked: y.StepText) -> Answer:
                 fault = True
                 results.append((yield from _report_broken_block(run, name, problem)))
             case CallBlock(name, value):
-                call = _make_block_call(run, ToolCallPart(run.tools.call_ids.new(), name, value), ended_by)
-                yield from _run_block(run, call)
+                call = _make_block_call(run, ToolCallPart(run.tools.call_ids.allocate_id(), name, value), ended_by)
+                yield from _run_block_call(run, call)
                 assert call.result is not None  # noqa: S101
                 results.append(call.result)
                 fault = fault or call.is_fault
@@ -471,7 +475,7 @@ def _answer_step_text(run: RunState, _: Author, asked: y.StepText) -> Answer:
             case _:
                 assert_never(piece)
     if ended_by is not None and not fault:
-        run.progress.end_turn(complete=not run.history.append_inbox())
+        run.progress.record_turn_end(complete=not run.history.append_inbox())
         record_end_turn_message(run, (ended_by,))
     return _make_step_result(run, tuple(results))
 
@@ -489,13 +493,13 @@ def _make_block_call(run: RunState, asked: ToolCallPart, ended_by: ToolMember | 
         binding = None
     call = ToolMember(run, asked, "model", binding)
     if binding is None:
-        call.fail(unavailable_tool_error(run, asked.tool_name, tuple(run.tools.offered)))
+        call.set_error_result(unavailable_tool_error(run, asked.tool_name, tuple(run.tools.offered)))
     elif ended_by is not None:
-        call.skip(f"Skipped: {ended_by.asked.tool_name} ended the turn before this call.")
+        call.set_skipped_result(f"Skipped: {ended_by.asked.tool_name} ended the turn before this call.")
     return call
 
 
-def _run_block(run: RunState, call: ToolMember) -> Flow[None]:
+def _run_block_call(run: RunState, call: ToolMember) -> Flow[None]:
     try:
         yield from run_batch(run, (call,))
     finally:
@@ -504,13 +508,13 @@ def _run_block(run: RunState, call: ToolMember) -> Flow[None]:
 
 
 ANSWERS: Mapping[type, Callable[[RunState, Author, Any], Answer]] = {
-    **dict.fromkeys([row.kind for row in YIELDS.values()], _answer_single_member),
-    y.Sentinel: _answer_steps,
-    y.StepWith: _answer_steps,
-    y.ToolCall: _answer_tool_call,
-    y.Parallel: _answer_parallel,
-    y.Race: _answer_race,
-    y.GenerateN: _answer_generate,
-    y.StepText: _answer_step_text,
+    **dict.fromkeys([row.kind for row in YIELDS.values()], _perform_single_member),
+    y.Sentinel: _perform_steps,
+    y.StepWith: _perform_steps,
+    y.ToolCall: _perform_tool_call,
+    y.Parallel: _perform_parallel,
+    y.Race: _perform_race,
+    y.GenerateN: _perform_generate_n,
+    y.StepText: _perform_step_text,
 }
 """The function that carries out each kind of yield. Kinds without a row of their own are performed as single effects."""

@@ -26,8 +26,8 @@ from stepengine.data.messages import (
     ToolResult,
     UserMessage,
 )
-from stepengine.data.result_cuts import result_chars
-from stepengine.data.state import AgentState, find_suspended_reply
+from stepengine.data.result_cuts import count_result_chars
+from stepengine.data.state import AgentState, find_suspended_reply_index
 from stepengine.data.transcript import Transcript
 
 SLICE_MESSAGES = 50
@@ -53,10 +53,10 @@ def _shorten_transcript(transcript: Transcript, shorten: ShortenMessage | None) 
         return transcript
     results: dict[str, ToolResult] = {}
     # Each message is measured once, also in later runs of the conversation.
-    for message, chars in zip(transcript, transcript.memo("result_chars", result_chars), strict=True):
+    for message, chars in zip(transcript, transcript.memo("count_result_chars", count_result_chars), strict=True):
         if chars and isinstance(message, ToolMessage) and (shown := shorten(message, chars)) is not message:
             results[message.tool_call_id] = shown.result
-    return transcript.resolve_all(results)
+    return transcript.replace_results(results)
 
 
 def _shorten_messages(messages: Sequence[Message], shorten: ShortenMessage | None) -> Sequence[Message]:
@@ -65,7 +65,7 @@ def _shorten_messages(messages: Sequence[Message], shorten: ShortenMessage | Non
         return messages
     shown = messages
     for position, message in enumerate(messages):
-        if isinstance(message, ToolMessage) and (short := shorten(message, result_chars(message))) is not message:
+        if isinstance(message, ToolMessage) and (short := shorten(message, count_result_chars(message))) is not message:
             shown = [*shown[:position], short, *shown[position + 1 :]]
     return shown
 
@@ -97,13 +97,13 @@ class EphemeralResults:
             if isinstance(message, ToolMessage) and message.tool_name in self._keeps:
                 self._call_ids[message.tool_name].append(message.tool_call_id)
 
-    def expire(self, view: Transcript) -> Transcript:
+    def replace_expired(self, view: Transcript) -> Transcript:
         """Return *view* with a placeholder for each result but the newest ones of its tool."""
         expired: dict[str, ToolResult] = {}
         for name, call_ids in self._call_ids.items():
             while len(call_ids) > self._keeps[name]:
                 expired[call_ids.popleft()] = ToolResult.text(EXPIRED)
-        return view.resolve_all(expired)
+        return view.replace_results(expired)
 
 
 class RunHistory:
@@ -190,7 +190,9 @@ class RunHistory:
         self._append_all(messages)
         self._record_lifetimes(messages)
 
-    def commit(self, message: AssistantMessage, results: Iterable[ToolResult], own_calls: Collection[str] = ()) -> None:
+    def append_reply(
+        self, message: AssistantMessage, results: Iterable[ToolResult], own_calls: Collection[str] = ()
+    ) -> None:
         """
         Append a reply and the results of its calls together.
 
@@ -246,11 +248,13 @@ class RunHistory:
         if record is not None:
             if self._keeps_left_out:
                 # What was said for a time only is not part of the conversation that anybody would look up.
-                self.left_out += tuple([m for m in self.record.find_missing(record) if _effective_lifetime(m) is None])
+                self.left_out += tuple(
+                    [m for m in self.record.find_missing_messages(record) if _effective_lifetime(m) is None]
+                )
             # What counts as this run's own (for its output, for a session) is the end of the record. A policy that
             # rewrites it mostly keeps that end, and then it stays this run's; where it does not, nothing can be said to
             # be.
-            own, length = self.added(), len(record)
+            own, length = self.list_added_messages(), len(record)
             is_kept = record[length - len(own) :] == own and (own or not has_begun)
             self.start = length - len(own) if is_kept else min(self.start, length)
             self.record, self.view = record, _shorten_transcript(record, self._shorten)
@@ -260,7 +264,7 @@ class RunHistory:
             self._ephemeral_results.reset(self.view)
         self._record_lifetimes(self.view)
 
-    def added(self) -> tuple[Message, ...]:
+    def list_added_messages(self) -> tuple[Message, ...]:
         """Return the messages that this run added to the record."""
         return self.record[self.start :]
 
@@ -278,14 +282,14 @@ class RunHistory:
         """Set the reply whose calls are running; ``None`` once they are done."""
         self.open_reply = reply
 
-    def reopen(self, said: Sequence[UserMessage]) -> bool:
+    def reopen_suspended_step(self, said: Sequence[UserMessage]) -> bool:
         """
         Remove the step in which the continued run was suspended; return whether there is one.
 
         The step is held separately while it runs. The messages after it and *said*, the first messages of this run, will follow its
         results.
         """
-        record, at = self.record, find_suspended_reply(self.record)
+        record, at = self.record, find_suspended_reply_index(self.record)
         reply = None if at is None else record[at]
         if at is None or not isinstance(reply, AssistantMessage):
             return False
@@ -309,7 +313,7 @@ class RunHistory:
             if message.ttl is not None:
                 self._times |= {message.ttl}
 
-    def expire(self, *ttls: TimeToLive) -> None:
+    def remove_expired(self, *ttls: TimeToLive) -> None:
         """Remove expired messages: those of ``agent_step`` with the step, of ``user_prompt`` with the run."""
         # Asked at every step of every run, where hardly any message has a time; the set of times answers without a look
         # at messages.
@@ -328,14 +332,14 @@ class RunHistory:
             record, _make_if_changed(self.view, [m for m in self.view if _effective_lifetime(m) not in over])
         )
 
-    def expire_results(self) -> None:
+    def expire_ephemeral_results(self) -> None:
         """Replace all but the newest results of each ephemeral tool in the view by a placeholder."""
         if self._ephemeral_results is not None:
-            self.view = self._ephemeral_results.expire(self.view)
+            self.view = self._ephemeral_results.replace_expired(self.view)
 
     # --- parents and children ---------------------------------------------------------------------------------------
 
-    def inheritable(self, call_id: str = "") -> RecordAndView:
+    def make_inherited_history(self, call_id: str = "") -> RecordAndView:
         """
         Return record and view for a child: no step-scoped messages, but the open reply's content before the child's call.
 
@@ -345,15 +349,15 @@ class RunHistory:
         record, view = (
             self._without_expired(("agent_step",)) if "agent_step" in self._times else (self.record, self.view)
         )
-        said = self._reply_before_call(call_id)
+        said = self._make_reply_before_call(call_id)
         if said is None:
             return RecordAndView(record, view)
         longer = record.append(said)
         return RecordAndView(longer, longer if view is record else view.append(said))
 
-    def history_after_inline(self, left: AgentState, call_id: str) -> RecordAndView:
+    def make_history_after_inline(self, left: AgentState, call_id: str) -> RecordAndView:
         """Return record and view after an inline child, without the open reply's part before its call."""
-        said = self._reply_before_call(call_id)
+        said = self._make_reply_before_call(call_id)
         if said is None:
             return RecordAndView(left.message_history, left.view)
         record = _make_if_changed(left.message_history, [m for m in left.message_history if m != said])
@@ -362,7 +366,7 @@ class RunHistory:
             record, record if same else _make_if_changed(left.view, [m for m in left.view if m != said])
         )
 
-    def _reply_before_call(self, call_id: str) -> AssistantMessage | None:
+    def _make_reply_before_call(self, call_id: str) -> AssistantMessage | None:
         said: list[AssistantPart] = []
         for part in self.open_reply.content if self.open_reply is not None else ():
             if isinstance(part, ToolCallPart) and part.tool_call_id == call_id:
@@ -399,15 +403,15 @@ class LastTexts:
         if history.end_turn_message:
             return history.end_turn_message
         if self._answer is None or self._answer[0] is not history.record:
-            texts = (self._texts_of_last_call() if history.own_calls else ()) or self._last_texts()
+            texts = (self._list_last_call_texts() if history.own_calls else ()) or self._list_last_texts()
             self._answer = (history.record, "\n\n".join(reversed(texts)))
         return self._answer[1]
 
     def get_last_text(self) -> str:
         """Return the message of ``end_turn``, else the text of the last assistant message alone."""
-        return self._history.end_turn_message or next(iter(self._last_texts()), "")
+        return self._history.end_turn_message or next(iter(self._list_last_texts()), "")
 
-    def get_reply_text(self) -> str:
+    def get_newest_reply_text(self) -> str:
         """Return the message of ``end_turn`` in the newest assistant message, else its text."""
         newest = next((m for m in self._history.iterate_newest_first() if isinstance(m, AssistantMessage)), None)
         if newest is None:
@@ -415,7 +419,7 @@ class LastTexts:
         has_ended_turn = any(call.tool_name == "end_turn" for call in newest.tool_calls)
         return self._history.end_turn_message if has_ended_turn else newest.text_without_thoughts
 
-    def _last_texts(self) -> list[str]:
+    def _list_last_texts(self) -> list[str]:
         """Return the texts of the last assistant messages that follow each other, the newest first."""
         texts: list[str] = []
         for message in self._history.iterate_newest_first():
@@ -428,7 +432,7 @@ class LastTexts:
                     texts.append(text)
         return texts
 
-    def _texts_of_last_call(self) -> list[str]:
+    def _list_last_call_texts(self) -> list[str]:
         """Return the results of the handler's call that ends the run, then the texts right before it, the newest first; or nothing."""
         own, results, texts = self._history.own_calls, list[str](), list[str]()
         is_before = False
@@ -449,7 +453,7 @@ class CallIds:
     """
     Makes ids of tool calls that occur neither in the record nor in the view of a run.
 
-    It holds no reference to the run: a journal may keep an effect whose ``call_id`` is ``peek``, and must not keep the run with it.
+    It holds no reference to the run: a journal may keep an effect whose ``call_id`` is ``peek_id``, and must not keep the run with it.
 
     Attributes:
         next: The number of the next id, unless a call with that id exists.
@@ -464,7 +468,7 @@ class CallIds:
         self._peeked: tuple[str, int, Transcript, Transcript] | None = None
         self.next = next
 
-    def new(self) -> str:
+    def allocate_id(self) -> str:
         """Return the next id."""
         history = self._history
         record, view = history.record, history.view
@@ -482,8 +486,8 @@ class CallIds:
             if not (record.has_call(call_id) or (view is not record and view.has_call(call_id))):
                 return call_id
 
-    def peek(self, number: int) -> str:
-        """Return the id that ``new`` will return for a call of the current reply; *number* counts from 0."""
+    def peek_id(self, number: int) -> str:
+        """Return the id that ``allocate_id`` will return for a call of the current reply; *number* counts from 0."""
         at, history = self.next, self._history
         record, view = history.record, history.view
         # A watched reply asks twice for the id of its first call: when its arguments arrive, and when the reply is complete.

@@ -22,15 +22,15 @@ from stepengine.data.questions import Decision
 from stepengine.data.record_sizes import find_length_problem
 from stepengine.data.yields import Race, StepResult, ToolCall
 from stepengine.errors import HandlerError, LimitReached, StepEngineError
-from stepengine.machine.author import Author, ReturnValue, find_long_yield, make_bad_yield, make_handler_error
+from stepengine.machine.author import Author, ReturnValue, find_yield_length_error, make_bad_yield, make_handler_error
 from stepengine.machine.calls import EffectMember, RaceMember, make_single_member, run_hook_call, run_single_member
-from stepengine.machine.protocol import Flow, names_of_yieldables, rows_for
+from stepengine.machine.protocol import Flow, format_yieldable_names, get_yield_rows
 from stepengine.machine.signals import Abort, Stopped, belongs_to_caller
 from stepengine.machine.state import RunState
 
 Hook = Callable[..., Any]
-ACCEPTED = names_of_yieldables("hook")
-YIELDS = rows_for("hook")
+ACCEPTED = format_yieldable_names("hook")
+YIELDS = get_yield_rows("hook")
 RACED = "Perform, Sleep, Receive, Wait or Race in a Race (all from stepengine)"
 MAX_REFUSALS = 10
 """
@@ -72,7 +72,7 @@ def _call_hook(run: RunState, point: str, hook: Hook, args: Sequence[object], al
             raise _make_hook_error(
                 run, point, hook, f"returned a {type(value).__name__} that is too long: {why}", "too_long"
             )
-        _check_change(run, point, hook, value)
+        _refuse_misused_change(run, point, hook, value)
         return value
     if hasattr(type(value), "__await__"):
         if isinstance(value, CoroutineType):
@@ -83,7 +83,7 @@ def _call_hook(run: RunState, point: str, hook: Hook, args: Sequence[object], al
     raise _make_hook_error(run, point, hook, f"returned a {type(value).__name__}; it may return {names}")
 
 
-def _check_change(run: RunState, point: str, hook: Hook, said: object) -> None:
+def _refuse_misused_change(run: RunState, point: str, hook: Hook, said: object) -> None:
     """Raise if a hook requests a change that has no effect at its point."""
     # A change that nobody would make is a mistake of the hook's author; passed over in silence they would look for it
     # everywhere else.
@@ -104,7 +104,7 @@ def _run_generator_hook(run: RunState, what: str, steps: GeneratorType[Any, Any,
             if isinstance(asked, ReturnValue):
                 return asked.value
             try:
-                answer = yield from _answer_yield(run, author, asked)
+                answer = yield from _perform_yield(run, author, asked)
             except (StepEngineError, LimitReached) as error:
                 asked = author.throw(error)
             else:
@@ -112,15 +112,15 @@ def _run_generator_hook(run: RunState, what: str, steps: GeneratorType[Any, Any,
         msg = f"{what} ({author.location}) yielded more than {MAX_YIELDS} times"
         raise HandlerError(msg, kind="RuntimeError", location=author.location)
     finally:
-        run.side_events.warn(*author.close())
+        run.side_events.add_warnings(*author.close())
         run.progress.authors.pop()
 
 
-def _answer_yield(run: RunState, author: Author, asked: Any) -> Flow[StepResult]:
+def _perform_yield(run: RunState, author: Author, asked: Any) -> Flow[StepResult]:
     row = YIELDS.get(type(asked))
     if row is None:
         raise make_bad_yield(author.what, asked, author.location, ACCEPTED)
-    if (refused := find_long_yield(author.what, asked)) is not None:
+    if (refused := find_yield_length_error(author.what, asked)) is not None:
         raise refused
     if row.kind is ToolCall:
         result = yield from run_hook_call(run, asked)
@@ -134,7 +134,7 @@ def _answer_yield(run: RunState, author: Author, asked: Any) -> Flow[StepResult]
 def _run_race(run: RunState, author: Author, asked: Race[Any]) -> Flow[Any]:
     """Run a race of waits, functions and model calls; tool calls are not allowed in a hook's race."""
     race = RaceMember(run, [_make_race_member(run, author, one) for one in asked.members])
-    outcomes = yield from run.effects.gather(effects := race.start(), races=((0, len(effects)),))
+    outcomes = yield from run.effects.gather(effects := race.make_member_effects(), races=((0, len(effects)),))
     stop = race.apply_outcomes(outcomes)
     if stop is not None:
         raise Stopped(stop)
@@ -152,13 +152,13 @@ def _make_race_member(run: RunState, author: Author, asked: Any) -> EffectMember
 
 def _apply_hook_change(run: RunState, point: str, hook: Hook, change: Change) -> None:
     """Apply a hook's change and log it."""
-    run.apply(change, _hook_name(hook))
+    run.apply_change(change, _hook_name(hook))
     changed = [name for name in CHANGES if getattr(change, name) is not None]
     if changed:
         run.side_events.debug(f"{_describe_hook(run, point, hook)} changed {', '.join(changed)}")
 
 
-def _call_and_drop_errors(
+def _call_optional_hook(
     run: RunState, point: str, hook: Hook, args: Sequence[object], allowed: tuple[type, ...]
 ) -> Flow[Any]:
     """Call one hook and apply its change; its failure is recorded and ignored."""
@@ -181,7 +181,7 @@ def _call_and_drop_errors(
 
 
 def _report_dropped_failure(run: RunState, point: str, hook: Hook, error: BaseException) -> Flow[None]:
-    run.side_events.warn(str(error))
+    run.side_events.add_warnings(str(error))
     yield from _notify_hook_failure(run, point, hook, error)
 
 
@@ -198,7 +198,7 @@ def _call_required_hooks(run: RunState, point: str) -> Flow[list[Change]]:
     # their failures change nothing (reliability:GN30, GN32).
     for hook in run.plan.hooks.get_hooks(point):
         try:
-            change = yield from _call_hook(run, point, hook, (run.hook_context(),), (Change,))
+            change = yield from _call_hook(run, point, hook, (run.make_hook_context(),), (Change,))
         except (StepEngineError, LimitReached) as error:
             yield from _notify_hook_failure(run, point, hook, error)
             raise Abort(error.error if isinstance(error, LimitReached) else error) from error
@@ -208,13 +208,13 @@ def _call_required_hooks(run: RunState, point: str) -> Flow[list[Change]]:
     return changes
 
 
-def pre_run(run: RunState) -> Flow[None]:
+def call_pre_run_hooks(run: RunState) -> Flow[None]:
     """Call the ``pre_run`` hooks; a failure ends the run before anything else happens."""
     changes = yield from _call_required_hooks(run, "pre_run")
     run.prompt.tail = tuple([message for change in changes for message in change.tail])
 
 
-def pre_step(run: RunState) -> Flow[Sequence[Message]]:
+def call_pre_step_hooks(run: RunState) -> Flow[Sequence[Message]]:
     """Call the ``pre_step`` hooks; return the messages for the end of the request."""
     if not run.plan.hooks.pre_step:
         return ()
@@ -222,10 +222,10 @@ def pre_step(run: RunState) -> Flow[Sequence[Message]]:
     return [message for change in changes for message in change.tail]
 
 
-def post_step(run: RunState, reply: object) -> Flow[None]:
+def call_post_step_hooks(run: RunState, reply: object) -> Flow[None]:
     """Call the ``post_step`` hooks."""
     for hook in run.plan.hooks.post_step:
-        yield from _call_and_drop_errors(run, "post_step", hook, (run.hook_context(), reply), (Change,))
+        yield from _call_optional_hook(run, "post_step", hook, (run.make_hook_context(), reply), (Change,))
 
 
 def judge_call(
@@ -241,7 +241,7 @@ def judge_call(
     for hook in run.plan.hooks.pre_tool:
         try:
             said = yield from _call_hook(
-                run, "pre_tool", hook, (run.hook_context(source=source), call), (Decision, Change)
+                run, "pre_tool", hook, (run.make_hook_context(source=source), call), (Decision, Change)
             )
             if isinstance(said, Change):
                 _apply_hook_change(run, "pre_tool", hook, said)
@@ -269,27 +269,27 @@ def _decision_rank(decision: Decision) -> int:
     return ("allow", "ask", "deny").index(decision.kind)
 
 
-def post_tool(run: RunState, call: ToolCallPart, source: Source, result: ToolResult) -> Flow[ToolResult]:
+def call_post_tool_hooks(run: RunState, call: ToolCallPart, source: Source, result: ToolResult) -> Flow[ToolResult]:
     """Call the ``post_tool`` hooks; return the result as changed by them."""
     for hook in run.plan.hooks.post_tool:
-        args = (run.hook_context(source=source), call, result)
-        said = yield from _call_and_drop_errors(run, "post_tool", hook, args, (ToolResult, Change))
+        args = (run.make_hook_context(source=source), call, result)
+        said = yield from _call_optional_hook(run, "post_tool", hook, args, (ToolResult, Change))
         wanted = said.result if isinstance(said, Change) else said
         if wanted is None:
             continue
         if wanted.change is not None and wanted.change is not result.change:
-            run.apply(wanted.change, _hook_name(hook))
+            run.apply_change(wanted.change, _hook_name(hook))
         result = wanted
     return result
 
 
-def on_stop(run: RunState) -> Flow[bool]:
+def call_on_stop_hooks(run: RunState) -> Flow[bool]:
     """Call the ``on_stop`` hooks; append the first message that one returns, a few times in a row at most; return whether one was."""
     first: UserMessage | str | None = None
     # All are called, and the first message counts: each of them may look at the end, but a model that is told three
     # things at once does the last.
     for hook in run.plan.hooks.on_stop:
-        said = yield from _call_and_drop_errors(run, "on_stop", hook, (run.hook_context(),), (UserMessage, str))
+        said = yield from _call_optional_hook(run, "on_stop", hook, (run.make_hook_context(),), (UserMessage, str))
         first = said if first is None else first
     if first is None or not run.progress.refuse_stop(MAX_REFUSALS):
         return False
@@ -297,19 +297,19 @@ def on_stop(run: RunState) -> Flow[bool]:
     return True
 
 
-def on_suspend(run: RunState, questions: Sequence[object]) -> Flow[None]:
+def call_on_suspend_hooks(run: RunState, questions: Sequence[object]) -> Flow[None]:
     """Call the ``on_suspend`` hooks; the run is stopped, so a generator hook cannot do its I/O."""
     for hook in run.plan.hooks.on_suspend:
-        yield from _call_and_drop_errors(run, "on_suspend", hook, (run.hook_context(), tuple(questions)), ())
+        yield from _call_optional_hook(run, "on_suspend", hook, (run.make_hook_context(), tuple(questions)), ())
 
 
-def post_run(run: RunState, finished: object) -> Flow[Stop | None]:
+def call_post_run_hooks(run: RunState, finished: object) -> Flow[Stop | None]:
     """Call the ``post_run`` hooks; their failures change nothing. Return the stop if the run is stopped in one."""
     stop: Stop | None = None
     for hook in run.plan.hooks.post_run:
-        args = (run.hook_context(run.history.added()), finished)
+        args = (run.make_hook_context(run.history.list_added_messages()), finished)
         try:
-            yield from _call_and_drop_errors(run, "post_run", hook, args, ())
+            yield from _call_optional_hook(run, "post_run", hook, args, ())
         except Stopped as stopped:
             stop = stopped.stop
     return stop

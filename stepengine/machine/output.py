@@ -49,7 +49,7 @@ class Output:
         self._shown: tuple[AgentState, AgentState] | None = None
 
     @property
-    def is_checked(self) -> bool:
+    def needs_validation(self) -> bool:
         """Whether it has to fit a schema."""
         return self._plan.validate_output is not None
 
@@ -80,7 +80,7 @@ class Output:
 
     def set_from_text(self, text: str) -> None:
         """Set the output to *text* if it is the JSON of the schema, alone or in one fenced block."""
-        found = parse_json_answer(text) if self.is_checked else NO_JSON
+        found = parse_json_answer(text) if self.needs_validation else NO_JSON
         if found is not NO_JSON:
             self.set_from_model(found)
 
@@ -132,7 +132,7 @@ class Output:
             f". The model gave none with output_retries={definition.output_retries}; raise that, or say in the prompt to call "
             "set_output"
         )
-        source = "output_schema" if self.is_checked else "output_mode='structured_output'"
+        source = "output_schema" if self.needs_validation else "output_mode='structured_output'"
         msg = f"agent {definition.id!r}{where} ended without the output that its {source} requires{why}{remedy}"
         return OutputMissing(msg, issues=self.issues)
 

@@ -14,7 +14,7 @@ from stepengine.machine.protocol import Flow
 from stepengine.machine.state import RunState
 
 
-def fill_prompts(run: RunState, placeholders: Placeholders) -> Flow[None]:
+def fill_system_prompt(run: RunState, placeholders: Placeholders) -> Flow[None]:
     """Look up the values of *placeholders*, fill the system prompt, and warn of each placeholder without a value."""
     plan = run.plan
     of_project = [name for name in placeholders.names if name in PROJECT_NAMES]
@@ -44,7 +44,7 @@ def _find_user_prompt(run: RunState) -> str:
 
 def _read_project(run: RunState, placeholders: Placeholders, names: list[str]) -> Flow[dict[str, str]]:
     """Return the values of the project's placeholders. They are recorded, so a replay does not need the project."""
-    effect = CallFunction(run.effects.number(), Perform.idempotent(placeholders.read, names))
+    effect = CallFunction(run.effects.allocate_number(), Perform.idempotent(placeholders.read, names))
     try:
         read: Any = run.effects.unwrap((yield effect))  # type: ignore[arg-type]  # of one effect comes one outcome
     except PerformError as error:
@@ -73,7 +73,7 @@ def _describe_unfilled(agent_id: str, name: str) -> str:
     )
 
 
-def fill_prompt(run: RunState, text: str) -> str:
+def fill_prompt_text(run: RunState, text: str) -> str:
     """Return an instructions or step prompt as it is sent now."""
     values = run.prompt.placeholders
     return fill_placeholders(text, {**values, STEPS: str(run.budget.steps_left)}) if values else text

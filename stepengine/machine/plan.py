@@ -211,12 +211,12 @@ class Finished(EndedRun[Any]):
     own_warnings: tuple[str, ...] = ()
     successor: EndedRun | None = attrs.field(default=None, repr=False)
 
-    def add_warnings(self, texts: Iterable[str]) -> Finished:
+    def with_warnings(self, texts: Iterable[str]) -> Finished:
         """Return this end with more warnings of the run itself."""
         own = (*self.own_warnings, *texts)
         return attrs.evolve(self, own_warnings=own, warnings=join_warnings(own, self.children))
 
-    def add_children(self, children: Sequence[ChildResult]) -> Finished:
+    def with_children(self, children: Sequence[ChildResult]) -> Finished:
         """Return this end with the spending and warnings of *children* that its machine does not know."""
         every = (*self.children, *children)
         spending = sum([child.spending for child in children], self.spending)
@@ -233,11 +233,11 @@ class Finished(EndedRun[Any]):
                 known[name] += getattr(later, name)
         return known
 
-    def as_result(self, **more: object) -> RunResult:
+    def to_run_result(self, **more: object) -> RunResult:
         """Return the caller's result of this run; *more* are the fields that its machine does not know."""
         return RunResult(**{**self._merge_with_successor(), "pending_questions": self.pending, **more})
 
-    def as_tool_result(self, runs: Yielding, *, is_typed: bool) -> ToolResult:
+    def to_call_result(self, runs: Yielding, *, is_typed: bool) -> ToolResult:
         """Return the result of the tool call whose body this run was; *is_typed* if the caller may read it by its type."""
         if self.status is RunStatus.COMPLETED:
             return runs.shown(self.output, None, is_typed=is_typed)
@@ -248,7 +248,7 @@ class Finished(EndedRun[Any]):
             error = error.__cause__
         return runs.shown(None, error, is_typed=is_typed)
 
-    def as_body(self) -> BodyEnd:
+    def to_body_end(self) -> BodyEnd:
         """Return the outcome of this run, a tool's body, for the caller of the tool, apart from its result."""
         return BodyEnd(
             spending=self.spending,
@@ -263,7 +263,7 @@ class Finished(EndedRun[Any]):
         """Return the end of this inline run for its parent, without the opening messages."""
         return EndedRun(**{**self._merge_with_successor(), "state": state_without_opening(self.state, self.opening)})
 
-    def as_child(self, *, is_inline: bool = False) -> ChildResult:
+    def to_child_result(self, *, is_inline: bool = False) -> ChildResult:
         """Return the parent's result of this run."""
         why = self.limit if self.status is RunStatus.MAX_STEPS else self.error
         error = why if isinstance(why, StepEngineError) else None

@@ -51,12 +51,12 @@ class Progress:
         self._stops_refused = 0
 
     @property
-    def place(self) -> tuple[str, int] | None:
+    def program_place(self) -> tuple[str, int] | None:
         """In a tool body that runs a model's program: the program and the waiting line, from 1."""
         program = self.authors[0].program if self.authors else None
         return None if program is None or program.file or not program.line else (program.code, program.line)
 
-    def start_run(self) -> None:
+    def mark_started(self) -> None:
         """Record that the ``pre_run`` hooks let the run start."""
         self.began = True
 
@@ -69,21 +69,21 @@ class Progress:
         """Deduct the step of a reply that has arrived, and count replies in a row with only thoughts."""
         # Counted when the reply is there, not when it is asked for: a request that failed for good is no step, and a
         # handler that catches the error still has its step.
-        self._budget.count_step_taken()
+        self._budget.count_step()
         self.step_index += 1
         self.stop_reason = reason
         self.truncated = reason is StopReason.MAX_TOKENS
         self.thoughts_in_a_row = self.thoughts_in_a_row + 1 if only_thoughts else 0
 
-    def end_step(self) -> None:
+    def advance_step(self) -> None:
         """Advance to the next step."""
         self.step = self.step_index
 
-    def cut_turn(self) -> None:
+    def mark_truncated(self) -> None:
         """End the turn with this step, even if the model requests tools."""
         self.truncated = True
 
-    def end_turn(self, *, complete: bool) -> bool:
+    def record_turn_end(self, *, complete: bool) -> bool:
         """Record whether the turn is complete, and return it."""
         self.steps_complete = complete
         return complete

@@ -56,12 +56,12 @@ def _rows_allowed(by: By) -> list[YieldRow]:
     return [row for row in YIELDS if by == "handler" or (row.for_hooks if by == "hook" else row.for_tools)]
 
 
-def rows_for(by: By) -> Mapping[type, YieldRow]:
+def get_yield_rows(by: By) -> Mapping[type, YieldRow]:
     """Return the yieldables allowed for *by*, by class."""
     return {row.kind: row for row in _rows_allowed(by)}
 
 
-def names_of_yieldables(by: By = "handler") -> str:
+def format_yieldable_names(by: By = "handler") -> str:
     """Return the names of the yieldables allowed for *by*, for messages."""
     *names, last = [row.name for row in _rows_allowed(by)]
     return f"{', '.join(names)} or {last} (all from stepengine)"
@@ -238,7 +238,7 @@ SILENT: Mapping[str, tuple[str, ...]] = MappingProxyType(
 """State -> states that may follow without a token."""
 
 
-def order_rows_of_yield(row: YieldRow) -> Mapping[str, Mapping[str, str]]:
+def collect_order_rows(row: YieldRow) -> Mapping[str, Mapping[str, str]]:
     """Return the rows of ``ORDER`` between the yield of *row* and its answer."""
     begins = {token: state for token, state in ORDER["handler"].items() if state == row.state != "handler"}
     way: dict[str, Mapping[str, str]] = {"handler": begins}

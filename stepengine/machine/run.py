@@ -20,19 +20,26 @@ from stepengine.data.hooks import StepContext
 from stepengine.data.json import compact, thaw
 from stepengine.data.messages import TextPart, UserMessage
 from stepengine.data.outcomes import Failure, Gathered, Outcome, Stop
-from stepengine.data.record_sizes import cut_error
-from stepengine.data.state import AgentState, ChildResult, RunPhase, RunStatus, cancel_suspended, join_warnings
+from stepengine.data.record_sizes import cut_error_texts
+from stepengine.data.state import (
+    AgentState,
+    ChildResult,
+    RunPhase,
+    RunStatus,
+    join_warnings,
+    mark_suspended_as_cancelled,
+)
 from stepengine.data.tools import timeout_text
 from stepengine.errors import HandlerError, LimitExceeded, LimitReached, StepEngineError, ToolError
 from stepengine.machine import hooks
 from stepengine.machine.author import Author, make_handler_error
 from stepengine.machine.background import NO_CHILDREN
-from stepengine.machine.calls import end_background_children
+from stepengine.machine.calls import end_or_await_children
 from stepengine.machine.ceilings import ask_to_raise_limits
 from stepengine.machine.control import HANDLER_ONLY, collect_offered_specs
 from stepengine.machine.final_output import get_final_output, get_final_text, require_output
 from stepengine.machine.handler import run_handler, run_without_handler
-from stepengine.machine.placeholders import fill_prompt, fill_prompts
+from stepengine.machine.placeholders import fill_prompt_text, fill_system_prompt
 from stepengine.machine.plan import Finished, RunPlan, ToolBody
 from stepengine.machine.protocol import Flow
 from stepengine.machine.signals import Abort, Stopped, belongs_to_caller, status_from_stop
@@ -90,8 +97,8 @@ class Machine(Generator[Effect, Outcome | None, Finished]):
 
         That is ``file:line`` of the innermost handler, tool or hook; for a program that a model wrote, its line.
         """
-        if self._run.progress.place is not None:
-            text, line = self._run.progress.place
+        if self._run.progress.program_place is not None:
+            text, line = self._run.progress.program_place
             return f"line {line} of the program: {get_program_line(text, line)}"
         return next((found for author in reversed(self._run.progress.authors) if (found := author.location)), "")
 
@@ -139,12 +146,12 @@ def _run_body(run: RunState, body: ToolBody) -> Flow[Finished]:
     """
     done = cast("BodyProgress", run.body)
     try:
-        run.progress.start_run()
+        run.progress.mark_started()
         ending = yield from _run_with_time_limit(run, body, _run_body_to_end(run, body))
         if run.children.background is not NO_CHILDREN:
             ending = yield from _end_children(run, ending)
         if ending.stop is not None and ending.status is RunStatus.SUSPENDED:
-            run.questions.suspend(ending.stop.questions)
+            run.questions.set_pending(ending.stop.questions)
         if run.side_events.waiting:
             yield from map(Notify, run.side_events.pop_waiting())
         if run.history.inbox:
@@ -195,7 +202,7 @@ def _is_waiting(effect: Effect) -> bool:
 def _run_body_to_end(run: RunState, body: ToolBody) -> Flow[_Ending]:
     what = f"the tool {body.tool_name!r}"
     try:
-        author = Author(what, _start_handler(what, body.steps, _make_context(run)), by="tool")
+        author = Author(what, _start_author_generator(what, body.steps, _make_context(run)), by="tool")
         returned = yield from run_handler(run, author)
     except Stopped as stopped:
         return _ending_from_stop(stopped.stop)
@@ -235,7 +242,7 @@ def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:  # noqa: C901 - one loop,
                 continue
             # What a handler or tool said before this effect is shown before it, in the order in which it happened.
             if run.side_events.waiting or (not is_shown and run.plan.watched()):
-                yield from map(Notify, run.side_events.events_before(effect))
+                yield from map(Notify, run.side_events.pop_events_before(effect))
             outcome = yield effect
             if is_shown:
                 effect = flow.send(None)
@@ -247,9 +254,9 @@ def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:  # noqa: C901 - one loop,
                     isinstance(outcome, Gathered) and Failure in map(type, outcome.outcomes)
                 ):
                     outcome = yield from ask_to_raise_limits(run, effect, outcome)  # type: ignore[arg-type]  # it is not shown
-                received = run.effects.receive(outcome, effect)  # type: ignore[arg-type]
+                received = run.effects.record_outcome(outcome, effect)  # type: ignore[arg-type]
                 if run.effects.sources is not None:
-                    run.effects.sources.receive(effect, received)  # type: ignore[arg-type]
+                    run.effects.sources.add_outcome(effect, received)  # type: ignore[arg-type]
             except StepEngineError as error:
                 effect = flow.throw(error)
             else:
@@ -266,16 +273,16 @@ def _run_to_end(run: RunState) -> Flow[_Ending]:
     try:
         yield from _append_opening(run)
         if run.plan.hooks.pre_run:
-            yield from hooks.pre_run(run)
-        run.progress.start_run()
+            yield from hooks.call_pre_run_hooks(run)
+        run.progress.mark_started()
         returned = yield from (
             run_without_handler(run)
             if run.plan.definition.handle_steps is None
-            else run_handler(run, _start_author(run))
+            else run_handler(run, _start_handler_author(run))
         )
         if run.children.successor is not None and run.budget.reached is None:
             _warn_of_dropped_output(run, returned, run.children.successor)
-            return (yield from _hand_over(run, run.children.successor))
+            return (yield from _run_successor(run, run.children.successor))
         yield from require_output(run, returned)
     # The order of these is that of what is stronger: a stop from outside, a hook that aborts, a spent limit, and last
     # an error.
@@ -305,7 +312,7 @@ def _warn_of_dropped_output(run: RunState, returned: object, agent_id: str) -> N
     )
 
 
-def _hand_over(run: RunState, agent_id: str) -> Flow[_Ending]:
+def _run_successor(run: RunState, agent_id: str) -> Flow[_Ending]:
     """
     Run another agent that continues the conversation; the run ends with its output.
 
@@ -316,23 +323,23 @@ def _hand_over(run: RunState, agent_id: str) -> Flow[_Ending]:
     # An effect with a number, as of any child: recorded, resumed and replayed as these are.
     known = None if run.effects.sources is None else run.effects.sources.make_body_index()
     effect = Spawn(
-        run.effects.number(),
+        run.effects.allocate_number(),
         agent_id,
-        parent=run.snapshot.inheritable,
+        parent=run.snapshot.make_inherited_state,
         is_inline=True,
         at=run.effects.now,
         provenance=known,
     )
     outcome: Any = yield effect
     if isinstance(outcome, Stop) and outcome.child is not None:
-        run.children.end_successor(outcome.child.left)
+        run.children.record_successor_end(outcome.child.left)
     child: ChildResult = run.effects.unwrap(outcome)
     run.spent.count_child(child)
     if child.left is not None:
-        run.children.end_successor(child.left)
+        run.children.record_successor_end(child.left)
         run.apply_inline_child(child.left.state)
         # It may have handed the conversation on, and then the next message is for that agent.
-        run.children.hand_over(child.left.state.handed_to or agent_id)
+        run.children.record_hand_over(child.left.state.handed_to or agent_id)
     error = child.error
     if child.status is RunStatus.FAILED and error is None:
         error = StepEngineError(f"agent {agent_id!r}, to which the conversation was handed over, failed")
@@ -352,7 +359,7 @@ def _ending_from_error(run: RunState, error: StepEngineError) -> _Ending:
     """Return the ending of a failed run; if a limit was reached before, that is the reason and the error a warning."""
     if run.budget.reached is None:
         return _Ending(RunStatus.FAILED, error)
-    run.side_events.warn(error.message)
+    run.side_events.add_warnings(error.message)
     return _ending_from_limit(run, run.budget.reached)
 
 
@@ -379,7 +386,7 @@ def _append_opening(run: RunState) -> Flow[None]:
     """Append the user's message and the instructions; fill the prompts first."""
     plan = run.plan
     if plan.placeholders is not None:
-        yield from fill_prompts(run, plan.placeholders)
+        yield from fill_system_prompt(run, plan.placeholders)
     unoffered = tuple(filter(plan.offered.__contains__, HANDLER_ONLY))
     if unoffered:
         listed = " and ".join(unoffered)
@@ -395,7 +402,7 @@ def _append_opening(run: RunState) -> Flow[None]:
         added.append(UserMessage((TextPart(content),), ("USER_PROMPT",)))
     # A run that goes on with an open step has its instructions in the history already, before that step; a second copy
     # would stand between a call and its result.
-    if run.questions.waiting and run.plan.definition.handle_steps is None and run.history.reopen(added):
+    if run.questions.waiting and run.plan.definition.handle_steps is None and run.history.reopen_suspended_step(added):
         # The instructions stand before it; what is said now follows the answer.
         return
     instructions = _render_instructions(run)
@@ -409,7 +416,7 @@ def _format_params(plan: RunPlan) -> str:
 
 
 def _render_instructions(run: RunState) -> str:
-    plan, text = run.plan, fill_prompt(run, run.plan.definition.instructions_prompt)
+    plan, text = run.plan, fill_prompt_text(run, run.plan.definition.instructions_prompt)
     parts = [text, plan.note]
     if plan.output_json_schema is not None and (text or plan.note):
         note = "The output of set_output must fit this JSON Schema; its fields may stand at the top level or inside `data`:"
@@ -417,13 +424,15 @@ def _render_instructions(run: RunState) -> str:
     return "\n\n".join(filter(None, parts))
 
 
-def _start_author(run: RunState) -> Author:
+def _start_handler_author(run: RunState) -> Author:
     """Start the handler."""
     what = f"handle_steps of agent {run.plan.definition.id!r}"
-    return Author(what, _start_handler(what, run.plan.definition.handle_steps, _make_context(run)), by="handler")
+    return Author(
+        what, _start_author_generator(what, run.plan.definition.handle_steps, _make_context(run)), by="handler"
+    )
 
 
-def _start_handler(what: str, handler: Any, ctx: StepContext) -> Any:
+def _start_author_generator(what: str, handler: Any, ctx: StepContext) -> Any:
     try:
         steps = handler(ctx)
     except BaseException as error:
@@ -461,12 +470,12 @@ def _finish_run(run: RunState, ending: _Ending) -> Flow[Finished]:
         run.history.append_inbox()
     _expire_at_end(run, ending.status)
     if ending.error is not None:
-        cut_error(ending.error)
+        cut_error_texts(ending.error)
         for problem in run.side_events.problems:
             ending.error.add_note(problem)
     yield from _notify_end(run, ending)
     if run.plan.hooks.post_run:
-        stop = yield from hooks.post_run(run, _make_finished(run, ending))
+        stop = yield from hooks.call_post_run_hooks(run, _make_finished(run, ending))
         # A `post_run` hook may do I/O, and the run may be stopped in it: then it ends as stopped, though its handler
         # had returned.
         if stop is not None and ending.stop is None:
@@ -483,7 +492,7 @@ def _end_children(run: RunState, ending: _Ending) -> Flow[_Ending]:
     if run.effects.stop is not None:
         return ending
     try:
-        yield from end_background_children(run)
+        yield from end_or_await_children(run)
     except Stopped as stopped:
         return _ending_from_stop(stopped.stop)
     return ending
@@ -494,14 +503,14 @@ def _expire_at_end(run: RunState, status: RunStatus) -> None:
     # A suspended run is in the middle, and what is there for this run has to be there when it goes on. So has what an
     # inline child finds: it stands in its parent's conversation.
     is_over = status is not RunStatus.SUSPENDED and not run.plan.is_inline
-    run.history.expire(*(("agent_step", "user_prompt") if is_over else ("agent_step",)))
+    run.history.remove_expired(*(("agent_step", "user_prompt") if is_over else ("agent_step",)))
 
 
 def _notify_end(run: RunState, ending: _Ending) -> Flow[None]:
     match ending.status:
         case RunStatus.SUSPENDED:
-            run.questions.suspend(ending.stop.questions if ending.stop is not None else ())
-            yield from hooks.on_suspend(run, run.questions.pending)
+            run.questions.set_pending(ending.stop.questions if ending.stop is not None else ())
+            yield from hooks.call_on_suspend_hooks(run, run.questions.pending)
         case RunStatus.FAILED:
             error, path = ending.error, run.plan.path
             yield Notify(ev.RunFailed(path=path, seq=run.effects.seq, error=str(error), kind=type(error).__name__))
@@ -515,12 +524,12 @@ def _notify_end(run: RunState, ending: _Ending) -> Flow[None]:
 def _make_finished(run: RunState, ending: _Ending) -> Finished:
     children, body, text = run.spent.children, run.body, ending.text
     if children and ending.status is not RunStatus.SUSPENDED:
-        children = list(map(cancel_suspended, children))
+        children = list(map(mark_suspended_as_cancelled, children))
     if ending.status is RunStatus.SUSPENDED or body is not None:
         text = ""
     own = run.side_events.collect_warnings()
     if ending.error is not None:
-        cut_error(ending.error)
+        cut_error_texts(ending.error)
     return Finished(
         status=ending.status,
         state=run.snapshot.state(),
@@ -532,7 +541,7 @@ def _make_finished(run: RunState, ending: _Ending) -> Finished:
         limit=run.budget.reached,
         pending=run.questions.pending,
         began=run.progress.began,
-        spending=run.spent.total(run.plan.definition.id),
+        spending=run.spent.make_spending(run.plan.definition.id),
         tool_calls=tuple(run.tools.log),
         thinking=tuple(run.progress.thinking),
         children=tuple(children),

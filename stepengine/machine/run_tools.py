@@ -32,7 +32,7 @@ class ResultShortener:
         self.bindings = bindings
         self.offered = offered
 
-    def offer(self, offered: Mapping[str, ToolSpec]) -> None:
+    def set_offered_tools(self, offered: Mapping[str, ToolSpec]) -> None:
         """Replace the tools that the model may call."""
         self.offered = offered
 
@@ -93,7 +93,7 @@ class RunTools:
         self.call_ids = CallIds(history, state.id_prefix, state.next_call)
         self.log: list[ToolCallLog] = []
 
-    def add(self, tools: Sequence[ToolLike]) -> None:
+    def add_tools(self, tools: Sequence[ToolLike]) -> None:
         """Add tools found at the start of the run."""
         # Into the table of the plan itself: performers look there for what to run. The plan has its own copy where
         # anything may be added.
@@ -101,7 +101,7 @@ class RunTools:
             self.bindings[tool.spec.name] = tool.binding()
         offered = {**self.offered, **{tool.spec.name: tool.spec for tool in tools}}
         self.offered = add_search_tool(offered, self.bindings)
-        self._results.offer(self.offered)
+        self._results.set_offered_tools(self.offered)
         # A run that sends inherited tools may call the new ones; its requests stay byte for byte what they were.
         if not self._sends_inherited:
             self.specs = tuple(self.offered.values())

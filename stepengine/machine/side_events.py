@@ -51,7 +51,7 @@ class SideEvents:
         waiting, self.waiting = self.waiting, []
         return waiting
 
-    def events_before(self, effect: Effect) -> Sequence[ev.Event]:
+    def pop_events_before(self, effect: Effect) -> Sequence[ev.Event]:
         """Return the events to show before *effect*: the waiting ones, and the phase that the run enters."""
         kind, waiting = type(effect), self.waiting
         first = effect.effects[0] if kind is Gather else effect  # type: ignore[union-attr]
@@ -81,7 +81,7 @@ class SideEvents:
         self._phase = (phase, detail)
         return (ev.PhaseChanged(path=self._plan.path, seq=seq, phase=phase, detail=detail),)
 
-    def warn(self, *texts: str) -> None:
+    def add_warnings(self, *texts: str) -> None:
         """Add warnings to the result."""
         self.warnings.extend(texts)
 
@@ -101,44 +101,44 @@ class SideEvents:
     def warn_once(self, text: str) -> None:
         """Warn once, in the result and in an event."""
         if text not in self.warnings:
-            self.warn(text)
+            self.add_warnings(text)
             self.warning(text)
 
     def warn_each_time(self, text: str) -> None:
         """Warn once in the result, and in an event each time."""
         if text not in self.warnings:
-            self.warn(text)
+            self.add_warnings(text)
         self.warning(text)
 
-    def report_gaps(self, reply: ModelReply) -> None:
+    def warn_of_reply_gaps(self, reply: ModelReply) -> None:
         """Warn once of settings that the request of *reply* was sent without, and of parts of it that are not read."""
         data = reply.provider_data
         provider = data.get("provider", "a provider")
         told = [
             f"{provider} does not take {name} of ModelSettings for the model {data.get('model', '')!r}, so requests were sent without "
             "it; leave it out, or set unsupported='error' to have such requests refused"
-            for name in _list_names(data.get("dropped"))
+            for name in _to_name_list(data.get("dropped"))
         ]
         told += [
             f"a reply of {provider} came with {name!r}, which this version of stepengine does not read; the rest of it counts"
-            for name in _list_names(data.get("unread"))
+            for name in _to_name_list(data.get("unread"))
         ]
         for text in told:
             if text not in self.warnings:
-                self.warn(text)
+                self.add_warnings(text)
                 if self._plan.watched():
                     self.waiting.append(ev.Warned(path=self._plan.path, seq=self._effects.seq, message=text))
 
     def report_close_problems(self, problems: tuple[str, ...]) -> None:
         """Record and report problems in closing the handler."""
         self.problems = problems
-        self.warn(*problems)
+        self.add_warnings(*problems)
         path, seq = self._plan.path, self._effects.seq
         self.waiting += [
             ev.HandlerNotice(path=path, seq=seq, kind="handler_ignored_close", message=problem) for problem in problems
         ]
 
-    def _check_open(self, what: str) -> None:
+    def _require_open(self, what: str) -> None:
         """Raise ``AgentError`` if the run has ended, or the caller is in another thread."""
         if self._is_closed:
             msg = f"{what} was used after its run had ended, when nobody is told of anything any more"
@@ -152,7 +152,7 @@ class SideEvents:
 
     def notify(self, message: str, data: object = None) -> None:
         """Queue a notification."""
-        self._check_open("ctx.notify")
+        self._require_open("ctx.notify")
         event = ev.Notification(
             path=self._plan.path, seq=self._effects.seq, message=str(message), data=_to_json_or_label(data)
         )
@@ -197,7 +197,7 @@ class SideEvents:
         self._log("error", message, data)
 
     def _log(self, level: str, message: str, data: dict[str, object]) -> None:
-        self._check_open("the logger")
+        self._require_open("the logger")
         line = ev.LogLine(
             path=self._plan.path,
             seq=self._effects.seq,
@@ -209,7 +209,7 @@ class SideEvents:
         self.waiting.append(line)
 
 
-def _list_names(names: object) -> list[str]:
+def _to_name_list(names: object) -> list[str]:
     return list(map(str, names)) if isinstance(names, tuple | list) else []
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
-from stepengine.data.call_text import call_subject
+from stepengine.data.call_text import find_call_subject
 from stepengine.data.codec import plain
 from stepengine.data.effects import (
     CHILD_ENDS,
@@ -31,7 +31,7 @@ from stepengine.data.json import JsonDict, JsonValue
 from stepengine.data.messages import CitationPart, OpaquePart, TextPart, ToolMessage, ToolResult, UserMessage
 from stepengine.data.outcomes import Failure, Gathered, Single, Value
 from stepengine.data.programs import is_sandboxed
-from stepengine.data.provenance import BREAK, Provenance, Source, Trust, is_word, leaves_of, tokenize
+from stepengine.data.provenance import BREAK, Provenance, Source, Trust, is_word, iterate_leaves, tokenize
 from stepengine.data.questions import NOBODY, REFUSED, REMEMBERED, Answer, Question
 from stepengine.data.state import AgentState, ChildResult
 
@@ -141,11 +141,11 @@ class RunSources:
 
     # --- what is received -------------------------------------------------------------------------------------------
 
-    def receive(self, effect: Leaf | Gather | Compute, outcome: Single | Gathered) -> None:
+    def add_outcome(self, effect: Leaf | Gather | Compute, outcome: Single | Gathered) -> None:
         """Add the content of an outcome."""
         if isinstance(effect, Gather):
             for one, member in zip(outcome.outcomes, effect.effects, strict=True):  # type: ignore[union-attr]
-                self.receive(member, one)
+                self.add_outcome(member, one)
         elif isinstance(outcome, Value):
             self._add_inputs(outcome.inputs)
             self._add_value(effect, outcome.value)
@@ -188,11 +188,11 @@ class RunSources:
                 self._add_child(child, "")
 
     def _add_result(self, effect: CallTool, result: ToolResult) -> None:
-        about, step = call_subject(effect.input), self._progress.step
+        about, step = find_call_subject(effect.input), self._progress.step
         source = Source("tool", result.trust, step, effect.tool_name, effect.tool_call_id, about)
         content = _get_content(result)
         binding = self._tools.get(effect.tool_name)
-        given = [text for _, text in leaves_of(effect.input) if not self.index.is_trusted(text)]
+        given = [text for _, text in iterate_leaves(effect.input) if not self.index.is_trusted(text)]
         if binding is None or not binding.spec.annotations.read_only:
             self._written.add(given)
         if result.trust == "untrusted":
@@ -203,9 +203,9 @@ class RunSources:
         own = _WrittenTexts()
         own.add(given)
         echo = attrs.evolve(source, trust="untrusted")
-        for path, text in [leaf for value in content for leaf in leaves_of(value)]:
+        for path, text in [leaf for value in content for leaf in iterate_leaves(value)]:
             tokens = tokenize(text)
-            is_echo = own.occurs_in(tokens) or self._written.occurs_in(tokens)
+            is_echo = own.is_repeated_in(tokens) or self._written.is_repeated_in(tokens)
             self.index.add(echo if is_echo else source, text, at=path, taints=result.trust == "names")
 
     def _add_reply(self, source: Source, parts: Iterable[object]) -> None:
@@ -232,8 +232,8 @@ class RunSources:
             if text.strip().casefold() not in offered:
                 self.index.add(source, text)
         if answer.edited_input is not None:
-            before = dict(leaves_of(question.details))
-            for path, text in leaves_of(answer.edited_input):
+            before = dict(iterate_leaves(question.details))
+            for path, text in iterate_leaves(answer.edited_input):
                 if before.get(path) != text:
                     self.index.add(source, text, at=path)
 
@@ -250,7 +250,7 @@ class RunSources:
 
     def make_child_index(self, prompt: str, params: JsonValue, *, inherits: bool = False) -> Provenance:
         """Return the provenance that a child starts with; a child that inherits the conversation starts with that of this run."""
-        child = Provenance(self.index) if inherits else self.index.for_prompt([prompt, params])
+        child = Provenance(self.index) if inherits else self.index.make_prompt_index([prompt, params])
         if inherits:
             child.add(Source("prompt"), [prompt, params], taints=False)
         return child
@@ -263,20 +263,20 @@ class RunSources:
         that were given to the run.
         """
         schema = self._schema
-        is_bounded = schema is not None and self._is_bounded(plain(output), schema, schema)
+        is_bounded = schema is not None and self._leaves_no_untrusted_text(plain(output), schema, schema)
         return "trusted" if is_bounded or not self.index.saw_untrusted else "untrusted"
 
-    def _is_bounded(self, value: object, schema: object, root: Mapping[str, Any]) -> bool:
+    def _leaves_no_untrusted_text(self, value: object, schema: object, root: Mapping[str, Any]) -> bool:
         if not isinstance(value, str | Mapping | list | tuple):
             return True
         if isinstance(schema, Mapping) and isinstance(schema.get("$ref"), str):
             name = schema["$ref"].rpartition("/")[2]
-            return self._is_bounded(
+            return self._leaves_no_untrusted_text(
                 value, root.get("$defs", {}).get(name), {**root, "$defs": {**root.get("$defs", {}), name: None}}
             )
         if not isinstance(schema, Mapping):
             return isinstance(value, str) and self.index.is_trusted(value)
-        if any(self._is_bounded(value, one, root) for one in schema.get("anyOf", ())):
+        if any(self._leaves_no_untrusted_text(value, one, root) for one in schema.get("anyOf", ())):
             return True
         if value in (schema.get("enum") or ()) or ("const" in schema and schema["const"] == value):
             return True
@@ -284,8 +284,11 @@ class RunSources:
             return self.index.is_trusted(value)
         if isinstance(value, Mapping):
             members = schema.get("properties", {})
-            return all(name in members and self._is_bounded(one, members[name], root) for name, one in value.items())
-        return all(self._is_bounded(one, schema.get("items"), root) for one in value)
+            return all(
+                name in members and self._leaves_no_untrusted_text(one, members[name], root)
+                for name, one in value.items()
+            )
+        return all(self._leaves_no_untrusted_text(one, schema.get("items"), root) for one in value)
 
 
 class _WrittenTexts:
@@ -303,7 +306,7 @@ class _WrittenTexts:
             self._beginnings.update([(token,) for token in tokens if not is_word(token)])
         self._beginnings -= {(), (BREAK,)}
 
-    def occurs_in(self, tokens: tuple[str, ...]) -> bool:
+    def is_repeated_in(self, tokens: tuple[str, ...]) -> bool:
         """Return whether *tokens* contain the beginning of a written text, in time that is linear in *tokens*."""
         sizes = range(1, COMPARED_TOKENS + 1) if self._beginnings else ()
         return any(tokens[start : start + size] in self._beginnings for start in range(len(tokens)) for size in sizes)

@@ -73,15 +73,15 @@ class Prompt:
         self.refused_tokens: int | None = None
         self.placeholders: Mapping[str, str] = {}
 
-    def measure(self, request: ModelRequest, tokens: int) -> None:
+    def record_measure(self, request: ModelRequest, tokens: int) -> None:
         """Record the provider's token count for *request*."""
         self.measured = Measured(request.system_prompt, request.messages, tokens)
 
-    def refuse(self, overflow: ContextOverflow, tokens: int) -> None:
+    def record_overflow(self, overflow: ContextOverflow, tokens: int) -> None:
         """Record that a request of *tokens* estimated tokens was refused as too long."""
         self.overflow, self.refused_tokens = overflow, tokens
 
-    def accept(self) -> None:
+    def clear_overflow(self) -> None:
         """Forget the refusal."""
         self.overflow = self.refused_tokens = None
 
@@ -128,7 +128,7 @@ class RunQuestions:
         self.pending: tuple[Question, ...] = ()
         self._keys: set[str] = set()
 
-    def suspend(self, questions: tuple[Question, ...]) -> None:
+    def set_pending(self, questions: tuple[Question, ...]) -> None:
         """Record the questions that suspend the run."""
         self.pending = questions
 
@@ -221,12 +221,12 @@ class Snapshot:
 
     def state(self) -> AgentState:
         """Return the current state; during a step, the state before it."""
-        latest = self.moment()
+        latest = self.get_state_factory()
         if self._state is None:
             self._state = latest()
         return self._state
 
-    def moment(self) -> partial[AgentState]:
+    def get_state_factory(self) -> partial[AgentState]:
         """Return a function that creates the current state when it is called: most states are never read."""
         # Kept until something changes: hooks, tools and handlers ask several times within a step, and a state that is
         # equal should be the same object, so that nobody compares transcripts. What has changed is seen by identity, so
@@ -282,11 +282,11 @@ class Snapshot:
             and known["handed_to"] == self._children.handed_to
         )
 
-    def inheritable(self, call_id: str = "") -> AgentState:
+    def make_inherited_state(self, call_id: str = "") -> AgentState:
         """Return the state that a child spawned by the call *call_id* inherits; ``""`` for a handler's own child."""
         # While a step is open the record stands before it, and the reply that spawns is held beside: the child sees
         # what that reply said up to the call, and no call without a result (reliability:SP11).
-        state, sides = self.state(), self._history.inheritable(call_id)
+        state, sides = self.state(), self._history.make_inherited_history(call_id)
         if sides.record is state.message_history and sides.view is state.view:
             return state
         return attrs.evolve(state, message_history=sides.record, view=sides.view)
@@ -380,7 +380,7 @@ class RunState:
             children=self.children,
         )
 
-    def hook_context(self, added: Sequence[Message] = (), source: str = "") -> HookContext:
+    def make_hook_context(self, added: Sequence[Message] = (), source: str = "") -> HookContext:
         """Return the context for hooks; *source* is the origin of the call in question."""
         plan, prompt, sources = self.plan, self.prompt, self.effects.sources
         return HookContext(
@@ -407,7 +407,7 @@ class RunState:
             provenance=None if sources is None else sources.index,
         )
 
-    def apply(self, change: RequestedChange, by: str = "") -> None:
+    def apply_change(self, change: RequestedChange, by: str = "") -> None:
         """
         Apply the change of a hook or tool. In a tool's body, all but context and values waits for the call's result.
 
@@ -430,9 +430,9 @@ class RunState:
         if change.values:
             self.shared.values.update(change.values)
         if change.tools:
-            self.tools.add(change.tools)
+            self.tools.add_tools(change.tools)
 
-    def apply_body(self, end: BodyEnd, by: str, *, was_stopped: bool = False) -> None:
+    def apply_body_end(self, end: BodyEnd, by: str, *, was_stopped: bool = False) -> None:
         """
         Count the spending of the body of the tool *by* and apply its changes in order.
 
@@ -447,7 +447,7 @@ class RunState:
             elif was_stopped:
                 continue
             elif isinstance(change, Change):
-                self.apply(change, by)
+                self.apply_change(change, by)
                 if self.body is None and change.context is not None and "todos" in change.context:
                     self.side_events.report_todos(change.context["todos"])
             else:
@@ -455,16 +455,16 @@ class RunState:
 
     def apply_inline_child(self, left: AgentState, call_id: str = "") -> None:
         """Replace the run's history and context by those of an inline child, started by *call_id*."""
-        record, view = self.history.history_after_inline(left, call_id)
+        record, view = self.history.make_history_after_inline(left, call_id)
         self.shared.replace(left.context)
-        self.apply(Change(messages=record, view=None if view is record else view))
+        self.apply_change(Change(messages=record, view=None if view is record else view))
 
     def set_output(self, value: object) -> None:
         """Replace the output by *value*, which is not checked."""
         self.output.set(value)
-        self.forward_output()
+        self.forward_output_to_caller()
 
-    def forward_output(self) -> None:
+    def forward_output_to_caller(self) -> None:
         """In a tool's body, record the output as a change for the caller."""
         if self.body is not None:
             self.body.changes.append(SetOutput(self.output.value))

@@ -40,8 +40,8 @@ from stepengine.machine.batch import make_calls_of_reply, run_batch
 from stepengine.machine.blocks import find_call_mark
 from stepengine.machine.calls import ToolMember
 from stepengine.machine.ceilings import ask_for_more_steps
-from stepengine.machine.child_reports import report_ended_children, wait_for_children
-from stepengine.machine.placeholders import fill_prompt
+from stepengine.machine.child_reports import report_ended_children, wait_for_child_report
+from stepengine.machine.placeholders import fill_prompt_text
 from stepengine.machine.protocol import Flow
 from stepengine.machine.signals import Stopped, status_from_error
 from stepengine.machine.state import RunState
@@ -87,7 +87,7 @@ def run_turn(run: RunState) -> Flow[None]:
     # Children in the background may still be at work when the model has ended its turn: what they say is a message,
     # which the model has to answer, so the turn goes on when they have ended.
     while not (yield from run_step_within_budget(run, PLAIN)) or (
-        run.children.background is not NO_CHILDREN and (yield from wait_for_children(run))
+        run.children.background is not NO_CHILDREN and (yield from wait_for_child_report(run))
     ):
         pass
 
@@ -114,12 +114,12 @@ def _step_on_spent_budget(run: RunState, over: StepWith) -> Flow[TurnComplete]:
         return (yield from _run_step(run, over))
     # Told before the limit is raised: the handler is resumed once with `steps_complete` true, so that it can put
     # together what it has, and only a further step is refused (generator-contract:G46).
-    run.progress.end_turn(complete=True)
+    run.progress.record_turn_end(complete=True)
     # The first request beyond the budget only; who asks again has been told, and gets the error.
     if budget.reached is None:
         limit, what = budget.most_steps, budget.limits.on_max_steps
         msg = f"agent {run.plan.definition.id!r} used all of its {limit} steps; raise Limits(max_steps=...) or end the turn earlier"
-        budget.reach(LimitExceeded(msg, kind="steps", limit=limit))
+        budget.record_spent_budget(LimitExceeded(msg, kind="steps", limit=limit))
         if what == "final_answer":
             yield from _request_final_answer(run)
             return True
@@ -148,13 +148,13 @@ def _request_final_answer(run: RunState) -> Flow[None]:
     # The answer is a courtesy: where it fails, the run ends as it would have ended without one.
     except (StepEngineError, LimitReached):
         return
-    reply = _assign_ids(run, model)
-    yield from _show_reply(run, reply)
+    reply = _assign_call_ids(run, model)
+    yield from _record_and_show_reply(run, reply)
     # Some models call tools that they were not offered. The calls stay, with a result each that says why nothing was
     # done, or the history would not pair.
     calls = make_calls_of_reply(run, reply.calls, ())
     for call in calls:
-        call.skip("Skipped: the step budget of this run is spent.")
+        call.set_skipped_result("Skipped: the step budget of this run is spent.")
     yield from run_batch(run, calls)
     _commit_reply(run, reply.message, calls)
     run.progress.replace_stop_reason(model.stop_reason)
@@ -172,12 +172,12 @@ def _run_step(run: RunState, over: StepWith) -> Flow[TurnComplete]:
         if watched():
             # Not yielded: it is shown before the next effect, which follows without anybody's code in between but that
             # of hooks, and what they say is shown behind it.
-            run.side_events.waiting.append(_make_start_event(run))
-        _prepare_step(run)
+            run.side_events.waiting.append(_make_step_started(run))
+        _expire_and_append_inbox(run)
         request = make_step_request(
             run,
             over,
-            (yield from _make_tail(run))
+            (yield from _collect_request_tail(run))
             if points.pre_step
             else make_step_prompt(run)
             if run.plan.definition.step_prompt
@@ -190,18 +190,18 @@ def _run_step(run: RunState, over: StepWith) -> Flow[TurnComplete]:
         except ContextOverflow as error:
             request = yield from _shorten_request(run, over, error)
             model = yield from _call_model(run, request, "step")
-        reply, calls = _accept_reply(run, model, request)
+        reply, calls = _count_reply_and_make_calls(run, model, request)
         # A reply of calls alone has nothing to hear. The question saves a generator for most steps of an agent at work.
         if reply.has_words or not calls:
-            yield from _show_reply(run, reply)
+            yield from _record_and_show_reply(run, reply)
         spent = yield from _run_tools(run, reply, calls)
-        yield from hooks.post_step(run, reply.model) if points.post_step else ()
+        yield from hooks.call_post_step_hooks(run, reply.model) if points.post_step else ()
         # After the `post_step` hooks: they may have done I/O while somebody sent a message, which keeps the turn open.
-        ended = _ends_turn(run, calls) and (not points.on_stop or (yield from _can_end_turn(run)))
+        ended = _does_step_end_turn(run, calls) and (not points.on_stop or (yield from _ask_hooks_to_end_turn(run)))
         if ended and calls and not reply.has_words:
             _warn_of_missing_answer(run, calls)
         if watched():
-            yield Notify(_make_end_event(run, ended, RunStatus.COMPLETED))
+            yield Notify(_make_step_finished(run, ended, RunStatus.COMPLETED))
     except BaseException as error:
         # Yielding in an `except` is allowed here since whoever closes the machine is told nothing more: to a
         # `GeneratorExit` no value may be yielded.
@@ -210,16 +210,16 @@ def _run_step(run: RunState, over: StepWith) -> Flow[TurnComplete]:
     # What lives for one step leaves the history here and not where the next one begins: no handler and no result may
     # show it (generator-contract:L35).
     finally:
-        run.progress.end_step()
-        run.history.expire("agent_step")
+        run.progress.advance_step()
+        run.history.remove_expired("agent_step")
     return _end_step(run, calls, spent, ended=ended)
 
 
-def _prepare_step(run: RunState) -> None:
+def _expire_and_append_inbox(run: RunState) -> None:
     """Remove expired results, and append messages that arrived meanwhile."""
     # Before the request is made, and in the view alone: what an ephemeral tool said earlier is not sent again, and
     # the record keeps it (requirements:I12).
-    run.history.expire_results()
+    run.history.expire_ephemeral_results()
     if run.progress.steps_complete:
         run.output.start_turn()
     if run.history.inbox:
@@ -234,10 +234,10 @@ def _end_step(run: RunState, calls: Sequence[ToolMember], spent: LimitReached | 
     # Raised last, when reply and results stand in the history: the limit ends the run, and its state pairs.
     if spent:
         raise spent
-    return run.progress.end_turn(complete=ended)
+    return run.progress.record_turn_end(complete=ended)
 
 
-def _make_start_event(run: RunState) -> ev.Event:
+def _make_step_started(run: RunState) -> ev.Event:
     return ev.StepStarted(
         path=run.plan.path, seq=run.effects.seq, step=run.progress.step, steps_remaining=run.budget.steps_left
     )
@@ -246,10 +246,10 @@ def _make_start_event(run: RunState) -> ev.Event:
 def _notify_abandoned_step(run: RunState, error: BaseException) -> Flow[None]:
     """Report the end of a step that *error* ended, unless the machine is being closed."""
     if run.plan.watched() and not isinstance(error, GeneratorExit):
-        yield Notify(_make_end_event(run, False, status_from_error(error)))
+        yield Notify(_make_step_finished(run, False, status_from_error(error)))
 
 
-def _make_end_event(run: RunState, ended: bool, status: RunStatus) -> ev.Event:  # noqa: FBT001 - by keyword it takes longer
+def _make_step_finished(run: RunState, ended: bool, status: RunStatus) -> ev.Event:  # noqa: FBT001 - by keyword it takes longer
     # Sums are made when they are asked for, and only where somebody watches: kept up to date with each reply they would
     # be made for nobody.
     usage, cost = run.spent.usage(), run.spent.cost
@@ -280,10 +280,12 @@ def finish_reopened_step(run: RunState, message: AssistantMessage, stored: Seque
     # count either.
     reply = StepReply(ModelReply(message.content), message, message.tool_calls)
     spent = yield from _run_tools(run, reply, calls)
-    yield from hooks.post_step(run, reply.model)
+    yield from hooks.call_post_step_hooks(run, reply.model)
     # The same end as of any step, in the same order: hooks behind the step, then whether the turn is over, then whether
     # hooks let it be.
-    if run.progress.end_turn(complete=_ends_turn(run, calls) and (yield from _can_end_turn(run))):
+    if run.progress.record_turn_end(
+        complete=_does_step_end_turn(run, calls) and (yield from _ask_hooks_to_end_turn(run))
+    ):
         run.progress.reset_refused_stops()
     if spent:
         raise spent
@@ -311,7 +313,7 @@ def make_step_request(run: RunState, over: StepWith, tail: Sequence[Message]) ->
     # (generator-contract:L31).
     tail = (*run.prompt.tail, *tail)
     if run.plan.path and run.budget.steps_left == run.budget.most_steps:
-        _check_user_message(run, tail)
+        _require_user_message(run, tail)
     return ModelRequest(
         model=over.model or run.plan.model or run.plan.resolve_model(),
         system_prompt=run.prompt.system,
@@ -323,7 +325,7 @@ def make_step_request(run: RunState, over: StepWith, tail: Sequence[Message]) ->
     )
 
 
-def _check_user_message(run: RunState, tail: Sequence[Message]) -> None:
+def _require_user_message(run: RunState, tail: Sequence[Message]) -> None:
     """Raise ``InputError`` if neither the view nor *tail* has a user message, before a child costs anything."""
     if UserMessage in map(type, run.history.view) or UserMessage in map(type, tail):
         return
@@ -337,30 +339,32 @@ def _check_user_message(run: RunState, tail: Sequence[Message]) -> None:
 
 def make_step_prompt(run: RunState) -> Sequence[Message]:
     """Return the step prompt as a step-scoped message, if the agent has one."""
-    text = fill_prompt(run, run.plan.definition.step_prompt)
+    text = fill_prompt_text(run, run.plan.definition.step_prompt)
     return (UserMessage(system_reminder(text), ("STEP_PROMPT",)),) if text else ()
 
 
-def _make_tail(run: RunState) -> Flow[Sequence[Message]]:
+def _collect_request_tail(run: RunState) -> Flow[Sequence[Message]]:
     """Return the messages for the end of this request alone: those of ``pre_step`` hooks, and the step prompt."""
-    tail = yield from hooks.pre_step(run)
+    tail = yield from hooks.call_pre_step_hooks(run)
     # Once more after the hooks, which may have waited for a person or done I/O while somebody sent a message.
     run.history.append_inbox()
     return (*tail, *make_step_prompt(run))
 
 
-def _accept_reply(run: RunState, model: ModelReply, request: ModelRequest) -> tuple[StepReply, list[ToolMember]]:
+def _count_reply_and_make_calls(
+    run: RunState, model: ModelReply, request: ModelRequest
+) -> tuple[StepReply, list[ToolMember]]:
     """Count the step of a reply; return the reply and its calls."""
     run.progress.count_reply(model.stop_reason, only_thoughts=_is_only_thoughts(model))
     in_a_row = run.progress.thoughts_in_a_row
     if in_a_row >= MAX_THOUGHT_REPLIES:
-        run.progress.cut_turn()
-        run.side_events.warn(f"the turn was ended after {in_a_row} replies in a row that were only thoughts")
-    reply = _assign_ids(run, model)
-    return reply, make_calls_of_reply(run, reply.calls, _callable_tools(run, request))
+        run.progress.mark_truncated()
+        run.side_events.add_warnings(f"the turn was ended after {in_a_row} replies in a row that were only thoughts")
+    reply = _assign_call_ids(run, model)
+    return reply, make_calls_of_reply(run, reply.calls, _list_callable_tools(run, request))
 
 
-def _callable_tools(run: RunState, request: ModelRequest) -> Collection[str]:
+def _list_callable_tools(run: RunState, request: ModelRequest) -> Collection[str]:
     """Return the names of the tools that the request defines, which the model may call (generator-contract:L18)."""
     # By identity: nearly every request carries the very tuple of the run, and to compare schemas at each step would
     # cost more than the step.
@@ -373,13 +377,13 @@ def _shorten_request(run: RunState, over: StepWith, error: ContextOverflow) -> F
     # Whether the hooks did something is seen by what the request is made of, and not by what they say they did.
     before = (run.prompt.system, run.history.view)
     # Counted at the moment of the refusal, since a hook shortens the view before others ask how large it was.
-    run.prompt.refuse(error, run.snapshot.state().context_tokens)
+    run.prompt.record_overflow(error, run.snapshot.state().context_tokens)
     try:
-        tail = yield from hooks.pre_step(run)
+        tail = yield from hooks.call_pre_step_hooks(run)
     # Taken back whatever happens: in the next step the context is not too long, and a hook that still read so would
     # prune at every step.
     finally:
-        run.prompt.accept()
+        run.prompt.clear_overflow()
     if (run.prompt.system, run.history.view) == before:
         raise error
     run.history.append_inbox()
@@ -390,12 +394,12 @@ def _call_model(run: RunState, request: ModelRequest, purpose: Purpose) -> Flow[
     """Call the model, and again for missing parts of its reply."""
     # The quick way for the reply that is whole, which is nearly every one: `_complete_reply` is a generator more for all that
     # pass it.
-    effect = CallModel(run.effects.number(), request, purpose, call_id=run.tools.call_ids.peek)
-    reply = _receive_reply(run, (yield effect), effect)
+    effect = CallModel(run.effects.allocate_number(), request, purpose, call_id=run.tools.call_ids.peek_id)
+    reply = _unwrap_and_count_reply(run, (yield effect), effect)
     return (yield from _complete_reply(run, request, purpose, reply)) if reply.stop_reason in UNFINISHED else reply
 
 
-def _receive_reply(run: RunState, outcome: Any, effect: CallModel) -> ModelReply:
+def _unwrap_and_count_reply(run: RunState, outcome: Any, effect: CallModel) -> ModelReply:
     """Return the reply in *outcome*; count it, and record the provider's measure of a step's prompt."""
     # The value is taken here without a call where there is one, as nearly always.
     reply: ModelReply = outcome.value if isinstance(outcome, Value) else run.effects.unwrap(outcome)
@@ -404,9 +408,9 @@ def _receive_reply(run: RunState, outcome: Any, effect: CallModel) -> ModelReply
     # How large the next request is can only be estimated; what the provider counted for this one corrects the
     # estimate (generator-contract:P2). Only steps send the conversation, so only they measure it.
     if used is not None and used.prompt_tokens and effect.purpose in OF_A_STEP:
-        run.prompt.measure(request, used.prompt_tokens)
+        run.prompt.record_measure(request, used.prompt_tokens)
     if "unread" in reply.provider_data or "dropped" in reply.provider_data:
-        run.side_events.report_gaps(reply)
+        run.side_events.warn_of_reply_gaps(reply)
     return reply
 
 
@@ -448,8 +452,8 @@ def _request_continuation(
     # What was said so far goes into the tail, as it came, thoughts and signatures included: a provider continues its
     # own words only when they come back unchanged. The history has none of it yet.
     longer = attrs.evolve(request, tail=(*request.tail, AssistantMessage(started.content), *more))
-    effect = CallModel(run.effects.number(), longer, purpose, call_id=_make_id_function(run, started))
-    return _receive_reply(run, (yield effect), effect)
+    effect = CallModel(run.effects.allocate_number(), longer, purpose, call_id=_make_id_function(run, started))
+    return _unwrap_and_count_reply(run, (yield effect), effect)
 
 
 def _is_cut_text(reply: ModelReply) -> bool:
@@ -465,7 +469,7 @@ def _make_id_function(run: RunState, paused: ModelReply) -> Callable[[int], str]
     # Ids of calls are counters of the run, given in order. The parts of one reply share one sequence, so that the
     # second part's calls do not begin anew with the first one's ids.
     held = sum(isinstance(part, ToolCallPart) for part in paused.content)
-    return lambda number: run.tools.call_ids.peek(held + number)
+    return lambda number: run.tools.call_ids.peek_id(held + number)
 
 
 def _join_replies(paused: ModelReply, more: ModelReply) -> ModelReply:
@@ -479,7 +483,7 @@ def _join_replies(paused: ModelReply, more: ModelReply) -> ModelReply:
 # --- its reply --------------------------------------------------------------------------------------------------------
 
 
-def _assign_ids(run: RunState, reply: ModelReply) -> StepReply:
+def _assign_call_ids(run: RunState, reply: ModelReply) -> StepReply:
     """Assign our ids to the calls of a reply; the last call of a cut reply becomes text."""
     parts: list[AssistantPart] = []
     calls: list[ToolCallPart] = []
@@ -494,13 +498,13 @@ def _assign_ids(run: RunState, reply: ModelReply) -> StepReply:
         else:
             # Our own ids, and not the provider's: calls of handlers have none from anywhere, some providers send none, or
             # one twice (reliability:MP49), and with counters the same run has the same ids on every replay.
-            call = part.with_id(run.tools.call_ids.new())
+            call = part.with_id(run.tools.call_ids.allocate_id())
             parts.append(call)
             calls.append(call)
     return StepReply(reply, AssistantMessage(tuple(parts)), calls, len(calls) < len(parts))
 
 
-def _show_reply(run: RunState, reply: StepReply) -> Flow[None]:
+def _record_and_show_reply(run: RunState, reply: StepReply) -> Flow[None]:
     """Record the thoughts of a reply and show its texts."""
     thinking, text = reply.message.thinking, reply.message.text
     # One look for a character, in place of a search for tags in every reply; the tags themselves are sorted out only
@@ -566,7 +570,7 @@ def _run_tools(run: RunState, reply: StepReply, calls: Sequence[ToolMember]) -> 
     # whose other half nobody knows.
     if run.progress.truncated:
         for call in calls:
-            call.skip(CUT_OFF_TEXT)
+            call.set_skipped_result(CUT_OFF_TEXT)
     # Beside the transcript, and not in it, until all results are there: at each moment every state that anybody can see
     # pairs, a child that inherits in the middle included.
     run.history.set_open_reply(reply.message)
@@ -601,10 +605,10 @@ def _commit_reply(run: RunState, message: AssistantMessage, calls: Sequence[Tool
             ran.get(part.tool_call_id, part) if isinstance(part, ToolCallPart) else part for part in message.content
         ]
         message = attrs.evolve(message, content=tuple(parts))
-    run.history.commit(message, results)
+    run.history.append_reply(message, results)
 
 
-def _ends_turn(run: RunState, calls: Sequence[ToolMember]) -> bool:
+def _does_step_end_turn(run: RunState, calls: Sequence[ToolMember]) -> bool:
     """Return whether a step ends the turn, apart from hooks; messages that arrived meanwhile continue it."""
     # First of all: a message that came during the step has to be answered before the turn can end
     # (generator-contract:G54).
@@ -634,13 +638,13 @@ def _warn_of_missing_answer(run: RunState, calls: Sequence[ToolMember]) -> None:
     if run.plan.definition.handle_steps is not None or run.output.is_given:
         return
     if all(call.asked.tool_name == "think_deeply" for call in calls):
-        run.side_events.warn(
+        run.side_events.add_warnings(
             f"the turn of agent {run.plan.definition.id!r} ended after 'think_deeply' alone, so it has no answer. Say in its prompt that it "
             "calls 'think_deeply' together with its answer or with another tool"
         )
 
 
-def _can_end_turn(run: RunState) -> Flow[bool]:
+def _ask_hooks_to_end_turn(run: RunState) -> Flow[bool]:
     """Return whether the turn may end, as decided by ``on_stop`` hooks; a spent budget, cut reply or hand-off always ends it."""
     # A hook that sends the model back needs a step to send it to; where none is left its message would stand there
     # unanswered. After a hand-off it is the other agent's turn.
@@ -648,7 +652,7 @@ def _can_end_turn(run: RunState) -> Flow[bool]:
         return True
     if run.children.successor is not None:
         return True
-    return not (yield from hooks.on_stop(run))
+    return not (yield from hooks.call_on_stop_hooks(run))
 
 
 def record_end_turn_message(run: RunState, calls: Sequence[ToolMember]) -> bool:

@@ -13,7 +13,7 @@ from stepengine.data.json import JsonDict
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import BodyEnd, Stop
 from stepengine.data.state import ChildResult, RunStatus
-from stepengine.data.usage import Spending, Usage, add_cost, known_costs
+from stepengine.data.usage import Spending, Usage, add_cost, filter_known_costs
 from stepengine.errors import LimitExceeded
 
 ZERO = Decimal(0)
@@ -56,7 +56,7 @@ class UsageTotals:
         self._children = NOTHING
         self.entries = 0
 
-    def count(self, model: str, usage: Usage | None, cost: Decimal | None, requests: int) -> None:
+    def count_usage(self, model: str, usage: Usage | None, cost: Decimal | None, requests: int) -> None:
         """Add the usage of a model call that sent *requests*."""
         self.entries += 1
         self._usage = None
@@ -70,7 +70,7 @@ class UsageTotals:
     def count_reply(self, effect: CallModel, reply: ModelReply) -> None:
         """Add usage and cost of a reply."""
         sent = 1 if reply.usage is None else reply.usage.requests or 1
-        self.count(reply.model or effect.request.model, reply.usage, reply.cost, sent)
+        self.count_usage(reply.model or effect.request.model, reply.usage, reply.cost, sent)
 
     def count_credits(self, credits_used: float) -> None:
         """Add credits that a tool reported."""
@@ -97,10 +97,10 @@ class UsageTotals:
         self.cost = add_cost(self._own_cost, others.cost)
         self.credits_used = self._own_credits + others.credits_used
 
-    def count_child_of_stop(self, stop: Stop) -> None:
+    def count_stopped_child(self, stop: Stop) -> None:
         """Add the child whose end a stop reports, if it reports one."""
         if stop.child is not None:
-            self.count_child(cancel_stopped(stop.child))
+            self.count_child(mark_stopped_as_cancelled(stop.child))
 
     def usage(self) -> Usage:
         """Return the usage of the run and its children."""
@@ -114,13 +114,13 @@ class UsageTotals:
             self._usage = own + self._children.usage if self._children is not NOTHING else own
         return self._usage
 
-    def total(self, agent_id: str) -> Spending:
+    def make_spending(self, agent_id: str) -> Spending:
         """Return all spending, by agent and by model; *agent_id* is the run's own agent."""
         by_model = JsonDict({model: tally.usage() for model, tally in self._by_model.items()})
         own = self.usage() if self._children is NOTHING else sum(by_model.values(), Usage())
         by_agent = JsonDict({agent_id: own})
-        agent_costs = known_costs(by_agent, {agent_id: self._own_cost})
-        model_costs = known_costs(by_model, {model: tally.cost for model, tally in self._by_model.items()})
+        agent_costs = filter_known_costs(by_agent, {agent_id: self._own_cost})
+        model_costs = filter_known_costs(by_model, {model: tally.cost for model, tally in self._by_model.items()})
         mine = Spending(own, self._own_cost, self._own_credits, by_agent, by_model, agent_costs, model_costs)
         return mine + self._children if self._children is not NOTHING else mine
 
@@ -157,7 +157,7 @@ class _Tally:
         return Usage(sent, said, read, written, thought, requests, self._at_least)
 
 
-def cancel_stopped(child: ChildResult[Any]) -> ChildResult[Any]:
+def mark_stopped_as_cancelled(child: ChildResult[Any]) -> ChildResult[Any]:
     """Return the result of a child that was stopped with its parent, without a limit or reason of its own."""
     # Both may come at the same moment, and which of them was first for the child is recorded nowhere.
     is_late = isinstance(child.error, LimitExceeded) and child.error.kind == "seconds"

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import attrs
 
-from stepengine.data.codec import bare
+from stepengine.data.codec import encode_stored
 from stepengine.data.json import canonical
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.errors import DataError, MissingKey, ModelError
@@ -196,7 +196,7 @@ class Batched(Provider):
             self._delete_finished_calls()
             self._loop, self._work, self._sending = loop, None, None
             self._waiting, self._came = {}, asyncio.Event()
-        calls, text = self._waiting, canonical(bare(request)).encode()
+        calls, text = self._waiting, canonical(encode_stored(request)).encode()
         print_ = hashlib.sha256(text).hexdigest()
         # A call is taken while a caller waits for it, or is about to receive its reply.
         found = out.find_unclaimed_call(

@@ -24,9 +24,9 @@ from stepengine.data.definition import HookContext
 from stepengine.data.json import JsonDict, canonical, freeze_object, thaw
 from stepengine.data.messages import ToolCallPart
 from stepengine.data.origins import ASKED as ASKED_ABOUT_DATA
-from stepengine.data.origins import ORIGIN_HOOK, find_origins, untrusted_reasons
+from stepengine.data.origins import ORIGIN_HOOK, describe_untrusted_origins, find_origins
 from stepengine.data.questions import Decision
-from stepengine.data.tools import ToolLike, ToolSpec, find_values
+from stepengine.data.tools import ToolLike, ToolSpec, find_values_at_path
 from stepengine.errors import DefinitionError
 from stepengine.permissions.commands import CONFINED, READ_ONLY, CommandForm, confine_command, explain_possible_match
 from stepengine.permissions.rules import (
@@ -219,7 +219,7 @@ class Policy:
         why = f"the rule {rule.id!r} {'denies it' if rule.decision == 'deny' else 'asks'}"
         if rule.decision == "ask" and self.mode != "dont_ask":
             return PolicyDecision("ask", rule, why, rule.message, origins=origins, is_only_reason=is_only_reason)
-        told = untrusted_reasons(origins)
+        told = describe_untrusted_origins(origins)
         return PolicyDecision(
             "deny", rule, why, rule.message or f"{ASKED if rule.decision == 'ask' else UNTRUSTED} {told}".rstrip()
         )
@@ -701,7 +701,7 @@ def _make_values_rule(verdict: PolicyDecision, request: Request) -> JsonDict:
         paths = matcher.parameters or (() if names_instruction_file(request) else tool.destinations or ())
     # The whole input where all of it is checked: a name of a member may itself have a dot.
     names = (*paths, *tool.texts) if paths else ("",)
-    values = {path: [value for _, value in find_values(request.input, path)] for path in names}
+    values = {path: [value for _, value in find_values_at_path(request.input, path)] for path in names}
     rule = Rule("allow", Values(tool.name, values), scope=Scope("user", request.user_id))
     return freeze_object(_rule_to_json(rule))
 

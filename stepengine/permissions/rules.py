@@ -18,13 +18,13 @@ import attrs
 from attrs import frozen
 from pydantic_core import PydanticCustomError, SchemaError, SchemaValidator, ValidationError, core_schema
 
-from stepengine.data.call_text import shell_text
+from stepengine.data.call_text import find_shell_command
 from stepengine.data.definition import HookContext
 from stepengine.data.json import JsonDict, JsonValue, canonical, freeze_object
 from stepengine.data.messages import to_string_tuple
 from stepengine.data.provenance import Provenance, find_addresses
 from stepengine.data.schemas import list_member_names
-from stepengine.data.tools import ToolSpec, find_values
+from stepengine.data.tools import ToolSpec, find_values_at_path
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.permissions.commands import (
     READ_ONLY,
@@ -1018,7 +1018,7 @@ class Untrusted:
             return []
         paths = self.parameters or request.tool.destinations
         if paths is not None:
-            found = [one for path in paths for one in find_values(request.input, path)]
+            found = [one for path in paths for one in find_values_at_path(request.input, path)]
             return (
                 found
                 if self.parameters
@@ -1036,7 +1036,7 @@ class Untrusted:
 
 def _find_addresses_in_texts(request: Request) -> list[tuple[str, JsonValue]]:
     """Return the addresses and URLs in the texts that leave with a call."""
-    texts = [one for path in request.tool.texts for one in find_values(request.input, path)]
+    texts = [one for path in request.tool.texts for one in find_values_at_path(request.input, path)]
     return [(place, address) for place, value in texts for _, address in find_addresses(value)]
 
 
@@ -1051,7 +1051,7 @@ def _find_commands_with_effects(request: Request) -> list[tuple[str, JsonValue]]
     """Return the input name and command line of each command of a call that is not read-only."""
     given = [name for name in COMMANDS if request.input.get(name) is not None]
     return [
-        (name, shell_text({name: request.input[name]}) or str(request.input[name]))
+        (name, find_shell_command({name: request.input[name]}) or str(request.input[name]))
         for name, command in zip(given, request.commands, strict=True)
         if not any(matches_allow(form, command) for form in READ_ONLY)
     ]
@@ -1113,7 +1113,7 @@ class Values:
     def matches(self, request: Request, _decision: Effect) -> bool:
         """Return whether the tool is the same and each listed argument has exactly these values."""
         return request.tool.name == self.tool and all(
-            canonical([value for _, value in find_values(request.input, path)]) == canonical(wanted)
+            canonical([value for _, value in find_values_at_path(request.input, path)]) == canonical(wanted)
             for path, wanted in self.values.items()
         )
 

@@ -13,7 +13,7 @@ machine receives it as an outcome and closes the handlers. No task of a run outl
 
 Not here: the choice of the next effect (machine), the parts of an agent (engine), records (journal), printing.
 
-Read ``performer`` (the two protocols) and ``services`` first, then ``driver``, ``tree`` and ``innermost``. ``limits``, ``hub`` and
+Read ``performer`` (the two protocols) and ``services`` first, then ``driver``, ``tree`` and ``core_performer``. ``limits``, ``hub`` and
 ``suspension`` can be read alone.
 """
 

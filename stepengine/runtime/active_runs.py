@@ -25,7 +25,7 @@ class TreeLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
 
-    def enter(self) -> None:
+    def set_running_loop(self) -> None:
         """Register the running loop as the loop of the tree."""
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
@@ -40,7 +40,7 @@ class TreeLoop:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(function, *args)
 
-    def call(self, function: Callable[..., object], *args: Any) -> None:
+    def call_or_schedule(self, function: Callable[..., object], *args: Any) -> None:
         """Call *function* directly in the loop's thread, else schedule it there; one caller's calls stay in order."""
         # At once where that is possible: sent by way of the loop, an event of a tool would come behind the end of its
         # own call. A tool in a thread may outlive its run by a moment; what it says then is for nobody.
@@ -110,16 +110,16 @@ class ActiveRuns:
         if not self._root.is_in_grace:
             return
         # Nothing under way would be in doubt, so there is nothing to be patient for.
-        if not self.list_unrepeatable():
+        if not self.list_unrepeatable_effects():
             self._root.stop(stop)
             return
         self._patience = asyncio.get_running_loop().call_later(grace, self._root.stop, stop)
         for run in list(self.by_path.values()):
             run.stop_gracefully(stop)
 
-    def list_unrepeatable(self) -> list[Item]:
+    def list_unrepeatable_effects(self) -> list[Item]:
         """Return the running effects that would be in doubt if they were cancelled."""
-        return [item for run in list(self.by_path.values()) for item in run.list_unrepeatable()]
+        return [item for run in list(self.by_path.values()) for item in run.list_unrepeatable_effects()]
 
     def close(self) -> None:
         """Forget all runs, since the tree has ended."""

@@ -13,12 +13,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from stepengine.data.effects import RunInBackground, Spawn
-from stepengine.data.outcomes import Single, Stop, Value, make_stop_below
+from stepengine.data.outcomes import Single, Stop, Value, make_descendant_stop
 from stepengine.data.questions import Question
-from stepengine.data.state import AgentState, ChildResult, RunStatus, cancel_suspended
+from stepengine.data.state import AgentState, ChildResult, RunStatus, mark_suspended_as_cancelled
 from stepengine.errors import AgentError
 from stepengine.machine.plan import Finished, RunPlan
-from stepengine.machine.usage_totals import cancel_stopped
+from stepengine.machine.usage_totals import mark_stopped_as_cancelled
 from stepengine.runtime.effect_events import make_child_end_events
 from stepengine.runtime.performer import Item, Performer
 from stepengine.runtime.run_protocol import Run
@@ -75,7 +75,7 @@ class BackgroundChildren:
         self.suspended: dict[str, Question] = {}
         self._ends: list[asyncio.Future[None]] = []
 
-    def is_used_by(self, path: str) -> bool:
+    def has_running_child(self, path: str) -> bool:
         """Return whether a background child of the run at *path* is still running here."""
         return any(child.outcome is None for child in self.of.get(path, ()))
 
@@ -83,7 +83,7 @@ class BackgroundChildren:
         """Forget the tree, which has ended."""
         del self._tree
 
-    def start(self, item: Item, plan: RunPlan, state: AgentState, performer: Performer) -> None:
+    def start_child(self, item: Item, plan: RunPlan, state: AgentState, performer: Performer) -> None:
         """Start the child of an effect."""
         assert isinstance(item.effect, Spawn)  # noqa: S101
         child = self.children[plan.path] = BackgroundChild(plan.path, item.effect)
@@ -96,7 +96,7 @@ class BackgroundChildren:
         try:
             outcome = await performer.perform(asked, tree)
         except asyncio.CancelledError:
-            outcome = Stop("cancelled", tree.clock.elapsed())
+            outcome = Stop("cancelled", tree.clock.elapsed_ms())
         # This task is awaited by nobody in particular, so an error that left it would be lost; it ends the tree
         # instead.
         except BaseException as error:  # noqa: BLE001
@@ -104,7 +104,7 @@ class BackgroundChildren:
             outcome = tree.root.make_stop()
         child.outcome = outcome
         if isinstance(outcome, Value):
-            tree.suspension.drop(child.path)
+            tree.suspension.drop_waits(child.path)
         if tree.hub.watched:
             for event in make_child_end_events(item, outcome):
                 tree.emit(event)
@@ -114,7 +114,7 @@ class BackgroundChildren:
                 future.set_result(None)
         tree.suspension.release_or_suspend()
 
-    def iterate_running(self) -> Iterator[str]:
+    def iterate_running_paths(self) -> Iterator[str]:
         """Yield the paths of running children, the youngest first."""
         return (child.path for child in reversed(self.children.values()) if child.outcome is None)
 
@@ -123,12 +123,12 @@ class BackgroundChildren:
         child = self.children.get(path)
         return child is not None and child.outcome is None
 
-    def find_stop(self, path: str) -> Stop | None:
+    def find_child_stop(self, path: str) -> Stop | None:
         """Return the reason why the child at *path* must end before it starts, or ``None``."""
         child = self.children.get(path)
         return None if child is None else child.stopping
 
-    def child(self, path: str) -> BackgroundChild:
+    def get_child(self, path: str) -> BackgroundChild:
         """Return the child at a path."""
         return self.children[path]
 
@@ -139,22 +139,22 @@ class BackgroundChildren:
         found = [(self.children[path].outcome, path) for path in paths if self.children[path].result is not None]
         return [path for _, path in sorted([(outcome.at, path) for outcome, path in found if outcome is not None])]
 
-    def results(self, paths: Sequence[str]) -> dict[str, ChildResult[Any]]:
+    def get_results(self, paths: Sequence[str]) -> dict[str, ChildResult[Any]]:
         """Return the results of the ended children at *paths*."""
         return {path: child.result for path in paths if (child := self.children[path]).result is not None}
 
-    def mark_told(self, paths: Sequence[str]) -> None:
+    def mark_results_received(self, paths: Sequence[str]) -> None:
         """Record that the parent of the children at *paths* has their results."""
         for path in paths:
             self.children[path].is_told = True
 
-    def future_of_next_end(self) -> asyncio.Future[None]:
+    def make_end_future(self) -> asyncio.Future[None]:
         """Return a future that is done when any child ends."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._ends.append(future)
         return future
 
-    def has_ended(self, paths: Sequence[str]) -> bool:
+    def have_all_ended(self, paths: Sequence[str]) -> bool:
         """Return whether none of these children is running."""
         return all(self.children[path].outcome is not None for path in paths)
 
@@ -177,21 +177,21 @@ class BackgroundChildren:
             return None
         if not await self.wait_for_ends(paths):
             return None
-        self.mark_told(paths)
-        return self.results(paths)
+        self.mark_results_received(paths)
+        return self.get_results(paths)
 
     async def _wait_unless_cut(self, cut: asyncio.Future[None], item: Item, paths: Sequence[str]) -> bool:
         """Wait until these have ended; return False if *cut* is done first or the tree is suspended."""
-        while not self.has_ended(paths):
+        while not self.have_all_ended(paths):
             # Shielded: this wait may be given up, and others wait for the same end.
             came = await self._tree.suspension.wait_for_first(
-                item, (), self.future_of_next_end, lambda: asyncio.shield(cut)
+                item, (), self.make_end_future, lambda: asyncio.shield(cut)
             )
             if cut.done() or not came:
                 return False
         return True
 
-    def end(self, paths: Sequence[str], reason: str) -> None:
+    def cancel_children(self, paths: Sequence[str], reason: str) -> None:
         """Cancel children at their parent's request; their end is recorded."""
         for path in paths:
             child = self.children[path]
@@ -201,7 +201,7 @@ class BackgroundChildren:
                 child.stopping = Stop("cancelled", error=AgentError(reason) if reason else None)
                 self._stop(path, child.stopping)
 
-    async def end_with(self, path: str, stop: Stop | None) -> list[ChildResult[Any]]:
+    async def stop_and_await_children(self, path: str, stop: Stop | None) -> list[ChildResult[Any]]:
         """
         Stop a run's background children with *stop*, if given, await them; return those not reported to it.
 
@@ -209,7 +209,7 @@ class BackgroundChildren:
             How those ended of which their parent was not told.
         """
         if stop is not None:
-            self.stop_all(path, stop)
+            self.stop_children_of(path, stop)
         left = [child for child in self.of.get(path, ()) if not child.is_told]
         tasks = [child.task for child in left if child.task is not None]
         if tasks:
@@ -217,7 +217,7 @@ class BackgroundChildren:
         found = [_result_even_if_stopped(child) for child in left]
         return [child for child in found if child is not None]
 
-    async def settle(self, run: Run, finished: Finished) -> Finished:
+    async def await_children_at_end(self, run: Run, finished: Finished) -> Finished:
         """
         Wait for a run's background children and return its end with their spending added.
 
@@ -226,29 +226,29 @@ class BackgroundChildren:
         """
         # The detector is told: this run is at its end and only waits for its children, so it does not count as one
         # that is at work, or a tree whose children all wait could never lie down.
-        run.start_waiting()
+        run.start_waiting_for_children()
         is_spared = self._tree.root.is_in_grace and not run.is_cut
         stop = None if is_spared or run.stopping is None else _make_stop_for_children(run)
-        work = asyncio.create_task(self.end_with(run.path, stop))
+        work = asyncio.create_task(self.stop_and_await_children(run.path, stop))
         self._tree.suspension.release_or_suspend()
         while not work.done():
             try:
                 await asyncio.wait((work,))
             except asyncio.CancelledError:
                 run.absorb_cancellation()
-                self.stop_all(run.path, _make_stop_for_children(run))
-        run.end_waiting()
+                self.stop_children_of(run.path, _make_stop_for_children(run))
+        run.end_waiting_for_children()
         left = work.result()
-        self.forget(run.path)
+        self.forget_children_of(run.path)
         if not left:
             return finished
         if finished.status is not RunStatus.SUSPENDED:
-            left = [cancel_suspended(child) for child in left]
+            left = [mark_suspended_as_cancelled(child) for child in left]
         for child in left:
             self.suspended.update({question.id: question for question in child.questions})
-        return finished.add_children(left)
+        return finished.with_children(left)
 
-    def stop_all(self, path: str, stop: Stop) -> None:
+    def stop_children_of(self, path: str, stop: Stop) -> None:
         """Stop the background children of the run at *path* without recording an end."""
         for child in self.of.get(path, ()):
             if child.outcome is None and child.stopping is None:
@@ -258,9 +258,9 @@ class BackgroundChildren:
 
     def _stop(self, path: str, stop: Stop) -> None:
         self._tree.runs.stop(path, stop)
-        self._tree.suspension.release(path)
+        self._tree.suspension.end_background_wait(path)
 
-    def forget(self, path: str) -> None:
+    def forget_children_of(self, path: str) -> None:
         """Forget the children of a run that has ended."""
         for child in self.of.pop(path, ()):
             del self.children[child.path]
@@ -279,9 +279,9 @@ def _result_even_if_stopped(child: BackgroundChild) -> ChildResult[Any] | None:
     outcome = child.outcome
     if not isinstance(outcome, Stop):
         return child.result
-    return None if outcome.child is None else cancel_stopped(outcome.child)
+    return None if outcome.child is None else mark_stopped_as_cancelled(outcome.child)
 
 
 def _make_stop_for_children(run: Run) -> Stop:
     """Return the stop for the background children of a stopped run."""
-    return make_stop_below(run.stopping or Stop("cancelled"))
+    return make_descendant_stop(run.stopping or Stop("cancelled"))

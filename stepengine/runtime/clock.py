@@ -61,30 +61,30 @@ class TreeClock:
         self._loop: asyncio.AbstractEventLoop | None = None
         self.deadlines: dict[str, tuple[float, float]] = {}
 
-    def elapsed(self) -> int:
+    def elapsed_ms(self) -> int:
         """Return milliseconds since the root run was created."""
         return self.now_ms() - self._start
 
     def now(self) -> datetime:
         """Return the run's time (UTC)."""
-        return self._created + timedelta(milliseconds=self.elapsed())
+        return self._created + timedelta(milliseconds=self.elapsed_ms())
 
     def seconds_until(self, wakes: int, asked: int) -> float:
         """Return the seconds left until *wakes*, for a wait that started at *asked*, both on the run's clock."""
         # Over all processes that worked on the run, its clock goes on with the time of day: a sleep that began before a
         # crash ends when it would have ended.
         since = self._since
-        return (wakes - (asked if since is None else since + self.elapsed())) / 1_000
+        return (wakes - (asked if since is None else since + self.elapsed_ms())) / 1_000
 
-    def start_timer(self, path: str, seconds: float, stop: Callable[[Stop], None]) -> asyncio.TimerHandle:
+    def start_time_limit_timer(self, path: str, seconds: float, stop: Callable[[Stop], None]) -> asyncio.TimerHandle:
         """Start a timer that calls *stop* at the time limit of the run at *path*."""
         # On the loop's clock, which goes on evenly: a wall clock that is set back would give a run more time than it
         # has (reliability:MP32).
         loop = self._loop = asyncio.get_running_loop()
         self.deadlines[path] = (loop.time() + seconds, seconds)
-        return loop.call_later(max(0.0, seconds), stop, stop_for_time(seconds))
+        return loop.call_later(max(0.0, seconds), stop, make_time_limit_stop(seconds))
 
-    def time_limit_stop(self, path: str) -> Stop | None:
+    def find_time_limit_stop(self, path: str) -> Stop | None:
         """
         Return the stop for a time limit that the run at *path*, or one around it, has exceeded, or ``None``.
 
@@ -96,14 +96,18 @@ class TreeClock:
         while self.deadlines and self._loop is not None:
             deadline = self.deadlines.get(path)
             if deadline is not None and self._loop.time() >= deadline[0]:
-                return stop_for_time(deadline[1], self.elapsed()) if own else Stop("cancelled", self.elapsed())
+                return (
+                    make_time_limit_stop(deadline[1], self.elapsed_ms())
+                    if own
+                    else Stop("cancelled", self.elapsed_ms())
+                )
             if not path:
                 break
             path, own = path.rpartition(".")[0], False
         return None
 
 
-def stop_for_time(seconds: float, at: int = 0) -> Stop:
+def make_time_limit_stop(seconds: float, at: int = 0) -> Stop:
     """Return the stop of a run that exceeded its time limit of *seconds*."""
     msg = f"the run took longer than max_seconds={seconds:g}"
     return Stop("limit", at, LimitExceeded(msg, kind="seconds", limit=seconds))

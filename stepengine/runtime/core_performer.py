@@ -59,14 +59,14 @@ from stepengine.data.models import (
 )
 from stepengine.data.outcomes import Failure, PartialUsage, Single, Stop, Value, find_failure_usage
 from stepengine.data.record_sizes import (
-    cut_error,
+    cut_error_texts,
     find_length_problem,
     fit_child_result,
     fit_tool_result,
     may_be_long,
-    select_fitting,
+    select_fitting_messages,
 )
-from stepengine.data.state import AgentState, ChildResult, RunStatus, prompt_tokens
+from stepengine.data.state import AgentState, ChildResult, RunStatus, estimate_next_prompt_tokens
 from stepengine.data.tools import TOOL_SECONDS, Asking, Ordinary, ToolAnnotations, ToolSpec, Yielding
 from stepengine.data.usage import Usage, add_cost, add_lost_usage
 from stepengine.data.waits import ChildRef
@@ -121,12 +121,12 @@ class OutcomeMaker:
 
     def __init__(self, tree: TreeWithBackground) -> None:
         self._tree = tree
-        self.elapsed = tree.clock.elapsed
+        self.elapsed = tree.clock.elapsed_ms
         self._inbox, self._inboxes = tree.inboxes.root, tree.inboxes.by_path
 
-    def value(self, item: Item, value: object) -> Single:
+    def make_value(self, item: Item, value: object) -> Single:
         """Return the outcome of an effect with the result *value*; a stop after a time limit."""
-        late = self._tree.clock.time_limit_stop(item.path) if self._tree.clock.deadlines else None
+        late = self._tree.clock.find_time_limit_stop(item.path) if self._tree.clock.deadlines else None
         if late is not None:
             # What did not end in time is cut off, also where nothing could cut it off in time; it is paid for nevertheless.
             return _add_usage_to_stop(late, value)
@@ -134,27 +134,27 @@ class OutcomeMaker:
         # and a replay hears it at the same place (replay:J16).
         # A reply was measured before it was priced.
         if not isinstance(value, ModelReply) and may_be_long(value):
-            value = _fit_value(item, value)
+            value = _fit_value_to_record(item, value)
             if isinstance(value, StepEngineError):
-                return self.failure(item, value)
+                return self.make_failure(item, value)
         inputs = self._pop_inbox(item.path) if self._inbox or self._inboxes else ()
         return Value(value, self.elapsed(), inputs)
 
-    def failure(self, item: Item, error: StepEngineError) -> Single:
+    def make_failure(self, item: Item, error: StepEngineError) -> Single:
         """Return the outcome of a failed effect; a stop after a time limit."""
-        late = self._tree.clock.time_limit_stop(item.path)
+        late = self._tree.clock.find_time_limit_stop(item.path)
         if late is not None:
-            return _add_usage_of_failure(late, error)
+            return _add_failure_usage_to_stop(late, error)
         # A traceback holds every frame with all its variables: the SDK's request, whole conversations. The error lives
         # as long as the run's record, so they would, too.
-        drop_frames(error)
-        cut_error(error)
+        drop_tracebacks(error)
+        cut_error_texts(error)
         inputs = self._pop_inbox(item.path) if self._inbox or self._inboxes else ()
         return Failure(error, self.elapsed(), inputs)
 
     def _pop_inbox(self, path: str) -> tuple[Any, ...]:
         waiting = self._inboxes.get(path, []) if path else self._inbox
-        inputs = select_fitting(tuple(waiting))
+        inputs = select_fitting_messages(tuple(waiting))
         del waiting[: len(inputs)]  # another thread may have put more there since
         if path and not waiting:
             self._inboxes.pop(path, None)
@@ -216,7 +216,7 @@ class CorePerformer:
         try:
             provider = self._get_provider(item, io, request)
         except StepEngineError as error:
-            return self._outcomes.failure(item, error)
+            return self._outcomes.make_failure(item, error)
         # Attempts are inside the one effect: the machine asked once and gets one reply, and the failed ones are members
         # of its result. So a retry moves no number, and a replay needs no luck (replay:J14).
         attempt = 1
@@ -236,19 +236,19 @@ class CorePerformer:
             except BaseException as raised:  # noqa: BLE001
                 failed = self._convert_or_raise(item, request.model, raised, spent)
                 if not isinstance(failed, ModelError):
-                    return self._outcomes.failure(item, failed)
+                    return self._outcomes.make_failure(item, failed)
                 used = get_failed_attempt_usage(failed)
                 spent = spent + used if spent and used else spent or used
                 wait = self._retries.next_delay(failed, attempt, item.address)
                 if wait is None:
                     failed.usage = spent
-                    return self._outcomes.failure(item, failed)
+                    return self._outcomes.make_failure(item, failed)
             else:
-                return self._outcomes.value(item, reply)
-            room = io.report_failed_attempt(Failure(cut_error(failed)), used)
+                return self._outcomes.make_value(item, reply)
+            room = io.report_failed_attempt(Failure(cut_error_texts(failed)), used)
             refusal = None if room is None else await self._store_usage_if_stopped(item, room(), spent)
             if refusal is not None:
-                return self._outcomes.failure(item, _add_refusal(failed, refusal, spent))
+                return self._outcomes.make_failure(item, _add_refusal(failed, refusal, spent))
             await self._wait_before_retry(item, io, _make_retry_event(item, request, attempt, wait, failed), spent)
             attempt += 1
 
@@ -264,7 +264,7 @@ class CorePerformer:
         except BaseException:
             # Stopped between two requests; what failed ones used may be more than they said.
             used = attrs.evolve(spent, at_least=True) if spent else Usage()
-            self._keep_stopped_usage(item, item.effect.request.model, used)  # type: ignore[union-attr]
+            self._store_stopped_usage(item, item.effect.request.model, used)  # type: ignore[union-attr]
             raise
 
     def _convert_or_raise(self, item: Item, model: str, raised: BaseException, spent: Usage | None) -> StepEngineError:
@@ -278,17 +278,17 @@ class CorePerformer:
             return _to_step_error(model, raised)
         # One that was sent may be billed, whether anything of its reply has come or not.
         used = attrs.evolve(get_attached_usage(raised) or Usage(), requests=1, at_least=True)
-        self._keep_stopped_usage(item, model, (spent or Usage()) + (used if may_have_been_sent(raised) else Usage()))
+        self._store_stopped_usage(item, model, (spent or Usage()) + (used if may_have_been_sent(raised) else Usage()))
         raise raised
 
-    def _keep_stopped_usage(self, item: Item, model: str, usage: Usage) -> None:
+    def _store_stopped_usage(self, item: Item, model: str, usage: Usage) -> None:
         """Store the usage of a stopped call until its outcome reports it."""
         # Nothing used costs nothing, also where the model has no price: `None` would make the sum unknown for ever
         # (reliability:I4).
-        cost = self._prices.for_usage(model, usage) if usage.total_tokens else Decimal(0)
+        cost = self._prices.compute_usage_cost(model, usage) if usage.total_tokens else Decimal(0)
         self._tree.leftovers.stopped_calls[item.address] = PartialUsage(usage, cost)
 
-    def _check_request_size(self, request: ModelRequest) -> None:
+    def _refuse_oversized_request(self, request: ModelRequest) -> None:
         """Raise if a request is longer than its model's window."""
         # A model string with `|` is a chain of models to fall back on, which have windows of their own.
         window = None if "|" in request.model else self._services.window(request.model)
@@ -303,11 +303,11 @@ class CorePerformer:
     def _get_provider(self, item: Item, io: IO, request: ModelRequest) -> ModelProvider:
         """Return the provider of a model; with rate limits it waits for its turn and reports that."""
         if request.settings.oversize == "refuse":
-            self._check_request_size(request)
+            self._refuse_oversized_request(request)
         model, models, rates = request.model, self._services.models, self._services.rates
         if rates is not None:
             return make_rate_limited_provider(
-                cast("ParsingRegistry", models), rates, model, _make_notice(item, io, request)
+                cast("ParsingRegistry", models), rates, model, _make_rate_limit_notice(item, io, request)
             )
         # One look-up for each model of a tree and not for each call: it parses the string and looks for a key.
         provider = self._providers.get(model)
@@ -335,12 +335,12 @@ class CorePerformer:
             usage = attrs.evolve(usage, requests=1)
         # A bill that the provider states wins over our prices; these are only for replies that state none.
         if cost is None and usage is not None:
-            cost = self._prices.for_reply(model, reply)
-            if reply.provider_data and (missing := self._prices.unpriced_parts(model, reply)):
+            cost = self._prices.compute_reply_cost(model, reply)
+            if reply.provider_data and (missing := self._prices.list_unpriced_parts(model, reply)):
                 usage = attrs.evolve(usage, at_least=True)
                 reply = attrs.evolve(reply, provider_data={**reply.provider_data, "unpriced": missing})
         if spent is not None:
-            cost = add_cost(cost, self._prices.for_usage(model, spent) if spent.total_tokens else Decimal(0))
+            cost = add_cost(cost, self._prices.compute_usage_cost(model, spent) if spent.total_tokens else Decimal(0))
             usage = add_lost_usage(spent, usage)
         if usage is reply.usage and cost is reply.cost:
             return reply
@@ -360,14 +360,14 @@ class CorePerformer:
             # The body has returned in a process before this one, and only its result is missing (`deferred=True`): to
             # run it again would begin the work a second time.
             if item.has_begun:
-                return self._outcomes.value(item, await self._wait_for_delivery(item, None, io))
+                return self._outcomes.make_value(item, await self._wait_for_deferred_result(item, None, io))
             # The machine has validated the input and hands the converted arguments along. Only an effect that was made
             # from a record has none, and is validated here.
             arguments = effect.arguments
             if arguments is None:
                 arguments = binding.validate(effect.input).arguments
             ctx: ToolContext = _LazyToolContext(item, effect, self._tree)  # type: ignore[assignment]
-            seconds = get_call_seconds(item.plan, effect.tool_name)
+            seconds = get_call_timeout(item.plan, effect.tool_name)
             running = tool.execute(arguments, ctx, overrides=self._services.tools.overrides, seconds=seconds)
             # Rules about files judge what is opened, and not the path that was written in the call: between the two
             # there may be links. So they travel with the call to where files are opened (reliability:FP4).
@@ -377,14 +377,14 @@ class CorePerformer:
                 )
                 running = _await_guarded(running, guard, self._services.tools.workspace)
             is_late = getattr(tool, "deferred", False)
-            result = await (self._wait_for_delivery(item, running, io) if is_late else running)
+            result = await (self._wait_for_deferred_result(item, running, io) if is_late else running)
             trust = tool.trust(effect.input)
             result = result if result.trust == trust else attrs.evolve(result, trust=trust)
         except StepEngineError as error:
-            return self._outcomes.failure(item, error)
-        return self._outcomes.value(item, result)
+            return self._outcomes.make_failure(item, error)
+        return self._outcomes.make_value(item, result)
 
-    async def _wait_for_delivery(self, item: Item, running: Awaitable[ToolResult] | None, io: IO) -> ToolResult:
+    async def _wait_for_deferred_result(self, item: Item, running: Awaitable[ToolResult] | None, io: IO) -> ToolResult:
         """
         Wait for the result of a deferred call, after its body has run; return the body's error if it failed.
 
@@ -409,14 +409,14 @@ class CorePerformer:
             with self._tree.mail.polling():
                 return await delivered
         finally:
-            deferred.forget(item)
+            deferred.forget_call(item)
 
     # --- functions, questions, children -------------------------------------------------------------------------------
 
     async def _call_function(self, item: Item, io: IO) -> Single:
         call = cast("CallFunction", item.effect).call
         token = WORKSPACE.set(self._services.tools.workspace)
-        rules = PROJECT_RULES.set(partial(self._project_guard, item))
+        rules = PROJECT_RULES.set(partial(self._make_project_guard, item))
         try:
             # The JSON form is what the handler gets, live as on replay: with the object itself live, a handler could
             # use what a replay does not have (reliability:GN17).
@@ -425,22 +425,22 @@ class CorePerformer:
             )
         except DataError as error:
             msg = f"Perform({call.name}) returned what is not JSON: {error.message}"
-            return self._outcomes.failure(item, _with_cause(PerformError(msg, kind="DataError"), error))
+            return self._outcomes.make_failure(item, _with_cause(PerformError(msg, kind="DataError"), error))
         # A function may raise one of its own accord, such as from a task that it cancelled. Only when our task was
         # asked to end is it ours (reliability:TL03).
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            return self._outcomes.failure(item, _make_function_error(call.name, error))
+            return self._outcomes.make_failure(item, _make_function_error(call.name, error))
         except (Exception, GeneratorExit) as error:  # noqa: BLE001
-            return self._outcomes.failure(item, _make_function_error(call.name, error))
+            return self._outcomes.make_failure(item, _make_function_error(call.name, error))
         finally:
             PROJECT_RULES.reset(rules)
             WORKSPACE.reset(token)
-        return self._outcomes.value(item, value)
+        return self._outcomes.make_value(item, value)
 
-    def _project_guard(self, item: Item) -> CallGuard | None:
+    def _make_project_guard(self, item: Item) -> CallGuard | None:
         """Return the guard of the project's rules about files, as for a tool that reads them."""
         guard = self._services.tools.guard
         if guard is None:
@@ -454,7 +454,7 @@ class CorePerformer:
         if inspect.iscoroutinefunction(_unwrap_callable(fn)):
             return await body()
         threads, leaked = self._services.tools.threads, self._tree.leftovers.leaked
-        value, error = await threads.run(name, partial(_outcome_of_body, body), leaked=leaked)
+        value, error = await threads.run(name, partial(_call_catching_errors, body), leaked=leaked)
         if error is not None:
             raise error
         return await value if inspect.isawaitable(value) else value
@@ -467,9 +467,9 @@ class CorePerformer:
                 if item.effect.purpose == "limit":  # type: ignore[union-attr]
                     answers = [await self._tree.questions.limits.ask(questions[0], self._tree.questions.ask)]
                 else:
-                    answers = await self._tree.questions.ask(questions, _interactor_of(item))
+                    answers = await self._tree.questions.ask(questions, _find_tool_interactor(item))
         except LimitExceeded as error:
-            return self._outcomes.failure(item, error)
+            return self._outcomes.make_failure(item, error)
         finally:
             self._tree.questions.forget_shown(item)
         waiting = tuple([q for q, answer in zip(questions, answers, strict=True) if answer is None])
@@ -477,7 +477,7 @@ class CorePerformer:
         # recorder).
         if waiting:
             return Stop("suspended", self._outcomes.elapsed(), questions=waiting)
-        return self._outcomes.value(item, tuple(answers))
+        return self._outcomes.make_value(item, tuple(answers))
 
     async def _spawn(self, item: Item, io: IO) -> Single:
         effect = cast("Spawn", item.effect)
@@ -489,25 +489,25 @@ class CorePerformer:
         except StepEngineError as error:
             error.__traceback__ = None
             if effect.is_background:
-                return self._outcomes.failure(item, error)
+                return self._outcomes.make_failure(item, error)
             refused: ChildResult = ChildResult(agent_id=effect.agent_id, status=RunStatus.FAILED, error=error)
-            return self._outcomes.value(item, refused)
+            return self._outcomes.make_value(item, refused)
         self._tree.runs.spawned_by[path] = effect.tool_call_id
         if effect.is_background:
-            started = self._outcomes.value(item, ChildRef(state.run_id, plan.definition.id, path))
+            started = self._outcomes.make_value(item, ChildRef(state.run_id, plan.definition.id, path))
             # Where the time of the run is over, the start has no outcome and must not happen.
             if isinstance(started, Value):
-                self._tree.background.start(item, plan, state, self._tree.performers.recording)
+                self._tree.background.start_child(item, plan, state, self._tree.performers.recording)
             return started
-        finished = await io.drive(plan, state, path)
-        child = finished.as_child(is_inline=effect.is_inline)
+        finished = await io.run_child(plan, state, path)
+        child = finished.to_child_result(is_inline=effect.is_inline)
         # Asked here, though `make_stop_for_run` knows it: nearly every child is neither, and is spared the call.
         if finished.status is RunStatus.SUSPENDED or self._tree.root.stopping is not None:
             stop = self._outcomes.make_stop_for_run(finished, child=child)
             if stop is not None:
                 return stop
-        drop_frames(child.error)
-        ended = self._outcomes.value(item, fit_child_result(child))
+        drop_tracebacks(child.error)
+        ended = self._outcomes.make_value(item, fit_child_result(child))
         return attrs.evolve(ended, child=child) if isinstance(ended, Stop) else ended
 
     async def _call_body(self, item: Item, io: IO) -> Single:
@@ -517,18 +517,18 @@ class CorePerformer:
         try:
             plan, state = self._services.planner(item.plan, effect, path)
         except StepEngineError as error:
-            return self._outcomes.failure(item, error)
+            return self._outcomes.make_failure(item, error)
         self._tree.runs.spawned_by[path] = effect.tool_call_id
-        finished = await io.drive(plan, state, path)
-        body = finished.as_body()
+        finished = await io.run_child(plan, state, path)
+        body = finished.to_body_end()
         stop = self._outcomes.make_stop_for_run(finished, body=body)
         if stop is not None:
             return stop
-        drop_frames(finished.error)
+        drop_tracebacks(finished.error)
         binding = item.plan.tools[effect.tool_name]
-        result = finished.as_tool_result(cast("Yielding", binding.runs), is_typed=effect.source != "model")
+        result = finished.to_call_result(cast("Yielding", binding.runs), is_typed=effect.source != "model")
         result = result if result.trust == binding.spec.results else attrs.evolve(result, trust=binding.spec.results)
-        ended = self._outcomes.value(item, result)
+        ended = self._outcomes.make_value(item, result)
         if isinstance(ended, Value):
             return Value(ended.value, ended.at, ended.inputs, body)
         return attrs.evolve(ended, body=body) if isinstance(ended, Stop) else ended
@@ -553,7 +553,7 @@ class CorePerformer:
     """How each effect is performed."""
 
 
-def _interactor_of(item: Item) -> Interactor | None:
+def _find_tool_interactor(item: Item) -> Interactor | None:
     """Return the interactor of ``ask_user_tool(interactor)``, or ``None``."""
     effect = cast("AskPerson", item.effect)
     of_tool = effect.tool_call_id and effect.purpose == "question"
@@ -568,7 +568,7 @@ def _unwrap_callable(fn: object) -> object:
     return fn if inspect.isroutine(fn) else getattr(fn, "__call__", fn)  # noqa: B004
 
 
-def _outcome_of_body(body: Callable[[], object]) -> tuple[Any, Exception | None]:
+def _call_catching_errors(body: Callable[[], object]) -> tuple[Any, Exception | None]:
     """Return the result or exception of *body*; a ``StopIteration`` cannot pass through a future."""
     try:
         return body(), None
@@ -576,7 +576,7 @@ def _outcome_of_body(body: Callable[[], object]) -> tuple[Any, Exception | None]
         return None, error
 
 
-def _fit_value(item: Item, value: object) -> object:
+def _fit_value_to_record(item: Item, value: object) -> object:
     """Return the value of an effect as a record can hold it, or the error in its place."""
     if isinstance(value, ToolResult):
         return fit_tool_result(value, item.effect.tool_name)  # type: ignore[union-attr]
@@ -594,7 +594,7 @@ def _fit_value(item: Item, value: object) -> object:
     )
 
 
-def drop_frames(error: BaseException | None) -> None:
+def drop_tracebacks(error: BaseException | None) -> None:
     """Remove tracebacks and causes from an error, since frames keep whole transcripts alive."""
     found, seen = [error], set[int]()
     while found:
@@ -737,7 +737,7 @@ def _make_retry_event(item: Item, request: ModelRequest, attempt: int, wait: flo
     )
 
 
-def _make_notice(item: Item, io: IO, request: ModelRequest) -> Notice:
+def _make_rate_limit_notice(item: Item, io: IO, request: ModelRequest) -> Notice:
     """Return a function that shows waits for a rate limit."""
 
     def notice(provider: str, obstacle: WaitReason) -> None:
@@ -767,7 +767,7 @@ def _add_usage_to_stop(late: Stop, value: object) -> Stop:
     return attrs.evolve(late, begun=PartialUsage(attrs.evolve(usage, requests=usage.requests or 1), cost))
 
 
-def _add_usage_of_failure(late: Stop, error: StepEngineError) -> Stop:
+def _add_failure_usage_to_stop(late: Stop, error: StepEngineError) -> Stop:
     """Return a stop that came after a failure, with the usage of the failed attempts."""
     begun = find_failure_usage(error)
     return late if begun is None else attrs.evolve(late, begun=begun)
@@ -882,7 +882,7 @@ def _remaining_context_tokens(item: Item, effect: CallTool, state: AgentState, t
     if window is None and plan.model and effect.measured is not None:
         window = tree.services.window(plan.model)
     limit = plan.hooks.find_prompt_limit(window)
-    return None if limit is None else max(0, limit - prompt_tokens(state, effect.measured))
+    return None if limit is None else max(0, limit - estimate_next_prompt_tokens(state, effect.measured))
 
 
 class _ToolOutput(LineLogger):
@@ -900,9 +900,9 @@ class _ToolOutput(LineLogger):
         event = attrs.evolve(event, path=self._item.path, seq=self._effect.seq)
         if isinstance(event, ToolLog):
             self._tree.hub.log.write(event, step=self._effect.step_index)
-        self._tree.loop.call(self._tree.emit, event)
+        self._tree.loop.call_or_schedule(self._tree.emit, event)
 
-    def line(self, level: str, message: str, data: dict[str, object]) -> None:
+    def log_line(self, level: str, message: str, data: dict[str, object]) -> None:
         """Show a line, and log it."""
         event = ToolLog(
             path=self._item.path,
@@ -913,16 +913,16 @@ class _ToolOutput(LineLogger):
             tool_call_id=self._effect.tool_call_id,
         )
         self._tree.hub.log.write(event, data or None, step=self._effect.step_index)
-        self._tree.loop.call(self._tree.emit, event)
+        self._tree.loop.call_or_schedule(self._tree.emit, event)
 
 
-def get_call_seconds(plan: RunPlan, tool_name: str) -> float:
+def get_call_timeout(plan: RunPlan, tool_name: str) -> float:
     """Return the time limit of a tool call in seconds, or infinity. For a tool that yields, only its own work counts."""
     binding = plan.tools[tool_name]
     return binding.spec.timeout or (TOOL_SECONDS if isinstance(binding.runs, Ordinary) else math.inf)
 
 
-def is_deferred(item: Item) -> bool:
+def is_deferred_call(item: Item) -> bool:
     """Return whether an effect is a call of a tool whose result comes from outside."""
     effect = item.effect
     binding = item.plan.tools.get(effect.tool_name) if isinstance(effect, CallTool) else None

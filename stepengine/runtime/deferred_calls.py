@@ -45,7 +45,7 @@ class DeferredCalls:
             known = self.expected[key] = _DeferredCall(item.effect.seq, asyncio.get_running_loop().create_future())
             place = item.path, item.effect.seq
             if place in self._early:
-                self.settle(place, self._early.pop(place))
+                self.deliver_once(place, self._early.pop(place))
         return known.result
 
     def mark_waiting(self, item: Item) -> None:
@@ -57,11 +57,11 @@ class DeferredCalls:
         known = self.expected.get((item.path, getattr(item.effect, "tool_call_id", "")))
         return known is not None and known.has_returned
 
-    def forget(self, item: Item) -> None:
+    def forget_call(self, item: Item) -> None:
         """Accept no result for a call any more; may be called twice."""
         self.expected.pop((item.path, cast("CallTool", item.effect).tool_call_id), None)
 
-    def deliver(self, call_id: str, result: object, path: str | None = None) -> None:
+    def deliver_result(self, call_id: str, result: object, path: str | None = None) -> None:
         """
         Deliver the result of a waiting call; may be called from any thread.
 
@@ -71,7 +71,7 @@ class DeferredCalls:
         future = self._find_waiting_call(call_id, path)[1]
         future.get_loop().call_soon_threadsafe(_set_result_once, future, as_result(result))
 
-    def place(self, call_id: str, path: str | None = None) -> tuple[str, int]:
+    def find_call_place(self, call_id: str, path: str | None = None) -> tuple[str, int]:
         """
         Return the run path and effect number of a waiting call; may be called from any thread.
 
@@ -80,7 +80,7 @@ class DeferredCalls:
         """
         return self._find_waiting_call(call_id, path)[0]
 
-    def settle(self, place: tuple[str, int], result: object) -> None:
+    def deliver_once(self, place: tuple[str, int], result: object) -> None:
         """
         Deliver a result to the effect at a place, now or when it starts to wait, once; in the tree's event loop.
 

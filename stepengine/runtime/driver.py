@@ -36,12 +36,21 @@ from stepengine.data.effects import (
     RunObjects,
     Spawn,
 )
-from stepengine.data.outcomes import Failure, Gathered, Outcome, Single, Stop, Value, find_race_winner, was_given_up
+from stepengine.data.outcomes import (
+    Failure,
+    Gathered,
+    Outcome,
+    Single,
+    Stop,
+    Value,
+    find_race_winner,
+    has_lost_or_stopped,
+)
 from stepengine.errors import ReplayDivergence
 from stepengine.machine.plan import Finished
 from stepengine.machine.signals import belongs_to_caller
 from stepengine.runtime.background import TreeWithBackground
-from stepengine.runtime.core_performer import is_deferred
+from stepengine.runtime.core_performer import is_deferred_call
 from stepengine.runtime.effect_events import make_end_events, make_start_events
 from stepengine.runtime.failfast import FailFastGroup, StopOnFailure
 from stepengine.runtime.messages import find_received_message
@@ -72,16 +81,16 @@ class DrivenPerformers(Performers, Protocol):
         """The outermost performer."""
 
     @property
-    def brake(self) -> StopOnFailure:
+    def group_stopper(self) -> StopOnFailure:
         """Stops the members of groups."""
 
     def count_startable(self, items: Sequence[Item]) -> int:
         """Return how many of the first *items*, at least one, can begin together."""
 
-    def compare(self, item: Item, outcome: Single, io: IO) -> None:
+    def count_repeated_call(self, item: Item, outcome: Single, io: IO) -> None:
         """Count a call that repeats the last one."""
 
-    def allow(self, question: Question, answer: Answer) -> None:
+    def raise_limit(self, question: Question, answer: Answer) -> None:
         """Raise the limit that a question is about."""
 
 
@@ -108,7 +117,7 @@ class TaskCancellation:
     _earlier: int = 0
     _is_requested: bool = False
 
-    def enter(self) -> None:
+    def attach_task(self) -> None:
         """Register the current task as the one that drives the run."""
         task = self.task = asyncio.current_task()
         assert task is not None  # noqa: S101
@@ -117,7 +126,7 @@ class TaskCancellation:
         # Without it such a task would end every run that is started in its cleanup.
         self._earlier = task.cancelling()
 
-    def leave(self) -> None:
+    def detach_task(self) -> None:
         """Release the task without the cancellation of this run."""
         if self._is_requested:
             self.revoke()
@@ -190,11 +199,11 @@ class RunTask:
     direct: Performer | None = None
     cancellation: TaskCancellation = attrs.field(factory=TaskCancellation)
 
-    def start_waiting(self) -> None:
+    def start_waiting_for_children(self) -> None:
         """Record that the run is at its end, and waits for its children in the background."""
         self.is_ending = self.busy = True
 
-    def end_waiting(self) -> None:
+    def end_waiting_for_children(self) -> None:
         """Record that its children in the background have ended."""
         self.busy = None
 
@@ -210,7 +219,7 @@ class RunTask:
         # from filling the loop's queue (reliability:I12).
         self.is_cut = self.is_cut or self.cancellation.schedule(self._cancel_task)
 
-    def list_unrepeatable(self) -> list[Item]:
+    def list_unrepeatable_effects(self) -> list[Item]:
         """Return the running effects that cannot be repeated."""
         busy = self.busy
         items = [busy] if isinstance(busy, Item) else busy.running if isinstance(busy, _RunningGroup) else []
@@ -221,7 +230,7 @@ class RunTask:
         self.stopping = self.stopping or stop
         busy = self.busy
         if isinstance(busy, _RunningGroup):
-            busy.cut(self._is_spared)
+            busy.cancel_running(self._is_spared)
         elif not isinstance(busy, Item) or not self._is_spared(busy):
             self._cancel_task()
 
@@ -237,7 +246,7 @@ class RunTask:
     def must_stop(self) -> bool:
         """Return whether nothing more may be performed."""
         if self.stopping is None and self.tree.clock.deadlines:
-            self.stopping = self.tree.clock.time_limit_stop(self.path)
+            self.stopping = self.tree.clock.find_time_limit_stop(self.path)
         return self.stopping is not None
 
     def absorb_cancellation(self) -> Stop:
@@ -280,12 +289,12 @@ class RunTask:
         # to return something. It is popped here, since this outcome is the only one that will ever tell of it.
         stop, tree = self.stopping or Stop("cancelled"), self.tree
         if item is None:
-            return Stop(stop.kind, tree.clock.elapsed(), stop.error, stop.questions)
+            return Stop(stop.kind, tree.clock.elapsed_ms(), stop.error, stop.questions)
         address = item.address
         left = tree.leftovers.ended_children.pop(child_path(*address), None) if isinstance(item.effect, RUNS) else None
         child, body = (None, left) if isinstance(item.effect, CallBody) else (left, None)
         begun = tree.leftovers.stopped_calls.pop(address, None)
-        return Stop(stop.kind, tree.clock.elapsed(), stop.error, stop.questions, child, begun, body)
+        return Stop(stop.kind, tree.clock.elapsed_ms(), stop.error, stop.questions, child, begun, body)
 
     def refuse(self, effect: Effect) -> Outcome:
         """Return the outcome of an effect that comes after the run was stopped."""
@@ -441,20 +450,20 @@ async def _perform_alone(run: RunTask, item: Item) -> Single:
     shows = tree.hub.watched and not (isinstance(effect, AskPerson) and _is_already_asked(tree, effect))
     # Before its intent is durable for everything but questions: who watches a call has nothing to do yet, and must not
     # wait for the disk to see it begin.
-    began = _show_start(tree, item) if shows and not isinstance(effect, AskPerson) else None
+    began = _emit_start_events(tree, item) if shows and not isinstance(effect, AskPerson) else None
     direct = run.direct if type(effect) in DIRECT else None
     performer = tree.performers.outermost if direct is None else direct
     outcome: Single
     run.busy = item
     try:
         if tree.suspension.is_replaying:
-            await tree.suspension.hold_if_new(item, begins=True)
+            await tree.suspension.hold_new_effect(item, begins=True)
         await performer.begin((item,))
         if tree.suspension.is_replaying:
-            await tree.suspension.hold_if_new(item, begins=False)
+            await tree.suspension.hold_new_effect(item, begins=False)
         if shows and began is None:
             # Who is shown a question can answer it: it is durable by now, and open before anybody gets to see it.
-            began = _show_start(tree, item)
+            began = _emit_start_events(tree, item)
         outcome = await performer.perform(item, tree)
         if run.cancellation.task.cancelling():  # type: ignore[union-attr]  # it is driven
             run.record_outside_cancel()
@@ -466,8 +475,8 @@ async def _perform_alone(run: RunTask, item: Item) -> Single:
         run.busy = None
     if direct is not None and began is not None and isinstance(effect, CallTool):
         # Three equal calls in a row are an event of their own (reliability:MP65), and the direct performer counts none.
-        tree.performers.compare(item, outcome, tree)
-    _finish_effect(tree, item, outcome, began)
+        tree.performers.count_repeated_call(item, outcome, tree)
+    _apply_outcome_to_tree(tree, item, outcome, began)
     return outcome
 
 
@@ -475,29 +484,29 @@ async def _perform_member(run: RunTask, item: Item) -> Single:
     """Perform a member of a ``Gather`` and show its events; exceptions become outcomes."""
     tree, effect = run.tree, item.effect
     shows = tree.hub.watched and not (isinstance(effect, AskPerson) and _is_already_asked(tree, effect))
-    began = _show_start(tree, item) if shows else None
+    began = _emit_start_events(tree, item) if shows else None
     outcome: Single
     try:
         if tree.suspension.is_replaying:
-            await tree.suspension.hold_if_new(item, begins=False)
+            await tree.suspension.hold_new_effect(item, begins=False)
         outcome = await tree.performers.outermost.perform(item, tree)
     # As for a single effect, but what reaches this task is never a cancellation of the run: that reaches the run's own
     # task, which then cancels this one.
     except BaseException as error:  # noqa: BLE001
         outcome = _outcome_of_exception(run, item, error, alone=False)
-    _finish_effect(tree, item, outcome, began)
+    _apply_outcome_to_tree(tree, item, outcome, began)
     return outcome
 
 
-def _finish_effect(tree: DrivenTree, item: Item, outcome: Single, began: int | None) -> None:
+def _apply_outcome_to_tree(tree: DrivenTree, item: Item, outcome: Single, began: int | None) -> None:
     """Apply an outcome to the tree, and emit the end event of an effect whose start event was emitted (*began*)."""
     # Here, outside of all performers, since an answer that comes out of a record passes by those that would notice it.
     if isinstance(item.effect, AskPerson):
         _record_permissions(tree, item.effect, outcome)
     elif isinstance(item.effect, AwaitMessage):
-        _record_receipt(tree, item, outcome)
+        _remove_received_message(tree, item, outcome)
     if began is not None:
-        _show_end(tree, item, outcome, began)
+        _emit_end_events(tree, item, outcome, began)
 
 
 def _record_permissions(tree: DrivenTree, effect: AskPerson, outcome: Single) -> None:
@@ -505,8 +514,8 @@ def _record_permissions(tree: DrivenTree, effect: AskPerson, outcome: Single) ->
     if not isinstance(outcome, Value):
         return
     if effect.purpose == "limit":
-        tree.questions.limits.record(effect.questions[0], outcome.value[0])
-        tree.performers.allow(effect.questions[0], outcome.value[0])
+        tree.questions.limits.record_answer(effect.questions[0], outcome.value[0])
+        tree.performers.raise_limit(effect.questions[0], outcome.value[0])
     else:
         # A yes "for the rest of the run" must hold after a crash as it did before, so it is learnt from the outcome,
         # which is recorded, and not from the dialogue, which is not.
@@ -514,7 +523,7 @@ def _record_permissions(tree: DrivenTree, effect: AskPerson, outcome: Single) ->
             tree.questions.remembered.add_from_answer(question, answer)
 
 
-def _record_receipt(tree: DrivenTree, item: Item, outcome: Single) -> None:
+def _remove_received_message(tree: DrivenTree, item: Item, outcome: Single) -> None:
     """Record that a run has received a message, live or replayed."""
     message = find_received_message(item, outcome)
     if message is not None:
@@ -524,13 +533,13 @@ def _record_receipt(tree: DrivenTree, item: Item, outcome: Single) -> None:
 def _is_already_asked(tree: DrivenTree, effect: AskPerson) -> bool:
     """Return whether a question has a lasting answer, or another run asks it already, so that it is not shown."""
     if effect.purpose == "limit":
-        return not tree.questions.limits.is_first(effect.questions[0])
+        return not tree.questions.limits.announce_once(effect.questions[0])
     return all(map(tree.questions.has_answering_rule, effect.questions))
 
 
-def _show_start(tree: DrivenTree, item: Item) -> int:
+def _emit_start_events(tree: DrivenTree, item: Item) -> int:
     """Show the start of an effect; return its time on the tree's clock."""
-    if isinstance(item.effect, CallTool) and is_deferred(item):
+    if isinstance(item.effect, CallTool) and is_deferred_call(item):
         # Whoever sees that it began may have its result at once, before the call has come to its body.
         tree.deferred.expect_result(item)
     questions = tree.questions.get_shown_questions(item) if isinstance(item.effect, AskPerson) else ()
@@ -539,10 +548,10 @@ def _show_start(tree: DrivenTree, item: Item) -> int:
     return tree.clock.now_ms()
 
 
-def _show_end(tree: DrivenTree, item: Item, outcome: Single, began: int) -> None:
+def _emit_end_events(tree: DrivenTree, item: Item, outcome: Single, began: int) -> None:
     duration_ms = tree.clock.now_ms() - began
     if isinstance(item.effect, CallTool) and tree.deferred.expected:
-        tree.deferred.forget(item)
+        tree.deferred.forget_call(item)
     elif isinstance(item.effect, AskPerson):
         tree.questions.forget_shown(item)
     for event in make_end_events(item, outcome, duration_ms):
@@ -577,9 +586,9 @@ async def _perform_group(run: RunTask, effect: Gather) -> Gathered:
             group = None
             if effect.races:
                 raced = [together.items[n] for race in effect.races for n in range(*race)]
-                around.enter_context(run.tree.performers.brake.register_race_members(raced))
+                around.enter_context(run.tree.performers.group_stopper.register_race_members(raced))
             if effect.fail_fast:
-                made = FailFastGroup(run.tree.performers.brake, together.items, has_failed=effect.has_failed)
+                made = FailFastGroup(run.tree.performers.group_stopper, together.items, has_failed=effect.has_failed)
                 group = around.enter_context(made)
             await together.run(group)
     finally:
@@ -634,12 +643,12 @@ class _RunningGroup:
 
     def are_all_waiting(self, is_waiting: Callable[[Item], bool]) -> bool:
         """Return whether every running member is waiting, and none is about to start."""
-        if not self._beginning and self._run.stopping is None and self._next_admissible():
+        if not self._beginning and self._run.stopping is None and self._find_admissible_members():
             return False
         items = [*self._running.values(), *self._beginning]
         return bool(items) and all(map(is_waiting, items))
 
-    def cut(self, is_spared: Callable[[Item], bool]) -> None:
+    def cancel_running(self, is_spared: Callable[[Item], bool]) -> None:
         """Cancel the running members, except for the spared ones."""
         for task, item in self._running.items():
             if not is_spared(item):
@@ -653,7 +662,7 @@ class _RunningGroup:
         # first: nothing of a run may outlive it (reliability:R10).
         while self._running or (self._run.stopping is None and self._next < len(self.items)):
             try:
-                if self._run.stopping is None and self._next_admissible():
+                if self._run.stopping is None and self._find_admissible_members():
                     await self._admit_members()
                 else:
                     await self._wait_for_one_end()
@@ -664,7 +673,7 @@ class _RunningGroup:
             except BaseException as error:  # noqa: BLE001
                 _stop_for_exception(self._run, error)
 
-    def _next_admissible(self) -> range:
+    def _find_admissible_members(self) -> range:
         """Return the members that may start now: the width of the window, up to the first tool call without room."""
         # In order, and up to the first that finds no room, although one behind it might: members are begun in the order
         # of their numbers, so that the record has no gap when the process dies here.
@@ -682,7 +691,7 @@ class _RunningGroup:
 
     async def _admit_members(self) -> None:
         """Admit the next members."""
-        batch = self._next_admissible()
+        batch = self._find_admissible_members()
         items, tree = [self.items[index] for index in batch], self._run.tree
         if tree.suspension.is_replaying:
             # What was begun before goes on to the end of its record, while what is new waits for that of every run.
@@ -692,7 +701,7 @@ class _RunningGroup:
                 items, batch = known, range(batch.start, batch.start + len(known))
             else:
                 self._beginning = items[:1]
-                await tree.suspension.hold_if_new(items[0], begins=True)
+                await tree.suspension.hold_new_effect(items[0], begins=True)
         if len(items) > 1:
             # A model call without room waits before it begins, and so before it is recorded as sent.
             count = tree.performers.count_startable(items)
@@ -733,11 +742,11 @@ class _RunningGroup:
             self._group.register_start(item)
         self.outcomes[index] = outcome = await _perform_member(self._run, item)
         if self._group is not None:
-            self._group.handle_end(outcome)
+            self._group.stop_others_on_failure(outcome)
         # What a fork keeps of a race whose winner it cut off is no end of that race.
         for race in self._races:
             if index in race:
-                self._finish_race(race, ends=not was_given_up(outcome))
+                self._finish_race(race, ends=not has_lost_or_stopped(outcome))
 
     def _finish_race(self, race: range, *, ends: bool) -> None:
         """Cancel the losers once a member *ends* a race; when all have ended, return a loser's message to its topic."""
@@ -746,7 +755,7 @@ class _RunningGroup:
         # race.
         left = [self.items[n] for n in race if self.outcomes[n] is None]
         if ends:
-            self._run.tree.performers.brake.cancel_race_losers(left)
+            self._run.tree.performers.group_stopper.cancel_race_losers(left)
         if left:
             return
         outcomes = [cast("Single", self.outcomes[n]) for n in race]
@@ -754,7 +763,7 @@ class _RunningGroup:
         for n, outcome in zip(race, outcomes, strict=True):
             message = find_received_message(self.items[n], outcome)
             if message is not None and n != won:
-                self._run.tree.mail.return_message(message)
+                self._run.tree.mail.put_back_message(message)
 
     def _free_slot_and_start_members(self, task: asyncio.Task[None]) -> None:
         """Free the slot of a member that has ended, start waiting members and wake the group."""

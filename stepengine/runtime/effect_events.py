@@ -137,7 +137,7 @@ def _make_model_end_events(item: Item, outcome: Single, at: At) -> list[Event]:
     effect: CallModel = item.effect  # type: ignore[assignment]
     if isinstance(outcome, Value):
         reply: ModelReply = outcome.value
-        return [ModelFinished(**at, model=effect.request.model, reply=reply, call_ids=_call_ids(effect, reply))]
+        return [ModelFinished(**at, model=effect.request.model, reply=reply, call_ids=_predict_call_ids(effect, reply))]
     error, kind = _error_text(outcome), _error_kind(outcome)
     return [ModelFinished(**at, model=effect.request.model, error=error, kind=kind)]
 
@@ -237,7 +237,7 @@ def _error_kind(outcome: Single) -> str:
     return type(outcome.error).__name__ if isinstance(outcome, (Failure, Stop)) else ""
 
 
-def _call_ids(effect: CallModel, reply: ModelReply) -> tuple[str, ...]:
+def _predict_call_ids(effect: CallModel, reply: ModelReply) -> tuple[str, ...]:
     """Return the ids that the machine will assign to the calls of a reply."""
     if effect.call_id is None:
         return ()

@@ -17,7 +17,7 @@ import attrs
 from stepengine.data.effects import RUNS, CallBody, CallTool, RunInBackground, Spawn
 from stepengine.data.messages import ToolResult
 from stepengine.data.outcomes import Failure, Single, Stop, Value
-from stepengine.data.state import ChildResult, RunStatus, cancel_suspended
+from stepengine.data.state import ChildResult, RunStatus, mark_suspended_as_cancelled
 from stepengine.errors import AgentError, RaceLost
 from stepengine.machine.plan import stopped_body_result
 from stepengine.runtime.performer import IO, Item, Performer, child_path
@@ -41,24 +41,24 @@ class FailFastGroup:
     The children of one ``Gather`` of which one failure ends all.
 
     Args:
-        brake: The brake of the tree.
+        group_stopper: What stops the members of groups in the tree.
         items: The members; only children are stopped.
         has_failed: Whether one failed before any of these began.
     """
 
-    def __init__(self, brake: StopOnFailure, items: Sequence[Item], *, has_failed: bool = False) -> None:
-        self._brake = brake
+    def __init__(self, group_stopper: StopOnFailure, items: Sequence[Item], *, has_failed: bool = False) -> None:
+        self._group_stopper = group_stopper
         runs = [(item.path, item.effect.seq) for item in items if isinstance(item.effect, RUNS)]
         self._children = {address: child_path(*address) for address in runs}
         self._begun: set[tuple[str, int]] = set()
         self._gone = has_failed
 
     def __enter__(self) -> Self:
-        self._brake.watch(self._children.values())
+        self._group_stopper.watch_children(self._children.values())
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._brake.leave(self._children.values())
+        self._group_stopper.unwatch_children(self._children.values())
 
     def register_start(self, item: Item) -> None:
         """Register a member that starts; after a failure it is refused, or stopped if another process started it."""
@@ -67,15 +67,15 @@ class FailFastGroup:
         # Members begin one after the other, so the failure may be there before this one began. It is refused, which is
         # recorded; cut off it would be in doubt.
         if self._gone and address in self._children:
-            self._brake.refuse(item)
-            self._brake.stop_children([self._children[address]])
+            self._group_stopper.refuse_child(item)
+            self._group_stopper.stop_children([self._children[address]])
 
-    def handle_end(self, outcome: Single) -> None:
+    def stop_others_on_failure(self, outcome: Single) -> None:
         """Handle the end of a member; the first failure stops the others."""
         if self._gone or not has_failed(outcome):
             return
         self._gone = True
-        self._brake.stop_children([path for address, path in self._children.items() if address in self._begun])
+        self._group_stopper.stop_children([path for address, path in self._children.items() if address in self._begun])
 
 
 class StopOnFailure:
@@ -102,7 +102,7 @@ class StopOnFailure:
         self._stopped_by: dict[str, asyncio.Future[None]] = {}
         self.begin = inner.begin
 
-    def can_stop(self, path: str) -> bool:
+    def can_stop_run(self, path: str) -> bool:
         """Return whether the run at *path* can be stopped here."""
         return bool(self._watched and self._find_stop_signals(path))
 
@@ -110,17 +110,17 @@ class StopOnFailure:
         """Return the future that is done when the child at *path*, driven elsewhere, must stop; ``None`` without one."""
         return self._watched.get(path)
 
-    def is_given_up(self, item: Item) -> bool:
+    def has_lost_race(self, item: Item) -> bool:
         """Return whether another member has won the race of an effect."""
         lost = self._racing.get(item.address)
         return lost is not None and lost.done()
 
-    def watch(self, paths: Iterable[str]) -> None:
+    def watch_children(self, paths: Iterable[str]) -> None:
         """Watch the children at these paths."""
         loop = asyncio.get_running_loop()
         self._watched.update({path: loop.create_future() for path in paths})
 
-    def leave(self, paths: Iterable[str]) -> None:
+    def unwatch_children(self, paths: Iterable[str]) -> None:
         """Stop watching the children at these paths."""
         for path in paths:
             self._watched.pop(path, None)
@@ -131,7 +131,7 @@ class StopOnFailure:
         for path in paths:
             self._watched[path].set_result(None)
 
-    def refuse(self, item: Item) -> None:
+    def refuse_child(self, item: Item) -> None:
         """Refuse to start a child."""
         error = AgentError("cancelled before it started, because another member failed")
         self._refusals.refuse(item.path, (item.effect,), error)
@@ -234,7 +234,7 @@ class StopOnFailure:
         ):
             return outcome
         if isinstance(item.effect, RUNS):
-            self._tree.suspension.drop(child_path(item.path, item.effect.seq))
+            self._tree.suspension.drop_waits(child_path(item.path, item.effect.seq))
         return make_race_loss_outcome(item, self._now(), outcome)
 
     async def _wait_for_race_member(self, item: Item, work: asyncio.Future[Single], lost: asyncio.Future[None]) -> None:
@@ -267,7 +267,7 @@ def make_race_loss_outcome(item: Item, now: int, outcome: Stop | None = None) ->
     if isinstance(effect, CallBody):
         body = None if outcome is None else outcome.body
         if body is not None:
-            body = attrs.evolve(body, children=tuple(map(cancel_suspended, body.children)), questions=())
+            body = attrs.evolve(body, children=tuple(map(mark_suspended_as_cancelled, body.children)), questions=())
         return Value(stopped_body_result(), now, body=body)
     if isinstance(effect, CallTool):
         text = "Cancelled: something else came first; it may have had effects."
@@ -276,7 +276,7 @@ def make_race_loss_outcome(item: Item, now: int, outcome: Stop | None = None) ->
         child = None if outcome is None else outcome.child
         if child is None:
             return Value(ChildResult(agent_id=effect.agent_id, status=RunStatus.CANCELLED), now)
-        return Value(cancel_suspended(child), now)
+        return Value(mark_suspended_as_cancelled(child), now)
     return Failure(RaceLost(LOST), now)
 
 

@@ -83,15 +83,15 @@ class TurnSequence:
         self._loop = asyncio.get_running_loop()
         self._attending = 0
         tree.hub.is_kept_open = turns is not None
-        self._start(tree, runner)
+        self._start_turn(tree, runner)
 
-    def _start(self, tree: RunTree, runner: ResultMaker) -> None:
+    def _start_turn(self, tree: RunTree, runner: ResultMaker) -> None:
         """Start the task of a turn."""
-        tree.hub.keep()
+        tree.hub.keep_events()
         tree.suspension.is_reachable = True
         self.tree = tree
         for _ in range(self._attending):
-            tree.questions.attend()
+            tree.questions.add_attendant()
         self.task: asyncio.Task[RunResult] = self._loop.create_task(
             runner(), name=f"stepengine {tree.root.state.run_id}"
         )
@@ -117,7 +117,7 @@ class TurnSequence:
         if self._turns is None:
             self.tree.inboxes.root.append(message)
         else:
-            self.call_in_loop(self._receive_message, message)
+            self.call_in_loop(self._deliver_or_start_turn, message)
 
     def close(self) -> None:
         """Stop the running turn and start no further one. May be called from any thread."""
@@ -135,25 +135,25 @@ class TurnSequence:
         elif not self._loop.is_closed():
             self._loop.call_soon_threadsafe(call, *arguments)
 
-    def change_attending(self, change: int) -> None:
+    def change_attendant_count(self, change: int) -> None:
         """Count a reader who can answer questions as arrived (1) or gone (-1)."""
         self._attending += change
-        (self.tree.questions.attend if change > 0 else self.tree.questions.remove_attendant)()
+        (self.tree.questions.add_attendant if change > 0 else self.tree.questions.remove_attendant)()
         if self.tree.suspension.parked:
             # Whoever attended kept a run here that only waits.
             self.tree.suspension.release_or_suspend()
 
-    def _receive_message(self, message: UserMessage) -> None:
+    def _deliver_or_start_turn(self, message: UserMessage) -> None:
         if not self.task.done():
             self.tree.inboxes.root.append(message)
         elif not self.done:
-            self._start_next(message.text)
+            self._start_next_turn(message.text)
 
-    def _start_next(self, text: str) -> None:
+    def _start_next_turn(self, text: str) -> None:
         turns, last = self._turns, self.task.result()
         assert turns is not None  # noqa: S101 - a handle that is not kept open has one
         # As the first turn: not in the context of whoever happens to send the text, which may be another run's.
-        self._context.copy().run(lambda: self._start(*turns(last, text)))
+        self._context.copy().run(lambda: self._start_turn(*turns(last, text)))
 
     def _on_turn_end(self, _: asyncio.Task[RunResult]) -> None:
         self._end_if_done()
@@ -162,7 +162,7 @@ class TurnSequence:
             return
         self.tree.inboxes.root.clear()
         try:
-            self._start_next("\n\n".join(late))
+            self._start_next_turn("\n\n".join(late))
         except StepEngineError as error:
             text = f"what was said after the turn had ended could not start another one: {error.message}"
             LOGGER.warning(text)
@@ -257,7 +257,7 @@ class RunHandle(Generic[Out]):
     @property
     def questions(self) -> tuple[Question, ...]:
         """The questions that ``answer`` accepts now; those of a suspended run are in its result."""
-        return self._tree.questions.open
+        return self._tree.questions.open_questions
 
     @property
     def epoch(self) -> str:
@@ -388,7 +388,7 @@ class RunHandle(Generic[Out]):
         Raises:
             ToolError: when no call with that id waits for its result.
         """
-        self._tree.deferred.deliver(tool_call_id, result, path)
+        self._tree.deferred.deliver_result(tool_call_id, result, path)
 
     def send_message(self, topic: str, value: object, *, id: str | None = None, path: str = "") -> bool:
         """
@@ -444,7 +444,7 @@ class RunHandle(Generic[Out]):
             InputError: when it is over 1 MiB, or the call was given another result.
             JournalError: when it cannot be kept.
         """
-        place = self._tree.deferred.place(tool_call_id, path)
+        place = self._tree.deferred.find_call_place(tool_call_id, path)
         message = make_result_message(place, result)
         is_new = self._tree.mail.send(message)
         self._turns.call_in_loop(self._tree.mail.apply, message)
@@ -461,7 +461,7 @@ class RunHandle(Generic[Out]):
     @property
     def finishing(self) -> tuple[str, ...]:
         """The running calls that ``interrupt(grace=...)`` lets finish, such as ``"write_file (#3)"``."""
-        return tuple([_call_label(item) for item in self._tree.runs.list_unrepeatable()])
+        return tuple([_format_call_label(item) for item in self._tree.runs.list_unrepeatable_effects()])
 
     def answer(self, question_id: str, answer: AnswerLike) -> None:
         """
@@ -500,17 +500,17 @@ class RunHandle(Generic[Out]):
         await self.shutdown()
 
 
-def _call_label(item: Item) -> str:
+def _format_call_label(item: Item) -> str:
     effect = item.effect
     name = effect.call.name if isinstance(effect, CallFunction) else getattr(effect, "tool_name", "")
     return f"{name} ({item.path}#{effect.seq})"
 
 
 async def _iterate_attended(turns: TurnSequence, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
-    turns.change_attending(1)
+    turns.change_attendant_count(1)
     try:
         async for event in events:
             yield event
     finally:
-        turns.change_attending(-1)
+        turns.change_attendant_count(-1)
         await events.aclose()

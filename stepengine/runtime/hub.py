@@ -48,7 +48,7 @@ from stepengine.data.transcript import Transcript
 from stepengine.errors import LimitExceeded, StepEngineError
 from stepengine.machine.signals import belongs_to_caller
 from stepengine.redaction import GIVEN, KNOWN, KNOWN_RECORDS, StreamRedactor
-from stepengine.runtime.logs import LOGGER, write
+from stepengine.runtime.logs import LOGGER, write_log_line
 
 MAX_QUEUED_EVENTS = 10_000
 """Some minutes of a fast reply, at about a kilobyte for each event: 10 MB for a reader that never reads."""
@@ -163,7 +163,7 @@ class EventRedactor:
         # By path: the last history in which there was a secret, and the same without it.
         self._histories: dict[str, tuple[str, Transcript, Transcript]] = {}
 
-    def passes(self, events: Sequence[Event]) -> bool:
+    def can_pass_unchanged(self, events: Sequence[Event]) -> bool:
         """Return whether *events* may be shown unchanged, with no held text before them; False if unsure."""
         if self._flows:
             return False
@@ -189,11 +189,11 @@ class EventRedactor:
     def redact_event(self, event: Event) -> Sequence[Event]:
         """Return the redacted event, preceded by the held text of its run."""
         if isinstance(event, DELTAS):
-            return (event,) if self.passes((event,)) else self._redact_delta(event)
+            return (event,) if self.can_pass_unchanged((event,)) else self._redact_delta(event)
         # Before anything else of a run is shown, its own held-back text goes out, or a reply would seem to go on behind
         # its end.
         clean = self._redact_model_started(event) if isinstance(event, ModelStarted) else KNOWN_RECORDS.redact(event)
-        return (*self._flush_text(event.path), clean) if event.path in self._flows else (clean,)
+        return (*self._flush_held_text(event.path), clean) if event.path in self._flows else (clean,)
 
     def _redact_delta(self, delta: Delta) -> list[Event]:
         """Return the part of a delta that can be shown now; a possible start of a secret is held back."""
@@ -202,7 +202,7 @@ class EventRedactor:
             delta = _redact_tool_name(delta)
         last, trickle = self._flows.get(delta.path, (delta, None))
         if trickle is None or not _continues_delta(last, delta):
-            shown += self._flush_text(delta.path)
+            shown += self._flush_held_text(delta.path)
             trickle = StreamRedactor(KNOWN)
         text = trickle.feed(delta.text)
         self._flows.pop(delta.path, None)
@@ -215,9 +215,9 @@ class EventRedactor:
 
     def flush(self) -> list[Event]:
         """Remove and return the text that is still held back, as events."""
-        return [event for path in list(self._flows) for event in self._flush_text(path)]
+        return [event for path in list(self._flows) for event in self._flush_held_text(path)]
 
-    def _flush_text(self, path: str) -> Sequence[Event]:
+    def _flush_held_text(self, path: str) -> Sequence[Event]:
         flow = self._flows.pop(path, None)
         text = "" if flow is None else flow[1].flush()
         return (attrs.evolve(flow[0], text=text),) if flow is not None and text else ()
@@ -246,10 +246,10 @@ class EventRedactor:
             return history
         # One that holds a secret holds it at every step. Made anew at each of them, 3,000 steps took half a minute.
         key, seen, clean = self._histories.pop(path, NO_HISTORY)
-        known = history.shared_prefix(seen)
+        known = history.shared_prefix_length(seen)
         if known < len(seen) or key != KNOWN.cache_key:
             known, clean = 0, Transcript()
-        clean = clean.extend([KNOWN_RECORDS.redact(message) for message in history.messages_from(known)])
+        clean = clean.extend([KNOWN_RECORDS.redact(message) for message in history.list_messages_after(known)])
         self._histories[path] = KNOWN.cache_key, history, clean
         if len(self._histories) > MAX_HISTORIES:
             del self._histories[next(iter(self._histories))]
@@ -293,7 +293,7 @@ class _StoredDeltas:
         self._pieces.append(delta.text)
         self.chars += len(delta.text) + 1  # for the piece itself: it may be empty
 
-    def delta_after(self, index: int) -> Delta:
+    def join_deltas_after(self, index: int) -> Delta:
         """Return the text after *index* as one delta."""
         return attrs.evolve(self.last, text="".join(self._pieces[bisect_right(self._indices, index) :]))
 
@@ -327,7 +327,7 @@ class EventBuffer:
             # A request holds the conversation so far: with it in the ring, a run of n steps would keep n conversations.
             elif isinstance(event, ModelStarted):
                 event = attrs.evolve(event, request=None)
-            self._add_entry(event.index, event, _event_chars(event))
+            self._add_entry(event.index, event, _count_event_chars(event))
         # By number and by text, since one tool result may be as long as all other events. The newest stays whatever its
         # size: without it a reader that comes back could not be told what happened last.
         while len(self._entries) > MAX_QUEUED_EVENTS or (self._chars > MAX_KEPT_CHARS and len(self._entries) > 1):
@@ -340,7 +340,7 @@ class EventBuffer:
         for entry, _ in self._entries.values():
             if isinstance(entry, _StoredDeltas):
                 if entry.last.index > index:
-                    yield entry.delta_after(index)
+                    yield entry.join_deltas_after(index)
             elif entry.index > index:
                 yield entry
 
@@ -385,7 +385,7 @@ OF_EVENTS = frozenset({"JsonValue", "ToolResult", "ModelReply | None", "Question
 
 
 @cache
-def _text_fields(kind: type[Event]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _list_text_fields(kind: type[Event]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the names of an event class's text fields, and of the fields that may contain texts."""
     # Found from the annotations once for each kind: a list by hand would forget the text of the next kind of event, and
     # the ring would grow without anybody's noticing.
@@ -394,25 +394,25 @@ def _text_fields(kind: type[Event]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return texts, tuple([field.name for field in own if field.type in OF_EVENTS])
 
 
-def _event_chars(event: Event) -> int:
+def _count_event_chars(event: Event) -> int:
     """Return the number of characters of text in an event, without its run's result."""
     kind: Any = type(event)  # mypy: a frozen class would have no hash
-    texts, others = _text_fields(kind)
+    texts, others = _list_text_fields(kind)
     chars = sum([len(getattr(event, name)) for name in texts])
-    return chars + sum([_value_chars(getattr(event, name)) for name in others]) if others else chars
+    return chars + sum([_count_value_chars(getattr(event, name)) for name in others]) if others else chars
 
 
-def _value_chars(value: Any) -> int:
+def _count_value_chars(value: Any) -> int:
     """Return the number of characters of text in a value."""
     if isinstance(value, (str, bytes)):
         return len(value)
     if isinstance(value, Mapping):
-        return sum([len(key) + _value_chars(held) for key, held in value.items()])
+        return sum([len(key) + _count_value_chars(held) for key, held in value.items()])
     if isinstance(value, tuple | list):
-        return sum([_value_chars(held) for held in value])
+        return sum([_count_value_chars(held) for held in value])
     if isinstance(value, ToolResult | ModelReply):
-        return _value_chars(value.content)
-    return sum([_value_chars(getattr(value, name)) for name in OF_VALUES if hasattr(value, name)])
+        return _count_value_chars(value.content)
+    return sum([_count_value_chars(getattr(value, name)) for name in OF_VALUES if hasattr(value, name)])
 
 
 @frozen
@@ -477,7 +477,7 @@ class TreeLogger:
     Writes the log lines of one run tree, with the run that each belongs to.
 
     Args:
-        logger: Where they go; see ``stepengine.runtime.logs.write``.
+        logger: Where they go; see ``stepengine.runtime.logs.write_log_line``.
         failures: What the logger raised goes there.
     """
 
@@ -506,7 +506,7 @@ class TreeLogger:
             event, data = KNOWN_RECORDS.redact(event), KNOWN.value(plain(data))
         context = {"run_id": label.run_id, "agent_id": label.agent_id, "path": event.path, "step": step}
         try:
-            write(self._logger, event.level, event.message, context, data)
+            write_log_line(self._logger, event.level, event.message, context, data)
         # A logger that is misconfigured must not end runs.
         except Exception as error:  # noqa: BLE001
             LOGGER.error("the logger of the engine raised", exc_info=error)
@@ -539,7 +539,7 @@ class EventNumbers:
             self.drawn_epoch = os.urandom(EPOCH_BYTES).hex()
         return self.drawn_epoch
 
-    def assign(self, *events: Event) -> None:
+    def assign_ids(self, *events: Event) -> None:
         """Assign the next ids to events that no one has seen."""
         for event in events:
             object.__setattr__(event, "run_id", self.run_id)
@@ -636,7 +636,7 @@ class Hub:
 
     Args:
         watchers: The observers of every event.
-        logger: Where log lines go in addition to the stream; see ``stepengine.runtime.logs.write``.
+        logger: Where log lines go in addition to the stream; see ``stepengine.runtime.logs.write_log_line``.
 
     Attributes:
         numbers: The ids of its events.
@@ -665,17 +665,17 @@ class Hub:
         self._is_over = False
         self._event_redactor = EventRedactor()
 
-    def set_run(self, run_id: str) -> None:
+    def set_run_id(self, run_id: str) -> None:
         """Use *run_id* in the ids of all later events."""
         self.index_waiting_events()
         self.numbers.run_id = run_id
 
-    def show_news(self, is_news: Callable[[Event], bool] | None) -> None:
+    def set_news_filter(self, is_news: Callable[[Event], bool] | None) -> None:
         """Show and log only events that are news from now on; ``None`` shows all."""
         self._news = None if is_news is None else NewsFilter(is_news)
-        self._update_only_reader()
+        self._reset_only_reader()
 
-    def keep(self) -> None:
+    def keep_events(self) -> None:
         """Store the newest events from now on, for later subscribers."""
         if self._ring is None:
             self._ring = EventBuffer()
@@ -688,9 +688,9 @@ class Hub:
         self.numbers.draw_epoch()
         self.watched = True
         self._receivers.append(receiver)
-        self._update_only_reader()
+        self._reset_only_reader()
 
-    def _update_only_reader(self) -> None:
+    def _reset_only_reader(self) -> None:
         """Update the only reader: the subscription that is the only receiver, if there is one."""
         self.index_waiting_events()
         reader = self._receivers[0] if len(self._receivers) == 1 and self._news is None else None
@@ -706,17 +706,17 @@ class Hub:
         queue, indexed = reader.queue, reader.indexed
         # Joined deltas have an index, so there are none among these.
         new: list[Any] = queue[indexed:] if indexed else queue
-        if GIVEN.names and not self._event_redactor.passes(new):
+        if GIVEN.names and not self._event_redactor.can_pass_unchanged(new):
             new = new.copy()
             del queue[indexed:]
             for event in new:
                 for clean in self._event_redactor.redact_event(event):
-                    self.numbers.assign(clean)
+                    self.numbers.assign_ids(clean)
                     reader.put(clean)
         else:
-            self.numbers.assign(*new)
+            self.numbers.assign_ids(*new)
             if reader.joins:
-                reader.join(indexed)
+                reader.join_deltas(indexed)
         reader.joins, reader.indexed = False, len(queue)
 
     @property
@@ -744,7 +744,9 @@ class Hub:
         # The two usual cases cost one look each: a run that is not resumed has only news, and a process that knows no
         # secrets has nothing to look for. One that knows its keys, as most do, looks at an event once and shows it from
         # here: through `_redact_news` it would take a generator and a second call.
-        if not is_clean and (news is not None or (GIVEN.names and not self._event_redactor.passes((event,)))):
+        if not is_clean and (
+            news is not None or (GIVEN.names and not self._event_redactor.can_pass_unchanged((event,)))
+        ):
             for clean in self._event_redactor.redact_event(event) if news is None else self._redact_news(event, news):
                 self.emit(clean, True)
             return
@@ -833,14 +835,14 @@ class Hub:
             # hour is told that it has not seen everything, and can load the run anew.
             missing = self._ring.start - (-1 if index is None else index) - 1
             if missing > 0 or index is None:
-                subscription.miss(max(0, missing), "epoch" if index is None else "buffer")
+                subscription.report_missed(max(0, missing), "epoch" if index is None else "buffer")
             for event in self._ring.events_after(-1 if index is None else index):
                 subscription.put(event)
         elif self._last is not None:
             if not self._last.epoch:
                 # Nobody watched when it was shown, so it has no id yet.
                 self.numbers.draw_epoch()
-                self.numbers.assign(self._last)
+                self.numbers.assign_ids(self._last)
             subscription.put(self._last)
         if self._is_over:
             subscription.end()
@@ -848,12 +850,12 @@ class Hub:
             self._add_receiver(subscription)
         return subscription
 
-    def leave(self, subscription: Subscription) -> None:
+    def remove_subscription(self, subscription: Subscription) -> None:
         """Remove a subscription."""
         if subscription in self._receivers:
             self._receivers.remove(subscription)
             self.watched = bool(self._receivers)
-            self._update_only_reader()
+            self._reset_only_reader()
 
     def _apply_event(self, event: Event) -> None:
         """Update the state of the root run from an event, or log it."""
@@ -878,7 +880,7 @@ class _WaitingDeltas:
         self._texts = [first.text]
         self.chars = len(first.text)
 
-    def join(self, event: Event) -> bool:
+    def join_if_continuing(self, event: Event) -> bool:
         """Join *event* if it is a delta that continues the last one; return whether it was joined."""
         if not isinstance(event, DELTAS) or not _continues_delta(self.last, event):
             return False
@@ -940,13 +942,13 @@ class Subscription:
         if (
             count <= self._behind
             or (count < self._limit and not isinstance(event, DELTAS))
-            or self._has_own_entry(event)
+            or self._needs_own_entry(event)
         ):
             queue.append(event)
             if self.waiter is not None:
                 self._wake()
 
-    def _has_own_entry(self, event: Event) -> bool:
+    def _needs_own_entry(self, event: Event) -> bool:
         """Return whether an event for a reader that is behind needs an entry of its own."""
         is_delta = isinstance(event, DELTAS)
         if is_delta and self._join_to_last(event):
@@ -956,7 +958,7 @@ class Subscription:
         self._is_bare = self._is_bare and not is_delta
         return True
 
-    def join(self, start: int) -> None:
+    def join_deltas(self, start: int) -> None:
         """Join the waiting deltas from index *start* on, as ``put`` would have."""
         queue = self.queue
         start = max(start, self._behind + 1)
@@ -969,14 +971,14 @@ class Subscription:
                     continue
             queue.append(event)
 
-    def miss(self, count: int, reason: str) -> None:
+    def report_missed(self, count: int, reason: str) -> None:
         """Report to the reader first that it missed *count* events, and the *reason*: ``buffer`` or ``epoch``."""
         self._dropped, self._reason, self._has_lost = count, reason, True
 
     def end(self) -> None:
         """End the iteration after the waiting events."""
         self._ended = True
-        self._hub.leave(self)
+        self._hub.remove_subscription(self)
         self._wake()
 
     def close(self) -> None:
@@ -1056,11 +1058,11 @@ class Subscription:
         last = self.queue[-1]
         # Only to the one that waits last: joined to an earlier one, text would come before what was shown between the two.
         if isinstance(last, _WaitingDeltas):
-            return last.join(event)
+            return last.join_if_continuing(event)
         if not isinstance(last, DELTAS):
             return False
         one = _WaitingDeltas(last)
-        if not one.join(event):
+        if not one.join_if_continuing(event):
             return False
         self.queue[-1] = one
         self._has_joined = True

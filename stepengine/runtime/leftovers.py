@@ -29,7 +29,7 @@ class Leftovers:
         self.leaked: list[str] = []
         self.reraise: BaseException | None = None
 
-    def forget(self, path: str) -> None:
+    def forget_run(self, path: str) -> None:
         """Drop the stopped calls of an ended run."""
         # Addresses are few at any time: only calls that were stopped and not told of yet.
         for address in [address for address in self.stopped_calls if address[0] == path]:

@@ -90,7 +90,7 @@ class RunningCalls:
         self.count = self.tokens = self.unbounded_tokens = self.unbounded_costs = 0
         self.cost = FREE
 
-    def add(self, call: CallEstimate, count: Literal[1, -1]) -> None:
+    def count_call(self, call: CallEstimate, count: Literal[1, -1]) -> None:
         """Count a call as running (1), or as ended (-1)."""
         self.count += count
         self.tokens += count * (call.max_tokens or 0)
@@ -185,9 +185,9 @@ class SpendingLedger:
     def count_call(self, call: CallEstimate, count: Literal[1, -1]) -> None:
         """Count a call as running here and above (1), or as ended (-1)."""
         for ledger in (self, *self.above):
-            ledger.running.add(call, count)
+            ledger.running.count_call(call, count)
 
-    def refusal(self, tokens: int, cost: Decimal | None, model: str) -> LimitExceeded | None:
+    def find_limit_error(self, tokens: int, cost: Decimal | None, model: str) -> LimitExceeded | None:
         """Return the error if a call of *model* of at most *tokens* and *cost* has no room here or above, or ``None``."""
         # From the run upwards: each of them has to have room, and the nearest that has none is the one that is named.
         for ledger in (self, *self.above):
@@ -219,11 +219,11 @@ class SpendingLedger:
         spent = self.cost + self.reserved_cost
         if spent + cost > dollars:
             msg = f"the run and its children have spent or reserved {spent} of {dollars} US dollars; the next model call needs about {cost}; raise Limits(max_cost_usd=...)"
-            again = self._dollars_to_add(spent + cost - dollars) if self.limits.ask else None
+            again = self._compute_dollars_to_add(spent + cost - dollars) if self.limits.ask else None
             return LimitExceeded(msg, kind="cost", limit=float(dollars), path=self.path if again else "", more=again)
         return None
 
-    def _dollars_to_add(self, missing: Decimal) -> float:
+    def _compute_dollars_to_add(self, missing: Decimal) -> float:
         """Return the dollars that an approval adds: the limit or the missing amount, whichever is more, but more than 0."""
         again = Decimal(str(self.limits.max_cost_usd or 0))
         return float(max(again, ROUNDED_UP.create_decimal(missing), SMALLEST))
@@ -275,16 +275,16 @@ class Ledgers:
     def __init__(self) -> None:
         self._open: dict[str, SpendingLedger] = {}
 
-    def open(self, path: str, plan: RunPlan) -> SpendingLedger:
+    def open_ledger(self, path: str, plan: RunPlan) -> SpendingLedger:
         """Return a new ledger for a run, below its parent's."""
         # The parent of a tree's own root is driven elsewhere, if it has one: what it may spend stands in its limits.
         parent = self._open.get(path.rpartition(".")[0]) if path else None
         is_bound = plan.limits.max_tokens is not None or plan.limits.max_cost_usd is not None
-        own = _child_bounds(plan, parent.limits) if is_bound and parent is not None else None
+        own = _get_child_bounds(plan, parent.limits) if is_bound and parent is not None else None
         ledger = self._open[path] = SpendingLedger(plan.limits, plan.given, parent, path, own)
         return ledger
 
-    def allow(self, ceiling: Ceiling) -> None:
+    def raise_limit(self, ceiling: Ceiling) -> None:
         """Raise a limit to the allowed value; repeated calls change nothing."""
         ledger = self._open.get(ceiling.path)
         if ledger is None:
@@ -298,12 +298,12 @@ class Ledgers:
         """Return the ledger of a run."""
         return self._open[path]
 
-    def close(self, path: str) -> None:
+    def close_ledger(self, path: str) -> None:
         """Remove the ledger of an ended run; its spending stays in those above."""
         del self._open[path]
 
 
-def _child_bounds(plan: RunPlan, above: Limits) -> Bounds:
+def _get_child_bounds(plan: RunPlan, above: Limits) -> Bounds:
     """
     Return the token and dollar limits that a child has in addition to its parent's.
 
@@ -354,9 +354,9 @@ class LimitGate:
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
         """Refuse an effect or pass it on."""
         error = self._refusals.pop_error(item) if self._refusals.errors else None
-        return self._inner.perform(item, io) if error is None else self._outcome_of_refusal(item, error)
+        return self._inner.perform(item, io) if error is None else self._make_refusal_outcome(item, error)
 
-    async def _outcome_of_refusal(self, item: Item, error: StepEngineError) -> Single:
+    async def _make_refusal_outcome(self, item: Item, error: StepEngineError) -> Single:
         if not isinstance(item.effect, Spawn) or item.effect.is_background or _is_raised_in_handler(item.effect, error):
             return Failure(error, self._now())
         status = RunStatus.FAILED if isinstance(error, LimitExceeded) else RunStatus.CANCELLED
@@ -386,9 +386,9 @@ class MeteredCall:
     is_late: bool = False
     settled: tuple[int, Decimal] = (0, FREE)
 
-    def find_error(self) -> LimitExceeded | None:
+    def find_room_error(self) -> LimitExceeded | None:
         """Return the error if there is no room even without the running calls, or ``None``."""
-        return self.ledger.refusal(self.estimate.tokens, self.estimate.cost, self.estimate.model)
+        return self.ledger.find_limit_error(self.estimate.tokens, self.estimate.cost, self.estimate.model)
 
 
 class CallQueue:
@@ -405,9 +405,9 @@ class CallQueue:
         """Return whether a call would run at once."""
         return not self._line and call.ledger.has_room(call.estimate)
 
-    def start(self, call: MeteredCall) -> None:
+    def start_or_queue(self, call: MeteredCall) -> None:
         """Start or refuse a call, or put it in line."""
-        call.error = call.find_error()
+        call.error = call.find_room_error()
         if call.error is None:
             if self.has_room(call):
                 self._run(call)
@@ -415,18 +415,18 @@ class CallQueue:
                 call.turn = asyncio.get_running_loop().create_future()
                 self._line.append(call)
 
-    async def wait(self, call: MeteredCall) -> None:
+    async def wait_for_turn(self, call: MeteredCall) -> None:
         """Wait until a call runs or is refused; one whose wait is cancelled ends."""
         if call.turn is None:
             return
         try:
             await call.turn
         except BaseException:
-            self.end(call)
+            self.end_call(call)
             raise
         call.turn = None
 
-    def end(self, call: MeteredCall) -> None:
+    def end_call(self, call: MeteredCall) -> None:
         """Release the room of a call, and start others that wait for it."""
         if call.turn is not None:
             call.turn.cancel()
@@ -441,7 +441,7 @@ class CallQueue:
             call = self._line[0]
             assert call.turn is not None  # noqa: S101 - it is in line
             if not call.turn.done():
-                call.error = call.find_error()
+                call.error = call.find_room_error()
                 if call.error is None:
                     if not call.ledger.has_room(call.estimate):
                         return
@@ -460,10 +460,10 @@ def estimate_call(
     """Return how much a model call may use: its estimated prompt and its longest reply."""
     model, prompt, named = request.model, estimated_tokens(request), request.settings.max_tokens or 0
     longest = find_output_limit(request)
-    cost = prices.for_usage(model, Usage(input_tokens=prompt, output_tokens=named))
+    cost = prices.compute_usage_cost(model, Usage(input_tokens=prompt, output_tokens=named))
     if longest is None:
         return CallEstimate(model, prompt + named, cost, None, None)
-    most = prices.for_usage(model, Usage(input_tokens=prompt, output_tokens=longest))
+    most = prices.compute_usage_cost(model, Usage(input_tokens=prompt, output_tokens=longest))
     return CallEstimate(model, prompt + named, cost, prompt + longest, most)
 
 
@@ -524,13 +524,13 @@ class UsageMeter:
         for item in batch:
             effect = item.effect
             if isinstance(effect, CallModel):
-                call = self._begin_call(item)
+                call = self._start_or_refuse_call(item)
                 if call is not None and call.turn is not None and len(batch) == 1:
                     return self._begin_after_turn(item, call)
             elif isinstance(effect, Spawn) and effect.tool_call_id:
                 self._admit_child(item, effect, spawned)
             elif isinstance(effect, CallBody):
-                self._check_body_depth(item, effect)
+                self._refuse_deep_body(item, effect)
         return self._inner.begin(batch)
 
     def count_startable(self, items: Sequence[Item]) -> int:
@@ -538,8 +538,8 @@ class UsageMeter:
         started: list[MeteredCall] = []
         count = 0
         for item in items:
-            call = self._estimate(item) if isinstance(item.effect, CallModel) else None
-            if call is not None and self._get_record_state(item) == "new" and call.find_error() is None:
+            call = self._make_metered_call(item) if isinstance(item.effect, CallModel) else None
+            if call is not None and self._get_record_state(item) == "new" and call.find_room_error() is None:
                 if count and not self._queue.has_room(call):
                     break
                 call.ledger.count_call(call.estimate, 1)
@@ -557,12 +557,12 @@ class UsageMeter:
             return self._perform_metered(item, io)
         return self._inner.perform(item, io)
 
-    def forget(self, path: str) -> None:
+    def release_run(self, path: str) -> None:
         """Release the reservations of an ended run."""
         for by_model in self._admitted.pop(path, {}).values():
             self._ledgers.get_ledger(path).count_children(-1, by_model=by_model)
         for call in self._calls.pop(path, {}).values():
-            self._queue.end(call)
+            self._queue.end_call(call)
 
     def start_waiting_calls(self) -> None:
         """Start the waiting calls that have room since a limit was raised."""
@@ -571,7 +571,7 @@ class UsageMeter:
     def _get_record_state(self, item: Item) -> RecordState:
         return "new" if self._find_record is None else self._find_record(item)
 
-    def _estimate(self, item: Item) -> MeteredCall | None:
+    def _make_metered_call(self, item: Item) -> MeteredCall | None:
         """Return a model call with its estimate; ``None`` if no limit holds for it."""
         ledger = self._ledgers.get_ledger(item.path)
         if not ledger.bounded:
@@ -579,9 +579,9 @@ class UsageMeter:
         request = cast("CallModel", item.effect).request
         return MeteredCall(ledger, estimate_call(request, self._prices, self._find_output_limit))
 
-    def _begin_call(self, item: Item) -> MeteredCall | None:
+    def _start_or_refuse_call(self, item: Item) -> MeteredCall | None:
         """Reserve for a call if there is room; else refuse it or put it in line."""
-        call = self._estimate(item)
+        call = self._make_metered_call(item)
         if call is None:
             return None
         # It is metered also if it is refused: where runs beside each other are replayed, one that is recorded to have
@@ -591,27 +591,27 @@ class UsageMeter:
         # What a record answers is paid for. What it has the start of may have to wait until all runs have reached the end of
         # their records, so it reserves nothing before it is performed.
         if state == "new":
-            self._queue.start(call)
-            self._refuse(item, call)
+            self._queue.start_or_queue(call)
+            self._refuse_if_error(item, call)
         elif state == "begun":
             call.is_late = True
         return call
 
-    def _refuse(self, item: Item, call: MeteredCall) -> None:
+    def _refuse_if_error(self, item: Item, call: MeteredCall) -> None:
         if call.error is not None:
             self._refusals.refuse(item.path, (item.effect,), call.error)
 
     async def _begin_after_turn(self, item: Item, call: MeteredCall) -> None:
         try:
-            await self._wait(item, call)
+            await self._wait_for_turn(item, call)
         except BaseException:
             self._calls.get(item.path, {}).pop(item.effect.seq, None)
             raise
         await self._inner.begin((item,))
 
-    async def _wait(self, item: Item, call: MeteredCall) -> None:
-        await self._queue.wait(call)
-        self._refuse(item, call)
+    async def _wait_for_turn(self, item: Item, call: MeteredCall) -> None:
+        await self._queue.wait_for_turn(call)
+        self._refuse_if_error(item, call)
 
     def _admit_child(self, item: Item, effect: Spawn, spawned: dict[str, int]) -> None:
         """Count a child that a model requested, or refuse it alone."""
@@ -626,7 +626,7 @@ class UsageMeter:
         else:
             self._admitted.setdefault(item.path, {})[effect.seq] = True
 
-    def _check_body_depth(self, item: Item, effect: CallBody) -> None:
+    def _refuse_deep_body(self, item: Item, effect: CallBody) -> None:
         """Refuse the body of a tool that is nested too deeply; it counts as a level, not as a child."""
         error = _find_depth_error(child_path(item.path, effect.seq), item.plan.limits, "body of the tool")
         if error is not None:
@@ -669,57 +669,59 @@ class UsageMeter:
     async def _perform_metered(self, item: Item, io: IO) -> Single:
         call = self._calls[item.path].pop(item.effect.seq)
         if call.is_late:
-            self._queue.start(call)
-            self._refuse(item, call)
+            self._queue.start_or_queue(call)
+            self._refuse_if_error(item, call)
         if call.turn is not None:
-            await self._wait(item, call)
+            await self._wait_for_turn(item, call)
         tokens, cost = call.estimate.tokens, call.estimate.cost or FREE
         used: tuple[int, Decimal] = (0, FREE)
         metered = _MeteredIO(io, partial(self._settle_attempt, item, call))
         try:
             outcome = await self._inner.perform(item, metered)
-            used = self._usage_of_call(item, outcome, tokens, cost)
+            used = self._compute_call_usage(item, outcome, tokens, cost)
         # A call that was cut off has been paid for in part; what is known of it counts, before the cancellation goes
         # on.
         except BaseException:
-            used = self._usage_of_call(item, Stop("cancelled", begun=io.find_stopped_call_usage(item)), tokens, cost)
+            used = self._compute_call_usage(
+                item, Stop("cancelled", begun=io.find_stopped_call_usage(item)), tokens, cost
+            )
             raise
         finally:
             # A limit that was reached between two attempts has been counted up to there.
             call.ledger.add_usage(max(0, used[0] - call.settled[0]), max(FREE, used[1] - call.settled[1]))
-            self._queue.end(call)
+            self._queue.end_call(call)
         return outcome
 
     def _settle_attempt(self, item: Item, call: MeteredCall, usage: Usage | None) -> RetryWait | None:
         """Count the usage of a failed attempt, if it had any; then the next attempt waits for room like a new call."""
         if usage is None or not usage.total_tokens:
             return None
-        cost = self._prices.for_usage(cast("CallModel", item.effect).request.model, usage) or FREE
+        cost = self._prices.compute_usage_cost(cast("CallModel", item.effect).request.model, usage) or FREE
         call.settled = call.settled[0] + usage.total_tokens, call.settled[1] + cost
         call.ledger.add_usage(usage.total_tokens, cost)
-        self._queue.end(call)
-        self._queue.start(call)
+        self._queue.end_call(call)
+        self._queue.start_or_queue(call)
         return partial(self._wait_for_retry, call)
 
     async def _wait_for_retry(self, call: MeteredCall) -> LimitExceeded | None:
-        await self._queue.wait(call)
+        await self._queue.wait_for_turn(call)
         return call.error
 
-    def _usage_of_call(self, item: Item, outcome: Single, tokens: int, cost: Decimal) -> tuple[int, Decimal]:
+    def _compute_call_usage(self, item: Item, outcome: Single, tokens: int, cost: Decimal) -> tuple[int, Decimal]:
         """Return the tokens and cost of a model call; unknown ones count as reserved."""
         model = cast("CallModel", item.effect).request.model
         stated: Decimal | None = None
         if isinstance(outcome, Value) and isinstance(outcome.value, ModelReply):
             reply = outcome.value
-            usage, stated, computed = reply.usage, reply.cost, self._prices.for_reply(model, reply)
+            usage, stated, computed = reply.usage, reply.cost, self._prices.compute_reply_cost(model, reply)
             if usage is not None and usage.at_least and not usage.total_tokens:
                 usage = computed = None  # of a reply that reports nothing only lost requests are known
         elif isinstance(outcome, Failure) and isinstance(outcome.error, ModelError):
             usage = outcome.error.usage or Usage()
-            computed = self._prices.for_usage(model, usage)
+            computed = self._prices.compute_usage_cost(model, usage)
         elif isinstance(outcome, Stop) and outcome.begun is not None:
             usage, stated = outcome.begun.usage, outcome.begun.cost
-            computed = self._prices.for_usage(model, usage)
+            computed = self._prices.compute_usage_cost(model, usage)
         else:
             return 0, FREE
         # The larger cost counts: a gateway may state 0 for a model whose price it does not know. What a reply does not
@@ -794,7 +796,7 @@ class Repeats:
         for item in batch:
             most = item.plan.limits.max_identical_calls
             if most is not None and isinstance(item.effect, CallTool) and item.effect.source == "model":
-                self._check_repetition(item.path, item.effect, most)
+                self._refuse_repeated_call(item.path, item.effect, most)
         return self._inner.begin(batch)
 
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
@@ -806,11 +808,11 @@ class Repeats:
             return self._inner.perform(item, io)
         return self._perform_and_compare(item, self._inner.perform(item, io), io)
 
-    def forget(self, path: str) -> None:
+    def forget_run(self, path: str) -> None:
         """Drop the calls of an ended run."""
         self._last.pop(path, None)
 
-    def _check_repetition(self, path: str, effect: CallTool, most: int) -> None:
+    def _refuse_repeated_call(self, path: str, effect: CallTool, most: int) -> None:
         """Refuse a call if the last *most* calls of the tool had the same input and result."""
         last = self._last.get(path, {}).get(effect.tool_name)
         given, _, times = last or (None, None, 0)
@@ -823,10 +825,10 @@ class Repeats:
 
     async def _perform_and_compare(self, item: Item, performed: Awaitable[Single], io: IO) -> Single:
         outcome = await performed
-        self.compare(item, outcome, io)
+        self.count_repeated_call(item, outcome, io)
         return outcome
 
-    def compare(self, item: Item, outcome: Single, io: IO) -> None:
+    def count_repeated_call(self, item: Item, outcome: Single, io: IO) -> None:
         """Count an ended model's call, and report the third identical one in a row."""
         path = item.path
         effect: CallTool = item.effect  # type: ignore[assignment]

@@ -50,27 +50,27 @@ class LineLogger(ABC):
     __slots__ = ()
 
     @abstractmethod
-    def line(self, level: str, message: str, data: dict[str, Any]) -> None:
+    def log_line(self, level: str, message: str, data: dict[str, Any]) -> None:
         """Log one line."""
 
     def debug(self, message: str, /, **data: object) -> None:
         """Log for developers."""
-        self.line("debug", message, data)
+        self.log_line("debug", message, data)
 
     def info(self, message: str, /, **data: Any) -> None:
         """Log at the level ``info``."""
-        self.line("info", message, data)
+        self.log_line("info", message, data)
 
     def warning(self, message: str, /, **data: object) -> None:
         """Log a problem that needs attention."""
-        self.line("warning", message, data)
+        self.log_line("warning", message, data)
 
     def error(self, message: str, /, **data: Any) -> None:
         """Log an error."""
-        self.line("error", message, data)
+        self.log_line("error", message, data)
 
 
-def write(logger: Any, level: str, message: str, context: Mapping[str, Any], data: Any = None) -> None:
+def write_log_line(logger: Any, level: str, message: str, context: Mapping[str, Any], data: Any = None) -> None:
     """
     Write one line with a logger of any signature.
 
@@ -88,7 +88,7 @@ def write(logger: Any, level: str, message: str, context: Mapping[str, Any], dat
     if isinstance(logger, logging.LoggerAdapter):
         # What the adapter makes of a line, in place of its own `log`, which would drop our fields.
         message, more = logger.process(message, {})
-        write(logger.logger, level, message, {**(more.get("extra") or {}), **context}, data)
+        write_log_line(logger.logger, level, message, {**(more.get("extra") or {}), **context}, data)
         return
     if isinstance(logger, logging.Logger):
         if logger.isEnabledFor(number):
@@ -98,7 +98,7 @@ def write(logger: Any, level: str, message: str, context: Mapping[str, Any], dat
     method = getattr(logger, name if name in LEVELS else "info", None) or logger.warn
     extra = data if isinstance(data, Mapping) else {} if data is None else {"data": data}
     told = {**extra, **context}
-    match _data_parameter(method):
+    match _find_data_parameter(method):
         case "keywords":
             method(message, **told)
         case "data":
@@ -109,7 +109,7 @@ def write(logger: Any, level: str, message: str, context: Mapping[str, Any], dat
             method(message)
 
 
-def _data_parameter(method: Callable[..., object]) -> Literal["keywords", "data", "second", "message"]:
+def _find_data_parameter(method: Callable[..., object]) -> Literal["keywords", "data", "second", "message"]:
     """Return how a logger's method accepts data; an unknown signature counts as keywords."""
     try:
         parameters = list(inspect.signature(method).parameters.values())
@@ -169,13 +169,13 @@ class LogObserver:
                 for place in [place for place in self._steps if place[0] == event.run_id]:
                     del self._steps[place]
                 self._call_method("on_complete", event.result)
-                self._log_event(event, "info", "run ended", **_end_fields(event.result))
+                self._log_event(event, "info", "run ended", **_make_end_fields(event.result))
             case _:
                 pass
 
     def _log_event(self, event: Event, level: str, message: str, **data: object) -> None:
         if isinstance(self._logger, logging.Logger | logging.LoggerAdapter):
-            write(self._logger, level, message, {"run_id": event.run_id, "path": event.path}, data)
+            write_log_line(self._logger, level, message, {"run_id": event.run_id, "path": event.path}, data)
 
     def _call_method(self, name: str, *arguments: object) -> None:
         method = getattr(self._logger, name, None)
@@ -183,7 +183,7 @@ class LogObserver:
             method(*arguments)
 
 
-def _end_fields(result: RunResult) -> dict[str, object]:
+def _make_end_fields(result: RunResult) -> dict[str, object]:
     """Return the end of a run as log fields."""
     return {
         "agent_id": result.state.agent_id,

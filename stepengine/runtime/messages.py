@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import attrs
 from attrs import frozen
 
-from stepengine.data.codec import restored
+from stepengine.data.codec import decode_stored
 from stepengine.data.effects import AwaitMessage
 from stepengine.data.json import JsonValue, freeze
 from stepengine.data.messages import UserMessage
@@ -67,20 +67,20 @@ def parse_answer(value: JsonValue) -> AnswerLike:
     """Return the answer in a message: a bool, a text, or an ``Answer`` in its stored form."""
     if isinstance(value, bool | str):
         return value
-    answer: Answer = restored(value)
+    answer: Answer = decode_stored(value)
     return answer
 
 
 class MessageStore(Protocol):
     """The store for messages of a run that outlive its process, to which other processes add theirs."""
 
-    def unread(self) -> Sequence[Message]:
+    def list_unread(self) -> Sequence[Message]:
         """Return the stored messages that no run of the tree has received."""
 
     def list_unreceived(self, path: str) -> Sequence[str]:
         """Return the texts sent to the run at *path* before this process resumed it and not received."""
 
-    def has(self, message_id: str) -> bool:
+    def has_message(self, message_id: str) -> bool:
         """Return whether a message with this id is stored."""
 
     async def fetch(self) -> Sequence[Message]:
@@ -161,10 +161,10 @@ class RunMessages:
         self._is_over = False
         self._first: Sequence[Message] = ()
         if box is not None:
-            self._first = box.unread()
+            self._first = box.list_unread()
             self._enqueue_new([message for message in self._first if message.kind == "message"])
 
-    def begin(self) -> None:
+    def apply_earlier_messages(self) -> None:
         """Apply the steering messages of earlier processes; to be called once, when the tree runs."""
         first, self._first = self._first, ()
         self._apply_all([message for message in first if message.kind != "message"])
@@ -185,7 +185,7 @@ class RunMessages:
 
     def deliver(self, message: Message) -> bool:
         """Receive a message of this process in the run's event loop; return whether it is new."""
-        if self._is_over or self.has(message.id):
+        if self._is_over or self.has_message(message.id):
             return False  # what comes too late is in the mailbox, for whoever goes on
         # Kept before it is told: what a run has acted upon has to be in its record, or a replay would not hear it.
         if self._box is not None and not self._box.store_message(message):
@@ -194,13 +194,13 @@ class RunMessages:
         self._notify_waiters()
         return True
 
-    def has(self, message_id: str) -> bool:
+    def has_message(self, message_id: str) -> bool:
         """Return whether a message with this id has arrived before."""
-        return message_id in self._seen or (self._box is not None and self._box.has(message_id))
+        return message_id in self._seen or (self._box is not None and self._box.has_message(message_id))
 
     def send(self, message: Message) -> bool:
         """Store a message durably if there is a store; return whether it is new. May be called from any thread."""
-        return not self.has(message.id) if self._box is None else self._box.send(message)
+        return not self.has_message(message.id) if self._box is None else self._box.send(message)
 
     async def fetch(self) -> None:
         """Receive the messages of other processes; to be called in the run's event loop."""
@@ -231,8 +231,8 @@ class RunMessages:
             if not future.done():
                 future.set_result(None)
 
-    def first(self, path: str, topic: str) -> Message | None:
-        """Return the oldest waiting message on a topic of the run at *path*; ``take`` or ``refuse`` removes it."""
+    def find_oldest(self, path: str, topic: str) -> Message | None:
+        """Return the oldest waiting message on a topic of the run at *path*; ``remove`` or ``refuse`` removes it."""
         waiting = self._waiting.get((path, topic))
         return waiting[0] if waiting else None
 
@@ -244,7 +244,7 @@ class RunMessages:
         elif waiting:
             self._waiting[message.path, message.topic] = deque([one for one in waiting if one.id != message.id])
 
-    def return_message(self, message: Message) -> None:
+    def put_back_message(self, message: Message) -> None:
         """Return a message to the front of its topic, since its receiver lost a race."""
         # In front: it was the next one, and the order of a topic is that in which its messages came.
         self._waiting.setdefault((message.path, message.topic), deque()).appendleft(message)
@@ -256,7 +256,7 @@ class RunMessages:
         if self._box is not None:
             self._box.refuse(message, why)
 
-    def future_of_next_message(self) -> asyncio.Future[None]:
+    def make_message_future(self) -> asyncio.Future[None]:
         """Return a future that is done when any message arrives."""
         self._arrivals = [future for future in self._arrivals if not future.done()]
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()

@@ -45,7 +45,7 @@ def apply_outside_message(tree: SteerableTree, message: Message) -> None:
         # and the reason with it.
         case "cancel" if message.path:
             known = tree.background.is_running(message.path)
-            tree.background.end((message.path,), said) if known else tree.runs.cancel(message.path, said)
+            tree.background.cancel_children((message.path,), said) if known else tree.runs.cancel(message.path, said)
         case "cancel":
             tree.hub.failures.warnings.append(
                 f"the run was cancelled by a mailbox message{f': {said}' if said else ''}"
@@ -54,7 +54,7 @@ def apply_outside_message(tree: SteerableTree, message: Message) -> None:
         case "answer":
             _deliver_answer(tree, message)
         case "result":
-            tree.deferred.settle((message.path, int(message.topic)), thaw(message.value))
+            tree.deferred.deliver_once((message.path, int(message.topic)), thaw(message.value))
         case "message":
             pass
 
@@ -65,7 +65,7 @@ def _deliver_answer(tree: SteerableTree, message: Message) -> None:
     # Somebody was told that the answer arrived, so it cannot simply vanish: that it was left out, and why, stands
     # in the record and in the run's warnings.
     except AnswerRejected as error:
-        if tree.questions.is_left(message.topic):
+        if tree.questions.is_left_unanswered(message.topic):
             return  # it came in the moment in which the run is suspended, and is there for whoever resumes it
         tree.mail.refuse(message, error.message)
         tree.hub.failures.warnings.append(f"an answer that was sent was left out: {error.message}")

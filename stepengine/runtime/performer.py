@@ -17,7 +17,7 @@ import attrs
 from stepengine.data.effects import ROWS, CallBody, CallFunction, CallTool, Compute, Gather, Leaf, RunObjects
 from stepengine.data.events import Event
 from stepengine.data.outcomes import Failure, PartialUsage, Single, Value
-from stepengine.data.record_sizes import cut_error
+from stepengine.data.record_sizes import cut_error_texts
 from stepengine.data.state import AgentState
 from stepengine.data.usage import Usage
 from stepengine.data.waits import Waits
@@ -93,7 +93,7 @@ class IO(Protocol):
     def record_suspension(self, item: Item) -> None:
         """Record that the tree is suspended for this wait."""
 
-    def drive(self, plan: RunPlan, state: AgentState, path: str) -> Awaitable[Finished]:
+    def run_child(self, plan: RunPlan, state: AgentState, path: str) -> Awaitable[Finished]:
         """Run a child to its end in a task of its own; cancelling the wait ends the child first."""
 
 
@@ -134,9 +134,9 @@ class ForwardingIO:
         """Record that the tree is suspended for this wait."""
         self._io.record_suspension(item)
 
-    def drive(self, plan: RunPlan, state: AgentState, path: str) -> Awaitable[Finished]:
+    def run_child(self, plan: RunPlan, state: AgentState, path: str) -> Awaitable[Finished]:
         """Run a child to its end."""
-        return self._io.drive(plan, state, path)
+        return self._io.run_child(plan, state, path)
 
 
 class Performer(Protocol):
@@ -204,7 +204,7 @@ def run_compute(effect: Compute, keeps: RunObjects) -> Value | Failure:
     except ReplayDivergence:
         raise
     except StepEngineError as error:
-        return Failure(cut_error(error))
+        return Failure(cut_error_texts(error))
 
 
 def wrap_error(error: BaseException, failure: str) -> StepEngineError:

@@ -24,7 +24,7 @@ from stepengine.runtime.prices import Prices
 class _Wrapping(NamedTuple):
     """The wrappers of the innermost performer, from the inside out."""
 
-    brake: StopOnFailure
+    group_stopper: StopOnFailure
     recording: Performer
     meter: UsageMeter
     repeats: Repeats
@@ -44,7 +44,7 @@ class PerformerStack:
         "_elapsed",
         "_find_output_limit",
         "_ledgers",
-        "_make_brake",
+        "_make_group_stopper",
         "_middlewares",
         "_tracers",
         "_wrapping",
@@ -59,21 +59,21 @@ class PerformerStack:
         middlewares: Sequence[Middleware],
         tracers: Sequence[Middleware],
         *,
-        make_brake: Callable[[Performer, Refusals], StopOnFailure],
+        make_group_stopper: Callable[[Performer, Refusals], StopOnFailure],
         elapsed: Callable[[], int],
         find_output_limit: Callable[[ModelRequest], int | None],
     ) -> None:
         """
         Wrap *innermost* in *middlewares*, such as recorders, and everything in *tracers*.
 
-        *make_brake* makes the brake around a performer; *elapsed* is the tree's time in milliseconds; *find_output_limit*
-        returns the longest reply to a request in tokens, if it is known.
+        *make_group_stopper* makes the ``StopOnFailure`` around a performer; *elapsed* is the tree's time in milliseconds;
+        *find_output_limit* returns the longest reply to a request in tokens, if it is known.
         """
         self.innermost = innermost
         self.prices = prices
         self._middlewares = middlewares
         self._tracers = tracers
-        self._make_brake = make_brake
+        self._make_group_stopper = make_group_stopper
         self._elapsed = elapsed
         self._find_output_limit = find_output_limit
         self._ledgers = Ledgers()
@@ -94,17 +94,17 @@ class PerformerStack:
         return (self._wrapping or self._wrap_innermost()).recording
 
     @property
-    def brake(self) -> StopOnFailure:
+    def group_stopper(self) -> StopOnFailure:
         """The performer that stops the siblings of a failed child."""
-        return (self._wrapping or self._wrap_innermost()).brake
+        return (self._wrapping or self._wrap_innermost()).group_stopper
 
     def count_startable(self, items: Sequence[Item]) -> int:
         """Return how many of the first *items*, at least one, can begin together within the limits."""
         return (self._wrapping or self._wrap_innermost()).meter.count_startable(items)
 
-    def compare(self, item: Item, outcome: Single, io: IO) -> None:
+    def count_repeated_call(self, item: Item, outcome: Single, io: IO) -> None:
         """Count a call that repeats the last one."""
-        (self._wrapping or self._wrap_innermost()).repeats.compare(item, outcome, io)
+        (self._wrapping or self._wrap_innermost()).repeats.count_repeated_call(item, outcome, io)
 
     def _wrap_innermost(self) -> _Wrapping:
         # From the inside out, and the order is not free. The gate stands inside of who records, so that its refusals
@@ -112,8 +112,8 @@ class PerformerStack:
         # so that it counts also what comes out of a record: a run that goes on has spent what it had spent. What traces
         # stands outermost, and sees what the machine sees.
         refusals = Refusals()
-        brake = self._make_brake(self.innermost, refusals)
-        performer: Performer = LimitGate(brake, refusals, self._elapsed)
+        group_stopper = self._make_group_stopper(self.innermost, refusals)
+        performer: Performer = LimitGate(group_stopper, refusals, self._elapsed)
         for wrap in self._middlewares:
             performer = wrap(performer)
         recording = performer
@@ -131,10 +131,10 @@ class PerformerStack:
         performer = repeats = Repeats(performer, refusals)
         for wrap in self._tracers:
             performer = wrap(performer)
-        self._wrapping = _Wrapping(brake, recording, meter, repeats, performer)
+        self._wrapping = _Wrapping(group_stopper, recording, meter, repeats, performer)
         return self._wrapping
 
-    def open(self, path: str, plan: RunPlan) -> Performer | None:
+    def open_run(self, path: str, plan: RunPlan) -> Performer | None:
         """
         Open the ledger of a starting run; return the performer for its effects other than children, if there is a shortcut.
 
@@ -142,12 +142,12 @@ class PerformerStack:
         the run is in no group of which one failure ends all. Through all of them a bare step took 33.8 us instead of 29.8, one that
         is recorded in memory 56.5 instead of 53.7, side by side.
         """
-        ledger = self._ledgers.open(path, plan)
+        ledger = self._ledgers.open_ledger(path, plan)
         # Decided once for a run, when it starts: none of what is asked here changes while it runs.
         wrapping = self._wrapping
         if self._tracers or plan.limits.max_identical_calls is not None or ledger.bounded:
             return None
-        if wrapping is not None and wrapping.brake.can_stop(path):
+        if wrapping is not None and wrapping.group_stopper.can_stop_run(path):
             return None
         if wrapping is None or not self._middlewares:
             return self.innermost
@@ -155,22 +155,22 @@ class PerformerStack:
         wrap: Callable[[Performer], Performer] | None = getattr(wrapping.recording, "wrap_performer", None)
         return wrapping.recording if wrap is None or len(self._middlewares) > 1 else wrap(self.innermost)
 
-    def ledger(self, path: str) -> SpendingLedger:
+    def get_ledger(self, path: str) -> SpendingLedger:
         """Return the ledger of the running run at *path*."""
         return self._ledgers.get_ledger(path)
 
-    def allow(self, question: Question, answer: Answer) -> None:
+    def raise_limit(self, question: Question, answer: Answer) -> None:
         """Raise the limit that *question* is about; the run itself counts steps."""
         ceiling = ceiling_from_answer(question, answer)
         if ceiling is not None:
-            self._ledgers.allow(ceiling)
+            self._ledgers.raise_limit(ceiling)
             if self._wrapping is not None:
                 self._wrapping.meter.start_waiting_calls()
 
-    def forget(self, path: str) -> None:
+    def forget_run(self, path: str) -> None:
         """Drop the data of an ended run."""
         if self._wrapping is not None:
-            self._wrapping.meter.forget(path)
-            self._wrapping.repeats.forget(path)
+            self._wrapping.meter.release_run(path)
+            self._wrapping.repeats.forget_run(path)
         if path:
-            self._ledgers.close(path)
+            self._ledgers.close_ledger(path)

@@ -41,12 +41,12 @@ class Prices:
         self._pricing = pricing
         self._now = now
 
-    def for_usage(self, model: str, usage: Usage) -> Decimal | None:
+    def compute_usage_cost(self, model: str, usage: Usage) -> Decimal | None:
         """Return the cost of *usage* by *model*, or ``None`` if it is unknown."""
         pricing = self._pricing
         return None if pricing is None else _compute_cost(model, lambda: pricing(model, usage, self._now()))
 
-    def for_reply(self, model: str, reply: ModelReply) -> Decimal | None:
+    def compute_reply_cost(self, model: str, reply: ModelReply) -> Decimal | None:
         """
         Return the cost computed from the usage of *reply*, ignoring the cost it states; ``None`` if unknown.
 
@@ -60,10 +60,10 @@ class Prices:
         )
         if whole is not None:
             return _compute_cost(model, lambda: whole(model, reply, self._now()))
-        cost = self.for_usage(reply.model or model, usage)
-        return self.for_usage(model, usage) if cost is None and reply.model is not None else cost
+        cost = self.compute_usage_cost(reply.model or model, usage)
+        return self.compute_usage_cost(model, usage) if cost is None and reply.model is not None else cost
 
-    def unpriced_parts(self, model: str, reply: ModelReply) -> tuple[str, ...]:
+    def list_unpriced_parts(self, model: str, reply: ModelReply) -> tuple[str, ...]:
         """Return the parts of *reply* without a price, which make its cost a lower bound."""
         parts: Callable[[str, ModelReply, datetime], tuple[str, ...]] | None
         parts = getattr(self._pricing, "list_unpriced", None)

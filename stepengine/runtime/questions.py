@@ -117,7 +117,7 @@ class RememberedRules:
     def _is_remembered(self, rule: JsonDict) -> bool:
         return canonical(rule) in self._rules or (self.store is not None and self.store.has_rule(rule))
 
-    def forget(self, ids: Collection[str]) -> None:
+    def remove_rules(self, ids: Collection[str]) -> None:
         """Remove the rules with these ids; all if there are none."""
         for key, rule in list(self._rules.items()):
             if not ids or rule["id"] in ids:
@@ -146,7 +146,7 @@ class _OpenQuestion:
         self.timer: asyncio.TimerHandle | None = None
         self.is_late = False
 
-    def close(self) -> None:
+    def cancel_timer(self) -> None:
         """Cancel the timer of the question, if it has one."""
         if self.timer is not None:
             self.timer.cancel()
@@ -173,7 +173,7 @@ class AdvanceAnswers:
         self._unused = list(given)
         self._misfits: dict[str, str] = {}
 
-    def find(self, question: Question) -> Answer | None:
+    def find_and_mark_used(self, question: Question) -> Answer | None:
         """Return the answer to a question, or ``None``; each of an earlier run serves once."""
         # A run that goes on from a state asks anew, under other ids; the answer belongs to the question that is the
         # same in all else.
@@ -191,7 +191,7 @@ class AdvanceAnswers:
         return None
 
     @property
-    def unused(self) -> tuple[str, ...]:
+    def unused_warnings(self) -> tuple[str, ...]:
         """Sentences about answers that were passed in advance but not used: invalid ones, and those without a question."""
         unasked = {*self._unused, *[question.id for question, _ in self._earlier]}
         said = [f"nobody asked the question {key!r}, for which an answer was given" for key in sorted(unasked)]
@@ -239,11 +239,11 @@ class LimitQuestions:
                 asking.cancel()
         return self._allowed[question.id]
 
-    def record(self, question: Question, answer: Answer) -> None:
+    def record_answer(self, question: Question, answer: Answer) -> None:
         """Record the answer to a question about a limit, live or replayed."""
         self._allowed[question.id] = answer
 
-    def is_first(self, question: Question) -> bool:
+    def announce_once(self, question: Question) -> bool:
         """Return whether a question is the first with its id, so that it is shown, and register the id."""
         is_new = question.id not in self._announced
         self._announced.add(question.id)
@@ -344,7 +344,7 @@ class OpenQuestions:
     ) -> list[Answer | None]:
         # In this order: what was said before, or is settled by itself; then somebody in this process; then, where
         # nobody may be waited for, a no; and only what is left stays open.
-        answers = [self._find_known_answer(question) or _refusal_in_preview(question) for question in questions]
+        answers = [self._find_known_answer(question) or _find_preview_refusal(question) for question in questions]
         somebody = interactor or self._interactor
         if somebody is not None:
             for index, question in enumerate(questions):
@@ -366,7 +366,7 @@ class OpenQuestions:
                 answers[index] = await known.future
         finally:
             for index, known in opened.items():
-                known.close()
+                known.cancel_timer()
                 del self._open[questions[index].id]
                 self._waiting -= answers[index] is not None
         return answers
@@ -383,7 +383,7 @@ class OpenQuestions:
 
     def _find_known_answer(self, question: Question) -> Answer | None:
         """Return the answer from those given in advance or from a remembered rule, or ``None``."""
-        known = self.given.find(question)
+        known = self.given.find_and_mark_used(question)
         if known is not None:
             return known
         rule = self._find_covering_rule(question)
@@ -397,11 +397,11 @@ class OpenQuestions:
         return self._attending > 0 or self.patience is None
 
     @property
-    def open(self) -> tuple[Question, ...]:
+    def open_questions(self) -> tuple[Question, ...]:
         """The questions that wait for an answer, oldest first."""
         return tuple([known.question for known in list(self._open.values()) if not known.future.done()])
 
-    def is_left(self, question_id: str) -> bool:
+    def is_left_unanswered(self, question_id: str) -> bool:
         """Return whether an unanswered question has no waiter any more, since the run is being suspended."""
         known = self._open.get(question_id)
         if known is None or not known.future.done() or known.future.cancelled():
@@ -420,7 +420,7 @@ class OpenQuestions:
         if not self._attending:
             _set_answer_once(known.future, None)
 
-    def attend(self) -> None:
+    def add_attendant(self) -> None:
         """Register a reader that answers questions. Questions then wait instead of suspending the run."""
         self._attending += 1
 
@@ -442,7 +442,7 @@ class OpenQuestions:
         """
         known = self._open.get(question_id)
         if known is None or known.future.done():
-            listed = list_names([f"{question.id!r} ({question.text})" for question in self.open])
+            listed = list_names([f"{question.id!r} ({question.text})" for question in self.open_questions])
             msg = f"question {question_id!r} is not open; open are: {listed}"
             raise AnswerRejected(msg)
         question, future = known.question, known.future
@@ -490,7 +490,7 @@ def _is_denied_if_unanswered(question: Question) -> bool:
     return question.tool_name is not None or bool(question.number)
 
 
-def _refusal_in_preview(question: Question) -> Answer | None:
+def _find_preview_refusal(question: Question) -> Answer | None:
     """Return the denial if the tool's preview has a ``problem``; else ``None``."""
     return Answer(declined=True, by=REFUSED, reason=question.problem) if question.problem else None
 
@@ -525,11 +525,11 @@ def _add_preview(item: Item, question: Question, place: tuple[str, int] | None) 
         preview = preview or JsonDict(action="", details=question.details)
         details = preview["details"]
         known = details if isinstance(details, Mapping) else {} if details is None else {"what": details}
-        preview = JsonDict({**preview, "details": freeze({**known, IN_PROGRAM: _lines_around_waiting(*place)})})
+        preview = JsonDict({**preview, "details": freeze({**known, IN_PROGRAM: _format_waiting_lines(*place)})})
     return attrs.evolve(question, preview=preview)
 
 
-def _lines_around_waiting(text: str, line: int) -> str:
+def _format_waiting_lines(text: str, line: int) -> str:
     """Return the numbered lines of a program around the waiting line, which is marked."""
     lines = split_program_lines(text)
     first, last = max(0, line - 1 - SHOWN_LINES_AROUND), min(len(lines), line + SHOWN_LINES_AROUND)

@@ -26,7 +26,7 @@ from stepengine.models._stopped_usage import get_failed_attempt_usage, mark_requ
 from stepengine.models.base import ModelRef, Provider
 from stepengine.models.routing import Fallback, parse_route
 from stepengine.runtime.clock import TimeSource
-from stepengine.runtime.sizes import expected_tokens
+from stepengine.runtime.sizes import estimate_total_tokens
 from stepengine.workspace.after_fork import Lock, register_renewable
 
 WINDOW_MS = 60_000
@@ -224,10 +224,10 @@ class Limiter:
         most = limit.tokens_per_minute
         # One that is larger than the limit goes alone, when nothing else counts: it would otherwise never go.
         if most is not None and recent and self._tokens + tokens > most:
-            return WaitReason("tokens", (self._start_of_expiring_request(most - tokens) + WINDOW_MS - now) / 1000)
+            return WaitReason("tokens", (self._find_expiring_start(most - tokens) + WINDOW_MS - now) / 1000)
         return None
 
-    def _start_of_expiring_request(self, most: int) -> int:
+    def _find_expiring_start(self, most: int) -> int:
         """Return the start time of the last request that must expire until at most *most* tokens count."""
         left = self._tokens
         for ticket in self._recent:
@@ -347,7 +347,7 @@ class _RateLimitedProvider(Provider):
     async def _wait_for_turn(self, request: ModelRequest) -> object:
         try:
             return await self._limiter.enter(
-                expected_tokens(request), lambda obstacle: self._notice(self.name, obstacle)
+                estimate_total_tokens(request), lambda obstacle: self._notice(self.name, obstacle)
             )
         except asyncio.CancelledError as stopped:
             mark_request_unsent(stopped)

@@ -46,7 +46,7 @@ class Run(Protocol):
     def stop_gracefully(self, stop: Stop) -> None:
         """Start nothing more, and cancel the effects that can be repeated."""
 
-    def list_unrepeatable(self) -> list[Item]:
+    def list_unrepeatable_effects(self) -> list[Item]:
         """Return the running effects that cannot happen again."""
 
     def absorb_cancellation(self) -> Stop:
@@ -55,8 +55,8 @@ class Run(Protocol):
     def record_outside_cancel(self) -> None:
         """Record a cancellation from outside, if there was one."""
 
-    def start_waiting(self) -> None:
+    def start_waiting_for_children(self) -> None:
         """Record that the run has reached its end and waits for its children."""
 
-    def end_waiting(self) -> None:
+    def end_waiting_for_children(self) -> None:
         """Record that its children have ended."""

@@ -83,7 +83,7 @@ def _refuse_child(_: RunPlan, effect: Spawn, path: str) -> tuple[RunPlan, AgentS
     raise StepEngineError(msg)
 
 
-def _unknown_window(_: str) -> int | None:
+def _return_unknown_window(_: str) -> int | None:
     return None
 
 
@@ -139,7 +139,7 @@ class Services:
     models: ModelRegistry
     tools: ToolSetting = attrs.field(factory=ToolSetting)
     pricing: Pricing | None = None
-    window: Callable[[str], int | None] = _unknown_window
+    window: Callable[[str], int | None] = _return_unknown_window
     output_limit: Callable[[ModelRequest], int | None] = get_named_output_limit
     planner: ChildPlanner = _refuse_child
     interactor: Interactor | None = None

@@ -12,6 +12,6 @@ def estimated_tokens(request: ModelRequest) -> int:
     return tokens + estimate_tokens(request.system_prompt) + tool_tokens(request.tools)
 
 
-def expected_tokens(request: ModelRequest) -> int:
+def estimate_total_tokens(request: ModelRequest) -> int:
     """Return the estimated tokens of a request and its reply; without ``max_tokens`` the reply counts as 0."""
     return estimated_tokens(request) + (request.settings.max_tokens or 0)

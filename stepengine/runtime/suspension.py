@@ -93,7 +93,7 @@ class SuspensionDetector:
             self.waits[address] = waits
         return False
 
-    async def hold(self, item: Item) -> None:
+    async def hold_effect(self, item: Item) -> None:
         """Hold an effect until every run of the tree has reached the end of its record."""
         address = item.address
         held = self.held[address] = asyncio.get_running_loop().create_future()
@@ -103,7 +103,7 @@ class SuspensionDetector:
         finally:
             self.held.pop(address, None)
 
-    async def hold_if_new(self, item: Item, *, begins: bool) -> None:
+    async def hold_new_effect(self, item: Item, *, begins: bool) -> None:
         """
         Hold a new effect until every run of the tree has reached the end of its record.
 
@@ -111,26 +111,26 @@ class SuspensionDetector:
         """
         record = self._tree.services.record
         if record is not None and not (record.has_begun(item) if begins else record.has_outcome(item)):
-            await self.hold(item)
+            await self.hold_effect(item)
 
     def close(self) -> None:
         """Drop the ended tree; its waits are kept."""
         del self._tree
 
-    def release(self, path: str) -> None:
+    def end_background_wait(self, path: str) -> None:
         """End the wait of a suspended background child, because it must end."""
         parked = self.parked.get((path, -1))
         if parked is not None:
             _resolve_waits(parked.events)
 
-    def drop(self, path: str) -> None:
+    def drop_waits(self, path: str) -> None:
         """Remove the waits of the run at *path*, which was ended while it waited."""
         for address in [one for one in self.waits if one[0] == path or one[0].startswith(f"{path}.")]:
             del self.waits[address]
 
     def release_or_suspend(self) -> None:
         """If all runs of the tree wait, release held effects or suspend the tree; called after every end."""
-        if not (self.parked or self.held) or not self._do_all_runs_wait():
+        if not (self.parked or self.held) or not self._are_all_runs_waiting():
             return
         # What was held comes first: a tree that has just come to the end of its record is not asleep, it begins to
         # live.
@@ -140,7 +140,7 @@ class SuspensionDetector:
         elif self._can_suspend([one for parked in self.parked.values() for one in parked.waits]):
             unreachable = self._find_unreachable_waits()
             for one in unreachable:
-                one.over.set_exception(_no_sender_error(one.waits[0]))
+                one.over.set_exception(_make_no_sender_error(one.waits[0]))
             if not unreachable:
                 _resolve_waits([parked.over for parked in self.parked.values()])
 
@@ -168,14 +168,14 @@ class SuspensionDetector:
             return []
         return [one for one in parked if one.waits and one.waits[0].kind == "message"]
 
-    def _do_all_runs_wait(self) -> bool:
+    def _are_all_runs_waiting(self) -> bool:
         tree = self._tree
         # Whoever was at work when this was last asked mostly still is, and the youngest comes to rest last.
         # Asked at each end of anything, of all runs of a tree that may have thousands: the one that was at work the
         # last time answers for nearly all of these questions.
         if not self._is_run_waiting_at(self._busy):
             return False
-        for path in itertools.chain(reversed(tree.runs.by_path), tree.background.iterate_running()):
+        for path in itertools.chain(reversed(tree.runs.by_path), tree.background.iterate_running_paths()):
             if not self._is_run_waiting_at(path):
                 self._busy = path
                 return False
@@ -191,7 +191,7 @@ class SuspensionDetector:
     def _is_run_waiting(self, run: Run) -> bool:
         """Return whether a run only waits, be it for its background children at its end."""
         if run.is_ending:
-            return self._tree.background.is_used_by(run.path)
+            return self._tree.background.has_running_child(run.path)
         busy = run.busy
         if busy is None or busy is True:
             return False
@@ -203,7 +203,7 @@ class SuspensionDetector:
         held = self.held.get(item.address)
         if held is not None:
             return not held.done()  # one that was let go is at work, though it had no turn yet
-        if self._tree.performers.brake.is_given_up(item):
+        if self._tree.performers.group_stopper.has_lost_race(item):
             return False
         # A member of a race whose run stands still is parked itself, and waits for the others of it. Whoever starts a child in the
         # background does not wait for it: it goes on as soon as that is recorded, which takes a journal in a file a moment.
@@ -226,7 +226,7 @@ class TreeWithSuspension(Tree, Protocol):
         """The waits of its runs."""
 
 
-def _no_sender_error(wait: Waits) -> AgentError:
+def _make_no_sender_error(wait: Waits) -> AgentError:
     whose = f" of the run {wait.path!r}" if wait.path else ""
     msg = (
         f"Receive({wait.topic!r}){whose} waits for a message that no one can send: the run has no journal and no handle. "

@@ -6,7 +6,7 @@ It starts and ends runs, and is the ``IO`` of its performers. Everything else is
 - ``runs`` and ``loop`` (``active_runs``): the running runs, interrupts, objects that tools keep for runs; calls from other threads.
 - ``clock`` (``clock``): time, and the time limits of runs.
 - ``performers`` (``performer_stack``): performers, ledgers of spending, prices.
-- ``mail`` and ``inboxes`` (``mail``): messages; ``outside_messages`` carries out those for the tree itself.
+- ``mail`` and ``inboxes`` (``messages``): messages; ``outside_messages`` carries out those for the tree itself.
 - ``questions`` (``questions``): questions. ``deferred`` (``deferred_calls``): calls that wait for their results from outside.
 - ``suspension``: the waits of the runs, and when the tree is suspended. ``background``: children in the background.
 - ``hub``: the event stream. ``leftovers``: data that cancelled waits could not return.
@@ -31,7 +31,7 @@ from stepengine.machine.plan import Finished, RunPlan
 from stepengine.machine.signals import belongs_to_caller
 from stepengine.runtime.active_runs import ActiveRuns, TreeLoop
 from stepengine.runtime.background import BackgroundChildren
-from stepengine.runtime.clock import TreeClock, stop_for_time
+from stepengine.runtime.clock import TreeClock, make_time_limit_stop
 from stepengine.runtime.core_performer import CorePerformer, OutcomeMaker
 from stepengine.runtime.deferred_calls import DeferredCalls
 from stepengine.runtime.driver import RunTask, drive
@@ -144,7 +144,7 @@ class RunTree:
     def _use_services(self, services: Services, plan: RunPlan) -> None:
         """Create the clock, mail and performers of the tree from *services*."""
         self.services = services
-        self.hub.set_run(plan.run_id)
+        self.hub.set_run_id(plan.run_id)
         self.clock = TreeClock(services.clock, plan.created, services.since)
         self.mail = RunMessages(services.mail, partial(apply_outside_message, self), self.hub.failures.warnings.append)
         self.suspension.is_replaying = services.record is not None
@@ -155,8 +155,8 @@ class RunTree:
             prices,
             services.middlewares,
             services.outermost,
-            make_brake=partial(StopOnFailure, now=self.clock.elapsed, tree=self),
-            elapsed=self.clock.elapsed,
+            make_group_stopper=partial(StopOnFailure, now=self.clock.elapsed_ms, tree=self),
+            elapsed=self.clock.elapsed_ms,
             find_output_limit=services.output_limit,
         )
 
@@ -195,7 +195,7 @@ class RunTree:
         """Return the known usage of a model call without a result; ``None`` if no request was sent."""
         return self.leftovers.stopped_calls.get(item.address)
 
-    async def wait_for(self, coming: Callable[[], Awaitable[object]]) -> bool:
+    async def wait_before_run(self, coming: Callable[[], Awaitable[object]]) -> bool:
         """
         Wait for something before the root runs, such as its turn.
 
@@ -206,8 +206,8 @@ class RunTree:
         # The driver's own time limit begins with the run; who waits for a turn in a session must be stopped by it, too.
         timer = None
         if seconds is not None:
-            timer = asyncio.get_running_loop().call_later(max(0.0, seconds), root.stop, stop_for_time(seconds))
-        root.cancellation.enter()
+            timer = asyncio.get_running_loop().call_later(max(0.0, seconds), root.stop, make_time_limit_stop(seconds))
+        root.cancellation.attach_task()
         # There is no effect to name, but a stop has to find something that it can cancel.
         root.busy = True
         try:
@@ -219,24 +219,24 @@ class RunTree:
             root.busy = None
             if timer is not None:
                 timer.cancel()
-            root.cancellation.leave()
+            root.cancellation.detach_task()
         return root.stopping is None
 
     async def run(self) -> Finished:
         """Run the root in the current task; its cancellation is in ``root.cancelled`` and ``reraise``."""
-        self.loop.enter()
+        self.loop.set_running_loop()
         watchdog = Watchdog.for_running_loop()
-        watchdog.enter(self)
+        watchdog.watch_tree(self)
         # An observer may raise what is the caller's (a failing test): the run ends because of it, and does not go on to
         # the next step.
         self.hub.failures.on_crash = self.root.crash_tree
         self.runs.by_path[self.root.path] = self.root
-        self.mail.begin()
+        self.mail.apply_earlier_messages()
         try:
             finished = await self._run_to_end(self.root)
             return _fail_with_callers_error(finished, self.leftovers.reraise)
         finally:
-            watchdog.leave(self)
+            watchdog.unwatch_tree(self)
             self._break_cycles()
 
     def _break_cycles(self) -> None:
@@ -249,13 +249,13 @@ class RunTree:
         self.hub.failures.on_crash = self.hub.root.history = None
         del self.root.tree
 
-    async def drive(self, plan: RunPlan, state: AgentState, path: str) -> Finished:
+    async def run_child(self, plan: RunPlan, state: AgentState, path: str) -> Finished:
         """Run a child in a task of its own; a cancelled wait stops the child and waits for it."""
         run = self.runs.by_path[path] = RunTask(self, plan, state, path)
         if self.root.is_in_grace:
             run.stopping = self.root.stopping
         elif self.background.children:
-            run.stopping = self.background.find_stop(path)
+            run.stopping = self.background.find_child_stop(path)
         # A task of its own, shielded: if the parent's wait is cancelled the child must not be struck in the middle of
         # an effect, but be told to stop, so that it closes its handler and says what it has spent.
         task = asyncio.create_task(self._run_to_end(run))
@@ -272,24 +272,26 @@ class RunTree:
             finished = task.result()
             # The wait ends with an exception and can return nothing. What the child came to is put aside, and `make_stop` of
             # the parent's driver hands it on: its spending counts, and its questions are its parent's.
-            self.leftovers.ended_children[path] = finished.as_child() if plan.body is None else finished.as_body()
+            self.leftovers.ended_children[path] = (
+                finished.to_child_result() if plan.body is None else finished.to_body_end()
+            )
             raise
 
     async def _run_to_end(self, run: RunTask) -> Finished:
         plan = run.plan
         # Before the machine is made: its first effect reserves in the ledger.
-        run.direct = self.performers.open(run.path, plan)
+        run.direct = self.performers.open_run(run.path, plan)
         self.hub.log.add_run(run.path, run.state.run_id, plan.definition.id)
-        run.cancellation.enter()
+        run.cancellation.attach_task()
         if self.mail.is_kept:
             # What was said to a resumed run before and did not reach it.
             self.inboxes.add(run.path, *map(UserMessage, self.mail.list_unreceived(run.path)))
         seconds = plan.limits.max_seconds if self.services.is_timed else None
-        timer = None if seconds is None else self.clock.start_timer(run.path, seconds, run.stop)
+        timer = None if seconds is None else self.clock.start_time_limit_timer(run.path, seconds, run.stop)
         try:
             finished = await drive(self.services.machine(plan, run.state), run)
             has_background = run.path in self.background.of
-            return await self.background.settle(run, finished) if has_background else finished
+            return await self.background.await_children_at_end(run, finished) if has_background else finished
         # The loop is closing and takes the tasks with it: nobody is left to be told of an end.
         except (asyncio.CancelledError, GeneratorExit):
             raise
@@ -309,7 +311,7 @@ class RunTree:
             if run.path in self.runs.belongings.by_path:
                 await self.runs.belongings.end(run)
             run.direct = None  # refers to the tree
-            run.cancellation.leave()
+            run.cancellation.detach_task()
             self._forget_run(run.path)
 
     def _forget_run(self, path: str) -> None:
@@ -320,8 +322,8 @@ class RunTree:
         if self.suspension.parked or self.suspension.held:
             self.suspension.release_or_suspend()
         if self.leftovers.stopped_calls:
-            self.leftovers.forget(path)
-        self.performers.forget(path)
+            self.leftovers.forget_run(path)
+        self.performers.forget_run(path)
         if path:
             self.hub.log.remove_run(path)
             self.runs.spawned_by.pop(path, None)

@@ -25,20 +25,20 @@ from stepengine.runtime.services import Services
 class Background(Protocol):
     """The children in the background; ``BackgroundChildren`` is the implementation."""
 
-    def iterate_running(self) -> Iterator[str]:
+    def iterate_running_paths(self) -> Iterator[str]:
         """Yield the paths of running children."""
 
     def is_running(self, path: str) -> bool:
         """Return whether the child at *path* is still running."""
 
-    def is_used_by(self, path: str) -> bool:
+    def has_running_child(self, path: str) -> bool:
         """Return whether a background child of the run at *path* is still running."""
 
 
 class GroupStopper(Protocol):
     """Stops the members of groups; ``StopOnFailure`` is the implementation."""
 
-    def is_given_up(self, item: Item) -> bool:
+    def has_lost_race(self, item: Item) -> bool:
         """Return whether another member of its race has won."""
 
 
@@ -46,7 +46,7 @@ class Performers(Protocol):
     """The performers of a tree; ``PerformerStack`` is the implementation."""
 
     @property
-    def brake(self) -> GroupStopper:
+    def group_stopper(self) -> GroupStopper:
         """The performer that stops the members of groups."""
 
     @property

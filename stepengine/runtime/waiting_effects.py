@@ -17,11 +17,11 @@ from stepengine.data.effects import AwaitMessage, AwaitRuns, AwaitTime, EndRuns,
 from stepengine.data.messages import UserMessage
 from stepengine.data.outcomes import Single, Stop, Value
 from stepengine.data.record_sizes import fit_child_result
-from stepengine.data.state import RunStatus, cancel_suspended, label_warning
+from stepengine.data.state import RunStatus, label_warning, mark_suspended_as_cancelled
 from stepengine.data.waits import Awaited, Received
 from stepengine.errors import AgentError, StepEngineError
 from stepengine.runtime.background import TreeWithBackground
-from stepengine.runtime.core_performer import OutcomeMaker, drop_frames
+from stepengine.runtime.core_performer import OutcomeMaker, drop_tracebacks
 from stepengine.runtime.messages import Message, make_message_checker
 from stepengine.runtime.performer import IO, Item
 from stepengine.runtime.suspension import list_waits
@@ -71,7 +71,7 @@ class WaitingEffects:
             with self._tree.mail.polling():
                 if not await self._sleep_or_wait(item, seconds, partial(services.clock.sleep, seconds)):
                     return Stop("suspended", self._outcomes.elapsed())
-        return self._outcomes.value(item, None)
+        return self._outcomes.make_value(item, None)
 
     async def _await_message(self, item: Item, effect: AwaitMessage) -> Single:
         """Wait for the first message on the topic that fits the schema; refuse the others with a warning."""
@@ -79,27 +79,27 @@ class WaitingEffects:
         try:
             misfit = make_message_checker(topic, effect.schema)
         except StepEngineError as error:
-            return self._outcomes.failure(item, error)
+            return self._outcomes.make_failure(item, error)
         with mail.polling():
             # What other processes have sent is looked for once before anything is waited for; from then on arrivals are
             # told.
-            if mail.first(path, topic) is None:
+            if mail.find_oldest(path, topic) is None:
                 await mail.fetch()
             while True:
-                while (message := mail.first(path, topic)) is not None:
+                while (message := mail.find_oldest(path, topic)) is not None:
                     problem = misfit(message.value)
                     if not problem:
                         mail.remove(message)
-                        return self._outcomes.value(item, Received(message.id, message.value))
+                        return self._outcomes.make_value(item, Received(message.id, message.value))
                     # Left out, and that is recorded: the next message may fit, and one that never fits would else stand
                     # before all others for ever.
                     mail.refuse(message, problem)
                     text = f"a message on {topic!r} (id {message.id!r}) was left out, since it does not fit what waits for it: {problem}"
                     self._tree.hub.failures.warnings.append(label_warning(text, path, item.plan.definition.id))
                 try:
-                    came = await self._wait_until_deadline(item, effect, mail.future_of_next_message)
+                    came = await self._wait_until_deadline(item, effect, mail.make_message_future)
                 except AgentError as error:
-                    return self._outcomes.failure(item, error)
+                    return self._outcomes.make_failure(item, error)
                 if came is not None:
                     return came
 
@@ -110,7 +110,7 @@ class WaitingEffects:
                 done = background.list_ended(effect.children)
                 if len(done) >= effect.need:
                     return self._make_wait_outcome(item, effect.children, done)
-                came = await self._wait_until_deadline(item, effect, background.future_of_next_end)
+                came = await self._wait_until_deadline(item, effect, background.make_end_future)
                 if came is not None:
                     if isinstance(came, Value):
                         return self._make_wait_outcome(item, effect.children, background.list_ended(effect.children))
@@ -119,10 +119,10 @@ class WaitingEffects:
     def _make_wait_outcome(self, item: Item, children: Sequence[str], done: Sequence[str]) -> Single:
         left = [path for path in children if path not in done]
         background = self._tree.background
-        outcome = self._outcomes.value(item, Awaited(tuple(done), tuple(left), background.results(done)))
+        outcome = self._outcomes.make_value(item, Awaited(tuple(done), tuple(left), background.get_results(done)))
         # Where the run was stopped meanwhile it is told nothing.
         if isinstance(outcome, Value):
-            background.mark_told(done)
+            background.mark_results_received(done)
         return outcome
 
     async def _wait_until_deadline(
@@ -134,7 +134,7 @@ class WaitingEffects:
             return None if came else Stop("suspended", self._outcomes.elapsed())
         seconds = self._tree.clock.seconds_until(effect.wakes, effect.asked)
         if seconds <= 0 or (item.has_begun and self._services.wakes_now):
-            return self._outcomes.value(item, None)
+            return self._outcomes.make_value(item, None)
         is_over = False
 
         async def sleep() -> None:
@@ -145,7 +145,7 @@ class WaitingEffects:
         if not await self._sleep_or_wait(item, seconds, sleep, coming):
             return Stop("suspended", self._outcomes.elapsed())
         # Where times are made up, no time passes by which the next look would see that the patience is over.
-        return self._outcomes.value(item, None) if is_over and self._services.since is None else None
+        return self._outcomes.make_value(item, None) if is_over and self._services.since is None else None
 
     async def _sleep_or_wait(
         self,
@@ -166,26 +166,26 @@ class WaitingEffects:
         return True
 
     async def _send_to_run(self, item: Item, effect: SendToRun) -> Single:
-        child = self._tree.background.child(effect.child)
+        child = self._tree.background.get_child(effect.child)
         if child.result is not None:
-            return self._outcomes.value(item, value=False)
+            return self._outcomes.make_value(item, value=False)
         address = f"{item.path}#{effect.seq}"
         is_new = self._tree.mail.deliver(Message(f"tell:{address}", effect.child, effect.topic, effect.value))
         if is_new and not effect.topic:
             self._tree.inboxes.add(effect.child, UserMessage(str(effect.value)))
-        return self._outcomes.value(item, value=True)
+        return self._outcomes.make_value(item, value=True)
 
     async def _end_runs(self, item: Item, effect: EndRuns) -> Single:
         background = self._tree.background
-        background.end(effect.children, effect.reason)
+        background.cancel_children(effect.children, effect.reason)
         if not await background.wait_for_ends(effect.children):
             return Stop("cancelled", self._outcomes.elapsed())
         return self._make_wait_outcome(item, effect.children, background.list_ended(effect.children))
 
     async def _run_in_background(self, item: Item, effect: RunInBackground, io: IO) -> Single:
         """Run a child in the background; a suspended child ends only with its tree or by its parent."""
-        finished = await io.drive(effect.plan, effect.state, item.path)
-        child, known = finished.as_child(), self._tree.background.child(item.path)
+        finished = await io.run_child(effect.plan, effect.state, item.path)
+        child, known = finished.to_child_result(), self._tree.background.get_child(item.path)
         # One that waits is no end: its parent may still send it what it waits for. So it stands here until the whole
         # tree lies down.
         if finished.status is RunStatus.SUSPENDED and known.stopping is None:
@@ -197,14 +197,14 @@ class WaitingEffects:
             # It was stopped with its tree, so it has not ended for whoever records.
             stopping = known.stopping
             if stopping.kind != "suspended":
-                child = cancel_suspended(child)
+                child = mark_suspended_as_cancelled(child)
             return Stop(stopping.kind, self._outcomes.elapsed(), stopping.error, child=child)
         else:
             stop = self._outcomes.make_stop_for_run(finished, child=child)
             if stop is not None:
                 return stop
-        drop_frames(child.error)
-        ended = self._outcomes.value(item, fit_child_result(child))
+        drop_tracebacks(child.error)
+        ended = self._outcomes.make_value(item, fit_child_result(child))
         return attrs.evolve(ended, child=child) if isinstance(ended, Stop) else ended
 
 

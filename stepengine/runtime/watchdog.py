@@ -76,7 +76,7 @@ class Watchdog:
         known = _watchdogs.get(loop)
         return cls(loop) if known is None else known
 
-    def enter(self, tree: Tree) -> None:
+    def watch_tree(self, tree: Tree) -> None:
         """Watch while *tree* runs."""
         with _lock:  # the thread forgets a watchdog that watches nothing
             self._trees.add(tree)
@@ -84,7 +84,7 @@ class Watchdog:
                 _watchdogs[self._loop] = self
                 _ensure_thread()
 
-    def leave(self, tree: Tree) -> None:
+    def unwatch_tree(self, tree: Tree) -> None:
         """Stop watching for *tree*; a block during its last act is still reported."""
         self._trees.discard(tree)
         if self._reported:
@@ -95,7 +95,7 @@ class Watchdog:
         """Whether a run is active in its loop."""
         return bool(self._trees)
 
-    def check_loop(self) -> None:
+    def ping_or_report(self) -> None:
         """Ping the loop, or report how long it has not answered; called in the watching thread."""
         if self._is_answered:
             self._is_answered = False
@@ -157,7 +157,7 @@ def _run_watch_loop() -> None:
                 _threads.clear()
                 return
         for watchdog in watchdogs:
-            watchdog.check_loop()
+            watchdog.ping_or_report()
 
 
 def _find_blocking_code(frame: FrameType | None) -> _BlockingCode:

@@ -18,12 +18,12 @@ from attrs import frozen
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.effects import Compute, RunObjects, get_program_line
 from stepengine.data.hooks import StepContext
-from stepengine.data.json import MAX_DEPTH_LEVELS, differences, freeze, mended
+from stepengine.data.json import MAX_DEPTH_LEVELS, find_differences, freeze, replace_lone_surrogates
 from stepengine.data.messages import JsonPart, ToolMessage, ToolResult
 from stepengine.data.programs import ProgramVariables, RunningProgram
 from stepengine.data.state import ChildResult
 from stepengine.data.tools import ToolSpec, has_timed_out
-from stepengine.data.yields import AgentCall, Ask, Member, Sleep, StepResult, Steps, ToolCall, parallel_from_program
+from stepengine.data.yields import AgentCall, Ask, Member, Sleep, StepResult, Steps, ToolCall, make_program_parallel
 from stepengine.errors import BadYield, DefinitionError, ReplayDivergence, StepEngineError, ToolError, ToolInputError
 from stepengine.redaction import PLACEHOLDER
 from stepengine.sandbox.byte_counter import ANSWER_BYTES, byte_size, inner_values, shallow_byte_size
@@ -413,7 +413,7 @@ class _ProgramRun(RunningProgram):
         if not members:
             return ()
         try:
-            result: StepResult = yield parallel_from_program(members, lines)
+            result: StepResult = yield make_program_parallel(members, lines)
         except StepEngineError as error:
             if len(members) == 1:
                 return (error,)
@@ -492,7 +492,7 @@ class _ProgramRun(RunningProgram):
         now = freeze(self._turn_as_json(turn, session))
         known = {name: value for name, value in known.items() if name != "told"}
         # A secret that was taken out of the record is no difference: the program has it, and no journal may.
-        other = [one for one in differences(known, now) if not _has_placeholder(one.recorded)]
+        other = [one for one in find_differences(known, now) if not _has_placeholder(one.recorded)]
         if not other:
             return
         line = known.get("line") or now.get("line") or 1
@@ -531,7 +531,11 @@ class _ProgramRun(RunningProgram):
             told = f"\nWhat was seen before it ran:\n{self._told}" if self._told else ""
             lost = GONE if turn.is_fatal else ""
             text = f"{_exceeded_limit_text(turn, self._programs.limits)}{turn.text}{lost}{told}{_printed_text(session)}"
-            return {"error": mended(text), "lost": True} if turn.is_fatal else {"error": mended(text)}
+            return (
+                {"error": replace_lone_surrogates(text), "lost": True}
+                if turn.is_fatal
+                else {"error": replace_lone_surrogates(text)}
+            )
         # A call that was never awaited ends without an error, and the model would believe that it was made.
         forgotten = [
             f"line {call.line}: {call.name}(...) was called and never awaited, so it did not run"
@@ -539,7 +543,7 @@ class _ProgramRun(RunningProgram):
         ]
         value = "" if turn.value is None else _format_last_value(turn.value, self._programs.limits.value)
         said = "\n".join([part for part in (session.printed.rstrip("\n"), value, *forgotten) if part])
-        return {"said": mended(said)}
+        return {"said": replace_lone_surrogates(said)}
 
     def _call_as_json(self, call: ProgramCall) -> dict[str, Any]:
         form: dict[str, Any] = {"id": call.id, "name": call.name, "line": call.line}
@@ -558,7 +562,7 @@ class _ProgramRun(RunningProgram):
             kind = (
                 "ValueError" if call.name == SLEEP else "NameError" if isinstance(error, _NoFunction) else "TypeError"
             )
-            return {**form, "error": kind, "words": mended(str(error))}
+            return {**form, "error": kind, "words": replace_lone_surrogates(str(error))}
 
     def _bind_arguments(self, call: ProgramCall) -> dict[str, Any]:
         """Return the tool input for a call of the program. Invalid arguments raise an error."""
@@ -670,7 +674,7 @@ def _has_placeholder(recorded: object) -> bool:
 
 
 def _printed_text(session: ProgramSession) -> str:
-    return f"\nBefore that it printed:\n{mended(session.printed)}" if session.printed else ""
+    return f"\nBefore that it printed:\n{replace_lone_surrogates(session.printed)}" if session.printed else ""
 
 
 def _exceeded_limit_text(turn: ProgramRaised, limits: ProgramLimits) -> str:

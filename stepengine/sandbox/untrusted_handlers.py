@@ -34,7 +34,17 @@ from stepengine.data.codec import to_json
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.effects import Compute
 from stepengine.data.hooks import StepContext
-from stepengine.data.json import MAX_DIGITS, MAX_INT, MAX_NUMBER, MIN_NUMBER, JsonDict, compact, freeze, mended, thaw
+from stepengine.data.json import (
+    MAX_DIGITS,
+    MAX_INT,
+    MAX_NUMBER,
+    MIN_NUMBER,
+    JsonDict,
+    compact,
+    freeze,
+    replace_lone_surrogates,
+    thaw,
+)
 from stepengine.data.limits import DEFAULT_LIMITS, Limits
 from stepengine.data.messages import AssistantMessage, Message, ToolCallPart, ToolMessage, ToolResult, UserMessage
 from stepengine.data.models import ModelReply, ModelSettings, Thinking
@@ -224,7 +234,7 @@ def _value_of_last_line(turn: ProgramTurn, known: AgentText, limits: ProgramLimi
     if turn.is_fatal:
         msg = f"{known.file}{line or ':1'}: {_turn_end_text(turn, limits)}"
     else:
-        msg = f"{known.file}{line or ':1'}: {turn.kind}: {mended(turn.text)}"
+        msg = f"{known.file}{line or ':1'}: {turn.kind}: {replace_lone_surrogates(turn.text)}"
     raise DefinitionError(msg)
 
 
@@ -437,10 +447,10 @@ def _check_number(value: Any) -> Any:
 
 def _mend_texts(value: Any) -> Any:
     if isinstance(value, dict):
-        return {mended(key): _mend_texts(one) for key, one in value.items()}
+        return {replace_lone_surrogates(key): _mend_texts(one) for key, one in value.items()}
     if isinstance(value, list):
         return [_mend_texts(one) for one in value]
-    return mended(value) if isinstance(value, str) else value
+    return replace_lone_surrogates(value) if isinstance(value, str) else value
 
 
 def _is_sandbox_object(value: object) -> bool:
@@ -624,7 +634,7 @@ class _HandlerRun(RunningProgram):
         if isinstance(turn, ProgramRaised):
             return {
                 "raised": turn.kind,
-                "text": mended(_turn_end_text(turn, self._limits)),
+                "text": replace_lone_surrogates(_turn_end_text(turn, self._limits)),
                 "line": turn.line,
                 "lost": turn.is_fatal,
             }
@@ -766,7 +776,7 @@ class _HandlerRun(RunningProgram):
         if self._noted > self._limits.value:
             msg = f"more than {self._limits.value:,} characters are logged between two yields"
             raise ValueError(msg)
-        return mended(text), freeze(_mend_texts(given))
+        return replace_lone_surrogates(text), freeze(_mend_texts(given))
 
     def _flush_log(self) -> None:
         """Log the notes and the output of a turn, without control characters for a terminal."""
@@ -775,7 +785,7 @@ class _HandlerRun(RunningProgram):
             tell()
         printed = "" if self._session is None else self._session.printed
         if len(printed) > self._shown:
-            self._ctx.logger.info(mended(printed[self._shown :].rstrip("\n")))
+            self._ctx.logger.info(replace_lone_surrogates(printed[self._shown :].rstrip("\n")))
             self._shown = len(printed)
 
     def _answer_host_call(self, args: Sequence[Any]) -> CallAnswer:
@@ -790,7 +800,7 @@ class _HandlerRun(RunningProgram):
         except TooManyBytes:
             raise
         except Exception as error:  # noqa: BLE001 - whatever is asked for in whatever way, it is the handler that is told
-            words = mended(str(error))
+            words = replace_lone_surrogates(str(error))
             self._bytes.add(words)
             return CallAnswer(words, "ValueError")
 
@@ -895,7 +905,7 @@ def _check_draw_count(number: int) -> int:
 def _sandbox_error(error: BaseException) -> tuple[str, str]:
     """Return the message of an error, and the name of the sandbox exception that represents it."""
     kind = next((own for ours, own in THEIRS if isinstance(error, ours)), "OSError")
-    return mended(str(error)), kind
+    return replace_lone_surrogates(str(error)), kind
 
 
 def _encode_value(value: Any, number_of: Callable[[AgentState], int] | None = None) -> Any:  # noqa: C901, PLR0912 - one for each kind
@@ -1037,7 +1047,7 @@ def _sandbox_value_to_json(value: Any) -> Any:
     A list is ``{"list": [...]}``, a dict ``{"dict": [[key, value], ...]}``, an object ``{"object": name, "has": {...}}``.
     """
     if isinstance(value, str):
-        return mended(value)
+        return replace_lone_surrogates(value)
     if isinstance(value, int | float | None):
         return _check_number(value)
     if isinstance(value, list | tuple):
@@ -1055,7 +1065,7 @@ def _sandbox_value_to_json(value: Any) -> Any:
 
 def _dict_key_to_json(key: Any) -> str:
     if isinstance(key, str):
-        return mended(key)
+        return replace_lone_surrogates(key)
     if key is None or isinstance(key, bool | int | float):
         return json.dumps(key)
     msg = f"a key of type {type(key).__name__} is no JSON"

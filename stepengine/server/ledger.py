@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from attrs import frozen
 
-from stepengine.data.codec import bare, restored
+from stepengine.data.codec import decode_stored, encode_stored
 from stepengine.data.quantities import IDEMPOTENCY_KEY_SECONDS
 from stepengine.errors import InputError, JournalError
 from stepengine.journal.mailbox import mailbox_path
@@ -455,7 +455,7 @@ def make_decisions_act(run: str, decisions: Mapping[str, Answer]) -> Act:
 
     def decide(database: sqlite3.Connection) -> None:
         for question, answer in decisions.items():
-            text = to_compact_json(bare(answer))
+            text = to_compact_json(encode_stored(answer))
             database.execute("INSERT OR IGNORE INTO served_decided VALUES (?, ?, ?)", (run, question, text))
             known = "SELECT answer FROM served_decided WHERE run = ? AND question = ?"
             if database.execute(known, (run, question)).fetchone() != (text,):
@@ -515,7 +515,9 @@ def make_resume_act(run: str) -> Act:
             (run,),
         )
         known = "SELECT question, answer FROM served_decided WHERE run = ?"
-        found = {question: restored(json.loads(text)) for question, text in database.execute(known, (run,)).fetchall()}
+        found = {
+            question: decode_stored(json.loads(text)) for question, text in database.execute(known, (run,)).fetchall()
+        }
         database.execute("DELETE FROM served_decided WHERE run = ?", (run,))
         return found
 

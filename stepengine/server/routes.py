@@ -18,7 +18,7 @@ from starlette.responses import Response, StreamingResponse
 from stepengine.adapters.ag_ui.asked import KEY as PAGE_KEY
 from stepengine.data.alike import list_names
 from stepengine.data.choices import question_to_json
-from stepengine.data.codec import bare, plain
+from stepengine.data.codec import encode_stored, plain
 from stepengine.data.media_types import IMAGES, resolve_media_type
 from stepengine.data.questions import Answer, AnswerLike
 from stepengine.data.visible import cut_after, truncate_text
@@ -665,7 +665,7 @@ def _describe_agent(runs: RunService, agent: AgentDefinition) -> dict[str, Any]:
             for spec in known.tools
         ],
         "policy": known.policy,
-        "settings": {name: value for name, value in bare(agent.settings).items() if name != "type"},
+        "settings": {name: value for name, value in encode_stored(agent.settings).items() if name != "type"},
     }
 
 
@@ -914,7 +914,7 @@ def _run_view(look: ServedRun) -> RunView:
 def _wait_view(one: Waits) -> WaitView:
     return WaitView(
         kind=one.kind,
-        said=one.words,
+        said=one.description,
         path=one.path,
         seq=one.seq,
         wakes_at=None if one.wakes_at is None else one.wakes_at.isoformat(),

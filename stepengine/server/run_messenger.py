@@ -8,7 +8,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from stepengine.data.codec import bare, restored
+from stepengine.data.codec import decode_stored, encode_stored
 from stepengine.data.json import thaw
 from stepengine.data.questions import DOUBT, AnswerLike, Question
 from stepengine.errors import AnswerRejected, InputError, JournalMissing, StepEngineError, ToolError
@@ -92,7 +92,7 @@ class RunMessenger:
         given = check_answers(caller, answers, await self._find_open_questions(row, answers), by)
         letters = [
             # The same id for two people who answer one question at the same time, so that the second is refused.
-            MailboxMessage(kind="answer", topic=question, value=bare(answer), id=f"{question}@{row.changed}")
+            MailboxMessage(kind="answer", topic=question, value=encode_stored(answer), id=f"{question}@{row.changed}")
             for question, answer in given.items()
             if not question.startswith(DOUBT)
         ]
@@ -260,7 +260,7 @@ def _find_mailbox_answers(journal: Journal, wanted: Collection[str]) -> list[tup
         letters, _ = journal.mailbox().read()
         for letter in letters:
             if letter.kind == "answer" and letter.topic in wanted:
-                answer = restored(thaw(letter.value))
+                answer = decode_stored(thaw(letter.value))
                 found.setdefault(letter.topic, (letter.topic, answer.by, answer.value or "(declined)"))
     except (StepEngineError, OSError):
         return []

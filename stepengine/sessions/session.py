@@ -203,7 +203,7 @@ def check_session_id(session_id: str) -> str:
 
 def messages_to_json(messages: Iterable[Message]) -> list[dict[str, Any]]:
     """Return messages as complete JSON, for stores of texts."""
-    return [codec.bare(message) for message in messages]
+    return [codec.encode_stored(message) for message in messages]
 
 
 def messages_from_json(data: Iterable[object]) -> list[Message]:
@@ -216,7 +216,7 @@ def messages_from_json(data: Iterable[object]) -> list[Message]:
     found: list[Message] = []
     for number, item in enumerate(data):
         try:
-            message = codec.restored(item)
+            message = codec.decode_stored(item)
         except StepEngineError as error:
             msg = f"item {number} is not a stored message: {error}"
             raise SessionError(msg) from None

@@ -277,7 +277,7 @@ def _sort_newest_first(infos: list[SessionInfo]) -> list[SessionInfo]:
 
 
 def _encode_message(message: Message) -> bytes:
-    return compact(codec.bare(message)).encode() + b"\n"
+    return compact(codec.encode_stored(message)).encode() + b"\n"
 
 
 def _encode_messages(messages: Transcript) -> Sequence[bytes]:
@@ -319,7 +319,7 @@ def _metadata_to_json(session: Session) -> dict[str, object]:
         "journal": session.journal,
         "user_id": info.user_id,
         "status": info.status,
-        "usage": codec.bare(session.usage),
+        "usage": codec.encode_stored(session.usage),
     }
 
 
@@ -345,7 +345,7 @@ def _session_from_metadata(data: Any, session_id: str, where: str) -> Session:
         )
         turns, version = _check_type(data.get("turns", 0), int), _check_type(data.get("version", 0), int)
         journal = _check_type(data.get("journal"), str, type(None))
-        usage = codec.restored(data["usage"]) if data.get("usage") else Usage()
+        usage = codec.decode_stored(data["usage"]) if data.get("usage") else Usage()
         _check_type(usage, Usage)
     except (KeyError, TypeError, ValueError, AttributeError, DataError) as error:
         msg = f"{where} is not the metadata of a session: {type(error).__name__}: {error}"

@@ -106,7 +106,7 @@ class _SilentIO:
     def record_suspension(self, item: Item) -> None:
         """Do nothing."""
 
-    def drive(self, plan: RunPlan, state: AgentState, path: str) -> Awaitable[Finished]:
+    def run_child(self, plan: RunPlan, state: AgentState, path: str) -> Awaitable[Finished]:
         """Raise an error: the world drives children without a task."""
         msg = f"a simulated world drives the run at {path!r} itself"
         raise AssertionError(msg)
@@ -146,7 +146,7 @@ class Budgets:
 
     def open_run(self, plan: RunPlan) -> None:
         """Start to count the usage of a run."""
-        self._ledgers.open(plan.path, plan)
+        self._ledgers.open_ledger(plan.path, plan)
         self._nodes[plan.path] = _Node(plan.limits, plan.given)
 
     def close_run(self, path: str) -> None:
@@ -156,11 +156,11 @@ class Budgets:
         Raises:
             Violation: when something is still reserved for it.
         """
-        self._meter.forget(path)
+        self._meter.release_run(path)
         for at in [at for at in self._nodes[path].held if at[0] == path]:
             self._release_tokens(at)
         ledger = self._ledgers.get_ledger(path)
-        self._ledgers.close(path)
+        self._ledgers.close_ledger(path)
         running = ledger.running
         if running.count or running.tokens or running.cost:
             raise_violation("I8", f"{running.tokens} tokens are still reserved after the end of run {path or 'root'}")

@@ -15,7 +15,7 @@ from typing import Any
 from attrs import frozen
 
 from stepengine.data.alike import list_names
-from stepengine.data.json import ABSENT, JsonDifference, differences, first_difference
+from stepengine.data.json import ABSENT, JsonDifference, find_differences, find_first_difference
 from stepengine.testing.cassette_files import RecordedRequest
 from stepengine.testing.cassette_matching import ComparedRequest, Matcher, have_equal_headers, parse_request_place
 from stepengine.testing.traffic_redaction import Cleaner
@@ -118,9 +118,9 @@ def find_nearest_requests(request: RecordedRequest, at: Situation) -> tuple[Cand
         else:
             now_shown = now
         both = itertools.chain(
-            differences(_join_values_by_name(place.query), _join_values_by_name(here.query), "?query"),
+            find_differences(_join_values_by_name(place.query), _join_values_by_name(here.query), "?query"),
             _diff_headers(known, at.matcher.extract_compared_parts(request)),
-            [each._replace(pointer=each.pointer or "(body)") for each in differences(body, now_shown)],
+            [each._replace(pointer=each.pointer or "(body)") for each in find_differences(body, now_shown)],
         )
         found.append(Candidate(index, known.used, tuple(itertools.islice(both, MAX_COUNTED))))
     return tuple(sorted(found, key=lambda c: (len(c.differences), c.used, c.index))[:MAX_CANDIDATES])
@@ -185,7 +185,7 @@ def _window_on_difference(value: object, other: object) -> str:
     )
     if len(text) <= VALUE_WIDTH:
         return text
-    start = max(0, min(first_difference(text, against) - VALUE_WIDTH // 4, len(text) - VALUE_WIDTH))
+    start = max(0, min(find_first_difference(text, against) - VALUE_WIDTH // 4, len(text) - VALUE_WIDTH))
     return (
         f"{'...' if start else ''}{text[start : start + VALUE_WIDTH]}{'...' if start + VALUE_WIDTH < len(text) else ''}"
     )

@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 import attrs
 from attrs import frozen
 
-from stepengine.data.json import MAX_NUMBER, MIN_NUMBER, JsonDict, compact, freeze, is_deep_text
+from stepengine.data.json import MAX_NUMBER, MIN_NUMBER, JsonDict, compact, freeze, is_text_nested_deeper
 from stepengine.data.media_types import is_data_url, parse_data_url, resolve_media_type
 from stepengine.data.messages import (
     AssistantMessage,
@@ -190,7 +190,7 @@ def parse_model_call(request: RecordedRequest) -> ModelCall | None:
 
 def _parse_body(content: bytes) -> dict[str, Any] | None:
     """Return the JSON object of a body, or None for anything else."""
-    if is_deep_text(content, MAX_DEPTH):
+    if is_text_nested_deeper(content, MAX_DEPTH):
         return None
     try:
         value = _stringify_large_numbers(read_json(content))

@@ -15,7 +15,7 @@ from pathlib import Path
 import attrs
 
 from stepengine.data.effects import CallModel
-from stepengine.data.json import JsonDict, compact, first_difference
+from stepengine.data.json import JsonDict, compact, find_first_difference
 from stepengine.data.messages import OpaquePart, ToolMessage
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Failure, Value
@@ -150,7 +150,7 @@ class _Transcripts:
         """Return an equal transcript that shares its first messages with the most similar request before it."""
         messages = list(transcript)
         made = transcript
-        found = [(first_difference(known, messages), known) for known in self._kept]
+        found = [(find_first_difference(known, messages), known) for known in self._kept]
         shared, known = max(found, key=lambda pair: pair[0], default=(0, transcript))
         # A call and its results are added together.
         while 0 < shared < len(messages) and isinstance(messages[shared], ToolMessage):

@@ -144,7 +144,7 @@ class EffectPerformer:
     def _run_background_child(self, item: Item) -> Single:
         """Run a child in the background to its end."""
         finished = self.drive(*self.backstage.get_plan_and_state(item.path))
-        child = finished.as_child()
+        child = finished.to_child_result()
         # One that is recorded to have been ended comes to that end, whatever stops it this time.
         is_cut = item.path in self.backstage.cut or self.effects.is_recorded((item.path, -1))
         if is_cut and finished.status in (RunStatus.SUSPENDED, RunStatus.CANCELLED):
@@ -160,11 +160,11 @@ class EffectPerformer:
         except StepEngineError as error:
             return Failure(error, self.clock.elapsed)
         finished = self.drive(plan, state)
-        body = finished.as_body()
+        body = finished.to_body_end()
         if (stop := self._find_stop(finished, body=body)) is not None:
             return stop
         runs = cast("Yielding", item.plan.tools[effect.tool_name].runs)
-        result = finished.as_tool_result(runs, is_typed=effect.source != "model")
+        result = finished.to_call_result(runs, is_typed=effect.source != "model")
         return Value(result, self.clock.elapsed, body=body)
 
     def _spawn(self, item: Item) -> Single:
@@ -179,7 +179,7 @@ class EffectPerformer:
         if effect.is_background:
             return Value(self.backstage.register_child(plan, state), self.clock.elapsed)
         finished = self.drive(plan, state)
-        child = finished.as_child(is_inline=effect.is_inline)
+        child = finished.to_child_result(is_inline=effect.is_inline)
         return self._find_stop(finished, child=child) or Value(child, self.clock.elapsed)
 
     def _find_stop(self, finished: Finished, **run: Any) -> Stop | None:

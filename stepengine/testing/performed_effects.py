@@ -13,7 +13,7 @@ import attrs
 
 from stepengine.data.effects import RUNS, CallFunction, CallModel, Leaf, RunInBackground
 from stepengine.data.models import ModelReply
-from stepengine.data.outcomes import Failure, Single, Stop, Value, was_given_up
+from stepengine.data.outcomes import Failure, Single, Stop, Value, has_lost_or_stopped
 from stepengine.errors import ModelError, UnknownOutcome
 from stepengine.journal.encoding import outcome_members
 from stepengine.journal.records import Address
@@ -212,7 +212,7 @@ class EffectRecords:
             if not _is_equal_outcome(_with_last_request_usage(outcome, given) if was_lost else outcome, given):
                 sent = f"gave {describe_outcome(given)}, and the run is sent {describe_outcome(outcome)}"
                 raise_violation("R1", f"{_describe_item(item)} {sent}")
-        elif (at in self.lost and was_given_up(outcome)) or (
+        elif (at in self.lost and has_lost_or_stopped(outcome)) or (
             isinstance(outcome, Stop) and self._has_recorded_end(at[0])
         ):
             self._clock.now += 1  # that another one has won, or that the run was ended there, stands in the record

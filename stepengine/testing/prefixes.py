@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterator
 
-from stepengine.data.json import first_difference
+from stepengine.data.json import find_first_difference
 from stepengine.data.state import RunResult
 from stepengine.errors import DataError
 from stepengine.journal import Journal, JournalLike, as_journal
@@ -73,7 +73,7 @@ def _require_prefix(
         if text == other:
             sent += len(text.encode())
             continue
-        same = first_difference(text, other)
+        same = find_first_difference(text, other)
         first, second = format_address(earlier.path, earlier.seq), format_address(later.path, later.seq)
         is_gone = index >= len(new)
         msg = (

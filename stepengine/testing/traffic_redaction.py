@@ -31,7 +31,7 @@ from stepengine.data.secret_names import (
     is_secret,
     is_secret_name,
     looks_random,
-    may_differ,
+    may_differ_between_machines,
     may_name_secret_member,
 )
 from stepengine.redaction import (
@@ -275,7 +275,7 @@ def _is_form(kind: str, text: str) -> bool:
 def _find_form_secrets(text: str) -> Iterator[tuple[str, str]]:
     for pair in [*text.split("&"), *(re.split("[&;]", text) if ";" in text else ())]:
         name, value = [unquote_plus(part) for part in pair.partition("=")[::2]]
-        if may_differ(name, value, "parameter"):
+        if may_differ_between_machines(name, value, "parameter"):
             yield name, value
 
 
@@ -286,7 +286,9 @@ def _find_body_secrets(body: bytes, content_type: str, level: int) -> Iterator[t
         for part in _split_parts(body, boundary)[::2]:
             head, content = _split_part_head(part)
             text = content.decode(errors="replace")
-            yield from [(name, text) for name in _find_part_names(head) if may_differ(name, text, "parameter")]
+            yield from [
+                (name, text) for name in _find_part_names(head) if may_differ_between_machines(name, text, "parameter")
+            ]
             yield from _find_body_secrets(content, _parse_part_content_type(head), level + 1)
     elif _is_form(kind, body.decode("latin-1")):
         yield from _find_form_secrets(body.decode("latin-1"))

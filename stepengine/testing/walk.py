@@ -35,7 +35,7 @@ from stepengine.errors import (
     ReplayDivergence,
 )
 from stepengine.machine.author import find_waiting_line, make_bad_yield
-from stepengine.machine.protocol import By, names_of_yieldables, rows_for
+from stepengine.machine.protocol import By, format_yieldable_names, get_yield_rows
 from stepengine.runtime.performer import run_compute
 from stepengine.testing.short_answers import HandlerPlace, compute_time_after_yield, make_step_result
 from stepengine.tools.context import RunResources
@@ -131,7 +131,7 @@ class Walk:
         self.notes: list[HandlerNote] = []
         steps, definition = _find_handler(handler, params)
         self._by: By = "tool" if isinstance(handler, Tool) else "handler"
-        self._accepted = rows_for(self._by)
+        self._accepted = get_yield_rows(self._by)
         self.state = state or AgentState(run_id="walk", agent_id=definition.id if definition else "")
         self._context = StepContext(
             prompt=prompt,
@@ -306,7 +306,7 @@ class Walk:
 
     def _throw_bad_yield(self, foreign: object) -> Any:
         asked = self._steps.throw(
-            make_bad_yield(self._handler_name, foreign, self.location, names_of_yieldables(self._by))
+            make_bad_yield(self._handler_name, foreign, self.location, format_yieldable_names(self._by))
         )
         return asked if type(asked) in self._accepted else self._throw_bad_yield(asked)
 

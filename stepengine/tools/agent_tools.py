@@ -11,7 +11,7 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from stepengine.data.checks import find_list_problem
+from stepengine.data.checks import find_iteration_mistake
 from stepengine.data.definition import AgentDefinition, split_agent_id
 from stepengine.data.json import JsonDict, JsonValue, compact, freeze, freeze_object, thaw
 from stepengine.data.messages import ToolResult
@@ -88,7 +88,7 @@ def task_tool(agents: Sequence[AgentDefinition]) -> Tool:
     Raises:
         DefinitionError: when none is left, or an id comes twice.
     """
-    if isinstance(agents, AgentDefinition) or find_list_problem(agents):
+    if isinstance(agents, AgentDefinition) or find_iteration_mistake(agents):
         msg = f"task_tool takes a list of AgentDefinition objects, such as task_tool([helper]), not {agents!r}"
         raise DefinitionError(msg)
     offered = [agent for agent in agents if agent.description]

@@ -30,7 +30,7 @@ from stepengine.data.messages import (
     ToolResult,
 )
 from stepengine.data.result_cuts import SMALL, is_shortened, shorten_parts
-from stepengine.data.typed_values import members_of, to_stored
+from stepengine.data.typed_values import get_compared_fields, to_round_trip_json
 from stepengine.data.visible import cut_end
 from stepengine.errors import DataError, DefinitionError, ToolError
 from stepengine.tools.iterables import REMEDY, find_one_shot_iterable
@@ -291,17 +291,21 @@ def encode_typed(
         partial(dump_typed, adapter=adapter, by_alias=False),
     )
     try:
-        return to_stored(value, dumps=forms, load=load, name=name)
+        return to_round_trip_json(value, dumps=forms, load=load, name=name)
     except DataError as error:
         problem = error
-    is_object = members_of(value) is not None
+    is_object = get_compared_fields(value) is not None
     try:
         typed = None if is_plain else adapter.validate_python(value)
     except ValidationError:
         typed = None
     if is_object and (type(typed) is type(value) or adapter.core_schema.get("cls") is type(value)):
         raise problem
-    return cast("JsonValue", encode(value)) if typed is None else to_stored(typed, dumps=forms, load=load, name=name)
+    return (
+        cast("JsonValue", encode(value))
+        if typed is None
+        else to_round_trip_json(typed, dumps=forms, load=load, name=name)
+    )
 
 
 def _encode_key(key: object, path: str) -> str:

@@ -198,7 +198,7 @@ OPTIONS = {
 
 def _check_options(name: str, given: Mapping[str, object]) -> dict[str, Any]:
     """Return the options of a tool; raise ``DefinitionError`` for an unknown option or a wrong type."""
-    problems = [OPTIONS[option].problem(option, value) for option, value in given.items() if option in OPTIONS]
+    problems = [OPTIONS[option].find_problem(option, value) for option, value in given.items() if option in OPTIONS]
     if unknown := given.keys() - OPTIONS.keys():
         known = list_names(sorted(OPTIONS.keys() - {"description"}), min(unknown))
         msg = f"tool {name!r} is given {', '.join(sorted(unknown))}, which is no option; options are: {known}"

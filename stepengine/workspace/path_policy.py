@@ -9,7 +9,7 @@ from pathlib import Path
 import attrs
 from attrs import frozen
 
-from stepengine.data.checks import find_list_problem
+from stepengine.data.checks import find_iteration_mistake
 from stepengine.errors import DefinitionError
 from stepengine.workspace.patterns import find_pattern_problem
 
@@ -32,7 +32,7 @@ def is_wide(folder: os.stat_result) -> bool:
 
 
 def _to_patterns(given: Sequence[str]) -> tuple[str, ...]:
-    if problem := find_list_problem(given):
+    if problem := find_iteration_mistake(given):
         msg = f"PathPolicy takes lists of patterns: {problem}"
         raise DefinitionError(msg)
     return tuple(given)

@@ -318,7 +318,7 @@ async def test_prompt_cache_is_lost_once_per_prune() -> None:
         async with Engine(models=provider) as engine:
             await engine.run(agent(*RUNS[name]), "Look at all of it.")
         pairs = zip(provider.calls, provider.calls[1:], strict=False)
-        lost[name] = sum(new.messages.shared_prefix(old.messages) < len(old.messages) for old, new in pairs)
+        lost[name] = sum(new.messages.shared_prefix_length(old.messages) < len(old.messages) for old, new in pairs)
 
     assert 0 < lost["prune_to_summary"] < STEPS // 20
     assert 0 < lost["truncate"] < STEPS // 5

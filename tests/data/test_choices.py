@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from stepengine.data.call_text import PreviewPart, call_subject, diff_of, preview_parts
+from stepengine.data.call_text import PreviewPart, find_call_subject, find_question_diff, preview_parts
 from stepengine.data.choices import (
     answer_for_choice,
     answer_from_form,
     answer_from_json,
     answer_schema,
-    approval,
     describe_scope,
     list_choices,
     make_lasting_approval,
+    make_permission_answer,
     question_to_json,
 )
 from stepengine.data.json import JsonDict
@@ -136,7 +136,7 @@ def test_scope_of_a_lasting_approval_is_described(match: dict[str, Any], short: 
 
 def test_an_edited_input_goes_with_an_approval_alone() -> None:
     assert ({"a": 1}, None) == tuple(
-        [approval(is_allowed=yes, edited_input={"a": 1}).edited_input for yes in (True, False)]
+        [make_permission_answer(is_allowed=yes, edited_input={"a": 1}).edited_input for yes in (True, False)]
     )
 
 
@@ -187,7 +187,7 @@ def test_form_value_becomes_an_answer_or_a_reasoned_refusal() -> None:
     ],
 )
 def test_call_subject_is_its_command_or_its_target(given: object, subject: str) -> None:
-    assert subject == call_subject(given)
+    assert subject == find_call_subject(given)
 
 
 def test_preview_parts_are_ordered_and_command_is_not_repeated() -> None:
@@ -205,4 +205,4 @@ def test_preview_parts_are_ordered_and_command_is_not_repeated() -> None:
 def test_the_diff_of_a_permission_is_that_of_its_preview() -> None:
     shown = Question("q", "?", tool_name="w", preview={"action": "", "details": {"unified_diff": 3, "diff": "-a"}})
 
-    assert ("-a", "") == (diff_of(shown), diff_of(PLAIN))
+    assert ("-a", "") == (find_question_diff(shown), find_question_diff(PLAIN))

@@ -20,11 +20,11 @@ from pydantic import BaseModel
 from stepengine.data.codec import (
     FORMAT_VERSION,
     STORED,
-    bare,
+    decode_stored,
+    decode_stored_or_json,
+    encode_stored,
     from_json,
     plain,
-    restored,
-    restored_any,
     to_json,
 )
 from stepengine.data.hooks import Change
@@ -142,12 +142,12 @@ def test_unstorable_value_is_rejected_with_its_path(value: Any, path: str) -> No
 
 
 def test_bytes_are_stored_as_base64_text() -> None:
-    stored = bare(ImagePart(data=b"\0\1"))
+    stored = encode_stored(ImagePart(data=b"\0\1"))
 
     assert "AAE=" == stored["data"]
-    assert ImagePart(data=b"\0\1") == restored(stored)
+    assert ImagePart(data=b"\0\1") == decode_stored(stored)
     with pytest.raises(DataError, match="expected base64 text, not"):
-        restored({**stored, "data": 5})
+        decode_stored({**stored, "data": 5})
 
 
 def test_too_deeply_nested_value_is_rejected() -> None:
@@ -378,13 +378,13 @@ def test_plain_shows_anything_and_never_fails() -> None:
 
 @pytest.mark.parametrize("value", [ToolResult.text("x"), (Usage(1), Usage(2)), (), {"a": [1, None]}, "x", None])
 def test_bare_value_restores_like_a_value_inside_an_outcome(value: Any) -> None:
-    inside = bare(Value(value))["value"]
-    assert restored_any(inside) == value == restored({"type": "value", "value": inside}).value
+    inside = encode_stored(Value(value))["value"]
+    assert decode_stored_or_json(inside) == value == decode_stored({"type": "value", "value": inside}).value
 
 
 def test_unknown_type_inside_a_bare_value_is_rejected_with_path() -> None:
     with pytest.raises(DataError, match=r"unknown type 'Nothing' at \$\.items\[1\]"):
-        restored_any({"type": "tuple", "items": [{"type": "usage"}, {"type": "Nothing"}]})
+        decode_stored_or_json({"type": "tuple", "items": [{"type": "usage"}, {"type": "Nothing"}]})
 
 
 def test_tool_without_time_limit_survives_json():

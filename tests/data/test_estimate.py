@@ -29,7 +29,7 @@ from stepengine.data.messages import (
     UserMessage,
 )
 from stepengine.data.models import ModelRequest
-from stepengine.data.state import AgentState, prompt_tokens
+from stepengine.data.state import AgentState, estimate_next_prompt_tokens
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.data.yields import ToolCall
@@ -85,10 +85,10 @@ def test_reported_size_applies_while_the_sent_prefix_is_kept() -> None:
     longer = attrs.evolve(state, view=SENT.append(UserMessage("y" * 40)))
     others = [attrs.evolve(state, system_prompt="other"), attrs.evolve(state, view=Transcript([UserMessage("z")]))]
 
-    assert 5_000 == prompt_tokens(state, known)
-    assert 5_000 + message_tokens(longer.view[-1]) == prompt_tokens(longer, known)
-    assert [other.context_tokens for other in others] == [prompt_tokens(other, known) for other in others]
-    assert longer.context_tokens == prompt_tokens(longer, None)
+    assert 5_000 == estimate_next_prompt_tokens(state, known)
+    assert 5_000 + message_tokens(longer.view[-1]) == estimate_next_prompt_tokens(longer, known)
+    assert [other.context_tokens for other in others] == [estimate_next_prompt_tokens(other, known) for other in others]
+    assert longer.context_tokens == estimate_next_prompt_tokens(longer, None)
 
 
 @pytest.mark.spec("generator-contract:T26")

@@ -20,12 +20,12 @@ from stepengine.data.json import (
     JsonDict,
     JsonList,
     canonical,
-    check_text,
     compact,
-    differences,
-    first_difference,
+    find_differences,
+    find_first_difference,
     freeze,
     freeze_object,
+    require_storable_text,
     thaw,
 )
 from stepengine.errors import DataError
@@ -228,13 +228,13 @@ def test_manually_built_json_containers_are_checked_on_freeze() -> None:
 
 def test_objects_and_texts_are_asked_for_by_kind() -> None:
     assert {"a": 1} == freeze_object({"a": 1})
-    assert "ä" == check_text("ä")
-    assert ("a", str) == (check_text(Word.A), type(check_text(Word.A)))
+    assert "ä" == require_storable_text("ä")
+    assert ("a", str) == (require_storable_text(Word.A), type(require_storable_text(Word.A)))
     for value, kind in (([1], "a list"), (None, "null"), ("a", "a str"), (JsonList(), "a JsonList")):
         with pytest.raises(DataError, match=rf"expected a JSON object at \$\.x, not {kind}"):
             freeze_object(value, "$.x")
     with pytest.raises(DataError, match=r"expected text at \$\.x, not a int"):
-        check_text(5, "$.x")  # type: ignore[arg-type]
+        require_storable_text(5, "$.x")  # type: ignore[arg-type]
 
 
 # --- text forms -----------------------------------------------------------------------------------------------------
@@ -300,10 +300,10 @@ PARTS = st.recursive(
 
 @given(PARTS, PARTS)
 def test_differences_lead_from_one_value_to_the_other(one: Any, other: Any) -> None:
-    found = list(differences(one, other))
+    found = list(find_differences(one, other))
 
     assert (compact(freeze(one)) == compact(freeze(other))) or found or canonical(one) == canonical(other)
-    assert not list(differences(one, one))
+    assert not list(find_differences(one, one))
     for place, recorded, now in found:
         assert (recorded, now) == (_at(one, place), _at(other, place))
 
@@ -320,7 +320,7 @@ def _at(value: Any, pointer: str) -> Any:
 
 @given(st.text("ab"), st.text("ab"))
 def test_first_difference_is_the_length_of_the_common_prefix(one: str, other: str) -> None:
-    same = first_difference(one, other)
+    same = find_first_difference(one, other)
 
     assert one[:same] == other[:same]
     assert one == other or one[same : same + 1] != other[same : same + 1]

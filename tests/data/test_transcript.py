@@ -87,23 +87,23 @@ class Histories(RuleBasedStateMachine):
         transcript, model = version
         calls = [i for i, m in enumerate(model) if isinstance(m, ToolMessage)]
         if not calls:
-            assert transcript.resolve_all({}) is transcript
+            assert transcript.replace_results({}) is transcript
             return multiple()
         index = data.draw(st.sampled_from(calls))
         answer = data.draw(strategies.results)
         old = model[index]
         new = ToolMessage(old.tool_call_id, old.tool_name, answer.content, answer.status)
-        resolved = transcript.resolve(old.tool_call_id, answer)
-        assert index == resolved.shared_prefix(transcript)
+        resolved = transcript.replace_result(old.tool_call_id, answer)
+        assert index == resolved.shared_prefix_length(transcript)
         return self.keep(resolved, [*model[:index], new, *model[index + 1 :]])
 
     @rule(one=versions, other=versions)
     def compare(self, one: Any, other: Any) -> None:
         assert (one[0] == other[0]) is (one[1] == other[1])
-        shared = one[0].shared_prefix(other[0])
-        assert shared == other[0].shared_prefix(one[0])
+        shared = one[0].shared_prefix_length(other[0])
+        assert shared == other[0].shared_prefix_length(one[0])
         assert one[1][:shared] == other[1][:shared]
-        assert len(one[1]) == one[0].shared_prefix(one[0])
+        assert len(one[1]) == one[0].shared_prefix_length(one[0])
 
     @rule(version=versions)
     def memo(self, version: Any) -> None:
@@ -262,8 +262,8 @@ def test_only_the_result_of_a_known_call_can_be_replaced() -> None:
     newer = old.extend(step("c1"))
 
     with pytest.raises(TranscriptError, match="there is no call 'c1'"):
-        old.resolve("c1", ToolResult("new"))
-    assert "new" == newer.resolve("c1", ToolResult("new", status="error"))[2].text
+        old.replace_result("c1", ToolResult("new"))
+    assert "new" == newer.replace_result("c1", ToolResult("new", status="error"))[2].text
     assert "ok" == newer[2].text
 
 
@@ -317,8 +317,8 @@ def test_deep_forks_still_know_their_nearest_ancestors() -> None:
         last.append(UserMessage("elsewhere"))
         versions.append(last.append(UserMessage(f"fork {n}")))
 
-    assert 39 == versions[-1].shared_prefix(versions[-2])
-    assert all(versions[-1].shared_prefix(v) in (0, len(v)) for v in versions)
+    assert 39 == versions[-1].shared_prefix_length(versions[-2])
+    assert all(versions[-1].shared_prefix_length(v) in (0, len(v)) for v in versions)
 
 
 def test_transcript_behaves_as_an_immutable_sequence() -> None:
@@ -352,13 +352,13 @@ def test_every_version_knows_its_own_calls_and_no_others(actions: list[tuple[int
         elif action == "append":
             versions.append(base.append(UserMessage("more")))
         elif ids:
-            versions.append(base.resolve(ids[back % len(ids)], ToolResult.text("gone")))
+            versions.append(base.replace_result(ids[back % len(ids)], ToolResult.text("gone")))
 
     every = {m.tool_call_id for version in versions for m in version if isinstance(m, ToolMessage)}
     for version in versions:
         own = {m.tool_call_id for m in version if isinstance(m, ToolMessage)}
         assert own == {call_id for call_id in every if version.has_call(call_id)}
-        replaced = version.resolve_all(dict.fromkeys(own, ToolResult.text("x")))
+        replaced = version.replace_results(dict.fromkeys(own, ToolResult.text("x")))
         assert ["x" if isinstance(m, ToolMessage) else m.text for m in version] == [m.text for m in replaced]
 
 
@@ -370,7 +370,7 @@ def test_find_missing_returns_each_missing_message_in_order(before: list[str], a
         (Transcript(whole[:shared]).extend([UserMessage(word) for word in after]), [*before[:shared], *after]),
         (whole.extend([UserMessage(word) for word in after]), [*before, *after]),
     ):
-        left = [message.text for message in whole.find_missing(shorter)]
+        left = [message.text for message in whole.find_missing_messages(shorter)]
 
         assert Counter(before) - Counter(words) == Counter(left)
         assert set(left) <= set(before)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepengine.data.codec import restored
+from stepengine.data.codec import decode_stored
 from stepengine.data.hooks import Change
 from stepengine.data.json import JsonDict, freeze
 from stepengine.data.limits import Limits
@@ -102,7 +102,7 @@ def test_body_result_round_trips_without_process_values(changes: list[Any], chil
     own = [attrs.evolve(each, values={}) if each is CHANGES[2] else each for each in changes]
     assert own == list(left.changes)
     assert (spending, ended.children) == (left.spending, left.children)
-    assert (status.value, children, result) == (form["status"], form["started"], restored(form["result"]))
+    assert (status.value, children, result) == (form["status"], form["started"], decode_stored(form["result"]))
 
 
 OUTCOMES = {

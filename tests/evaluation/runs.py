@@ -27,7 +27,7 @@ from stepengine import (
 from stepengine.context import truncate
 from stepengine.data.messages import ImagePart, ThinkingPart
 from stepengine.data.usage import Usage
-from stepengine.data.yields import parallel_from_program
+from stepengine.data.yields import make_program_parallel
 from stepengine.errors import ToolError
 from stepengine.journal import Journal, MemoryJournal
 from stepengine.models import ModelReply
@@ -188,7 +188,7 @@ def programmed(code: str, *turns: tuple[list[Any], list[int]]) -> Journal:
         Run a program.
         """
         for calls, lines in turns:
-            yield parallel_from_program(calls, lines)
+            yield make_program_parallel(calls, lines)
         return "ended"
 
     journal = MemoryJournal()

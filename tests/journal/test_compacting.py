@@ -53,8 +53,8 @@ def seen_by(policy: Any, seen: list[tuple[tuple[Message, ...], ...]]) -> Any:
             change = yield from change
         if change is not None:
             after = change.messages if change.view is None else change.view
-            if left := ctx.state.view.find_missing(after):
-                seen.append((left, after.find_missing(ctx.state.view)))
+            if left := ctx.state.view.find_missing_messages(after):
+                seen.append((left, after.find_missing_messages(ctx.state.view)))
         return change
 
     return noting

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from stepengine import AgentCall, AgentDefinition, Engine, Limits, Tool, ToolCall
 from stepengine.cli.app import app
-from stepengine.data.json import MAX_DEPTH_LEVELS, is_deep_text
+from stepengine.data.json import MAX_DEPTH_LEVELS, is_text_nested_deeper
 from stepengine.errors import DataError, InputError
 from stepengine.journal import FileJournal, check
 from stepengine.testing import ScriptedModel
@@ -112,19 +112,19 @@ async def test_depth_of_a_blob_counts_where_it_is_used(tmp_path: Path) -> None:
 
 @pytest.mark.spec("replay:J51")
 def test_the_depth_of_a_text_counts_brackets_outside_of_strings() -> None:
-    assert not is_deep_text(b'{"a":"%s"}' % (b"[{" * 500), 200)
-    assert not is_deep_text(b'{"a":"\\"%s"}' % (b"[{" * 500), 200)
-    assert not is_deep_text(b"[]" * 500, 200)
-    assert is_deep_text(b'{"a":"]]]]","b":%s' % (b"[" * 200), 200)
-    assert not is_deep_text(b'{"a":%s' % (b"[" * 199), 200)
+    assert not is_text_nested_deeper(b'{"a":"%s"}' % (b"[{" * 500), 200)
+    assert not is_text_nested_deeper(b'{"a":"\\"%s"}' % (b"[{" * 500), 200)
+    assert not is_text_nested_deeper(b"[]" * 500, 200)
+    assert is_text_nested_deeper(b'{"a":"]]]]","b":%s' % (b"[" * 200), 200)
+    assert not is_text_nested_deeper(b'{"a":%s' % (b"[" * 199), 200)
 
 
 @pytest.mark.speed
 @pytest.mark.parametrize("piece", [b"[", b'\\"', b"{[]"])
 def test_depth_check_is_linear_in_text_length(piece: bytes) -> None:
     start = time.process_time()
-    is_deep_text(b"[" * 201 + (piece * 1_000_000)[:1_000_000], 10**9)
-    is_deep_text(b'"\\"' + b"[" * 1_000 + (piece * 1_000_000)[:1_000_000], 200)
+    is_text_nested_deeper(b"[" * 201 + (piece * 1_000_000)[:1_000_000], 10**9)
+    is_text_nested_deeper(b'"\\"' + b"[" * 1_000 + (piece * 1_000_000)[:1_000_000], 200)
 
     assert time.process_time() - start < 2
 

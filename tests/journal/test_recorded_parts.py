@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stepengine.data.codec import bare
+from stepengine.data.codec import encode_stored
 from stepengine.data.outcomes import Failure, PartialUsage, Value
 from stepengine.data.usage import Usage
 from stepengine.data.waits import Awaited
@@ -75,7 +75,7 @@ def test_cut_in_a_background_child_keeps_its_parent_until_notified() -> None:
 
 
 def test_usage_of_each_stopped_attempt_is_added() -> None:
-    used = {"type": "partial_usage", "usage": bare(Usage(requests=1, input_tokens=10)), "cost": "0.5"}
+    used = {"type": "partial_usage", "usage": encode_stored(Usage(requests=1, input_tokens=10)), "cost": "0.5"}
     facts = RecordedFacts(dict([effect(("", 0), "model_call")]), {})
 
     facts.add(Input("", 0, 1, used))

@@ -119,8 +119,10 @@ def test_request_is_stored_against_the_best_of_four_predecessors(moves: Any) -> 
         request = json.loads(encoder.encode_record_lines(asked)[-1])["effect"]["request"]
         found = [item["seq"] for item in request["messages"] if item["type"] == "slice"]
         bases = [*kept.get(path, kept.get("", ()) if path else ())]
-        best = max(reversed(bases), key=lambda base: (base[1].shared_prefix(transcript), len(base[1])), default=None)
+        best = max(
+            reversed(bases), key=lambda base: (base[1].shared_prefix_length(transcript), len(base[1])), default=None
+        )
 
         assert set(found) <= ({best[0]} if best else set())
-        assert found or best is None or not best[1].shared_prefix(transcript)
+        assert found or best is None or not best[1].shared_prefix_length(transcript)
         kept.setdefault(path, deque(maxlen=KEPT_REQUESTS)).append((seq, transcript))

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from stepengine.data.codec import STORED, bare
+from stepengine.data.codec import STORED, encode_stored
 from stepengine.data.effects import CallModel
 from stepengine.data.json import freeze
 from stepengine.data.messages import UserMessage
@@ -64,8 +64,8 @@ def deep(levels: int) -> Any:
 @settings(max_examples=2)
 @given(data=st.data())
 def test_result_line_is_plain_json_for_every_stored_class(name: str, data: st.DataObject) -> None:
-    value = data.draw(strategies.STORED[name].filter(lambda value: not has_special_object(bare(value))))
-    said = {"kind": "result", "path": "1.2", "seq": 7, "at": 9, "value": bare(value)}
+    value = data.draw(strategies.STORED[name].filter(lambda value: not has_special_object(encode_stored(value))))
+    said = {"kind": "result", "path": "1.2", "seq": 7, "at": 9, "value": encode_stored(value)}
 
     assert plainly(said) == line_of(Result("1.2", 7, 9, value))
 
@@ -106,8 +106,10 @@ def test_known_fingerprint_does_not_omit_messages() -> None:
     Fingerprints(OFF).for_request(request)
     asked = json.loads(encoder.encode_record_lines(Intent("", 1, CallModel(1, request)))[0])["effect"]["request"]
 
-    assert [{"type": "slice", "seq": 0, "start": 0, "stop": 1}, bare(UserMessage("second"))] == asked["messages"]
-    assert [bare(UserMessage("now"))] == asked["tail"]
+    assert [{"type": "slice", "seq": 0, "start": 0, "stop": 1}, encode_stored(UserMessage("second"))] == asked[
+        "messages"
+    ]
+    assert [encode_stored(UserMessage("now"))] == asked["tail"]
 
 
 def test_extra_result_members_keep_their_row_order() -> None:

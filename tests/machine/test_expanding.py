@@ -194,7 +194,7 @@ def test_lookup_without_known_agents_reports_not_found():
 def test_inline_child_without_own_messages_keeps_the_history():
     def spawned(effect):
         played = play(agent(None), World(replies=[reply("inside")]), state=effect.parent(), prompt="")
-        return played.finished.as_child(is_inline=True)
+        return played.finished.to_child_result(is_inline=True)
 
     world = World(
         replies=[reply("a", call("spawn_agent_inline", agent_type="a")), reply("end")], children={"a": spawned}

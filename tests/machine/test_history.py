@@ -39,14 +39,14 @@ def test_last_answer_is_found_behind_any_number_of_calls(calls):
 
     def work(word):
         for n in range(calls):
-            past.commit(calling(f"{word}{n}"), [result(f"{word}{n}")])
+            past.append_reply(calling(f"{word}{n}"), [result(f"{word}{n}")])
 
     work("a")
     assert texts.get_answer() == ""
     past.add([AssistantMessage("thinking aloud"), AssistantMessage(" ")])
     work("b")
     assert texts.get_answer() == texts.get_answer() == "thinking aloud"
-    past.commit(calling("c", text="more"), [result("c")])
+    past.append_reply(calling("c", text="more"), [result("c")])
     work("d")
     assert texts.get_answer() == ("more" if calls else "thinking aloud\n\nmore")
 
@@ -55,17 +55,17 @@ def test_last_answer_is_found_behind_any_number_of_calls(calls):
 def test_reopened_step_returns_its_calls_and_later_messages():
     waiting = ToolResult.make_pending("q1", tool_name="look", tool_call_id="c1")
     past = history(said("a"))
-    past.commit(calling("c1"), [waiting])
+    past.append_reply(calling("c1"), [waiting])
     past.add([said("are you there?")])
     taken_up = RunHistory(past.record, past.view, {})
-    assert taken_up.reopen([said("yes")])
+    assert taken_up.reopen_suspended_step([said("yes")])
     assert lines(taken_up.inbox) == ["user: are you there?", "user: yes"]
     assert lines(taken_up.record) == lines(taken_up.view) == ["user: a"]
     assert taken_up.open_step is not None
     message, results = taken_up.open_step
     assert (message.tool_calls[0].tool_call_id, [m.status for m in results]) == ("c1", ["pending"])
     untouched = history(said("a"))
-    assert not untouched.reopen([said("b")])
+    assert not untouched.reopen_suspended_step([said("b")])
     assert untouched.inbox == []
 
 
@@ -106,7 +106,7 @@ def test_added_messages_are_exactly_those_of_this_run(data):
             own += new
         elif what == "expire":
             ttl = data.draw(st.sampled_from(["agent_step", "user_prompt"]))
-            past.expire(ttl)
+            past.remove_expired(ttl)
             before, own = ([m for m in messages if m.ttl != ttl] for messages in (before, own))
         elif what == "view":
             past.replace(None, Transcript(some()))
@@ -117,7 +117,7 @@ def test_added_messages_are_exactly_those_of_this_run(data):
             before, own = record[:end], record[end:]
 
         assert [*past.record] == before + own
-        assert [*past.added()] == own
+        assert [*past.list_added_messages()] == own
 
 
 @given(st.integers(0, 3), st.integers(0, 5))
@@ -125,9 +125,9 @@ def test_unstarted_run_has_added_nothing(old, new):
     past = history(*[said(f"old {n}") for n in range(old)])
     past.replace(Transcript([said(f"new {n}") for n in range(new)]), None, has_begun=False)
 
-    assert past.added() == ()
+    assert past.list_added_messages() == ()
     past.add([said("mine")])
-    assert lines(past.added()) == ["user: mine"]
+    assert lines(past.list_added_messages()) == ["user: mine"]
 
 
 @given(st.integers(0, 3), st.integers(0, 3))
@@ -135,10 +135,10 @@ def test_reopened_step_counts_as_added_by_the_finishing_run(before, after):
     stored = [said(f"before {n}") for n in range(before)]
     pending = [calling("c1"), ToolMessage("c1", "look", (), "pending")]
     past = history(*stored, *pending, *[said(f"after {n}") for n in range(after)])
-    past.reopen(())
+    past.reopen_suspended_step(())
     came = past.remove_inbox()
-    past.commit(past.open_step[0], [result("c1")])
+    past.append_reply(past.open_step[0], [result("c1")])
     past.add(came)
 
     assert [*past.record][:before] == stored
-    assert len(past.added()) == 2 + after
+    assert len(past.list_added_messages()) == 2 + after

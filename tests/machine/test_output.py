@@ -96,7 +96,7 @@ def test_end_turn_message_or_last_text_is_the_output(replies, said):
     world = World(replies=replies, tools={"add": adding})
     offered = ENDINGS if "task_completed" in str(replies) else [n for n in ENDINGS if n != "task_completed"]
     played = play(agent(tools=offered), world, tools=[ADD])
-    assert (played.output, played.text, played.finished.as_child().output) == (said, said, said)
+    assert (played.output, played.text, played.finished.to_child_result().output) == (said, said, said)
 
 
 ADJACENT = {
@@ -117,7 +117,7 @@ ADJACENT = {
 @pytest.mark.parametrize(("yielded", "said"), ADJACENT.values(), ids=ADJACENT)
 def test_last_message_joins_adjacent_assistant_texts(yielded, said):
     played = play_adding(yielding(*yielded), [reply("a"), reply("b")])
-    assert (played.output, played.text, played.finished.as_child().output) == (said, said, said)
+    assert (played.output, played.text, played.finished.to_child_result().output) == (said, said, said)
 
 
 def added(a, **options):
@@ -158,7 +158,7 @@ CALLS = {
 def test_final_handler_call_result_is_the_output(yielded, said):
     world = World(replies=[reply("a"), ASKED], tools={"add": adding})
     played = play(agent(yielding(*yielded), tools=["add", "think_deeply", "end_turn"]), world, tools=[ADD])
-    assert (played.output, played.text, played.finished.as_child().output) == (said, said, said)
+    assert (played.output, played.text, played.finished.to_child_result().output) == (said, said, said)
 
 
 @pytest.mark.spec("requirements:X63", "generator-contract:G49")
@@ -626,7 +626,7 @@ def test_a_failed_run_has_no_output():
 
     played = play(agent(handler))
     assert (played.status, played.output, played.state.output) == (RunStatus.FAILED, None, {"x": 1})
-    child = played.finished.as_child()
+    child = played.finished.to_child_result()
     assert (child.agent_id, child.run_id, child.output, child.error) == ("tester", "r1", None, played.error)
-    done = play(agent(), World(replies=[reply("x")])).finished.as_child()
+    done = play(agent(), World(replies=[reply("x")])).finished.to_child_result()
     assert (done.agent_id, done.output, done.text, done.is_error) == ("tester", "x", "x", False)

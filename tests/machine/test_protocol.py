@@ -21,10 +21,10 @@ from stepengine.machine import hooks as hooking
 from stepengine.machine.protocol import (
     CALLS,
     ORDER,
-    names_of_yieldables,
-    order_rows_of_yield,
+    collect_order_rows,
+    format_yieldable_names,
+    get_yield_rows,
     protocol_token,
-    rows_for,
 )
 from tests.machine.world import (
     ADD,
@@ -96,8 +96,8 @@ def test_the_code_is_driven_by_the_table():
     """What is accepted, what it costs and what messages say of it: none of them is written down twice."""
     named = hooking.ACCEPTED.replace(" or ", ", ").removesuffix(" (all from stepengine)").split(", ")
     assert sorted(named) == sorted([row.name for row in YIELDS if row.for_hooks])
-    assert set(rows_for("hook")) == {row.kind for row in YIELDS if row.for_hooks}
-    assert all(row.name in names_of_yieldables() for row in YIELDS)
+    assert set(get_yield_rows("hook")) == {row.kind for row in YIELDS if row.for_hooks}
+    assert all(row.name in format_yieldable_names() for row in YIELDS)
     tokens_of_order = {token for state in ORDER.values() for token in state}
     used = {token for row in YIELDS for token in row.effects} | {row.effect for row in CALLS.values() if row.effect}
     assert {t if t != "CallTool" else "CallTool:model" for t in used} <= tokens_of_order
@@ -112,7 +112,7 @@ def test_yieldable_leads_to_the_effects_of_its_row(row):
     before = int(row.name in OF_CHILDREN)
     assert row.effects == tuple(tokens(played)[before : before + len(row.effects)])
     assert (getattr(sent[0], row.sent) in (None, ())) == (row.gives == "nothing")
-    way = order_rows_of_yield(row)
+    way = collect_order_rows(row)
     assert row.state in ORDER
     assert all(any(token in way[state] for state in way) for token in row.effects if row.state != "handler")
     assert all(token in ORDER["handler"] for token in row.effects if row.state == "handler")

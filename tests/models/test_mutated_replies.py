@@ -11,7 +11,7 @@ import re
 import httpx2
 import pytest
 
-from stepengine.data.codec import bare
+from stepengine.data.codec import encode_stored
 from stepengine.data.messages import AssistantMessage, OpaquePart, ToolCallPart
 from stepengine.data.models import ReplyDone, TextChunk, ThinkingChunk, ToolCallChunk, ToolCallStarted
 from stepengine.errors import ModelError
@@ -194,7 +194,7 @@ def put_together(text: str, pieces: set[str]) -> bool:
 
 def check(reply, body: bytes) -> None:
     """Assert that *reply* can be stored and shown, and holds nothing that *body* does not say."""
-    bare(AssistantMessage(reply.content))
+    encode_stored(AssistantMessage(reply.content))
     list(split_reply_into_deltas(reply))
     json.dumps(reply.provider_data)
     pieces = said_in(body)

@@ -25,7 +25,7 @@ def test_trimmed_result_is_sent_as_its_placeholder(wire: str) -> None:
     )
     body(wire, *record)  # what is kept beside the messages must not leak into the view
 
-    shown = json.dumps(body(wire, *record.resolve("c1", ToolResult.text("[trimmed]"))))
+    shown = json.dumps(body(wire, *record.replace_result("c1", ToolResult.text("[trimmed]"))))
 
     assert "[trimmed]" in shown
     assert "a long story" not in shown

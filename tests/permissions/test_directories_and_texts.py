@@ -59,7 +59,7 @@ def test_a_question_does_not_claim_a_counted_id_was_requested() -> None:
     said = describe_origin(find_origin(known, "id", 4, is_id=True))
 
     assert said == "id 4: written by the model; not in your request"
-    assert [Source("prompt", "trusted")] == list(known.find(4))
+    assert [Source("prompt", "trusted")] == list(known.find_sources(4))
 
 
 @pytest.mark.spec("provenance:PV16")
@@ -77,7 +77,7 @@ def test_a_directory_name_is_trusted_as_a_whole_only() -> None:
     assert trusted == [name for name in trusted if known.is_trusted(name)]
     untrusted = ["Alice", "Smith", "www.evil.example", "eve@evil.example", "evil"]
     assert [] == [name for name in untrusted if known.is_trusted(name)]
-    assert [Source("prompt", "names")] == list(known.find("www.evil.example"))
+    assert [Source("prompt", "names")] == list(known.find_sources("www.evil.example"))
     assert known.saw_untrusted
 
 
@@ -85,7 +85,7 @@ def test_a_directory_name_is_trusted_as_a_whole_only() -> None:
 def test_a_child_does_not_trust_a_part_of_a_name() -> None:
     known = index("Ask www.evil.example", trust="names")
 
-    assert not known.for_prompt(["Fetch www.evil.example"]).is_trusted("www.evil.example")
+    assert not known.make_prompt_index(["Fetch www.evil.example"]).is_trusted("www.evil.example")
 
 
 @pytest.mark.spec("provenance:PV18")

@@ -233,7 +233,7 @@ def test_standard_logger_is_silent_until_configured(capfd):
 @pytest.mark.spec("interfaces:IF6", "interfaces:IF4")
 def test_kept_events_are_bounded_by_text_and_hold_no_requests():
     hub = Hub()
-    hub.keep()
+    hub.keep_events()
     for number in range(40):
         hub.emit(ModelStarted(seq=number, model="t/m", request=ModelRequest(model="t/m", messages=())))
         for _ in range(100):
@@ -275,7 +275,7 @@ async def test_subscriber_inside_an_observer_gets_the_current_event_once(kept: b
     subscriptions = []
     hub = Hub([Watcher(lambda _: subscriptions or subscriptions.append(hub.subscribe()))])
     if kept:
-        hub.keep()
+        hub.keep_events()
     hub.emit(note("a"))
     hub.emit(note("b"))
     hub.finish(the_end())
@@ -289,7 +289,7 @@ def said(events):
 
 async def test_unnumbered_events_of_an_only_reader_get_stable_indexes():
     hub = Hub()
-    hub.set_run("r1")
+    hub.set_run_id("r1")
     first = hub.subscribe()
     hub.emit(note("a"))
     hub.emit(note("b"))
@@ -315,7 +315,7 @@ async def test_event_filter_applies_from_the_moment_it_is_set():
     hub = Hub()
     reader = hub.subscribe()
     hub.emit(note("a"))
-    hub.show_news(lambda event: event.message != "old")
+    hub.set_news_filter(lambda event: event.message != "old")
     hub.emit(note("old"))
     hub.emit(note("b"))
     events = reader.pop_events()
@@ -343,8 +343,8 @@ def test_event_ids_are_found_only_in_their_own_epoch():
     numbers, events = EventNumbers(), [note("a"), note("b"), note("c")]
     numbers.run_id = "r1"
     epoch = numbers.draw_epoch()
-    numbers.assign(events[0])
-    numbers.assign(*events[1:])
+    numbers.assign_ids(events[0])
+    numbers.assign_ids(*events[1:])
 
     assert [("r1", epoch, index) for index in range(3)] == [(e.run_id, e.epoch, e.index) for e in events]
     assert 2 == numbers.find_index(events[2].id)

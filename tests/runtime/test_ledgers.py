@@ -87,7 +87,7 @@ class Trees(RuleBasedStateMachine):
             most, dollars = one.limits.max_tokens, one.limits.max_cost_usd
             fits &= most is None or one.tokens + one.reserved_tokens + tokens <= most
             fits &= dollars is None or one.cost + one.reserved_cost + cost <= Decimal(str(dollars))
-        refused = ledger.refusal(tokens, cost, "test/m")
+        refused = ledger.find_limit_error(tokens, cost, "test/m")
         assert (refused is None) == fits
         if refused is None:
             ledger.reserve(tokens, cost)
@@ -144,7 +144,7 @@ def test_call_fits_beside_running_calls_within_remaining_limits(
     left = tokens_left, None if dollars_left is None else Decimal(dollars_left)
 
     assert running.fits(call, *left)
-    running.add(first, 1)
+    running.count_call(first, 1)
     assert fits == running.fits(call, *left)
-    running.add(first, -1)
+    running.count_call(first, -1)
     assert running.fits(call, *left)

@@ -20,11 +20,11 @@ async def drive(cancellation: TaskCancellation, entered: asyncio.Event) -> tuple
     """
     Return whether the wait was cancelled by others, and how many cancellations the task has afterwards.
     """
-    cancellation.enter()
+    cancellation.attach_task()
     entered.set()
     await wait(cancellation)
     is_from_outside = cancellation.is_from_outside
-    cancellation.leave()
+    cancellation.detach_task()
     return is_from_outside, asyncio.current_task().cancelling()
 
 
@@ -58,7 +58,7 @@ async def test_earlier_cancellation_does_not_count():
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:
-            cancellation.enter()
+            cancellation.attach_task()
         return cancellation.is_from_outside
 
     task = asyncio.create_task(cancelled_before())

@@ -90,8 +90,8 @@ def beyond(monkeypatch):
 
 
 def renumbered(monkeypatch):
-    number = EffectChannel.number
-    monkeypatch.setattr(EffectChannel, "number", lambda effects: min(number(effects), 2))
+    allocate = EffectChannel.allocate_number
+    monkeypatch.setattr(EffectChannel, "allocate_number", lambda effects: min(allocate(effects), 2))
 
 
 def talkative(monkeypatch):
@@ -105,7 +105,7 @@ def talkative(monkeypatch):
 
 
 def leaking(monkeypatch):
-    answer = handler._answer_yield
+    answer = handler._perform_yield
 
     def mutant(state, author, asked):
         try:
@@ -113,7 +113,7 @@ def leaking(monkeypatch):
         except Stopped as stopped:
             author.throw(stopped)
 
-    monkeypatch.setattr(handler, "_answer_yield", mutant)
+    monkeypatch.setattr(handler, "_perform_yield", mutant)
 
 
 def deaf(monkeypatch):
@@ -121,15 +121,15 @@ def deaf(monkeypatch):
 
 
 def unstoppable(monkeypatch):
-    receive = EffectChannel.receive
+    record = EffectChannel.record_outcome
 
     def mutant(effects, outcome, effect):
         try:
-            return receive(effects, outcome, effect)
+            return record(effects, outcome, effect)
         finally:
             effects.stop = None
 
-    monkeypatch.setattr(EffectChannel, "receive", mutant)
+    monkeypatch.setattr(EffectChannel, "record_outcome", mutant)
     monkeypatch.setattr(run, "_ending_from_stop", lambda stop: run._Ending(run.RunStatus.COMPLETED, stop=stop))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal
 
-from stepengine.data.choices import answer_from_form, answer_schema, is_choice, list_choices
+from stepengine.data.choices import answer_from_form, answer_schema, is_single_choice, list_choices
 from stepengine.data.questions import Answer, Question
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def question_form(question: Question) -> Any:
     if question.multi_select and question.options:
         items = schema.TitledMultiSelectItems(any_of=choices)
         field = schema.ElicitationMultiSelectPropertySchema(type="array", title="Answer", items=items)
-    elif is_choice(question):
+    elif is_single_choice(question):
         field = schema.ElicitationStringPropertySchema(type="string", title="Answer", one_of=choices)
     else:
         about = answer_schema(question).get("description")

@@ -52,7 +52,7 @@ from stepengine.adapters.external.turns import (
 )
 from stepengine.data.definition import AgentDefinition, InputSchema
 from stepengine.data.hooks import Change, StepContext
-from stepengine.data.json import JsonDict, canonical, mended
+from stepengine.data.json import JsonDict, canonical, replace_lone_surrogates
 from stepengine.data.messages import ToolResult
 from stepengine.data.tools import ToolAnnotations
 from stepengine.data.usage import Usage
@@ -411,7 +411,7 @@ class _ProgramConversation:
             raise ExternalAgentError(msg, kind="protocol")
         if self._led.mode:
             await self._send_request("session/set_mode", {"sessionId": made, "modeId": self._led.mode})
-        return mended(made)
+        return replace_lone_surrogates(made)
 
     async def _send_request(self, method: str, params: Mapping[str, Any], *, kind: str = "failed") -> Mapping[str, Any]:
         """
@@ -432,7 +432,9 @@ class _ProgramConversation:
         except (ConnectionError, RuntimeError, OSError):
             why = await program.describe_end()
             msg = f"the program of {self._led.id!r} did not answer {method}: {why}"
-            raise ExternalAgentError(mended(msg), kind="protocol" if program.problem else "ended") from None
+            raise ExternalAgentError(
+                replace_lone_surrogates(msg), kind="protocol" if program.problem else "ended"
+            ) from None
         if answer is None:
             return {}
         if not isinstance(answer, Mapping):
@@ -444,10 +446,10 @@ class _ProgramConversation:
         if error.code == AUTH_REQUIRED:
             ways = f"; it offers: {', '.join(filter(None, self._methods))}" if self._methods else ""
             msg = f"{self._led.id!r} wants to be signed in before {method}: {start_of_text(str(error))}{ways}"
-            return ExternalAgentError(mended(msg), kind="auth_required")
+            return ExternalAgentError(replace_lone_surrogates(msg), kind="auth_required")
         details = f" ({start_of_json(error.data)})" if error.data is not None else ""
         msg = f"{self._led.id!r} answered {method} with an error: {start_of_text(str(error))}{details}"
-        return ExternalAgentError(mended(msg), kind=kind)
+        return ExternalAgentError(replace_lone_surrogates(msg), kind=kind)
 
     async def _wait_for_turn(self, ctx: ToolContext) -> ToolResult:
         """Wait until the turn ends or the program asks for a permission."""
@@ -491,7 +493,7 @@ class _ProgramConversation:
             }
         doing = known.get(method)
         if doing is None:
-            raise RequestError.method_not_found(mended(method)[:SHOWN_CHARS])
+            raise RequestError.method_not_found(replace_lone_surrogates(method)[:SHOWN_CHARS])
         try:
             return await doing(given)
         except (StepEngineError, OSError) as error:
@@ -568,7 +570,7 @@ class _ProgramConversation:
             before = self._files.content(file)
         except ToolError:
             before = None
-        return unified_diff(before, mended(content), file.path)
+        return unified_diff(before, replace_lone_surrogates(content), file.path)
 
     async def _check_file_request(self, kind: str, file: RequestedFile, asked: Mapping[str, Any]) -> CallGuard | None:
         """

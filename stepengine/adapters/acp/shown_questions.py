@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from stepengine.adapters.acp import questions
 from stepengine.adapters.acp.editor import ConnectedEditor
-from stepengine.data.choices import answer_for_choice, is_choice, list_choices
+from stepengine.data.choices import answer_for_choice, is_single_choice, list_choices
 from stepengine.data.questions import Question
 from stepengine.errors import AnswerRejected
 from stepengine.runtime.handle import RunHandle
@@ -31,7 +31,7 @@ class ShownQuestions:
         """Ask a question by a form or by options, and return False if the editor cannot show it."""
         if self._editor.shows_forms():
             self.ask(handle, question, None)
-        elif is_choice(question):
+        elif is_single_choice(question):
             self.ask(handle, question, questions.question_as_call(question))
         else:
             return False

@@ -20,7 +20,7 @@ import acp
 from acp.schema import Cost, ToolCallLocation, ToolCallUpdate, UsageUpdate
 
 from stepengine.adapters.display_items import FAILURES, TextEvent, TextItem, TextItems
-from stepengine.data.call_text import call_subject, preview_parts
+from stepengine.data.call_text import find_call_subject, preview_parts
 from stepengine.data.codec import plain
 from stepengine.data.events import (
     AgentFinished,
@@ -159,7 +159,7 @@ class ShownTurn:
                 said = event.message
             case WaitStarted():
                 whose = f"The child at {event.path}" if event.path else "The run"
-                said = f"{whose} {event.words}."
+                said = f"{whose} {event.description}."
             case _:
                 said = f"The conversation was made shorter ({event.by})."
         yield acp.update_agent_thought_text(f"{visible(said)}\n")
@@ -408,4 +408,4 @@ def _tool_kind(event: ToolStarted | PermissionRequested) -> Any:
 
 
 def _call_title(name: str, given: object) -> str:
-    return visible(f"{name} {call_subject(given)}".strip(), strict=True)[:TITLE_CHARS]
+    return visible(f"{name} {find_call_subject(given)}".strip(), strict=True)[:TITLE_CHARS]

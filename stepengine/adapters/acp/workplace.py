@@ -20,7 +20,7 @@ from attrs import frozen
 
 from stepengine.adapters.acp.program import ALWAYS, select_environment
 from stepengine.adapters.external.turns import start_of_text
-from stepengine.data.json import JsonDict, mended
+from stepengine.data.json import JsonDict, replace_lone_surrogates
 from stepengine.data.visible import cut_end, visible
 from stepengine.errors import PathOutsideRoot, ToolError
 from stepengine.tools.context import ToolContext
@@ -57,7 +57,7 @@ def parse_command(given: Mapping[str, Any]) -> list[str]:
     if not words or not command or not all(isinstance(word, str) and "\0" not in word for word in words):
         msg = "command is the name of a program, and args are the texts that it is given"
         raise ToolError(msg)
-    return [mended(word) for word in words]
+    return [replace_lone_surrogates(word) for word in words]
 
 
 @frozen
@@ -172,7 +172,7 @@ class ProgramFileAccess:
             self._tools = {tool.spec.name: tool for tool in file_tools(self.folder, write=True)}
         tool = self._tools["write_file"]
         # The tool follows no links, so it writes the file that was judged or none.
-        valid = tool.binding().validate(JsonDict({"path": file.path, "content": mended(content)}))
+        valid = tool.binding().validate(JsonDict({"path": file.path, "content": replace_lone_surrogates(content)}))
         # Without what the run has seen: the program changes files by itself, too.
         result = await tool.execute(valid.arguments, attrs.evolve(ctx, tool_name="write_file", belongings=None))
         if result.is_error:

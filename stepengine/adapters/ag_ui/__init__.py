@@ -62,7 +62,7 @@ from stepengine.data.events import (
 from stepengine.data.json import ABSENT, thaw
 from stepengine.data.messages import AssistantMessage, Message, ToolCallPart, ToolMessage, UserMessage
 from stepengine.data.questions import Question
-from stepengine.data.state import AgentState, RunResult, RunStatus, find_suspended_reply
+from stepengine.data.state import AgentState, RunResult, RunStatus, find_suspended_reply_index
 from stepengine.data.waits import describe_waits
 from stepengine.errors import DefinitionError, InputError, StepEngineError
 from stepengine.sessions import Session
@@ -454,7 +454,7 @@ class _EventTranslator:
 
     def _show_waiting_calls(self, state: AgentState) -> Iterator[BaseEvent]:
         """Yield the calls of a suspended run that no event has shown: those of a journal show a call when it starts."""
-        at = find_suspended_reply(state.message_history)
+        at = find_suspended_reply_index(state.message_history)
         reply = None if at is None else state.message_history[at]
         for part in reply.content if isinstance(reply, AssistantMessage) else ():
             if isinstance(part, ToolCallPart):
@@ -475,7 +475,7 @@ class _EventTranslator:
                 "wakesAt": one.wakes_at and one.wakes_at.isoformat(),
                 "topic": one.topic,
                 "children": list(one.children),
-                "said": one.words,
+                "said": one.description,
             }
             for one in result.waits_for
             if one.kind != "question"

@@ -23,7 +23,7 @@ from stepengine.data.hooks import Change, Hooks
 from stepengine.data.json import JsonDict, freeze_object
 from stepengine.data.messages import ToolMessage, ToolResult, UserMessage
 from stepengine.data.questions import Answer, AnswerLike, Question
-from stepengine.data.state import AgentState, find_suspended_reply
+from stepengine.data.state import AgentState, find_suspended_reply_index
 from stepengine.data.tools import Asking, ToolSpec
 from stepengine.errors import DefinitionError, InputError
 from stepengine.sessions import Session
@@ -203,7 +203,7 @@ def page_tool_of(question: Question) -> str:
 
 def waiting_calls(state: AgentState | None) -> list[ToolMessage]:
     """Return the placeholder results of the calls that a suspended run waits for."""
-    at = None if state is None else find_suspended_reply(state.message_history)
+    at = None if state is None else find_suspended_reply_index(state.message_history)
     if state is None or at is None:
         return []
     return [m for m in state.message_history[at:] if isinstance(m, ToolMessage) and m.status == "pending"]

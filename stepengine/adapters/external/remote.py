@@ -43,7 +43,7 @@ from stepengine.adapters.external.turns import (
 )
 from stepengine.data.definition import AgentDefinition, InputSchema
 from stepengine.data.hooks import StepContext
-from stepengine.data.json import JsonDict, mended
+from stepengine.data.json import JsonDict, replace_lone_surrogates
 from stepengine.data.messages import ToolResult
 from stepengine.data.tools import ToolAnnotations
 from stepengine.data.usage import Usage
@@ -474,7 +474,7 @@ class _RemoteRun:
             action = start_of_text(as_dict(one.get("preview")).get("action"))
             kind = self._kinds.get(name) or permission_kind("")
             return {
-                "id": mended(name),
+                "id": replace_lone_surrogates(name),
                 "kind": kind,
                 "input": make_permission_input(action or f"Call {tool}", as_dict(details)),
             }
@@ -495,7 +495,7 @@ class _RemoteRun:
                 make_permission_input(f"Call {tool}", as_dict(details)) if tool else {"details": start_of_json(details)}
             )
             asked["details"] = said
-        return {"id": mended(name), "kind": QUESTION, "input": asked}
+        return {"id": replace_lone_surrogates(name), "kind": QUESTION, "input": asked}
 
     def _make_result(self, view: Mapping[str, Any]) -> ToolResult:
         self._said.emit_full_text()
@@ -515,7 +515,7 @@ class _RemoteRun:
 
 def _clean_text(text: str) -> str:
     """Return untrusted text in a printable form for messages."""
-    return make_safe_excerpt(mended(text), 4_000)
+    return make_safe_excerpt(replace_lone_surrogates(text), 4_000)
 
 
 def _result_text(result: Mapping[str, Any]) -> str:

@@ -25,7 +25,7 @@ from stepengine.data.events import (
     ToolStarted,
 )
 from stepengine.data.hooks import StepContext
-from stepengine.data.json import JsonDict, mended
+from stepengine.data.json import JsonDict, replace_lone_surrogates
 from stepengine.data.messages import ToolResult
 from stepengine.data.tools import ToolAnnotations
 from stepengine.data.visible import cut_end
@@ -122,7 +122,7 @@ def _error_from_json(told: Any) -> ExternalAgentError:
 
 def make_failed_result(error: ExternalAgentError, **spent: Any) -> ToolResult:
     """Return the result of a failed call to an external agent; *spent* are its tokens and cost."""
-    return ToolResult.json({"error": {"message": mended(error.message), "kind": error.kind}}, **spent)
+    return ToolResult.json({"error": {"message": replace_lone_surrogates(error.message), "kind": error.kind}}, **spent)
 
 
 def permission_kind(category: str) -> str:
@@ -389,13 +389,13 @@ def as_dicts(value: object) -> list[Mapping[str, Any]]:
 
 def start_of_text(value: object, most: int = SHOWN_CHARS) -> str:
     """Return a text, cut with a note after *most* characters; ``""`` if *value* is no text."""
-    return mended(cut_end(value, most)) if isinstance(value, str) else ""
+    return replace_lone_surrogates(cut_end(value, most)) if isinstance(value, str) else ""
 
 
 def start_of_json(value: object) -> str:
     """Return a value as JSON, cut with a note; ``""`` if it is nested too deep."""
     try:
-        return mended(cut_end(json.dumps(value, ensure_ascii=False, default=str), SHOWN_CHARS))
+        return replace_lone_surrogates(cut_end(json.dumps(value, ensure_ascii=False, default=str), SHOWN_CHARS))
     except (ValueError, RecursionError):
         return ""
 

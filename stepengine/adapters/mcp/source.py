@@ -338,7 +338,7 @@ class McpTools:
     def _is_deferred(self, tools: Sequence[ToolLike]) -> bool:
         if self._defer != "auto":
             return self._defer
-        return len(tools) > DEFER_TOOLS or sum(t.spec.chars for t in tools) > DEFER_TOKENS * CHARS_PER_TOKEN
+        return len(tools) > DEFER_TOOLS or sum(t.spec.char_count for t in tools) > DEFER_TOKENS * CHARS_PER_TOKEN
 
     def _make_tool(self, listed: ListedTool, known: _ServerOfRun, *, defer_loading: bool = False) -> ToolLike:
         annotations = annotations_from_hints(listed.hints, trusted=self._trusts)

@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, I
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from stepengine.adapters.display_items import CallEvent, CallItems, TextEvent, TextItem, TextItems
-from stepengine.data.choices import approval, question_to_json
+from stepengine.data.choices import make_permission_answer, question_to_json
 from stepengine.data.codec import plain
 from stepengine.data.events import (
     SENT_AS_DATA,
@@ -181,7 +181,7 @@ def read_approvals(messages: Sequence[object]) -> dict[str, AnswerLike]:
         match part.get("approval"):
             case {"id": str(id_), "approved": bool(approved), **more}:
                 reason = str(more["reason"]) if isinstance(more.get("reason"), str) else ""
-                found[id_.partition(":")[2] or id_] = approval(is_allowed=approved, reason=reason)
+                found[id_.partition(":")[2] or id_] = make_permission_answer(is_allowed=approved, reason=reason)
             case _:
                 msg = f"part {number} of a page's last message is not an approval; one has 'id' and 'approved'"
                 raise InputError(msg, issues=(f"parts[{number}].approval cannot be read",))

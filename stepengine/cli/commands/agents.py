@@ -11,7 +11,7 @@ from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.options import Config
 from stepengine.cli.screen.render import can_draw_lines, format_error, print_visible, to_ascii_json, visible
 from stepengine.cli.settings import UsageProblem, load_settings
-from stepengine.data.definition import AgentDefinition, name_of_published, normalised_id
+from stepengine.data.definition import AgentDefinition, find_published_name, normalised_id
 from stepengine.tools.agent_tools import agents_of_tools
 
 if TYPE_CHECKING:
@@ -203,7 +203,7 @@ def _map_child_ids(agents: Iterable[AgentDefinition]) -> dict[str, list[str]]:
         given = [*agent.spawnable_agents, *agents_of_tools(agent.tools)]
         ids = [c if isinstance(c, str) else c.id for c in given]
         # A published agent is looked up by its name.
-        found[key] = list(dict.fromkeys([name_of_published(one) or normalised_id(one) for one in ids]))
+        found[key] = list(dict.fromkeys([find_published_name(one) or normalised_id(one) for one in ids]))
         waiting += [c for c in given if not isinstance(c, str)]
     return found
 

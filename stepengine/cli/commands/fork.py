@@ -37,7 +37,7 @@ from stepengine.cli.scripts import ScriptFile
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.state_folder import RunRecording
 from stepengine.data.models import ModelReply
-from stepengine.journal.encoding import restored
+from stepengine.journal.encoding import decode_stored
 
 if TYPE_CHECKING:
     from stepengine.data.state import RunResult
@@ -272,7 +272,7 @@ def _parse_edit(text: str) -> Callable[[Any], object]:
 
     def apply_edit(recorded: object) -> object:
         if isinstance(value, dict) and value.get("type") in STORED:
-            return restored(value)
+            return decode_stored(value)
         # A reply and an answer are text, also where that happens to be JSON.
         return text if isinstance(recorded, ModelReply | tuple) else value
 

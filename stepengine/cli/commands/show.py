@@ -18,7 +18,7 @@ from stepengine.cli.screen.render import print_visible, to_ascii_json
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.codec import plain
 from stepengine.data.json import freeze_object
-from stepengine.data.origins import clean_origin, describe_origins, describe_source
+from stepengine.data.origins import describe_origins, describe_source, redact_origin
 from stepengine.data.visible import visible
 from stepengine.errors import InputError, JournalError
 from stepengine.redaction import make_redactor
@@ -149,7 +149,7 @@ def _print_provenance(options: Options, selected: str, *, as_json: bool) -> Exit
         return print_error(error.message, Exit.FAILED)
     clean = make_redactor("all", os.environ).value
     cleaned = [
-        attrs.evolve(call, origins=tuple([freeze_object(clean_origin(one, clean)) for one in call.origins]))
+        attrs.evolve(call, origins=tuple([freeze_object(redact_origin(one, clean)) for one in call.origins]))
         for call in chosen
     ]
     if as_json:

@@ -125,13 +125,13 @@ async def _print_run(operator: Operator, run: str, *, as_json: bool) -> Exit:
     waits = await operator.run_waits.list_waits([run])
     if as_json:
         questions = [{"run": w.run, "id": q.id, "text": q.text} for w in asked for q in w.questions]
-        waiting = [{"run": each, "kind": wait.kind, "waits_for": wait.said} for each, wait in waits]
+        waiting = [{"run": each, "kind": wait.kind, "waits_for": wait.awaited_text} for each, wait in waits]
         print(to_ascii_json({"runs": [attrs.asdict(each) for each in tree], "questions": questions, "waits": waiting}))
         return Exit.COMPLETED
     rows = [(each.id, each.state, each.agent, each.executor or "-", each.release or "-") for each in tree]
     print("\n".join(_format_columns("RUN STATE AGENT EXECUTOR RELEASE", rows)))
     for each, wait in waits:
-        print(f"{each} waits for {wait.said}")
+        print(f"{each} waits for {wait.awaited_text}")
     _print_questions(run, asked)
     return Exit.COMPLETED
 

@@ -86,8 +86,8 @@ async def _wait_and_print_result(operator: Operator, run: str, *, as_json: bool)
     for question in result.pending_questions:
         print_error(f"{question.text} -> stepengine send {run} --answer {question.id}=TEXT")
     for wait in result.waits_for:
-        if wait.said:
-            print_error(f"waits for {wait.said}")
+        if wait.awaited_text:
+            print_error(f"waits for {wait.awaited_text}")
     print_warnings(result)
     if result.error is not None:
         print_error(str(result.error))

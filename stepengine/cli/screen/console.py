@@ -36,7 +36,13 @@ from stepengine.cli.screen.render import (
     wrap_lines,
 )
 from stepengine.data import events as ev
-from stepengine.data.call_text import call_subject, diff_of, preview_parts, shell_text, written_diff
+from stepengine.data.call_text import (
+    find_call_subject,
+    find_question_diff,
+    find_result_diff,
+    find_shell_command,
+    preview_parts,
+)
 from stepengine.data.choices import Choice, allows_all_edits, call_matcher, list_choices, make_lasting_approval
 from stepengine.data.codec import plain
 from stepengine.data.json import ABSENT, JsonDict, compact
@@ -244,7 +250,7 @@ class Screen(ProgressDisplay):
             self.whole = event.result.text
             data = event.result.data if isinstance(event.result.data, dict) else {}
             # A file that is new is told in words.
-            diff = written_diff(data) or ("file" in data and data.get("message"))
+            diff = find_result_diff(data) or ("file" in data and data.get("message"))
             self.diffs += [diff] if isinstance(diff, str) else []
         super().on_event(event)
 
@@ -747,7 +753,7 @@ def _permission_prompt(question: Question, width: int, *, is_whole: bool = False
 
 def _format_diff_size(question: Question) -> str:
     """Return the added and removed lines of a question's diff, such as ``+3 -1``; ``""`` without a diff."""
-    lines = diff_of(question).splitlines()
+    lines = find_question_diff(question).splitlines()
     if not lines:
         return ""
     files = sum(a.startswith("--- ") and b.startswith("+++ ") for a, b in pairwise(lines))
@@ -757,9 +763,9 @@ def _format_diff_size(question: Question) -> str:
 
 def _shorten_subject(question: Question, room: int) -> str:
     """Return the subject of a call in at most *room* characters; a command keeps its start, a long path its end."""
-    if command := shell_text(question.details):
+    if command := find_shell_command(question.details):
         return one_line(command, room)
-    shown = one_line(call_subject(question.details), 4_000)
+    shown = one_line(find_call_subject(question.details), 4_000)
     return shown if len(shown) <= room else f"...{shown[3 - room :]}"
 
 

@@ -24,7 +24,7 @@ from stepengine.cli.screen.render import (
     wrap_lines,
 )
 from stepengine.data import events as ev
-from stepengine.data.call_text import diff_of, shell_text, written_diff
+from stepengine.data.call_text import find_question_diff, find_result_diff, find_shell_command
 from stepengine.data.origins import describe_origin, sort_origins
 from stepengine.data.questions import Question
 from stepengine.data.state import RunResult, RunStatus
@@ -171,7 +171,7 @@ class ProgressDisplay:
 
     def record_shown_diff(self, question: Question) -> None:
         """Record that the person saw the diff of *question*, so that the result does not print it again."""
-        diff = diff_of(question)
+        diff = find_question_diff(question)
         self._asked_diffs += [diff] if diff else []
 
     def print_run_summary(self, result: RunResult) -> None:
@@ -467,7 +467,7 @@ def _on_agent_finished(display: ProgressDisplay, event: ev.AgentFinished) -> Non
 
 
 def _on_wait_started(display: ProgressDisplay, event: ev.WaitStarted) -> None:
-    display.print_line(event.path, f"  {one_line(event.words, 300)}", "dim")
+    display.print_line(event.path, f"  {one_line(event.description, 300)}", "dim")
 
 
 # --- model --------------------------------------------------------------------------------------------------------
@@ -519,7 +519,7 @@ def _on_tool_finished(display: ProgressDisplay, event: ev.ToolFinished) -> None:
     why = f": {one_line(result.text, 200)}" if result.is_error else ""
     said = f"{one_line(event.tool_name, 64)} {how}, {event.duration_ms} ms{why}"
     display.print_line(event.path, f"{'':>9} < {said}", colors.error if result.is_error else colors.result)
-    display.print_unseen_diff(event.path, written_diff(result.data))
+    display.print_unseen_diff(event.path, find_result_diff(result.data))
     if event.tool_name == TODOS:
         display.print_todos(event)
 
@@ -537,7 +537,7 @@ def _format_arguments(display: ProgressDisplay, event: ev.ToolStarted) -> str:
         return ""
     if display.verbose:
         return one_line(", ".join([f"{k}={v!r}" for k, v in value.items()]), 2000)
-    if event.category == "execute" and (command := shell_text(value)):
+    if event.category == "execute" and (command := find_shell_command(value)):
         return f"$ {one_line(command, 200)}"
     said = [_format_argument(v) for v in value.values() if isinstance(v, str | list | dict)]
     return one_line(", ".join([s for s in said if s]), 80)

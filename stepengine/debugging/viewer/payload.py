@@ -22,7 +22,7 @@ from typing import Any, TypeAlias, assert_never
 
 import attrs
 
-from stepengine.data.codec import bare, plain, restored
+from stepengine.data.codec import decode_stored, encode_stored, plain
 from stepengine.data.effects import KINDS
 from stepengine.data.json import compact, thaw
 from stepengine.data.media_types import IMAGES, find_media_type
@@ -44,7 +44,7 @@ from stepengine.data.messages import (
     ToolResult,
 )
 from stepengine.data.models import ModelReply
-from stepengine.data.origins import clean_origin, describe_origin, sort_origins
+from stepengine.data.origins import describe_origin, redact_origin, sort_origins
 from stepengine.data.outcomes import Failure
 from stepengine.data.questions import Answer
 from stepengine.data.state import ChildResult
@@ -355,13 +355,13 @@ class RunPayload:
         if settings:
             told["settings"] = self.texts.add(settings)
         if request.get("tail"):
-            told["tail"] = [self._message_to_json(restored(m)) for m in request["tail"]]
+            told["tail"] = [self._message_to_json(decode_stored(m)) for m in request["tail"]]
         return told
 
     def _request_item_to_json(self, item: Mapping[str, Any], path: str) -> Any:
         """Return a message, or a slice of an earlier request: the number of its row, the start and the end."""
         if item["type"] != "slice":
-            return self._message_to_json(restored(item))
+            return self._message_to_json(decode_stored(item))
         source = (item.get("path", path), item["seq"])
         return [self.lead.get(source, -1), item["start"], item["stop"]]
 
@@ -384,7 +384,7 @@ class RunPayload:
         row, about = KINDS[form["type"]], ABOUT.get(form["type"])
         call: Form = {"kind": row.verb, "a": format_address(intent.path, intent.seq), "began": run.last}
         if form["type"] == "ask":
-            questions = [restored(q) for q in form["questions"]]
+            questions = [decode_stored(q) for q in form["questions"]]
             call["name"] = self._clean_name(", ".join([q.id for q in questions]))
             asked = [{"id": q.id, "text": q.text, "options": list(q.options)} for q in questions]
             call["input"] = self.texts.add(asked[0] if len(asked) == 1 else asked)
@@ -406,7 +406,7 @@ class RunPayload:
         found = [origin for call in self._sources.read_record(history, record) for origin in call.origins]
         if not found or not isinstance(record, Intent):
             return
-        clean = [clean_origin(origin, self.texts.clean) for origin in sort_origins(found)[:MAX_ORIGINS]]
+        clean = [redact_origin(origin, self.texts.clean) for origin in sort_origins(found)[:MAX_ORIGINS]]
         said = [[describe_origin(origin), origin["trusted"]] for origin in clean]
         more = [[f"{len(found) - MAX_ORIGINS} more arguments", True]] if len(found) > MAX_ORIGINS else []
         self._calls[record.path, record.seq]["origins"] = self.texts.add([*said, *more])
@@ -626,7 +626,7 @@ def _token_counts(usage: Usage) -> list[int]:
 
 
 def _restore_error(stored: object) -> BaseException:
-    error: BaseException = restored({"type": "failure", "error": stored}).error
+    error: BaseException = decode_stored({"type": "failure", "error": stored}).error
     return error
 
 
@@ -636,7 +636,7 @@ def _error_to_json(error: BaseException) -> Form:
 
 def tool_change_to_json(change: object) -> Form:
     """Return a change by a tool as JSON, with the members that are set."""
-    return {k: v for k, v in plain(bare(change)).items() if k != "type" and v not in (None, {}, [], ())}
+    return {k: v for k, v in plain(encode_stored(change)).items() if k != "type" and v not in (None, {}, [], ())}
 
 
 def _result_to_parts(ended: ChildResult) -> list[Form]:

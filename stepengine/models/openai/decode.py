@@ -407,7 +407,7 @@ class ResponsesAccumulator(Accumulator):
         super().__init__(call, model, request_id)
         self._response: Json = {}
         self._open: dict[int, Mapping[str, Any]] = {}
-        self._items: dict[int, Mapping[str, Any]] = {}
+        self._copy_items: dict[int, Mapping[str, Any]] = {}
         # Our deltas number only the calls; the API numbers all items.
         self._calls: dict[int, int] = {}
         self._arguments: dict[int, ArgumentPieces] = {}
@@ -476,7 +476,7 @@ class ResponsesAccumulator(Accumulator):
         return [ToolCallChunk(self._calls[index], new)] if new and index in self._calls else []
 
     def _open_item(self, index: int, item: Mapping[str, object]) -> list[ModelDelta]:
-        newest = max((*self._open, *self._items), default=-1)
+        newest = max((*self._open, *self._copy_items), default=-1)
         if index <= newest:  # missing numbers are no error: the end event has all items
             self._raise_protocol_error(f"item {index} starts after item {newest}")
         self._open[index] = item
@@ -490,7 +490,7 @@ class ResponsesAccumulator(Accumulator):
             self._raise_protocol_error(f"item {index} ends without a start")
         if index in self._calls and item["type"] == "function_call" and not item.get("arguments"):
             item = {**item, "arguments": self._find_streamed_arguments(index)}
-        self._items[index] = item
+        self._copy_items[index] = item
         if index not in self._calls:
             return []
         number, given = self._calls[index], list[ModelDelta]()
@@ -509,7 +509,7 @@ class ResponsesAccumulator(Accumulator):
 
     def _finish_response(self, response: Mapping[str, Any]) -> None:
         """Store the response of the end event, with the items of ``output_item.done`` in its order."""
-        items = [self._items[index] for index in sorted(self._items)]
+        items = [self._copy_items[index] for index in sorted(self._copy_items)]
         done = {item.get("id"): item for item in items if item.get("id")}
         # The end event repeats all items, but encrypted reasoning may be partial in it. So its order counts, and the
         # content of the done events. If its output is empty or has other ids, the done events count alone.

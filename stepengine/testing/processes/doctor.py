@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import attrs
 from attrs import frozen
 
-from stepengine.data.json import ABSENT, JsonDifference, differences
+from stepengine.data.json import ABSENT, JsonDifference, find_differences
 from stepengine.testing.cassette import Cassette
 from stepengine.testing.cassette_files import Interaction, RecordedRequest
 from stepengine.testing.cassette_matching import Matcher
@@ -88,5 +88,5 @@ def compare_runs(first: ObservedRun, second: ObservedRun) -> Iterator[RequestDif
         other = rest.pop(0)[1].request if rest else None
         now = ABSENT if other is None else matcher.parse_compared_json(other)
         yield RequestDifference(
-            sent.request, sent.line, tuple(differences(matcher.parse_compared_json(sent.request), now)), sent.sources
+            sent.request, sent.line, tuple(find_differences(matcher.parse_compared_json(sent.request), now)), sent.sources
         )

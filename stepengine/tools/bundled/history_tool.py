@@ -56,7 +56,7 @@ def removed_messages(state: AgentState) -> tuple[Message, ...]:
 
     Those that a view leaves out, always; those that a replaced record held, where the agent has ``recall_history``.
     """
-    return state.left_out + state.message_history.find_missing(state.view)
+    return state.left_out + state.message_history.find_missing_messages(state.view)
 
 
 def message_text(message: Message) -> str:

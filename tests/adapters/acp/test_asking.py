@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepengine.adapters.acp import questions
-from stepengine.data.choices import answer_for_choice, is_choice
+from stepengine.data.choices import answer_for_choice, is_single_choice
 from stepengine.data.questions import Question, answer_problem
 
 LABELS = st.text(min_size=1, max_size=5)
@@ -51,7 +51,7 @@ def test_question_form_is_valid_and_lists_all_options(question: Question) -> Non
     assert form == wire
     if question.multi_select and question.options:
         assert list(question.options) == [one.const for one in field.items.any_of]
-    elif is_choice(question):
+    elif is_single_choice(question):
         assert list(question.options) == [one.const for one in field.one_of]
     else:
         assert all(option in field.description for option in question.options)
