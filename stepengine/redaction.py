@@ -739,7 +739,9 @@ class TextRedactor:
     def make_named_placeholder(self, secret: str, name: str, place: Place) -> str:
         """Return the placeholder for *secret*, a value with a secret *name* in a *place* such as a member."""
         is_known = secret in self._configured or (self._keys is not None and secret in self._keys.names)
-        return self.make_placeholder(secret, name, may_differ=is_known or may_differ_between_machines(name, secret, place))
+        return self.make_placeholder(
+            secret, name, may_differ=is_known or may_differ_between_machines(name, secret, place)
+        )
 
     def _make_pattern_placeholder(self, text: str, rule: RedactPattern) -> str:
         """Return the placeholder for a match of a user's pattern; it is no known credential, so its mark always counts."""
@@ -1104,7 +1106,9 @@ def find_secret_shapes(text: str) -> list[Span]:
         Span(*match.span(2), name)
         for kind in (QUERY_PAIR, NESTED_PAIR)
         for match in kind.finditer(text)
-        if may_differ_between_machines(name := _decode_percent_escapes(match[1]), _decode_percent_escapes(match[2]), "parameter")
+        if may_differ_between_machines(
+            name := _decode_percent_escapes(match[1]), _decode_percent_escapes(match[2]), "parameter"
+        )
     ]
     found += [Span(*match.span(1), "password") for match in PASSWORD_SHAPE.finditer(text) if match[1].strip("*")]
     found += [Span(*match.span(1), "user") for match in USER_IN_ADDRESS.finditer(text) if looks_random(match[1])]

@@ -38,7 +38,7 @@ from stepengine.engine.run import raise_at_step_limit
 from stepengine.errors import DefinitionError, ReplayDivergence, StepEngineError
 from stepengine.journal import Journal, JournalLike
 from stepengine.runtime.rates import RateLimitsLike
-from stepengine.workspace.after_fork import keep_referenced, register_renewable
+from stepengine.workspace.after_fork import keep_referenced, register_for_fork_reset
 
 
 class DurableEngine:
@@ -127,7 +127,7 @@ class DurableEngine:
         self._operator: Operator | None = None
         self._chores: list[asyncio.Task[None]] = []
         self._was_forked = False
-        register_renewable(self)
+        register_for_fork_reset(self)
 
     def reset_after_fork(self) -> None:
         """Drop the connections in a forked child, which does not have their threads. The parent's connections stay open."""

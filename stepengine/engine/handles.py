@@ -15,7 +15,7 @@ from stepengine.data.outcomes import Stop
 from stepengine.data.state import RunResult
 from stepengine.engine.run import EngineRun
 from stepengine.runtime.handle import RunHandle, Turns
-from stepengine.workspace.after_fork import keep_referenced, register_renewable
+from stepengine.workspace.after_fork import keep_referenced, register_for_fork_reset
 
 if TYPE_CHECKING:
     from stepengine.journal.journaled_run import JournaledRun
@@ -33,7 +33,7 @@ class EngineRuns:
     def __init__(self) -> None:
         self.active: set[EngineRun] = set()
         self.handles: dict[RunHandle, None] = {}
-        register_renewable(self)
+        register_for_fork_reset(self)
 
     def reset_after_fork(self) -> None:
         """Forget the running runs in a forked child, because they belong to the parent process."""

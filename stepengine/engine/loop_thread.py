@@ -18,7 +18,7 @@ from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from stepengine.errors import StepEngineError
-from stepengine.workspace.after_fork import Lock, keep_referenced, register_renewable
+from stepengine.workspace.after_fork import Lock, keep_referenced, register_for_fork_reset
 from stepengine.workspace.threads import ThreadPool
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ class LoopThread:
         self._lock = Lock()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        register_renewable(self)
+        register_for_fork_reset(self)
 
     def reset_after_fork(self) -> None:
         """Forget the parent's thread and loop in a forked child; the next ``run`` starts a thread of its own."""

@@ -16,7 +16,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.errors import SessionError
-from stepengine.workspace.after_fork import Lock, call_after_fork, register_renewable
+from stepengine.workspace.after_fork import Lock, call_after_fork, register_for_fork_reset
 
 
 @frozen(eq=False)
@@ -37,7 +37,7 @@ class SessionQueue:
     def __init__(self) -> None:
         self._lock = Lock()
         self._lines: dict[str, deque[QueueEntry]] = {}
-        register_renewable(self)
+        register_for_fork_reset(self)
 
     def reset_after_fork(self) -> None:
         """Remove all entries in a forked child: their runs are in the parent."""

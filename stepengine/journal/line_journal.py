@@ -29,7 +29,7 @@ from stepengine.journal.line_reader import Reading, parse_head, read_lines
 from stepengine.journal.mailbox import Mailbox, StoreMailbox
 from stepengine.journal.records import Head, Intent, Record
 from stepengine.journal.store import Journal, Writer
-from stepengine.workspace.after_fork import register_renewable
+from stepengine.workspace.after_fork import register_for_fork_reset
 from stepengine.workspace.open_files import describe_os_error
 
 if TYPE_CHECKING:
@@ -303,7 +303,7 @@ class LineWriter(Writer):
         self._is_lost = False
         self._closed = False
         self._pid, self._is_forked = os.getpid(), False
-        register_renewable(self)
+        register_for_fork_reset(self)
 
     # Called once in the child, in place of a check at every record and commit.
     def reset_after_fork(self) -> None:

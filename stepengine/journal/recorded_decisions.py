@@ -117,7 +117,9 @@ def _find_decisions_in_input(
         form = history.form(history.intents[address])
         found = next((each for each in questions_of(form) if each.id == said["question_id"]), None)
         if found is not None:
-            yield _make_decision(_make_place_and_time(record, number, created), form, found, decode_stored(said["answer"]))
+            yield _make_decision(
+                _make_place_and_time(record, number, created), form, found, decode_stored(said["answer"])
+            )
 
 
 def _make_decision(

@@ -13,7 +13,7 @@ import attrs
 
 from stepengine.models.base import Timeouts
 from stepengine.models.keys import Credentials
-from stepengine.workspace.after_fork import keep_referenced, register_renewable
+from stepengine.workspace.after_fork import keep_referenced, register_for_fork_reset
 
 
 @attrs.define(eq=False)
@@ -72,7 +72,7 @@ class Connections:
         # Weak, so that connections do not outlive their loop.
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopClients] = WeakKeyDictionary()
         self._unclosed: set[str] = set()
-        register_renewable(self)
+        register_for_fork_reset(self)
         finalize(self, _warn_of_unclosed, self._unclosed)
 
     def reset_after_fork(self) -> None:

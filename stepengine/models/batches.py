@@ -27,7 +27,7 @@ from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.errors import DataError, MissingKey, ModelError
 from stepengine.models._stopped_usage import mark_request_unsent
 from stepengine.models.base import BatchMember, ModelInfo, Provider, ProviderSettings
-from stepengine.workspace.after_fork import keep_referenced, register_renewable
+from stepengine.workspace.after_fork import keep_referenced, register_for_fork_reset
 from stepengine.workspace.file_formats import check_own_database, mark_own_database
 
 logger = logging.getLogger("stepengine.models")
@@ -125,7 +125,7 @@ class Batched(Provider):
         self._work: asyncio.Task[None] | None = None
         self._sending: asyncio.Task[None] | None = None
         self._came = asyncio.Event()
-        register_renewable(self)
+        register_for_fork_reset(self)
 
     def reset_after_fork(self) -> None:
         """Drop the parent's calls and file in a forked child process, which opens the file itself."""

@@ -27,7 +27,7 @@ from stepengine.models.base import ModelRef, Provider
 from stepengine.models.routing import Fallback, parse_route
 from stepengine.runtime.clock import TimeSource
 from stepengine.runtime.sizes import estimate_total_tokens
-from stepengine.workspace.after_fork import Lock, register_renewable
+from stepengine.workspace.after_fork import Lock, register_for_fork_reset
 
 WINDOW_MS = 60_000
 """Providers state their limits for requests and tokens per minute."""
@@ -140,7 +140,7 @@ class Limiter:
         self._tokens = 0
         self._running = 0
         self._queue: deque[_Waiter] = deque()
-        register_renewable(self)
+        register_for_fork_reset(self)
 
     def reset_after_fork(self) -> None:
         """Reset the limiter in a forked child; running and waiting requests belong to the parent."""

@@ -24,7 +24,7 @@ hangs is worse.
 """
 
 
-class Renewable(Protocol):
+class ForkResettable(Protocol):
     """An object that resets itself in forked child processes."""
 
     def reset_after_fork(self) -> None:
@@ -37,7 +37,7 @@ _resting: list[tuple[Callable[[], None], Callable[[], None]]] = []
 _left: list[Any] = []
 
 
-def register_renewable(thing: Renewable) -> None:
+def register_for_fork_reset(thing: ForkResettable) -> None:
     """Call ``reset_after_fork`` of *thing* in every forked child; the reference to it is weak."""
     _things.add(thing)
 
@@ -86,7 +86,7 @@ class Lock:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        register_renewable(self)
+        register_for_fork_reset(self)
 
     def __enter__(self) -> None:
         self._lock.acquire()

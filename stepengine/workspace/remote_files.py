@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from attrs import frozen
 
 from stepengine.errors import DefinitionError, ToolError, WorkspaceLost
-from stepengine.workspace.after_fork import keep_referenced, register_renewable
+from stepengine.workspace.after_fork import keep_referenced, register_for_fork_reset
 from stepengine.workspace.threads import CANCELLED
 
 if TYPE_CHECKING:
@@ -226,7 +226,7 @@ class RemoteSystem:
         self.line = 0
         self._begun: Mapping[str, Any] = {}
         self._variables: dict[tuple[str, ...], Any] = {}
-        register_renewable(self)
+        register_for_fork_reset(self)
 
     @property
     def name(self) -> str:

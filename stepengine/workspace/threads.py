@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from stepengine.workspace.after_fork import register_renewable
+from stepengine.workspace.after_fork import register_for_fork_reset
 
 if TYPE_CHECKING:
     import asyncio
@@ -121,7 +121,7 @@ class ThreadPool:
         self._idle = self._threads = self._made = 0
         self._closed = False
         self._leaked: dict[str, None] = {}
-        register_renewable(self)
+        register_for_fork_reset(self)
 
     def reset_after_fork(self) -> None:
         """Reset threads, jobs and lock in a forked child, which has no threads of its parent."""

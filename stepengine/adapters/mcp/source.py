@@ -58,7 +58,7 @@ from stepengine.errors import DataError, DefinitionError, PerformError, StepEngi
 from stepengine.runtime.logs import LOGGER
 from stepengine.tools.context import ToolContext
 from stepengine.tools.definition import Tool
-from stepengine.workspace.after_fork import register_renewable
+from stepengine.workspace.after_fork import register_for_fork_reset
 
 CATEGORY = "mcp"
 GREW = "list_changed"
@@ -284,7 +284,7 @@ class McpTools:
         self._asking = ServerQuestions(options.name, options.roots or ())
         self._connections = ServerConnections(options)
         self._is_shared = False
-        register_renewable(self)
+        register_for_fork_reset(self)
 
     def reset_after_fork(self) -> None:
         """Drop the connections in a forked child, which starts its own servers."""

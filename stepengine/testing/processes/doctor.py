@@ -88,5 +88,8 @@ def compare_runs(first: ObservedRun, second: ObservedRun) -> Iterator[RequestDif
         other = rest.pop(0)[1].request if rest else None
         now = ABSENT if other is None else matcher.parse_compared_json(other)
         yield RequestDifference(
-            sent.request, sent.line, tuple(find_differences(matcher.parse_compared_json(sent.request), now)), sent.sources
+            sent.request,
+            sent.line,
+            tuple(find_differences(matcher.parse_compared_json(sent.request), now)),
+            sent.sources,
         )
