@@ -589,7 +589,7 @@ def as_headers(text: str) -> None:
     asked = _RequestFacts({
         "type": "http", "path": "/", "method": "GET", "query_string": value, "headers": [(name, value) for name in names],
     })  # fmt: skip
-    asked.bearer(), asked.header("origin"), asked.query()
+    asked.bearer_token(), asked.header("origin"), asked.query()
     with contextlib.suppress(Problem):
         asked.host()
 
@@ -602,7 +602,7 @@ SENDER = Topic.model_validate(
 def as_signatures(text: str) -> None:
     standard = {"webhook-id": [text], "webhook-timestamp": ["1"], "webhook-signature": [text]}
     for headers in ({"stepengine-signature": [text]}, {"stripe-signature": [text]}, standard):
-        assert SENDER.verify_signature(headers, b"{}", 1.0) is None
+        assert SENDER.verify_and_get_message_id(headers, b"{}", 1.0) is None
 
 
 def as_an_event(data: bytes) -> None:
@@ -1664,7 +1664,7 @@ JSON_READERS: tuple[tuple[str, Callable[[str], Any]], ...] = (
     ("server/bodies.py", of_bytes(lambda data: validate_as(StartRun, parse_strict_json(data)))),
     ("server/reports.py", of_bytes(parsed_report)),
     ("server/webhooks.py", of_bytes(as_an_event)),
-    ("server/webhooks.py, its file", of_bytes(lambda data: Webhooks.read(data, "webhooks.json"))),
+    ("server/webhooks.py, its file", of_bytes(lambda data: Webhooks.parse(data, "webhooks.json"))),
     ("sessions/stores.py", of_bytes(lambda data: _parse_messages(iter([data]), "x"))),
     ("sessions/stores.py, a file", of_bytes(loaded(_read_json))),
     ("sessions/stores.py, a row", lambda text: _parse_json(text, "x")),

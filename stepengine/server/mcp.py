@@ -56,7 +56,7 @@ class McpEndpoint:
         self._answer: Callable[..., Awaitable[None]] | None = None
         self._task: asyncio.Task[None] | None = None
 
-    async def get_handler(self) -> Callable[..., Awaitable[None]]:
+    async def get_or_start_handler(self) -> Callable[..., Awaitable[None]]:
         """
         Return the ASGI handler ``answer(scope, receive, send, owner=...)``; the first call starts the MCP server.
 
@@ -94,7 +94,7 @@ class McpEndpoint:
             await self._runs.state.stopping.wait()
             self._answer = None
 
-    async def close(self) -> None:
+    async def wait_until_stopped(self) -> None:
         """Wait until the MCP server has stopped."""
         if self._task is not None:
             await asyncio.wait((self._task,))
@@ -134,7 +134,7 @@ class ServerCallRunner:
         with _raise_problems_as_tool_errors():
             caller.must("answer")
             row = await self._runs.reader.find(caller, call.run)
-            events = await self._turns.answer(caller, row, answers)
+            events = await self._turns.answer_and_stream(caller, row, answers)
         return await self._wait_for_end(caller, row.run, events, _ignore_event)
 
     async def _wait_for_end(
@@ -219,7 +219,7 @@ class _DelegatedResponse(Response):
 
 async def forward_to_mcp(request: Request) -> Response:
     door: McpEndpoint = request.app.state.mcp
-    return _DelegatedResponse(await door.get_handler())
+    return _DelegatedResponse(await door.get_or_start_handler())
 
 
 ABOUT = (

@@ -90,7 +90,7 @@ class Problem(Exception):
             "status": self.status,
             "detail": _clean_text(self.message),
         }
-        return {**_BoundedConverter().plain(self.members), **own}
+        return {**_BoundedConverter().convert_value(self.members), **own}
 
     def response(self) -> Response:
         """Return the problem as a response of Starlette that must not be cached."""
@@ -255,7 +255,7 @@ class _BoundedConverter:
     def __init__(self) -> None:
         self._left = MAX_ITEMS
 
-    def plain(self, value: object, depth: int = 0) -> Any:
+    def convert_value(self, value: object, depth: int = 0) -> Any:
         self._left -= 1
         match value:
             case None | bool():
@@ -268,9 +268,9 @@ class _BoundedConverter:
                 return _clean_text(value)
             case Mapping() if depth < MAX_DEPTH:
                 items = islice(value.items(), max(0, self._left))
-                return {_clean_text(name): self.plain(each, depth + 1) for name, each in items if self._left > 0}
+                return {_clean_text(name): self.convert_value(each, depth + 1) for name, each in items if self._left > 0}
             case Sequence() if depth < MAX_DEPTH and not isinstance(value, bytes | bytearray):
                 items = islice(value, max(0, self._left))
-                return [self.plain(each, depth + 1) for each in items if self._left > 0]
+                return [self.convert_value(each, depth + 1) for each in items if self._left > 0]
             case _:
                 return f"<{type(value).__name__}>"

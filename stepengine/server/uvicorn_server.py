@@ -55,7 +55,7 @@ async def serve_until_signal(served: Application, host: str, port: int, begun: C
 
     def stop() -> None:
         server.should_exit = True
-        served.end_watching()
+        served.end_event_streams()
 
     server.startup = started  # type: ignore[method-assign]
     # By uvicorn's own way a signal is raised again behind its end, and the process would be killed by it.

@@ -59,7 +59,7 @@ class InspectionProcess:
 
     async def _dispatch_messages(self) -> None:
         try:
-            async for told in self._process.lines():
+            async for told in self._process.read_messages():
                 number = told.pop("id", None)
                 if number is None:
                     self._events.put_nowait(told)
@@ -71,7 +71,7 @@ class InspectionProcess:
             self._asked.clear()
             self._events.put_nowait(None)
 
-    async def ask(self, what: str, **more: Any) -> dict[str, Any]:
+    async def send_request(self, what: str, **more: Any) -> dict[str, Any]:
         """
         Send the process a request, and return its reply.
 
@@ -100,14 +100,14 @@ class InspectionProcess:
             raise Problem(told["refused"], status=422, kind="no_such_place")
         return told
 
-    async def events(self) -> AsyncGenerator[dict[str, Any], None]:
+    async def unsolicited_messages(self) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the unsolicited messages of the process until it ends."""
         while (told := await self._events.get()) is not None:
             yield told
 
     async def close(self) -> None:
         """End the process."""
-        await self._process.end()
+        await self._process.terminate()
         self._hearing.cancel()
         await asyncio.gather(self._hearing, return_exceptions=True)
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
@@ -149,7 +149,7 @@ class EvaluationJob:
     process: JsonChildProcess | None = attrs.field(default=None, repr=False)
     task: asyncio.Task[None] | None = attrs.field(default=None, repr=False)
 
-    def take(self, told: Mapping[str, Any]) -> None:
+    def update_from_message(self, told: Mapping[str, Any]) -> None:
         """Apply a message of the process to the job."""
         if "price" in told:
             self.price, self.status = told["price"], "priced"
@@ -188,7 +188,7 @@ class InspectionService:
     async def close(self) -> None:
         """End all inspection processes and jobs."""
         for desk in list(self._desks.values()):
-            await self.leave(desk)
+            await self.end_inspection(desk)
         for job in self._jobs.values():
             await self._end_job(job)
 
@@ -216,7 +216,7 @@ class InspectionService:
         self._desks[desk.id] = desk
         return desk
 
-    def desk(self, caller: Caller, run: str, desk: str) -> InspectionProcess:
+    def get_inspection(self, caller: Caller, run: str, desk: str) -> InspectionProcess:
         """
         Return an inspection process of *caller* by its id.
 
@@ -228,7 +228,7 @@ class InspectionService:
             raise _make_inspection_ended_problem(desk)
         return found
 
-    async def leave(self, desk: InspectionProcess) -> None:
+    async def end_inspection(self, desk: InspectionProcess) -> None:
         """End the inspection process of a page that was closed."""
         self._desks.pop(desk.id, None)
         await desk.close()
@@ -259,7 +259,7 @@ class InspectionService:
 
     # --- jobs ---------------------------------------------------------------------------------------------------------
 
-    async def start(
+    async def start_job(
         self, caller: Caller, kind: JobKind, rows: Sequence[RunRow], asked: Mapping[str, Any]
     ) -> EvaluationJob:
         """
@@ -289,19 +289,19 @@ class InspectionService:
 
     async def _read_job_messages(self, job: EvaluationJob, process: JsonChildProcess, folder: Path) -> None:
         try:
-            async for told in process.lines():
-                job.take(told)
+            async for told in process.read_messages():
+                job.update_from_message(told)
         finally:
             if job.status in UNDER_WAY:
                 job.status, job.error = "failed", "its process ended before anything came of it"
-            await process.end()
+            await process.terminate()
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
-    def jobs(self, caller: Caller) -> list[EvaluationJob]:
+    def list_jobs(self, caller: Caller) -> list[EvaluationJob]:
         """Return the jobs of *caller*, newest first."""
         return [job for job in reversed(self._jobs.values()) if job.owner == caller.name]
 
-    def job(self, caller: Caller, job: str) -> EvaluationJob:
+    def get_job(self, caller: Caller, job: str) -> EvaluationJob:
         """
         Return a job of *caller*.
 
@@ -314,7 +314,7 @@ class InspectionService:
             raise Problem(msg, status=404, kind="no_such_job")
         return found
 
-    async def approve(self, job: EvaluationJob, budget: str | None) -> None:
+    async def approve_job(self, job: EvaluationJob, budget: str | None) -> None:
         """
         Approve the model calls of a job, up to *budget* US dollars.
 
@@ -327,7 +327,7 @@ class InspectionService:
         job.status = "running"
         await job.process.send_message({"go": True, "budget": budget})
 
-    async def cancel(self, job: EvaluationJob) -> None:
+    async def cancel_job(self, job: EvaluationJob) -> None:
         """End a job; a finished one is not changed."""
         if job.status in UNDER_WAY:
             job.status = "cancelled"
@@ -335,6 +335,6 @@ class InspectionService:
 
     async def _end_job(self, job: EvaluationJob) -> None:
         if job.process is not None:
-            await job.process.end()
+            await job.process.terminate()
         if job.task is not None:
             await asyncio.gather(job.task, return_exceptions=True)

@@ -681,7 +681,7 @@ async def test_of_two_answers_around_a_resume_one_is_accepted(tmp_path: Path) ->
         runs = Runs(engine, tmp_path / "runs", wait_for_answers=0, drain=0)
         await runs.open()
         run, _ = await runs.launcher.start(caller, StartRequest(agent="asking"))
-        await runs.live.wait_recorded(run)
+        await runs.live.wait_until_end_recorded(run)
         await runs.close()
         runs = Runs(engine, tmp_path / "runs", wait_for_answers=60, drain=0)
         await runs.open()
@@ -726,7 +726,7 @@ def test_ended_run_is_completed_even_while_its_row_is_read(tmp_path: Path) -> No
             """
             row = find(self, wanted)
             may_end.set()
-            asyncio.run_coroutine_threadsafe(runs.live.wait_recorded(wanted), loop).result(30)
+            asyncio.run_coroutine_threadsafe(runs.live.wait_until_end_recorded(wanted), loop).result(30)
             return row
 
         with pytest.MonkeyPatch.context() as patch:

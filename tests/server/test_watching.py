@@ -35,7 +35,7 @@ from stepengine.server.watchers import (
     UnreadEvents,
     is_in_both_streams,
     make_event_key,
-    stream_live_events,
+    stream_recorded_then_live_events,
 )
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
 from tests.waits import until
@@ -92,7 +92,7 @@ async def all_of(events: Any) -> list[Event]:
 def id_after(events: list[Event]) -> str | None:
     had, place = ReaderPosition.parse(None), None
     for event in events:
-        place = had.take(event)
+        place = had.record_received_event(event)
     return place
 
 
@@ -127,7 +127,7 @@ def test_journal_reader_gets_the_remaining_events_live_once() -> None:
             seen = told[:-2]
             shared = SharedJournals(lambda _: kept)  # noqa: B023
             rest = await all_of(
-                stream_live_events(shown_live(), shared.get_followed_events("r"), ReaderPosition.parse(id_after(seen)))
+                stream_recorded_then_live_events(shown_live(), shared.get_followed_events("r"), ReaderPosition.parse(id_after(seen)))
             )
 
             assert keys == Counter([make_event_key(one) for one in (*seen, *rest) if is_in_both_streams(one)]), count
