@@ -35,8 +35,8 @@ import pytest
 
 import stepengine
 from stepengine import Tool, tool
-from stepengine.adapters.acp.stdio import read_message
-from stepengine.adapters.acp.updates import _fence
+from stepengine.adapters.acp.stdio import parse_message
+from stepengine.adapters.acp.updates import _make_code_block
 from stepengine.adapters.ag_ui import input_of
 from stepengine.adapters.external import remote
 from stepengine.adapters.mcp.lenient_messages import MessageRepair
@@ -225,7 +225,7 @@ REMOTE = remote._ServerClient(
 
 
 def remote_said(data: bytes) -> None:
-    for read in (REMOTE._parse_event, lambda data: REMOTE._parse_answer("GET /", httpx2.Response(200), data, ())):
+    for read in (REMOTE._parse_event, lambda data: REMOTE._parse_reply("GET /", httpx2.Response(200), data, ())):
         with contextlib.suppress(ExternalAgentError):
             read(data)
     remote.RUN_ID.fullmatch(data.decode("utf-8", "replace"))
@@ -846,7 +846,7 @@ PLACES = (
     ),
     Place(
         "text that an editor shows as a block",
-        lambda text: _fence("", text),
+        lambda text: _make_code_block("", text),
         (of("`"), of("` "), of("```\n"), of("`a"), of("a", "`", "`")),
         ("adapters/acp/updates.py",),
     ),
@@ -1646,7 +1646,7 @@ def of_bytes(read: Callable[[bytes], Any]) -> Callable[[str], Any]:
 JSON_READERS: tuple[tuple[str, Callable[[str], Any]], ...] = (
     ("workspace/connection.py", of_bytes(framed)),
     ("workspace/remote_files.py", of_bytes(far_listing)),
-    ("adapters/acp/stdio.py", of_bytes(read_message)),
+    ("adapters/acp/stdio.py", of_bytes(parse_message)),
     ("adapters/ag_ui", of_bytes(lambda data: input_of(plain(parse_strict_json(data))))),
     ("adapters/external/remote.py", of_bytes(remote_said)),
     ("adapters/mcp/http.py", served),

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response, StreamingResponse
 
 from stepengine.adapters.ag_ui import Asked, ag_ui, asked_of, connected, input_of, sse
-from stepengine.adapters.ag_ui.asked import PAGE, find_page_answers, page_tool_of
+from stepengine.adapters.ag_ui.asked import PAGE, find_page_answers, find_page_tool_name
 from stepengine.data.codec import plain
 from stepengine.data.events import RunFinished
 from stepengine.data.messages import UserMessage
@@ -81,7 +81,7 @@ async def _parse_agent_run(request: Request) -> Any:
 
 def _check_may_answer(request: Request, thread: CallerConversation, given: Any) -> None:
     """Raise if the caller may not answer, or answers questions of another run."""
-    asks = thread.state is not None and any(not page_tool_of(question) for question in thread.state.pending)
+    asks = thread.state is not None and any(not find_page_tool_name(question) for question in thread.state.pending)
     if given.resume or asks:
         caller_of(request).must("answer")
     runs = {entry.interrupt_id.partition(":")[0] for entry in given.resume or ()}

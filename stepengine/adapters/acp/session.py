@@ -124,7 +124,7 @@ class EditorSession:
 
         await self.send_update(acp.update_agent_message_text(text))
 
-    async def send_commands(self) -> None:
+    async def send_skill_commands(self) -> None:
         """Show the skills of the workspace as commands."""
         from acp import schema
 
@@ -138,12 +138,12 @@ class EditorSession:
         )
 
     def _make_engine(self, chosen: SessionChoices) -> Engine:
-        tools = self._editor.make_tools(self.kept.id, self.kept.cwd, self._show_terminal)
-        return self._engines.make(self.kept.cwd, chosen, tools)
+        tools = self._editor.make_buffers_and_terminals(self.kept.id, self.kept.cwd, self._show_terminal)
+        return self._engines.make_engine(self.kept.cwd, chosen, tools)
 
     async def _show_terminal(self, path: str, call_id: str, terminal: str) -> None:
         if self.run is not None:
-            await self.send_update(self.run.shown.show_terminal(path, call_id, terminal))
+            await self.send_update(self.run.shown.make_terminal_update(path, call_id, terminal))
 
     def _make_shown_turn(self, *, number: int, is_live: bool) -> ShownTurn:
         from stepengine.adapters.acp.updates import ShownTurn
@@ -152,7 +152,7 @@ class EditorSession:
 
     # --- stored turns -------------------------------------------------------------------------------------------------
 
-    async def replay(self, *, shows: bool) -> None:
+    async def replay_turns(self, *, shows: bool) -> None:
         """Load the state of the stored turns, and show them. If nothing is shown, only the last state is loaded."""
         turns = self.kept.turns
         last = max([number for number, turn in enumerate(turns) if turn.is_kept], default=-1)
@@ -168,12 +168,12 @@ class EditorSession:
         import acp
 
         shown = self._make_shown_turn(number=number + 1, is_live=False)
-        updates: list[object] = prompts.replay_prompt(turn.prompt, turn.media)
+        updates: list[object] = prompts.make_prompt_updates(turn.prompt, turn.media_file)
 
         def observe(event: Event) -> None:
             updates.extend(shown.make_updates(event))
 
-        engine = self._engines.make(self.kept.cwd, turn.chosen, {}, (observe,))
+        engine = self._engines.make_engine(self.kept.cwd, turn.chosen, {}, (observe,))
         try:
             agent = self._engines.get_agent(engine, self._engines.make_replay_sources(turn.servers))
             result = await engine.replay(turn.journal, agent=agent, complete=False)
@@ -202,8 +202,8 @@ class EditorSession:
         self.free.clear()
         try:
             if (self.run is None or self.run.handle.done) and self.asleep is not None:
-                is_over = await self._show_finished_run(*self.asleep)
-                if (is_over and _is_resume_command(said)) or not (is_over or await self._wake_run(said, *self.asleep)):
+                is_over = await self._show_run_if_finished(*self.asleep)
+                if (is_over and _is_resume_command(said)) or not (is_over or await self._resume_if_due_or_requested(said, *self.asleep)):
                     return schema.PromptResponse(stop_reason="end_turn")
                 if is_over:
                     await self._start_turn(said)
@@ -238,9 +238,9 @@ class EditorSession:
 
         if self.run is not None:
             await self._store_result(await self.run.handle.result())
-        await self._renew_engine()
+        await self._rebuild_engine_if_changed()
         kept = self.kept
-        text = await asyncio.to_thread(prompts.add_instructions, said.text, kept.cwd)
+        text = await asyncio.to_thread(prompts.add_skill_instructions, said.text, kept.cwd)
         media = prompts.encode_media(said.media) if said.media else ""
         turn = kept.start_turn(said.text, servers=tuple([one.name for one in self._sources]), media=media)
         if len(kept.turns) == 1:
@@ -262,13 +262,13 @@ class EditorSession:
             kept.turns.remove(turn)
             kept.save()
             raise
-        self._follow(handle, turn)
+        self._set_live_run(handle, turn)
 
-    def _follow(self, handle: RunHandle, turn: PromptRun) -> None:
+    def _set_live_run(self, handle: RunHandle, turn: PromptRun) -> None:
         shown = self._make_shown_turn(number=len(self.kept.turns), is_live=True)
         self.run = _LiveRun(handle, turn, handle.events(), shown)
 
-    async def _show_finished_run(self, turn: PromptRun, before: RunResult) -> bool:
+    async def _show_run_if_finished(self, turn: PromptRun, before: RunResult) -> bool:
         """Show the result of a sleeping run if another process has ended it, and return True in that case."""
         from stepengine.journal import FileJournal
 
@@ -281,7 +281,7 @@ class EditorSession:
         self.raise_if_broken()
         return True
 
-    async def _wake_run(self, said: prompts.EditorPrompt, turn: PromptRun, before: RunResult) -> bool:
+    async def _resume_if_due_or_requested(self, said: prompts.EditorPrompt, turn: PromptRun, before: RunResult) -> bool:
         """Resume a sleeping run and return True if its wait is over or the prompt requests it; else show when the run resumes."""
         from stepengine.journal import FileJournal
         from stepengine.journal.sleepers import is_due
@@ -295,9 +295,9 @@ class EditorSession:
         if said.media:
             msg = "the run that is woken takes words; send images and files with the prompt after it"
             raise InputError(msg)
-        await self._renew_engine()
+        await self._rebuild_engine_if_changed()
         handle = await self._engine.start_resume(journal, agent=self._agent, now=is_woken, wait_for_answers=PATIENCE)
-        self._follow(handle, turn)
+        self._set_live_run(handle, turn)
         self.asleep = None
         self._subtract_cost(before)
         if text:
@@ -309,7 +309,7 @@ class EditorSession:
         if self._cost is not None and before.cost is not None:
             self._cost -= before.cost
 
-    async def _renew_engine(self) -> None:
+    async def _rebuild_engine_if_changed(self) -> None:
         """Rebuild the engine if the choices have changed."""
         chosen = self.kept.chosen
         if chosen == self._made_for:
@@ -341,9 +341,9 @@ class EditorSession:
                 await self.send_update(update)
             if isinstance(event, PermissionRequested):
                 if not event.question.problem:  # else the tool refuses the call by itself
-                    self._questions.ask(run.handle, event.question, run.shown.request(event))
+                    self._questions.ask_in_background(run.handle, event.question, run.shown.make_permission_call(event))
             elif isinstance(event, QuestionAsked):
-                if not self._questions.ask_with_options(run.handle, event.question):
+                if not self._questions.ask_if_showable(run.handle, event.question):
                     run.question = event.question
                     await self._send_text(questions.question_text(event.question))
                     return schema.PromptResponse(stop_reason="end_turn")

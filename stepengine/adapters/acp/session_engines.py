@@ -57,13 +57,13 @@ class SessionEngines:
         self.agent_id = agent_id
         self._make: Any = make
         self.mcp = mcp
-        self._accepted = _options_accepted_by(make)
+        self._accepted = _find_accepted_options(make)
         for name, values in offered.items():
             if values and name not in self._accepted:
                 msg = f"{name}s= offers a choice, and what makes the engine does not take it; give it the parameter {name}=''"
                 raise DefinitionError(msg)
 
-    def make(
+    def make_engine(
         self,
         cwd: Path,
         chosen: SessionChoices,
@@ -99,7 +99,7 @@ class SessionEngines:
         return () if self.mcp is None else servers.make_replay_sources(names, self.mcp)
 
 
-def _options_accepted_by(make: object) -> frozenset[str]:
+def _find_accepted_options(make: object) -> frozenset[str]:
     """Return the names of the options that the maker of an engine accepts."""
     try:
         parameters = inspect.signature(make).parameters.values()  # type: ignore[arg-type]

@@ -159,7 +159,7 @@ async def test_abandoned_call_closes_its_servers_questions() -> None:
     answers = [asyncio.get_running_loop().create_future() for _ in range(2)]
     for answer in answers:
         call.ask(SimpleNamespace(model_dump=lambda **_: {}), answer)
-    asked = await call.outcome()
+    asked = await call.wait_for_outcome()
     await call.end()
 
     assert ServerRequests({"asked": {}}) == asked
