@@ -464,7 +464,9 @@ class Logins:
                 return None
             secret = secrets.token_urlsafe(TOKEN_BYTES)
             until = self._clock() + self.session_seconds
-            _add_session_and_evict_old(self._sessions, _hash_token(secret), _LoginSession(found.caller, until), self._clock())
+            _add_session_and_evict_old(
+                self._sessions, _hash_token(secret), _LoginSession(found.caller, until), self._clock()
+            )
             return secret
 
     def find(self, secret: str) -> Caller | None:
@@ -488,7 +490,9 @@ OPERATOR = Caller("operator", frozenset({"admin"}))
 MAX_SESSIONS = 10_000
 
 
-def _add_session_and_evict_old(among: OrderedDict[bytes, _LoginSession], digest: bytes, new: _LoginSession, now: float) -> None:
+def _add_session_and_evict_old(
+    among: OrderedDict[bytes, _LoginSession], digest: bytes, new: _LoginSession, now: float
+) -> None:
     """Add a session; remove expired ones, and the oldest if there are too many."""
     # All of one kind last equally long, so what ended stands in front.
     while among and (len(among) >= MAX_SESSIONS or next(iter(among.values())).until <= now):
@@ -676,7 +680,11 @@ class Guard:
                 caller.must("admin")
                 await _json_response({"link": logins.make(caller)})(asked.scope, receive, send)
             else:
-                scope = {**asked.scope, CALLER: caller, COUNT_STREAM: partial(self._reserve_event_stream, caller, stack)}
+                scope = {
+                    **asked.scope,
+                    CALLER: caller,
+                    COUNT_STREAM: partial(self._reserve_event_stream, caller, stack),
+                }
                 await self.app(scope, _replay_body(body, receive), send)
 
     async def _forward_unauthenticated(self, asked: _RequestFacts, receive: Receive, send: Send) -> None:

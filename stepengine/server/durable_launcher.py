@@ -160,7 +160,9 @@ class DurableLauncher(RunStarts[RegisteredRun]):
         if asked.given_changes or asked.tools is not None:
             msg = "a run in a database goes on at whichever worker takes it, with the agent and the tools that are deployed there"
             raise make_unsupported_problem(msg)
-        request = {"fork": {"run": row.run, "at": asked.at, "allow_repeat": asked.allow_repeat, **plain(asked.edit_options)}}
+        request = {
+            "fork": {"run": row.run, "at": asked.at, "allow_repeat": asked.allow_repeat, **plain(asked.edit_options)}
+        }
         new = _make_registered_run(caller, row.agent, request, None, time.time())
         async with self._quotas.admit_request(new.owner, json_size(request), runs=1):
             await self._store.register.add(new, None)

@@ -98,7 +98,11 @@ class DurableReader:
                 [row.run for row in found if row.status == "running"]
             )
             rows = [_run_row_from_registered(row, "suspended" if row.run in suspended else row.status) for row in found]
-            shown += [row for row in rows if not statuses or row.status in statuses or _is_started_run_requested(row, statuses)]
+            shown += [
+                row
+                for row in rows
+                if not statuses or row.status in statuses or _is_started_run_requested(row, statuses)
+            ]
             if len(found) < limit or len(shown) >= limit:
                 return shown[:limit]
             before = found[-1].created, found[-1].run

@@ -65,7 +65,9 @@ class DurableConversations:
         msg = "conversations in a database are shown by the runs that they are made of"
         raise make_unsupported_problem(msg)
 
-    async def get_session(self, caller: Caller, session: str, *, owner: str | None) -> tuple[SessionRow, Session | None]:
+    async def get_session(
+        self, caller: Caller, session: str, *, owner: str | None
+    ) -> tuple[SessionRow, Session | None]:
         """Refuse to show a conversation."""
         msg = "conversations in a database are shown by the runs that they are made of"
         raise make_unsupported_problem(msg)

@@ -148,7 +148,9 @@ class Metrics:
 
     async def encode_metrics(self, accept: str) -> tuple[bytes, str]:
         """Return all metrics and their media type: OpenMetrics, or the older Prometheus format on request."""
-        places = _CollectedMetrics([self._make_run_metric(await self._runs.reader.count_by_agent_and_status()), *self.registry.collect()])
+        places = _CollectedMetrics(
+            [self._make_run_metric(await self._runs.reader.count_by_agent_and_status()), *self.registry.collect()]
+        )
         if "openmetrics-text" not in accept and "text/plain" in accept:
             encode, kind = choose_encoder("text/plain")
             return encode(places), kind

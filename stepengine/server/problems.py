@@ -268,7 +268,9 @@ class _BoundedConverter:
                 return _clean_text(value)
             case Mapping() if depth < MAX_DEPTH:
                 items = islice(value.items(), max(0, self._left))
-                return {_clean_text(name): self.convert_value(each, depth + 1) for name, each in items if self._left > 0}
+                return {
+                    _clean_text(name): self.convert_value(each, depth + 1) for name, each in items if self._left > 0
+                }
             case Sequence() if depth < MAX_DEPTH and not isinstance(value, bytes | bytearray):
                 items = islice(value, max(0, self._left))
                 return [self.convert_value(each, depth + 1) for each in items if self._left > 0]

@@ -227,7 +227,9 @@ class QuotaTable:
         limit = self.quotas.bytes_per_minute
         # A fork of a journal that is larger than the quota is admitted in a minute without anything else.
         if limit is not None and size and known.window.total and known.window.total + size > limit:
-            self._raise_exceeded("bytes_per_minute", limit, known.window.seconds_until_at_most(max(0, limit - size), now))
+            self._raise_exceeded(
+                "bytes_per_minute", limit, known.window.seconds_until_at_most(max(0, limit - size), now)
+            )
 
     def _raise_exceeded(self, quota: str, limit: int, seconds: int = RETRY_SECONDS) -> None:
         self.on_refusal(quota)

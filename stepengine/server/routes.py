@@ -838,7 +838,9 @@ async def get_run_page_data(request: Request) -> Response:
 
 async def get_run_source_lines(request: Request) -> Response:
     row, views = await find_requested_run(request), request.app.state.views
-    return Response(await views.collect_source_lines(row, last=_parse_flag(request, "last")), media_type="application/json")
+    return Response(
+        await views.collect_source_lines(row, last=_parse_flag(request, "last")), media_type="application/json"
+    )
 
 
 def _parse_after_offset(request: Request) -> int | None:
@@ -981,7 +983,9 @@ async def post_message(request: Request) -> Response:
     if body.topic in request.app.state.webhooks.topics:
         # The run trusts the signature of a service. Its owner may be who gains by the event, such as who has to pay.
         caller_of(request).must("admin")
-    is_new = await get_run_service(request).messenger.send_message(row, body.topic, body.value, id=body.id, path=body.path)
+    is_new = await get_run_service(request).messenger.send_message(
+        row, body.topic, body.value, id=body.id, path=body.path
+    )
     return MessageReceipt(run_id=row.run, is_new=is_new).response(202)
 
 
@@ -993,7 +997,9 @@ async def send_run_input(request: Request) -> Response:
 
 async def deliver_tool_result(request: Request) -> Response:
     row, body = await find_requested_run(request), await _body(request, ToolResultBody)
-    await get_run_service(request).messenger.deliver_tool_result(row, request.path_params["call"], body.result, body.path)
+    await get_run_service(request).messenger.deliver_tool_result(
+        row, request.path_params["call"], body.result, body.path
+    )
     return Accepted(run_id=row.run).response(202)
 
 
@@ -1108,7 +1114,9 @@ async def download_journal(request: Request) -> Response:
     # A journal of somebody else has any name that a file can have.
     headers = {"content-disposition": f"attachment; filename*=UTF-8''{quote(row.run, safe='')}.jsonl"}
     return Response(
-        await get_run_service(request).reader.read_journal_bytes(row), media_type="application/x-ndjson", headers=headers
+        await get_run_service(request).reader.read_journal_bytes(row),
+        media_type="application/x-ndjson",
+        headers=headers,
     )
 
 

@@ -57,7 +57,9 @@ class RunConversations:
         read = partial(self._store.ledger.list_sessions, owner=whose, before=before, limit=limit)
         return await self._store.run_long_read(caller.name, read)
 
-    async def get_session(self, caller: Caller, session: str, *, owner: str | None) -> tuple[SessionRow, Session | None]:
+    async def get_session(
+        self, caller: Caller, session: str, *, owner: str | None
+    ) -> tuple[SessionRow, Session | None]:
         """
         Return a conversation of *caller*, or for an admin of *owner*, with the engine's session if it stores one.
 

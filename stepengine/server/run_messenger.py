@@ -185,7 +185,12 @@ class RunMessenger:
             if row.status == "stranded" and row.run in self._live:
                 self._live.handles[row.run].interrupt()
             return
-        if await self._send_mailbox_message(row, MailboxMessage(kind="cancel", value=reason, id=f"cancel@{row.changed}")) is None:
+        if (
+            await self._send_mailbox_message(
+                row, MailboxMessage(kind="cancel", value=reason, id=f"cancel@{row.changed}")
+            )
+            is None
+        ):
             self._live.handles[row.run].interrupt()
 
     async def deliver_tool_result(self, row: RunRow, call_id: str, result: object, path: str | None) -> None:

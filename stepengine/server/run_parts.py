@@ -163,7 +163,9 @@ class ConversationsPart(Protocol):
     ) -> list[SessionRow]:
         """Return the conversations of *caller*, for an admin those of everybody, with the newest runs first."""
 
-    async def get_session(self, caller: Caller, session: str, *, owner: str | None) -> tuple[SessionRow, Session | None]:
+    async def get_session(
+        self, caller: Caller, session: str, *, owner: str | None
+    ) -> tuple[SessionRow, Session | None]:
         """Return a conversation of *caller*, or for an admin of *owner*."""
 
     async def delete_messages(self, caller: Caller, session: str, *, owner: str | None) -> None:

@@ -119,7 +119,13 @@ class ForkRun(Body):
         elif self.edit_options or self.allow_repeat:
             msg = f"{'edit' if self.edit_options else 'allow_repeat'}: does not go with tools"
             raise make_input_error(msg)
-        if self.edit_options or self.given_changes or self.allow_repeat or self.simulate or self.tools == "working-copy":
+        if (
+            self.edit_options
+            or self.given_changes
+            or self.allow_repeat
+            or self.simulate
+            or self.tools == "working-copy"
+        ):
             caller.must("admin")
         if self.tools is not None:
             caller.must("read")  # the answer is a report with the outputs of the fork

@@ -16,7 +16,9 @@ def test_discarded_call_discards_only_its_own_texts() -> None:
     for event in (ev.TextDelta(text="a", seq=1), ev.TextDelta(text="b", seq=2), ev.TextDelta(text="c", path="1")):
         list(texts.make_items(event))
 
-    assert [("a", True), ("b", False)] == [(one.text.shown, one.is_discarded) for one in texts.end_texts("", discarded=1)]
+    assert [("a", True), ("b", False)] == [
+        (one.text.shown, one.is_discarded) for one in texts.end_texts("", discarded=1)
+    ]
     assert ([], ["c"]) == (list(texts.end_texts("")), [one.text.shown for one in texts.end_texts("1", discarded="all")])
 
 

@@ -127,7 +127,9 @@ def test_journal_reader_gets_the_remaining_events_live_once() -> None:
             seen = told[:-2]
             shared = SharedJournals(lambda _: kept)  # noqa: B023
             rest = await all_of(
-                stream_recorded_then_live_events(shown_live(), shared.get_followed_events("r"), ReaderPosition.parse(id_after(seen)))
+                stream_recorded_then_live_events(
+                    shown_live(), shared.get_followed_events("r"), ReaderPosition.parse(id_after(seen))
+                )
             )
 
             assert keys == Counter([make_event_key(one) for one in (*seen, *rest) if is_in_both_streams(one)]), count

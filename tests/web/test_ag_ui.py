@@ -234,9 +234,11 @@ def test_only_the_last_user_message_of_a_page_is_read() -> None:
 @pytest.mark.spec("interfaces:IF44")
 def test_page_answers_are_parsed_or_rejected() -> None:
     entries = [resume("r:q1", ["a", "b"]), resume("r:2.q3", "words"), resume("r:2:size", None, "cancelled")]
-    assert {"q1": Answer(selected=("a", "b")), "2.q3": "words", "2:size": Answer(declined=True)} == parse_interrupt_answers(
-        given(resume=entries)
-    )
+    assert {
+        "q1": Answer(selected=("a", "b")),
+        "2.q3": "words",
+        "2:size": Answer(declined=True),
+    } == parse_interrupt_answers(given(resume=entries))
     assert {} == parse_interrupt_answers(given())
     for wrong in (
         [resume("q1", "x")], [resume("r:", "x")], [resume("r:q", 5)], [resume("r:q", {"approved": "yes"})], [resume("r:q", [1])],

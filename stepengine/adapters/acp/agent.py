@@ -254,7 +254,10 @@ class EditorAgent:
     def _list_choices(self, session: EditorSession) -> dict[str, Any]:
         """Return the modes and options of a session, without empty lists."""
         chosen = session.kept.chosen
-        found = {"modes": self._offer.make_mode_state(chosen), "config_options": self._offer.make_config_options(chosen)}
+        found = {
+            "modes": self._offer.make_mode_state(chosen),
+            "config_options": self._offer.make_config_options(chosen),
+        }
         return {name: value for name, value in found.items() if value}
 
     async def set_session_mode(self, session_id: str, mode_id: str, **_: object) -> schema.SetSessionModeResponse:
@@ -280,7 +283,9 @@ class EditorAgent:
             mode = session.kept.chosen.mode
             update = schema.CurrentModeUpdate(session_update="current_mode_update", current_mode_id=mode)
             self._editor.send_after_reply(session.send_update(update))
-        return schema.SetSessionConfigOptionResponse(config_options=self._offer.make_config_options(session.kept.chosen))
+        return schema.SetSessionConfigOptionResponse(
+            config_options=self._offer.make_config_options(session.kept.chosen)
+        )
 
     def _store_choice(self, session: EditorSession, option: str, value: object) -> None:
         chosen = self._offer.with_value(session.kept.chosen, option, value)

@@ -570,7 +570,9 @@ class _ProgramConversation:
             before = None
         return unified_diff(before, mended(content), file.path)
 
-    async def _authorize_file_request(self, kind: str, file: RequestedFile, asked: Mapping[str, Any]) -> CallGuard | None:
+    async def _authorize_file_request(
+        self, kind: str, file: RequestedFile, asked: Mapping[str, Any]
+    ) -> CallGuard | None:
         """
         Check a request for a file like a tool call, and return the file rules for it.
 
@@ -683,9 +685,13 @@ class _ProgramOutput(TurnOutput):
             case _ if not self.is_live:
                 pass  # what was said in an earlier turn, and is told again when its session is loaded
             case "agent_message_chunk":
-                self.emit_and_record_text("text", start_of_text(dict_or_empty(update.get("content")).get("text"), self.chars_left))
+                self.emit_and_record_text(
+                    "text", start_of_text(dict_or_empty(update.get("content")).get("text"), self.chars_left)
+                )
             case "agent_thought_chunk":
-                self.emit_and_record_text("thought", start_of_text(dict_or_empty(update.get("content")).get("text"), self.chars_left))
+                self.emit_and_record_text(
+                    "thought", start_of_text(dict_or_empty(update.get("content")).get("text"), self.chars_left)
+                )
             case "tool_call" | "tool_call_update":
                 self._record_call_update(update)
             case "plan":

@@ -203,7 +203,9 @@ class EditorSession:
         try:
             if (self.run is None or self.run.handle.done) and self.asleep is not None:
                 is_over = await self._show_run_if_finished(*self.asleep)
-                if (is_over and _is_resume_command(said)) or not (is_over or await self._resume_if_due_or_requested(said, *self.asleep)):
+                if (is_over and _is_resume_command(said)) or not (
+                    is_over or await self._resume_if_due_or_requested(said, *self.asleep)
+                ):
                     return schema.PromptResponse(stop_reason="end_turn")
                 if is_over:
                     await self._start_turn(said)

@@ -323,7 +323,11 @@ def _describe_preview(preview: Mapping[str, Any]) -> Iterator[str]:
             yield _make_code_block("diff" if kind == "diff" else "sh", text)
         elif value not in (None, "", [], {}):
             is_long = "\n" in text or not isinstance(value, str | int | float | bool)
-            yield f"{label}:\n\n{_make_code_block('', text)}".lstrip(":\n") if is_long else f"{label}: {text}".removeprefix(": ")
+            yield (
+                f"{label}:\n\n{_make_code_block('', text)}".lstrip(":\n")
+                if is_long
+                else f"{label}: {text}".removeprefix(": ")
+            )
 
 
 def _readable_text(value: object) -> str:

@@ -23,11 +23,11 @@ import attrs
 from stepengine.adapters.ag_ui.asked import (
     Asked,
     asked_of,
+    find_page_tool_name,
+    list_waiting_calls,
     list_waiting_page_calls,
     page_hooks,
-    find_page_tool_name,
     run_turns,
-    list_waiting_calls,
 )
 from stepengine.adapters.display_items import FAILURES, CallEvent, CallItems, TextEvent, TextItem, TextItems
 from stepengine.data.choices import answer_schema, approval_schema, question_to_json
@@ -324,7 +324,9 @@ class _EventTranslator:
         if questions:
             asked = [self._make_interrupt(question) for question in questions]
             return self.core.RunFinishedInterruptOutcome(type="interrupt", interrupts=asked)
-        return self.core.RunFinishedSuccessOutcome(type="success", pending_tool_call_ids=list_waiting_page_calls(state) or None)
+        return self.core.RunFinishedSuccessOutcome(
+            type="success", pending_tool_call_ids=list_waiting_page_calls(state) or None
+        )
 
     def _show_final_state(self, event: RunFinished) -> Iterator[BaseEvent]:
         """Yield the shared state if hooks or children changed it."""

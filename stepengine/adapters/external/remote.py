@@ -441,7 +441,9 @@ class _RemoteRun:
             category=start_of_text(event.get("category"), 40),
             title=start_of_text(event.get("tool_name"), 100),
             status=status,
-            given=make_permission_input(start_of_text(event.get("tool_name"), 100), dict_or_empty(given)) if given else {},
+            given=make_permission_input(start_of_text(event.get("tool_name"), 100), dict_or_empty(given))
+            if given
+            else {},
             kept=kept,
             output=_result_text(result) if kind == "tool_finished" else "",
         )
@@ -492,7 +494,9 @@ class _RemoteRun:
         }
         if tool or details is not None:
             said = (
-                make_permission_input(f"Call {tool}", dict_or_empty(details)) if tool else {"details": start_of_json(details)}
+                make_permission_input(f"Call {tool}", dict_or_empty(details))
+                if tool
+                else {"details": start_of_json(details)}
             )
             asked["details"] = said
         return {"id": mended(name), "kind": QUESTION, "input": asked}

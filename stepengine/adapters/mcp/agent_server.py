@@ -355,7 +355,9 @@ class AgentServer:
                 "\n  ".join([error.message, *[i for i in getattr(error, "issues", ()) if i not in error.message]])
             )
 
-    async def _run_agent(self, ctx: Any, offered: Offered, arguments: Mapping[str, Any]) -> tuple[OfferedCall, RunResult]:
+    async def _run_agent(
+        self, ctx: Any, offered: Offered, arguments: Mapping[str, Any]
+    ) -> tuple[OfferedCall, RunResult]:
         """Run an agent, and notify the client of its tool calls if requested."""
         count = 0
 
@@ -398,7 +400,9 @@ class AgentServer:
         import mcp_types as types
 
         requests: Any = {q.id: types.ElicitRequest(params=_make_form(q)) for q in waiting.questions}
-        return types.InputRequiredResult(input_requests=requests, request_state=self._runner.store_waiting_call(waiting))
+        return types.InputRequiredResult(
+            input_requests=requests, request_state=self._runner.store_waiting_call(waiting)
+        )
 
 
 # --- over HTTP --------------------------------------------------------------------------------------------------------

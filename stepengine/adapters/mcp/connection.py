@@ -582,7 +582,9 @@ class ServerConnection:
         except asyncio.CancelledError as error:
             if _is_current_task_cancelled():
                 raise
-            raise self._end_and_make_loss_error(live) from error  # somebody closed the connection, and nobody cancelled the caller
+            raise self._end_and_make_loss_error(
+                live
+            ) from error  # somebody closed the connection, and nobody cancelled the caller
         except ValidationError as error:
             msg = f"the MCP server {name!r} answered with what the protocol does not know: {describe_mismatch(error)}"
             raise ToolError(msg) from error

@@ -231,7 +231,9 @@ class EndpointAnswers:
 
             async def async_auth_flow(self, request: Any) -> AsyncGenerator[Any, Any]:
                 flow = (
-                    auth.async_auth_flow(request) if hasattr(auth, "async_auth_flow") else _run_header_auth_flow(auth, request)
+                    auth.async_auth_flow(request)
+                    if hasattr(auth, "async_auth_flow")
+                    else _run_header_auth_flow(auth, request)
                 )
                 response: Any = None
                 try:

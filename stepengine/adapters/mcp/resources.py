@@ -9,14 +9,14 @@ from stepengine.adapters.mcp._caps import DESCRIPTION_CHARS, PARTS
 from stepengine.adapters.mcp.connection import ServerConnection
 from stepengine.adapters.mcp.lenient_messages import read_result_as_sent
 from stepengine.adapters.mcp.results import (
-    wrap_in_list,
     binary_side_effects,
     content_parts,
     failed_result,
     make_recordable,
     readable_blocks,
-    resource_part,
     replace_excess_media,
+    resource_part,
+    wrap_in_list,
 )
 from stepengine.adapters.mcp.tool_list import annotations_from_hints, clean_server_text, find_recorded_problem
 from stepengine.data.messages import ResultPart, TextPart, ToolResult

@@ -374,7 +374,9 @@ def _is_only_text_equal(texts: Sequence[str], value: object) -> bool:
 
 
 def _are_texts_equal(texts: Sequence[str], values: Sequence[object]) -> bool:
-    return len(texts) == len(values) and all(_parse_json_unless_text(t, v) == v for t, v in zip(texts, values, strict=True))
+    return len(texts) == len(values) and all(
+        _parse_json_unless_text(t, v) == v for t, v in zip(texts, values, strict=True)
+    )
 
 
 def _parse_json_unless_text(text: str, value: object) -> Any:

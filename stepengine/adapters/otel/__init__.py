@@ -261,7 +261,9 @@ class Tracing:
             self._end_run_spans(event, path, result.status, *(() if path else (result.usage, _output_text(result))))
         self._trees.pop(event.run_id, None)
 
-    def _end_run_spans(self, event: Event, path: str, status: RunStatus, usage: Usage | None = None, said: str = "") -> None:
+    def _end_run_spans(
+        self, event: Event, path: str, status: RunStatus, usage: Usage | None = None, said: str = ""
+    ) -> None:
         run = self._trees.get(event.run_id, {}).pop(path, None)
         if run is None:
             return

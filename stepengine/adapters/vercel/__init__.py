@@ -284,7 +284,9 @@ class _ChunkTranslator:
         """End the calls that wait for the answer to another call: a page sends answers only when every call has one."""
         if not self._approvals:
             return
-        for path, call in self._calls.reopen_unsettled_calls(lambda *key: _join_call_id(*key) in {*self._approvals, *self._over}):
+        for path, call in self._calls.reopen_unsettled_calls(
+            lambda *key: _join_call_id(*key) in {*self._approvals, *self._over}
+        ):
             told = {"errorText": "not begun: another call waits for an answer", "dynamic": True}
             yield {"type": "tool-output-error", "toolCallId": _join_call_id(path, call), **told}
 
@@ -496,7 +498,11 @@ class _ChunkTranslator:
         ToolStarted: _show_tool_start,
         ToolFinished: _show_tool_end,
     }
-    OF_CHILD: ClassVar[Shows] = {TextCompleted: _show_child_text, ToolStarted: _show_child_tool, ToolFinished: _show_child_tool}
+    OF_CHILD: ClassVar[Shows] = {
+        TextCompleted: _show_child_text,
+        ToolStarted: _show_child_tool,
+        ToolFinished: _show_child_tool,
+    }
 
 
 def _call_id(event: Any) -> str:

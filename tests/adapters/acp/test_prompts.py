@@ -83,7 +83,11 @@ def test_oversized_prompt_media_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
 def test_unreadable_saved_images_are_not_shown(tmp_path: Path, text: str) -> None:
     file = tmp_path / "0001.media.json"
     file.write_text(text)
-    assert 1 == len(prompts.make_prompt_updates("hello", file)) == len(prompts.make_prompt_updates("hello", tmp_path / "none"))
+    assert (
+        1
+        == len(prompts.make_prompt_updates("hello", file))
+        == len(prompts.make_prompt_updates("hello", tmp_path / "none"))
+    )
 
 
 def test_only_existing_skills_are_expanded_in_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
