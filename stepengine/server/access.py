@@ -625,7 +625,7 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008, "reason": "there are no web sockets here"})
 
     async def _respond_with_security_headers(self, asked: _RequestFacts, receive: Receive, send: Send) -> None:
-        """Handle a request, add the security headers, and answer an error with a problem document."""
+        """Pass on a request, add the security headers to its response, and answer an error with a problem document."""
         more = self._cors_headers(asked)
         has_begun = False
 

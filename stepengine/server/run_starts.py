@@ -56,7 +56,7 @@ def plan_start(
     caller: Caller, asked: StartRequest, engine: Engine, agents: Sequence[str], *, stores_messages: bool
 ) -> StartPlan:
     """
-    Check a request to start a run.
+    Check a request to start a run, and return its agent, its stored JSON, its conversation key and its time.
 
     Args:
         caller: Who asks.

@@ -176,7 +176,7 @@ def shorten_output(output: Any) -> str | None:
 
 
 def describe_wait(wait: Waits) -> str:
-    """Return a description of the waits of a run."""
+    """Return in words what a run waits for: the text of a question, the topic of a message, a child, or a time."""
     if wait.question is not None:
         return wait.question.text
     if wait.kind == "message":

@@ -150,7 +150,7 @@ class EvaluationJob:
     task: asyncio.Task[None] | None = attrs.field(default=None, repr=False)
 
     def update_from_message(self, told: Mapping[str, Any]) -> None:
-        """Apply a message of the process to the job."""
+        """Store the price, progress, result or error in a message of the process."""
         if "price" in told:
             self.price, self.status = told["price"], "priced"
         elif "progress" in told:

@@ -290,7 +290,7 @@ async def write_in_parts(path: Path, journal: MemoryJournal, following: Followed
     with path.open("ab", buffering=0) as file:
         for start in range(0, len(lines), 10):
             file.write(b"".join(lines[start : start + 10]))
-            await following.read_history(ReaderPosition.parse(None))
+            await following.read_unread_events(ReaderPosition.parse(None))
 
 
 @pytest.mark.deep
@@ -312,7 +312,7 @@ def test_late_reader_gets_evicted_events_from_the_journal(tmp_path: Path, monkey
             had = ReaderPosition.parse(id_after(whole[:count]))
             rest = await all_of(following.events(had, stay=True))
             assert [event.id for event in whole[count:]] == [event.id for event in rest]
-            past, _, place = await following.read_history(had)
+            past, _, place = await following.read_unread_events(had)
             assert [event.id for event in whole[count:]] == [event.id for event in past.new]
             assert len(whole) - 1 == place
         shared.close()

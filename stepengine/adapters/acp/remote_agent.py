@@ -678,7 +678,7 @@ class _ProgramOutput(TurnOutput):
         self._before: Decimal | None = None
 
     def record_update(self, update: Mapping[str, Any]) -> None:
-        """Process an update from the program."""
+        """Emit and record the text, thought, tool call, plan or cost in an update from the program."""
         match update.get("sessionUpdate"):
             case "usage_update":
                 self._record_cost(dict_or_empty(update.get("cost")))

@@ -394,7 +394,7 @@ class _RemoteRun:
         return heard
 
     def _record_event(self, kind: str, event: Mapping[str, Any]) -> bool:
-        """Process an event, and return True if the run has to be fetched."""
+        """Emit and record the content of an event, and return True if the run has to be fetched."""
         match kind:
             case "question_asked":
                 return True
@@ -416,7 +416,7 @@ class _RemoteRun:
         return False
 
     def _record_text(self, kind: str, event: Mapping[str, Any]) -> None:
-        """Process a text of the agent itself. Texts of its children are ignored."""
+        """Emit and record a text of the agent itself. Texts of its children are ignored."""
         seq = event.get("seq")
         if event.get("path") != "" or not isinstance(seq, int) or not self._said.chars_left:
             return

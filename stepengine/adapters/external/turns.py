@@ -254,7 +254,7 @@ class TurnOutput:
         return max(0, self._left)
 
     def emit_and_record_text(self, kind: str, text: str) -> None:
-        """Append to the ``"text"`` or to a ``"thought"``."""
+        """Emit and record a piece of the ``"text"`` or of a ``"thought"``; ignore it if no room is left."""
         if not text or not self.reserve_chars(len(text)):
             return
         if kind == "text":

@@ -493,7 +493,7 @@ def _input_attributes(prompt: str, params: Any) -> Attributes:
 
 
 def _output_attributes(said: str) -> Attributes:
-    """Return the output attributes of a run, in the same two forms."""
+    """Return the output attributes of a run: its text as a message, and as one value."""
     message = {**_make_role_message("assistant", said), "finish_reason": "stop"}
     return {"gen_ai.output.messages": _to_json_text([message]), "output.value": said, "output.mime_type": "text/plain"}
 
