@@ -972,10 +972,10 @@ def _matches_path(path: str, paths: Iterable[str]) -> bool:
     return any(path == one or (one.endswith("/") and one != "/" and path.startswith(one)) for one in paths)
 
 
-def _json_response(told: Mapping[str, object]) -> Response:
+def _json_response(content: Mapping[str, object]) -> Response:
     from starlette.responses import JSONResponse
 
-    return JSONResponse(told)
+    return JSONResponse(content)
 
 
 def _empty_response(status: int, headers: Mapping[str, str]) -> Response:

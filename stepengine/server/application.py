@@ -156,7 +156,7 @@ def app(
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        await kept.open()
+        await kept.start()
         try:
             async with AsyncExitStack() as stack, served.state.freed_memory.trim_periodically():
                 if hooks.out is not None and kept.ledger is not None:

@@ -439,8 +439,8 @@ async def _stream_inspection_events(
         await asyncio.shield(asyncio.ensure_future(workshop.end_inspection(desk)))
 
 
-def _encode_sse_event(kind: str, told: Mapping[str, Any]) -> str:
-    return f"event: {kind}\ndata: {json.dumps(told)}\n\n"
+def _encode_sse_event(kind: str, data: Mapping[str, Any]) -> str:
+    return f"event: {kind}\ndata: {json.dumps(data)}\n\n"
 
 
 def _find_inspection(request: Request) -> InspectionProcess:

@@ -158,7 +158,7 @@ class DurableRuns:
         """Return ``""``: it matters which models the workers can call, which may be elsewhere."""
         return ""
 
-    async def open(self) -> None:
+    async def start(self) -> None:
         """
         Connect, start to execute runs unless the engine only submits, and submit the registered runs of dead servers.
 

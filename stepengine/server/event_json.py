@@ -56,8 +56,8 @@ def sse_line(event: Event, *, full: bool = False, id: str | None = None) -> str:
     return f"{place}event: {event.type}\ndata: {data}\n\n"
 
 
-def _to_compact_json(told: dict[str, Any]) -> str:
-    return json.dumps(told, ensure_ascii=False, separators=(",", ":"))
+def _to_compact_json(value: dict[str, Any]) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 async def encode_event_stream(

@@ -124,7 +124,7 @@ class LiveRuns:
 
     # --- from the start of a run to its end ----------------------------------------------------------------------------
 
-    def add(self, run: str, handle: RunHandle, owner: str, *, is_resumed: bool = False) -> None:
+    def add_and_record_end(self, run: str, handle: RunHandle, owner: str, *, is_resumed: bool = False) -> None:
         """Add a started or resumed run of *owner*, and record its end in the ledger when it ends."""
         self._forget_ended_run(run)
         self._free_slot(run)

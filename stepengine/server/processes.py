@@ -50,10 +50,10 @@ class JsonChildProcess:
             raise
         return made
 
-    async def send_message(self, told: Mapping[str, Any]) -> None:
+    async def send_message(self, message: Mapping[str, Any]) -> None:
         """Send the process a message; if it has ended, nothing happens."""
         assert self._child.stdin is not None  # noqa: S101 - it was asked for
-        self._child.stdin.write(json.dumps(told).encode() + b"\n")
+        self._child.stdin.write(json.dumps(message).encode() + b"\n")
         with contextlib.suppress(ConnectionError):
             await self._child.stdin.drain()
 

@@ -894,22 +894,22 @@ def _summarize_run(row: RunRow) -> dict[str, Any]:
     }
 
 
-def _run_view(look: ServedRun) -> RunView:
-    told = _summarize_run(look.row) | {"status": look.status}
+def _run_view(run: ServedRun) -> RunView:
+    told = _summarize_run(run.row) | {"status": run.status}
     return RunView(
         **told,
-        phase=look.phase,
-        epoch=look.epoch,
-        questions=[QuestionView(**question_to_json(one)) for one in look.questions],
-        output=look.output,
-        text=look.text,
-        error=look.error,
-        usage=look.usage,
-        cost_usd=look.cost,
-        waits_for=[_wait_view(one) for one in look.waits_for],
-        wakes_at=min([one.wakes_at.isoformat() for one in look.waits_for if one.wakes_at is not None], default=None),
-        forked_from=None if look.parent is None else ForkOrigin(**look.parent),
-        warnings=list(look.warnings),
+        phase=run.phase,
+        epoch=run.epoch,
+        questions=[QuestionView(**question_to_json(one)) for one in run.questions],
+        output=run.output,
+        text=run.text,
+        error=run.error,
+        usage=run.usage,
+        cost_usd=run.cost,
+        waits_for=[_wait_view(one) for one in run.waits_for],
+        wakes_at=min([one.wakes_at.isoformat() for one in run.waits_for if one.wakes_at is not None], default=None),
+        forked_from=None if run.parent is None else ForkOrigin(**run.parent),
+        warnings=list(run.warnings),
     )
 
 

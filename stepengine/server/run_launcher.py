@@ -154,7 +154,7 @@ class RunLauncher(RunStarts[RunRow]):
             wait_for_answers=self._seconds_to_wait_for_answers(row),
             **options,
         )
-        self._live.add(row.run, handle, row.owner)
+        self._live.add_and_record_end(row.run, handle, row.owner)
 
     def _seconds_to_wait_for_answers(self, row: RunRow) -> float:
         """Return how many seconds a question of the run waits in memory."""
@@ -165,7 +165,7 @@ class RunLauncher(RunStarts[RunRow]):
         now = time.time()
         request: dict[str, Any] = {"prompt": "", "params": None, "metadata": None}
         await self._store.write(make_register_act(RunRow(run, "", agent, "running", now, now, request), None))
-        self._live.add(run, handle, "")
+        self._live.add_and_record_end(run, handle, "")
 
     # --- resuming -----------------------------------------------------------------------------------------------------
 
@@ -262,7 +262,7 @@ class RunLauncher(RunStarts[RunRow]):
             if decided:
                 await self._store.write(make_decisions_act(row.run, decided))
             raise
-        self._live.add(row.run, handle, row.owner, is_resumed=True)
+        self._live.add_and_record_end(row.run, handle, row.owner, is_resumed=True)
 
     async def _record_divergent_resume(self, row: RunRow, journal: Journal, asked: ResumeRun) -> dict[str, Any]:
         """Return the options of a resume for a run whose code does something else than is recorded."""
@@ -299,7 +299,7 @@ class RunLauncher(RunStarts[RunRow]):
                     handle = await engine.start_resume(self._store.journal(run), **options)
                 # Registered last: a server that is killed before has a third-party journal still, and leaves it alone.
                 await self._register_or_find_earlier_run(row, None)
-                self._live.add(run, handle, caller.name, is_resumed=True)
+                self._live.add_and_record_end(run, handle, caller.name, is_resumed=True)
 
     # --- forking ------------------------------------------------------------------------------------------------------
 
@@ -336,7 +336,7 @@ class RunLauncher(RunStarts[RunRow]):
                 except JournalError as error:
                     raise error_for_client(error, JournalError, row, source, status=422, kind="no_such_place") from None
                 await self._register_or_find_earlier_run(new, None)
-                self._live.add(run, handle, caller.name, is_resumed=True)
+                self._live.add_and_record_end(run, handle, caller.name, is_resumed=True)
         return run
 
     async def _start_fork(self, engine: Engine, source: Journal, new: RunRow, asked: ForkRun) -> RunHandle:

@@ -211,22 +211,22 @@ class RunMessenger:
             raise error_for_client(error, StepEngineError, row, journal, status=409, kind="not_possible") from None
         await self._trigger_mailbox_read(row)
 
-    async def _send_mailbox_message(self, row: RunRow, letter: MailboxMessage) -> MailboxMessage | None:
+    async def _send_mailbox_message(self, row: RunRow, message: MailboxMessage) -> MailboxMessage | None:
         """Send a mailbox message and return it; ``None`` if the run is here, did nothing and has no mailbox yet."""
         try:
-            await asyncio.to_thread(self._write_mailbox_messages, row, [letter])
+            await asyncio.to_thread(self._write_mailbox_messages, row, [message])
         except JournalMissing:
             if row.run not in self._live:
                 raise
             return None
         except InputError:  # the run was cancelled before, with another reason
-            return letter
+            return message
         await self._trigger_mailbox_read(row)
-        return letter
+        return message
 
-    def _write_mailbox_messages(self, row: RunRow, letters: Iterable[MailboxMessage]) -> None:
+    def _write_mailbox_messages(self, row: RunRow, messages: Iterable[MailboxMessage]) -> None:
         box = self._store.journal(row.run).mailbox()
-        for letter in letters:
+        for letter in messages:
             box.send(letter)
 
     async def _trigger_mailbox_read(self, row: RunRow) -> None:

@@ -241,7 +241,7 @@ class RunService(Protocol):
     def explain_missing_model(self, agent: str) -> str:
         """Return why an agent's model cannot be called here; ``""`` if it can, or is called elsewhere."""
 
-    async def open(self) -> None:
+    async def start(self) -> None:
         """Resume interrupted runs, and start the recovery and the scheduler."""
 
     async def close(self) -> None:

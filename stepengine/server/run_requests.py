@@ -172,15 +172,15 @@ def resolve_agent(agents: Sequence[str], name: str) -> str:
     return name
 
 
-def request_to_json(most: Limits, asked: StartRequest) -> dict[str, Any]:
+def request_to_json(agent_limits: Limits, asked: StartRequest) -> dict[str, Any]:
     """
     Return a request as the JSON that is stored with its run; absent limits, models and pictures are left out.
 
     Raises:
-        InputError: for a limit above *most*.
+        InputError: for a limit above *agent_limits*.
     """
     for name, value in (asked.limits or {}).items():
-        here = getattr(most.fill_from(DEFAULT_LIMITS), name)
+        here = getattr(agent_limits.fill_from(DEFAULT_LIMITS), name)
         if here is not None and value > here:
             msg = f"limits.{name}: {value:g} is more than the agent may have here, {here:g}"
             raise make_input_error(msg)
@@ -215,9 +215,9 @@ def start_options_from_request(request: Mapping[str, Any], previous: AgentState 
     return options
 
 
-def check_may_continue_session(caller: Caller, asked: StartRequest, *, keeps: bool) -> None:
+def check_may_continue_session(caller: Caller, asked: StartRequest, *, stores_messages: bool) -> None:
     """Raise ``Problem`` if *caller* continues a stored conversation without the scope ``answer``."""
-    if asked.session is not None and keeps and not caller.may("answer"):
+    if asked.session is not None and stores_messages and not caller.may("answer"):
         msg = (
             "what is said in a conversation may answer what the run before it asked, so that the scope 'answer' is needed "
             "beside 'run'; leave `session_id` out, or use another token"

@@ -70,7 +70,7 @@ def plan_start(
         Problem: when *caller* may not continue a conversation.
     """
     agent = resolve_agent(agents, asked.agent)
-    check_may_continue_session(caller, asked, keeps=stores_messages)
+    check_may_continue_session(caller, asked, stores_messages=stores_messages)
     request, now = request_to_json(engine.agent(agent).limits, asked), time.time()
     if asked.after is not None:
         # The newest run of a conversation is the one that was created last, also if the clocks of two servers differ.

@@ -152,7 +152,7 @@ class Runs:
         """Return why an agent's model cannot be called; ``""`` if it can."""
         return explain_missing_model(self.engine, agent)
 
-    async def open(self) -> None:
+    async def start(self) -> None:
         """
         Resume interrupted runs, and start the recovery and the scheduler.
 

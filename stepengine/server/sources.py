@@ -58,13 +58,13 @@ class EngineSources:
         """Record the contents of the files imported so far."""
         self._marks = {file: self._hash_unless_saved_since(file) for file in self._watched_files()}
 
-    def has_changed_files(self, *, again: bool = True) -> bool:
-        """Return whether a file differs from its imported version; unless *again*, a version that failed to load is ignored."""
+    def has_changed_files(self, *, retry: bool = True) -> bool:
+        """Return whether a file differs from its imported version; unless *retry*, a version that failed to load is ignored."""
         now = {file: _hash_file(file) for file in self._watched_files()}
         for file in now.keys() - self._marks.keys():
             # A handler may import something while it is at work.
             self._marks[file] = self._hash_unless_saved_since(file)
-        if not again and now == self._refused:
+        if not retry and now == self._refused:
             return False
         changed = any(self._marks[file] != mark for file, mark in now.items())
         # Until it is known to be sound, which forgets this.

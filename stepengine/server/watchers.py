@@ -147,8 +147,8 @@ def _advances_mark(event: Event, mark: Mark | None) -> bool:
     return mark is None or event.seq >= mark[0] or not event.type.endswith("_started")
 
 
-def _parse_mark(told: str) -> tuple[str, Mark] | tuple[None, None]:
-    path, _, mark = told.partition(":")
+def _parse_mark(text: str) -> tuple[str, Mark] | tuple[None, None]:
+    path, _, mark = text.partition(":")
     number, _, kind = mark.partition(":")
     digits = number.removeprefix("-")
     is_path = not path or all(part.isascii() and part.isdigit() for part in path.split("."))

@@ -123,9 +123,9 @@ def _compute_standard_signature(key: bytes, body: bytes, id_: str, t: str) -> st
     return base64.b64encode(made).decode()
 
 
-def _is_recent_timestamp(said: str, now: float) -> bool:
-    is_time = said.isascii() and said.isdigit() and len(said) <= MAX_DIGITS
-    return is_time and abs(now - int(said)) <= TOLERANCE
+def _is_recent_timestamp(text: str, now: float) -> bool:
+    is_time = text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS
+    return is_time and abs(now - int(text)) <= TOLERANCE
 
 
 def _has_matching_signature(right: list[str], given: list[str]) -> bool:
@@ -559,10 +559,10 @@ class WebhookSender:
             return self._make_question_messages(look) if "question" in self._target.events else []
         return [self._make_result_message(look)] if "finished" in self._target.events else []
 
-    def _make_question_messages(self, look: ServedRun) -> list[_WebhookMessage]:
-        row = look.row
+    def _make_question_messages(self, run: ServedRun) -> list[_WebhookMessage]:
+        row = run.row
         made = []
-        for question in look.questions:
+        for question in run.questions:
             # What is in doubt is asked anew after each crash, under one id.
             again = f"@{row.changed}" if question.id.startswith(DOUBT) else ""
             # From the file alone: this message is not made for a request, so there is none whose host could be taken,
@@ -580,8 +580,8 @@ class WebhookSender:
             )
         return made
 
-    def _make_result_message(self, look: ServedRun) -> _WebhookMessage:
-        row = look.row
+    def _make_result_message(self, run: ServedRun) -> _WebhookMessage:
+        row = run.row
         url = f"{self._target.public_url.rstrip('/')}/runs/{row.run}"
         return self._make_message(row, "finished", row.status, {"status": row.status, "run_url": url})
 

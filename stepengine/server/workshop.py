@@ -71,7 +71,7 @@ class InspectionProcess:
             self._asked.clear()
             self._events.put_nowait(None)
 
-    async def send_request(self, what: str, **more: Any) -> dict[str, Any]:
+    async def send_request(self, operation: str, **more: Any) -> dict[str, Any]:
         """
         Send the process a request, and return its reply.
 
@@ -85,7 +85,7 @@ class InspectionProcess:
             async with asyncio.timeout(ANSWER_SECONDS):
                 if self._hearing.done():
                     raise _make_inspection_ended_problem(self.id)
-                await self._process.send_message({"id": number, "do": what, **more})
+                await self._process.send_message({"id": number, "do": operation, **more})
                 told = await asyncio.shield(future)
         except TimeoutError:
             msg = f"nothing came in {ANSWER_SECONDS:g} s"
@@ -113,8 +113,8 @@ class InspectionProcess:
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
 
-def _make_inspection_ended_problem(desk: str) -> Problem:
-    msg = f"there is no desk {desk[:100]!r}: it ends with the page that it belongs to, and a page that comes back gets another one"
+def _make_inspection_ended_problem(inspection_id: str) -> Problem:
+    msg = f"there is no desk {inspection_id[:100]!r}: it ends with the page that it belongs to, and a page that comes back gets another one"
     return Problem(msg, status=404, kind="no_such_desk")
 
 
@@ -149,16 +149,16 @@ class EvaluationJob:
     process: JsonChildProcess | None = attrs.field(default=None, repr=False)
     task: asyncio.Task[None] | None = attrs.field(default=None, repr=False)
 
-    def update_from_message(self, told: Mapping[str, Any]) -> None:
+    def update_from_message(self, message: Mapping[str, Any]) -> None:
         """Store the price, progress, result or error in a message of the process."""
-        if "price" in told:
-            self.price, self.status = told["price"], "priced"
-        elif "progress" in told:
-            self.progress = {**self.progress, **told["progress"]}
-        elif "done" in told:
-            self.result, self.status = told["done"], "done"
-        elif "failed" in told:
-            self.error, self.status = told["failed"], "failed"
+        if "price" in message:
+            self.price, self.status = message["price"], "priced"
+        elif "progress" in message:
+            self.progress = {**self.progress, **message["progress"]}
+        elif "done" in message:
+            self.result, self.status = message["done"], "done"
+        elif "failed" in message:
+            self.error, self.status = message["failed"], "failed"
 
 
 class InspectionService:
@@ -216,22 +216,22 @@ class InspectionService:
         self._desks[desk.id] = desk
         return desk
 
-    def get_inspection(self, caller: Caller, run: str, desk: str) -> InspectionProcess:
+    def get_inspection(self, caller: Caller, run: str, inspection_id: str) -> InspectionProcess:
         """
         Return an inspection process of *caller* by its id.
 
         Raises:
             Problem: when there is none.
         """
-        found = self._desks.get(desk)
+        found = self._desks.get(inspection_id)
         if found is None or (found.owner, found.run) != (caller.name, run):
-            raise _make_inspection_ended_problem(desk)
+            raise _make_inspection_ended_problem(inspection_id)
         return found
 
-    async def end_inspection(self, desk: InspectionProcess) -> None:
+    async def end_inspection(self, inspection: InspectionProcess) -> None:
         """End the inspection process of a page that was closed."""
-        self._desks.pop(desk.id, None)
-        await desk.close()
+        self._desks.pop(inspection.id, None)
+        await inspection.close()
 
     async def _start_child_process(
         self, what: str, rows: Sequence[RunRow], told: Callable[[Mapping[str, str]], Mapping[str, Any]]
@@ -301,16 +301,16 @@ class InspectionService:
         """Return the jobs of *caller*, newest first."""
         return [job for job in reversed(self._jobs.values()) if job.owner == caller.name]
 
-    def get_job(self, caller: Caller, job: str) -> EvaluationJob:
+    def get_job(self, caller: Caller, job_id: str) -> EvaluationJob:
         """
         Return a job of *caller*.
 
         Raises:
             Problem: when there is none.
         """
-        found = self._jobs.get(job)
+        found = self._jobs.get(job_id)
         if found is None or found.owner != caller.name:
-            msg = f"there is no job {job[:100]!r}; jobs end with the server"
+            msg = f"there is no job {job_id[:100]!r}; jobs end with the server"
             raise Problem(msg, status=404, kind="no_such_job")
         return found
 

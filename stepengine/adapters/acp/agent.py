@@ -224,21 +224,21 @@ class EditorAgent:
         for session_id in list(self._open):
             await self.close_session(session_id)
 
-    async def _open_session(self, kept: KeptSession, named: Any) -> EditorSession:
+    async def _open_session(self, kept: KeptSession, mcp_servers: Any) -> EditorSession:
         await self.close_session(kept.id)
         kept.chosen = self._offer.replace_unoffered(kept.chosen)
         with convert_to_protocol_errors():
             session = EditorSession(self._editor, self._engines, kept)
-            session.add_servers(named)
+            session.add_servers(mcp_servers)
         self._open[kept.id] = session
         self._editor.send_after_reply(session.send_skill_commands())
         return session
 
-    async def _reopen_session(self, session_id: str, cwd: Path, named: Any, *, shows: bool) -> EditorSession:
+    async def _reopen_session(self, session_id: str, cwd: Path, mcp_servers: Any, *, shows: bool) -> EditorSession:
         with convert_to_protocol_errors():
             kept = self._kept.load_session(session_id)
         kept.cwd = cwd
-        session = await self._open_session(kept, named)
+        session = await self._open_session(kept, mcp_servers)
         await session.replay_turns(shows=shows)
         return session
 

@@ -46,7 +46,7 @@ from stepengine.adapters.external.turns import (
     make_failed_result,
     make_permission_input,
     make_permission_tools,
-    permission_kind,
+    permission_kind_from_category,
     start_of_json,
     start_of_text,
 )
@@ -502,7 +502,7 @@ class _ProgramConversation:
         options = {str(one.get("kind")): one.get("optionId") for one in reversed(dicts_in_list(given.get("options")))}
         told = {**self.said.find_call(call.get("toolCallId")), **{k: v for k, v in call.items() if v is not None}}
         asked = _make_input_for_rules(told)
-        kind = permission_kind(_category_of_kind(told.get("kind")))
+        kind = permission_kind_from_category(_category_from_kind(told.get("kind")))
         allowed = await self._ask_person(kind, asked)
         if allowed:
             # Once, so that nobody is asked twice about what we are told to do next.
@@ -650,7 +650,7 @@ def _make_resume_prompt(answers: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(["You were stopped while you waited for a permission. Go on from there. It was decided:", *said])
 
 
-def _category_of_kind(kind: object) -> str:
+def _category_from_kind(kind: object) -> str:
     return KINDS.get(kind, "") if isinstance(kind, str) else ""
 
 
@@ -732,7 +732,7 @@ class _ProgramOutput(TurnOutput):
         self.record_call(
             call,
             name=start_of_text(raw.get("kind"), 40) or "other",
-            category=_category_of_kind(raw.get("kind")),
+            category=_category_from_kind(raw.get("kind")),
             title=start_of_text(raw.get("title")),
             status=start_of_text(update.get("status"), 40),
             given={key: value for key, value in given.items() if key != "details"},
@@ -772,9 +772,9 @@ def _count_json_chars(value: object) -> int:
         return INPUT_CHARS
 
 
-def _parse_usage(told: object) -> Usage | None:
+def _parse_usage(usage: object) -> Usage | None:
     """Return the token usage of a turn, if the program reported it."""
-    given = dict_or_empty(told)
+    given = dict_or_empty(usage)
     if not given:
         return None
 

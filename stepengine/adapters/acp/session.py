@@ -99,13 +99,13 @@ class EditorSession:
         self.run: _LiveRun | None = None
         self.asleep: tuple[PromptRun, RunResult] | None = None
 
-    def add_servers(self, named: Any) -> None:
+    def add_servers(self, mcp_servers: Any) -> None:
         """Add the tools of the MCP servers that the editor named."""
 
         def warn(message: str) -> None:
             self._editor.send_after_reply(self._send_text(f"({message})\n\n"))
 
-        self._sources = self._engines.make_sources(named or (), self._agent, self.kept.cwd, warn)
+        self._sources = self._engines.make_sources(mcp_servers or (), self._agent, self.kept.cwd, warn)
         self._agent = self._engines.get_agent(self._engine, self._sources)
 
     async def close(self) -> None:
@@ -195,7 +195,7 @@ class EditorSession:
 
     # --- turns --------------------------------------------------------------------------------------------------------
 
-    async def run_turn(self, said: prompts.EditorPrompt) -> schema.PromptResponse:
+    async def run_turn(self, prompt: prompts.EditorPrompt) -> schema.PromptResponse:
         """Start, resume or answer a run by a prompt, and show the run while it runs."""
         from acp import schema
 
@@ -203,16 +203,16 @@ class EditorSession:
         try:
             if (self.run is None or self.run.handle.done) and self.asleep is not None:
                 is_over = await self._show_run_if_finished(*self.asleep)
-                if (is_over and _is_resume_command(said)) or not (
-                    is_over or await self._resume_if_due_or_requested(said, *self.asleep)
+                if (is_over and _is_resume_command(prompt)) or not (
+                    is_over or await self._resume_if_due_or_requested(prompt, *self.asleep)
                 ):
                     return schema.PromptResponse(stop_reason="end_turn")
                 if is_over:
-                    await self._start_turn(said)
+                    await self._start_turn(prompt)
             elif self.run is None or self.run.handle.done:
-                await self._start_turn(said)
+                await self._start_turn(prompt)
             else:
-                self._answer_question(self.run, said)
+                self._answer_question(self.run, prompt)
             if self.is_given_up and self.run is not None:
                 self.run.handle.interrupt()
             return await self._show_run()
@@ -235,16 +235,16 @@ class EditorSession:
             if is_idle:
                 await self._store_result(await self.run.handle.result())
 
-    async def _start_turn(self, said: prompts.EditorPrompt) -> None:
+    async def _start_turn(self, prompt: prompts.EditorPrompt) -> None:
         from acp import schema
 
         if self.run is not None:
             await self._store_result(await self.run.handle.result())
         await self._rebuild_engine_if_changed()
         kept = self.kept
-        text = await asyncio.to_thread(prompts.add_skill_instructions, said.text, kept.cwd)
-        media = prompts.encode_media(said.media) if said.media else ""
-        turn = kept.start_turn(said.text, servers=tuple([one.name for one in self._sources]), media=media)
+        text = await asyncio.to_thread(prompts.add_skill_instructions, prompt.text, kept.cwd)
+        media = prompts.encode_media(prompt.media) if prompt.media else ""
+        turn = kept.start_turn(prompt.text, servers=tuple([one.name for one in self._sources]), media=media)
         if len(kept.turns) == 1:
             await self.send_update(
                 schema.SessionInfoUpdate(
@@ -255,7 +255,7 @@ class EditorSession:
             handle = self._engine.start(
                 self._agent,
                 text,
-                previous=prompts.add_media(self.state, said.media),
+                previous=prompts.add_media(self.state, prompt.media),
                 session_id=kept.id,
                 journal=turn.journal,
                 wait_for_answers=PATIENCE,
@@ -283,18 +283,20 @@ class EditorSession:
         self.raise_if_broken()
         return True
 
-    async def _resume_if_due_or_requested(self, said: prompts.EditorPrompt, turn: PromptRun, before: RunResult) -> bool:
+    async def _resume_if_due_or_requested(
+        self, prompt: prompts.EditorPrompt, turn: PromptRun, before: RunResult
+    ) -> bool:
         """Resume a sleeping run and return True if its wait is over or the prompt requests it; else show when the run resumes."""
         from stepengine.journal import FileJournal
         from stepengine.journal.sleepers import is_due
 
-        is_woken = _is_resume_command(said)
-        text = said.text.strip().removeprefix(RESUME).strip() if is_woken else said.text
+        is_woken = _is_resume_command(prompt)
+        text = prompt.text.strip().removeprefix(RESUME).strip() if is_woken else prompt.text
         journal = FileJournal(turn.journal)
         if not is_woken and not await asyncio.to_thread(is_due, journal, before.waits_for, datetime.now(UTC)):
             await self._send_text(_sleep_text(before))
             return False
-        if said.media:
+        if prompt.media:
             msg = "the run that is woken takes words; send images and files with the prompt after it"
             raise InputError(msg)
         await self._rebuild_engine_if_changed()
@@ -321,15 +323,15 @@ class EditorSession:
         self._engine, self._made_for = engine, chosen
         self._agent = self._engines.get_agent(engine, self._sources)
 
-    def _answer_question(self, run: _LiveRun, said: prompts.EditorPrompt) -> None:
+    def _answer_question(self, run: _LiveRun, prompt: prompts.EditorPrompt) -> None:
         """Answer the open question of the run with a prompt; a text that does not fit leaves the question open."""
-        if said.media:
+        if prompt.media:
             msg = "the agent waits for an answer in words; send images and files with the prompt after it"
             raise InputError(msg)
         if run.question is None:
-            run.handle.send_input(said.text)
+            run.handle.send_input(prompt.text)
         else:
-            run.handle.answer(run.question.id, said.text)
+            run.handle.answer(run.question.id, prompt.text)
             run.question = None
 
     async def _show_run(self) -> schema.PromptResponse:
@@ -397,8 +399,8 @@ def _find_suspended_turn(turn: PromptRun, result: RunResult) -> tuple[PromptRun,
     return (turn, result) if is_asleep else None
 
 
-def _is_resume_command(said: prompts.EditorPrompt) -> bool:
-    return said.text.strip().partition(" ")[0] == RESUME
+def _is_resume_command(prompt: prompts.EditorPrompt) -> bool:
+    return prompt.text.strip().partition(" ")[0] == RESUME
 
 
 def _sleep_text(result: RunResult) -> str:

@@ -82,17 +82,18 @@ class SessionEngines:
         return attrs.evolve(agent, tools=[*agent.tools, *sources]) if sources else agent
 
     def make_sources(
-        self, named: Sequence[Any], agent: AgentDefinition, cwd: Path, warn: Callable[[str], None]
+        self, mcp_servers: Sequence[Any], agent: AgentDefinition, cwd: Path, warn: Callable[[str], None]
     ) -> tuple[ToolSource, ...]:
         """Return the MCP servers that an editor named as sources of tools, with names that *agent* does not use."""
         if self.mcp is None:
-            if named:
+            if mcp_servers:
                 LOGGER.warning(
-                    "the editor named %d MCP servers; they are not started: nothing that could was given", len(named)
+                    "the editor named %d MCP servers; they are not started: nothing that could was given",
+                    len(mcp_servers),
                 )
             return ()
         taken = [tool.name for tool in agent.tools if isinstance(tool, ToolSource)]
-        return servers.make_session_sources(named, self.mcp, taken, cwd=str(cwd), warn=warn)
+        return servers.make_session_sources(mcp_servers, self.mcp, taken, cwd=str(cwd), warn=warn)
 
     def make_replay_sources(self, names: Sequence[str]) -> tuple[ToolSource, ...]:
         """Return sources for the MCP servers of a recorded run; a replay starts no server."""

@@ -37,7 +37,7 @@ from stepengine.adapters.external.turns import (
     make_failed_result,
     make_permission_input,
     make_permission_tools,
-    permission_kind,
+    permission_kind_from_category,
     start_of_json,
     start_of_text,
 )
@@ -401,7 +401,7 @@ class _RemoteRun:
             case "permission_requested":
                 name = dict_or_empty(event.get("question")).get("id")
                 if isinstance(name, str) and len(self._kinds) < OPEN_ASKS:
-                    self._kinds[name] = permission_kind(start_of_text(event.get("category"), 40))
+                    self._kinds[name] = permission_kind_from_category(start_of_text(event.get("category"), 40))
                 return True
             case "run_finished":
                 return True
@@ -474,7 +474,7 @@ class _RemoteRun:
         tool, details = start_of_text(one.get("tool_name"), 200), one.get("details")
         if tool and self._led.permissions == "policy":
             action = start_of_text(dict_or_empty(one.get("preview")).get("action"))
-            kind = self._kinds.get(name) or permission_kind("")
+            kind = self._kinds.get(name) or permission_kind_from_category("")
             return {
                 "id": mended(name),
                 "kind": kind,
@@ -533,17 +533,17 @@ def _result_text(result: Mapping[str, Any]) -> str:
     return cut_end("\n".join(filter(None, said)), ENTRY_CHARS)
 
 
-def _parse_usage(told: object) -> Usage | None:
+def _parse_usage(usage: object) -> Usage | None:
     """Return the token usage that a server reported."""
-    given = dict_or_empty(told)
+    given = dict_or_empty(usage)
     names = [field.name for field in attrs.fields(Usage) if field.name != "at_least"]
     counted = {name: given[name] for name in names if type(given.get(name)) is int and 0 <= given[name] < 2**53}
     return Usage(**counted, at_least=given.get("at_least") is True) if counted else None
 
 
-def _parse_cost(told: object) -> Decimal | None:
+def _parse_cost(cost: object) -> Decimal | None:
     with contextlib.suppress(InvalidOperation, ValueError):
-        amount = Decimal(told[:40]) if isinstance(told, str) else None
+        amount = Decimal(cost[:40]) if isinstance(cost, str) else None
         return amount if amount is not None and amount.is_finite() and amount >= 0 else None
     return None
 

@@ -114,10 +114,10 @@ def _make_answer(ask: Mapping[str, Any], decided: Any) -> dict[str, Any]:
     return {"id": ask["id"], "allowed": not decided.is_error, "input": ask["input"]}
 
 
-def _error_from_json(told: Any) -> ExternalAgentError:
-    if isinstance(told, Mapping):
-        return ExternalAgentError(str(told.get("message", "")), kind=str(told.get("kind", "")))
-    return ExternalAgentError(str(told), kind="failed")
+def _error_from_json(error: Any) -> ExternalAgentError:
+    if isinstance(error, Mapping):
+        return ExternalAgentError(str(error.get("message", "")), kind=str(error.get("kind", "")))
+    return ExternalAgentError(str(error), kind="failed")
 
 
 def make_failed_result(error: ExternalAgentError, **spent: Any) -> ToolResult:
@@ -125,7 +125,7 @@ def make_failed_result(error: ExternalAgentError, **spent: Any) -> ToolResult:
     return ToolResult.json({"error": {"message": mended(error.message), "kind": error.kind}}, **spent)
 
 
-def permission_kind(category: str) -> str:
+def permission_kind_from_category(category: str) -> str:
     """Return the kind of the permission tool for a category."""
     return next((name for name, one in ASKED.items() if one == category), OTHER)
 

@@ -333,9 +333,9 @@ class _FormField:
         each = default if self.is_list and isinstance(default, list | tuple) else [default]
         return ", ".join([names.get(str(one), str(one)) for one in each])
 
-    def parse_value(self, said: str) -> tuple[object, str]:
+    def parse_value(self, answer: str) -> tuple[object, str]:
         """Return the value in the text of an answer, and the problem with it or ``""``."""
-        text = said.strip()
+        text = answer.strip()
         if text.lower() == DEFAULT and self.has_default:
             return self.schema["default"], ""
         if self.kind == "boolean":
@@ -355,15 +355,15 @@ class _FormField:
         if choices:
             value = choices.get(text, text if text in [str(one) for one in choices.values()] else None)
             return value, "" if value is not None else f"{text[:50]!r} is none of {_format_choices(choices)}"
-        return said, self._find_bounds_problem(said, len(said), "minLength", "maxLength") or _find_format_problem(
+        return answer, self._find_bounds_problem(answer, len(answer), "minLength", "maxLength") or _find_format_problem(
             text, self.schema.get("format")
         )
 
-    def _find_bounds_problem(self, said: object, size: Any, least: str, most: str) -> str:
+    def _find_bounds_problem(self, value: object, size: Any, least: str, most: str) -> str:
         low, high = self.schema.get(least), self.schema.get(most)
         unit = {"minItems": " of them", "minLength": " characters"}.get(least, "")
         if (_is_number(low) and size < low) or (_is_number(high) and size > high):
-            return f"{str(said)[:50]!r} does not fit: {', '.join(_describe_bounds(low, high, unit))}"
+            return f"{str(value)[:50]!r} does not fit: {', '.join(_describe_bounds(low, high, unit))}"
         return ""
 
 

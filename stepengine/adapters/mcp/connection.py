@@ -214,7 +214,7 @@ class _Live:
         return self._over.is_set() or self.task.done()
 
     @property
-    def refusal(self) -> str:
+    def refusal_reason(self) -> str:
         """The reason why the endpoint refuses requests, with a remedy; ``""`` if it does not."""
         return "" if self.answers is None else self.answers.describe_refusal()
 
@@ -346,8 +346,8 @@ class _Live:
 
     def _start_error_text(self) -> str:
         name = self._options.name
-        if self.refusal:
-            return f"the MCP server {name!r} cannot be used: {self.refusal}"
+        if self.refusal_reason:
+            return f"the MCP server {name!r} cannot be used: {self.refusal_reason}"
         return f"the MCP server {name!r} did not start: {self.why}"
 
     def _describe_end(self, error: BaseException) -> str:
@@ -458,7 +458,7 @@ class ServerConnection:
             self._was_up = True
         except ToolError as error:
             causes = FileNotFoundError | PermissionError | NotADirectoryError
-            if live.refusal or isinstance(error.__cause__, causes):
+            if live.refusal_reason or isinstance(error.__cause__, causes):
                 self._live = None
                 raise  # waiting helps nobody
         except BaseException:
@@ -526,7 +526,7 @@ class ServerConnection:
         return {"tools": tools, "prompts": found, "prompts_problem": problem, "tasks": tasks}
 
     async def fetch_pages(
-        self, ask: Callable[..., Awaitable[Any]], what: str, *, optional: bool = False
+        self, fetch_page: Callable[..., Awaitable[Any]], member: str, *, optional: bool = False
     ) -> list[dict[str, Any]]:
         """
         Fetch the pages of a list, within the limits, and return its entries as sent.
@@ -540,13 +540,13 @@ class ServerConnection:
         for _ in range(PAGES):
             try:
                 page = await self.await_response(
-                    ask(params=PaginatedRequestParams(cursor=cursor)), self._options.timeout
+                    fetch_page(params=PaginatedRequestParams(cursor=cursor)), self._options.timeout
                 )
             except NoSuchMethod:
                 if optional:
                     break
                 raise
-            found += [one.model_dump(mode="json", by_alias=True, exclude_none=True) for one in getattr(page, what)]
+            found += [one.model_dump(mode="json", by_alias=True, exclude_none=True) for one in getattr(page, member)]
             found += list_left_out_placeholders(page)
             cursor = page.next_cursor
             if cursor is None or len(found) > TOOLS:

@@ -76,11 +76,11 @@ RUN: ContextVar[McpRun] = ContextVar("stepengine_mcp_run", default=NO_RUN)
 ELSE = "its reply is a message of the protocol, and none to what was asked"
 
 
-async def _run_header_auth_flow(give: Callable[[McpRun], Any], request: Any) -> AsyncGenerator[Any, Any]:
-    """Send a request with the run's headers from *give*, which is called again if the server refuses them."""
+async def _run_header_auth_flow(make_headers: Callable[[McpRun], Any], request: Any) -> AsyncGenerator[Any, Any]:
+    """Send a request with the run's headers from *make_headers*, which is called again if the server refuses them."""
     before: dict[str, str] | None = None
     for _ in range(2):
-        given = give(RUN.get())
+        given = make_headers(RUN.get())
         headers = dict(await given if inspect.isawaitable(given) else given)
         if headers == before:
             return
@@ -121,8 +121,8 @@ async def _read_capped_body(response: Any) -> None:
         await stream.aclose()
 
 
-def _wrap_event_lines(response: Any, reread: Callable[[bytes], bytes]) -> None:
-    """Pass each line of a stream of events through *reread* before the package reads it."""
+def _wrap_event_lines(response: Any, repair_line: Callable[[bytes], bytes]) -> None:
+    """Pass each line of a stream of events through *repair_line* before the package reads it."""
     import httpx2
 
     stream = response.stream
@@ -135,7 +135,7 @@ def _wrap_event_lines(response: Any, reread: Callable[[bytes], bytes]) -> None:
             async for chunk in stream:
                 *lines, rest = bytes(chunk).split(b"\n")
                 for line in lines:
-                    yield reread(bytes(begun + line).removesuffix(b"\r")) + b"\n"
+                    yield repair_line(bytes(begun + line).removesuffix(b"\r")) + b"\n"
                     begun.clear()
                 begun += rest
             yield bytes(begun)

@@ -224,12 +224,12 @@ def annotations_from_hints(hints: Mapping[str, object], *, trusted: bool) -> Too
     )
 
 
-def select_usable_prompts(raw: Sequence[Mapping[str, Any]], left_out: list[str]) -> list[dict[str, Any]]:
+def select_usable_prompts(listed: Sequence[Mapping[str, Any]], left_out: list[str]) -> list[dict[str, Any]]:
     """Return the usable prompts of a server. Problems are appended to *left_out*."""
-    if len(raw) > PROMPTS:
-        left_out.append(f"{len(raw) - PROMPTS:,} prompts after the first {PROMPTS:,}")
+    if len(listed) > PROMPTS:
+        left_out.append(f"{len(listed) - PROMPTS:,} prompts after the first {PROMPTS:,}")
     made: list[dict[str, object]] = []
-    for prompt in raw[:PROMPTS]:
+    for prompt in listed[:PROMPTS]:
         name = prompt["name"]
         if odd := find_recorded_problem(prompt):
             left_out.append(f"the prompt {_quote_tool_name(prompt)}: {odd}")

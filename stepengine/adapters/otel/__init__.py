@@ -492,10 +492,10 @@ def _input_attributes(prompt: str, params: Any) -> Attributes:
     return {**told, "input.value": prompt, "input.mime_type": "text/plain"} if prompt else told
 
 
-def _output_attributes(said: str) -> Attributes:
+def _output_attributes(text: str) -> Attributes:
     """Return the output attributes of a run: its text as a message, and as one value."""
-    message = {**_make_role_message("assistant", said), "finish_reason": "stop"}
-    return {"gen_ai.output.messages": _to_json_text([message]), "output.value": said, "output.mime_type": "text/plain"}
+    message = {**_make_role_message("assistant", text), "finish_reason": "stop"}
+    return {"gen_ai.output.messages": _to_json_text([message]), "output.value": text, "output.mime_type": "text/plain"}
 
 
 def _output_text(result: RunResult[Any]) -> str:
