@@ -28,13 +28,13 @@ class CurrentEngine:
 
     Attributes:
         engine: The engine of runs that start from now on.
-        broken: Why the files cannot be loaded as they are now; ``None`` if they can.
+        load_problem: Why the files cannot be loaded as they are now; ``None`` if they can.
         scheduler: What starts runs by schedule, and gets each new engine.
     """
 
     def __init__(self, engine: Engine, agents: Iterable[str] | None, sources: EngineSources | None) -> None:
         self.engine = engine
-        self.broken: Problem | None = None
+        self.load_problem: Problem | None = None
         self.scheduler: Scheduler | None = None
         self._sources = sources
         self._chosen = None if agents is None else [engine.agent(agent).id for agent in agents]
@@ -74,15 +74,15 @@ class CurrentEngine:
         async with self._rebuilding:
             if not await asyncio.to_thread(self._sources.has_changed_files, retry=retry):
                 if not self._sources.has_load_failed:
-                    self.broken = None
+                    self.load_problem = None
                 return
             try:
                 await self._sources.check_in_child_process()
                 made = await asyncio.to_thread(self._sources.reload_engine)
             except Problem as problem:
-                self.broken = problem
+                self.load_problem = problem
                 raise
-            self.broken = None
+            self.load_problem = None
             for observer in self._observers:
                 made.add_observer(observer)
             self._old.append(self.engine)

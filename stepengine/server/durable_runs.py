@@ -102,13 +102,13 @@ class DurableRuns:
         turns: ``None``: pages and MCP clients take no turns over a database.
         foreign: ``None``: a database has no journals of others.
         ledger: ``None``: no webhooks are sent from a database.
-        broken: ``None``: each worker has its own code.
+        load_problem: ``None``: each worker has its own code.
     """
 
     turns: None = None
     foreign: None = None
     ledger: None = None
-    broken: None = None
+    load_problem: None = None
 
     def __init__(
         self,

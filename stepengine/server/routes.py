@@ -613,7 +613,7 @@ def _summarize_agent(agent: AgentDefinition) -> dict[str, Any]:
 
 async def list_agents(request: Request) -> Response:
     runs = await _reload_agents(request)
-    broken = None if runs.broken is None else runs.broken.message
+    broken = None if runs.load_problem is None else runs.load_problem.message
     is_told, engine = caller_of(request).may("admin"), runs.engine
     # To look for a key may import what a provider needs.
     lacks = await asyncio.to_thread(lambda: [runs.explain_missing_model(id_) if is_told else "" for id_ in runs.agents])

@@ -224,7 +224,7 @@ class RunService(Protocol):
         """The ids of the agents that may be started."""
 
     @property
-    def broken(self) -> Problem | None:
+    def load_problem(self) -> Problem | None:
         """Why the files of the engine cannot be loaded as they are now; ``None`` if they can."""
 
     @property

@@ -130,9 +130,9 @@ class Runs:
         return self.engines.agents
 
     @property
-    def broken(self) -> Problem | None:
+    def load_problem(self) -> Problem | None:
         """Why the files of the engine cannot be loaded as they are now; ``None`` if they can."""
-        return self.engines.broken
+        return self.engines.load_problem
 
     @property
     def live_count(self) -> int:
