@@ -35,8 +35,8 @@ import pytest
 
 import stepengine
 from stepengine import Tool, tool
-from stepengine.adapters.acp.stdio import read_message
-from stepengine.adapters.acp.updates import _fence
+from stepengine.adapters.acp.stdio import parse_message
+from stepengine.adapters.acp.updates import _make_code_block
 from stepengine.adapters.ag_ui import input_of
 from stepengine.adapters.external import remote
 from stepengine.adapters.mcp.lenient_messages import MessageRepair
@@ -231,7 +231,7 @@ REMOTE = remote._ServerClient(
 
 
 def remote_said(data: bytes) -> None:
-    for read in (REMOTE._parse_event, lambda data: REMOTE._parse_answer("GET /", httpx2.Response(200), data, ())):
+    for read in (REMOTE._parse_event, lambda data: REMOTE._parse_reply("GET /", httpx2.Response(200), data, ())):
         with contextlib.suppress(ExternalAgentError):
             read(data)
     remote.RUN_ID.fullmatch(data.decode("utf-8", "replace"))
@@ -595,7 +595,7 @@ def as_headers(text: str) -> None:
     asked = _RequestFacts({
         "type": "http", "path": "/", "method": "GET", "query_string": value, "headers": [(name, value) for name in names],
     })  # fmt: skip
-    asked.bearer(), asked.header("origin"), asked.query()
+    asked.bearer_token(), asked.header("origin"), asked.query()
     with contextlib.suppress(Problem):
         asked.host()
 
@@ -608,7 +608,7 @@ SENDER = Topic.model_validate(
 def as_signatures(text: str) -> None:
     standard = {"webhook-id": [text], "webhook-timestamp": ["1"], "webhook-signature": [text]}
     for headers in ({"stepengine-signature": [text]}, {"stripe-signature": [text]}, standard):
-        assert SENDER.verify_signature(headers, b"{}", 1.0) is None
+        assert SENDER.verify_and_get_message_id(headers, b"{}", 1.0) is None
 
 
 def as_an_event(data: bytes) -> None:
@@ -852,7 +852,7 @@ PLACES = (
     ),
     Place(
         "text that an editor shows as a block",
-        lambda text: _fence("", text),
+        lambda text: _make_code_block("", text),
         (of("`"), of("` "), of("```\n"), of("`a"), of("a", "`", "`")),
         ("adapters/acp/updates.py",),
     ),
@@ -1657,7 +1657,7 @@ def of_bytes(read: Callable[[bytes], Any]) -> Callable[[str], Any]:
 JSON_READERS: tuple[tuple[str, Callable[[str], Any]], ...] = (
     ("workspace/connection.py", of_bytes(framed)),
     ("workspace/remote_files.py", of_bytes(far_listing)),
-    ("adapters/acp/stdio.py", of_bytes(read_message)),
+    ("adapters/acp/stdio.py", of_bytes(parse_message)),
     ("adapters/ag_ui", of_bytes(lambda data: input_of(plain(parse_strict_json(data))))),
     ("adapters/external/remote.py", of_bytes(remote_said)),
     ("adapters/mcp/http.py", served),
@@ -1675,7 +1675,7 @@ JSON_READERS: tuple[tuple[str, Callable[[str], Any]], ...] = (
     ("server/bodies.py", of_bytes(lambda data: validate_as(StartRun, parse_strict_json(data)))),
     ("server/reports.py", of_bytes(parsed_report)),
     ("server/webhooks.py", of_bytes(as_an_event)),
-    ("server/webhooks.py, its file", of_bytes(lambda data: Webhooks.read(data, "webhooks.json"))),
+    ("server/webhooks.py, its file", of_bytes(lambda data: Webhooks.parse(data, "webhooks.json"))),
     ("sessions/stores.py", of_bytes(lambda data: _parse_messages(iter([data]), "x"))),
     ("sessions/stores.py, a file", of_bytes(loaded(_read_json))),
     ("sessions/stores.py, a row", lambda text: _parse_json(text, "x")),

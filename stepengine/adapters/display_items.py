@@ -82,32 +82,32 @@ class TextItems:
         self._said: list[str] = []
         self._made = 0
 
-    def show(self, event: TextEvent) -> Iterator[TextItem]:
+    def make_items(self, event: TextEvent) -> Iterator[TextItem]:
         """Yield the items of a text event."""
         kind: Literal["text", "thought"] = "text" if isinstance(event, TextDelta | TextCompleted) else "thought"
         if isinstance(event, TextDelta | ThinkingDelta):
-            yield from self._add(event, kind, event.seq, event.text)
+            yield from self._add_piece(event, kind, event.seq, event.text)
             return
         if kind == "text" and not event.path:
             self._said.append(event.text)
         text = self._open.get((event.path, kind, event.seq))
         if text is not None and not event.text.startswith(text.shown):
-            yield self._end(text, is_discarded=True)
+            yield self._end_text(text, is_discarded=True)
             text = None
-        yield from self._add(event, kind, event.seq, event.text[len(text.shown) if text else 0 :])
+        yield from self._add_piece(event, kind, event.seq, event.text[len(text.shown) if text else 0 :])
         if (text := self._open.get((event.path, kind, event.seq))) is not None:
-            yield self._end(text)
+            yield self._end_text(text)
 
-    def show_output(self, event: Event, text: str) -> Iterator[TextItem]:
+    def make_output_items(self, event: Event, text: str) -> Iterator[TextItem]:
         """Yield the items of the final text of the root, unless the model has already produced it as output."""
-        yield from self._add(event, "text", OUTPUT, drop_if_shown(text, self._said))
+        yield from self._add_piece(event, "text", OUTPUT, drop_if_shown(text, self._said))
 
-    def end(self, path: str, *, discarded: int | Literal["all"] | None = None) -> Iterator[TextItem]:
+    def end_texts(self, path: str, *, discarded: int | Literal["all"] | None = None) -> Iterator[TextItem]:
         """Yield the ends of the open texts of a run; those of the model call *discarded*, or all, do not count."""
         for text in [text for text in self._open.values() if text.path == path]:
-            yield self._end(text, is_discarded=discarded in ("all", text.seq))
+            yield self._end_text(text, is_discarded=discarded in ("all", text.seq))
 
-    def _add(self, event: Event, kind: Literal["text", "thought"], seq: int, piece: str) -> Iterator[TextItem]:
+    def _add_piece(self, event: Event, kind: Literal["text", "thought"], seq: int, piece: str) -> Iterator[TextItem]:
         if not piece:
             return
         text = self._open.get((event.path, kind, seq))
@@ -118,7 +118,7 @@ class TextItems:
         text.shown += piece
         yield TextItem("piece", text, piece)
 
-    def _end(self, text: OpenText, *, is_discarded: bool = False) -> TextItem:
+    def _end_text(self, text: OpenText, *, is_discarded: bool = False) -> TextItem:
         del self._open[text.path, text.kind, text.seq]
         return TextItem("end", text, is_discarded=is_discarded)
 
@@ -165,7 +165,7 @@ class CallItems:
     def __init__(self, known: Iterable[str] = ()) -> None:
         self._is_coming = {("", call): False for call in known}
 
-    def show(self, event: CallEvent) -> Iterator[CallItem]:
+    def make_items(self, event: CallEvent) -> Iterator[CallItem]:
         """Yield the items of an event of a call."""
         key = event.path, event.tool_call_id
         is_new = key not in self._is_coming
@@ -180,7 +180,7 @@ class CallItems:
             given = ABSENT if isinstance(event, ToolFinished) else event.input
             yield CallItem("input", *key, event.tool_name, given=given, is_streamed=not is_new)
 
-    def end_incomplete(self, path: str, *, are_over: bool) -> list[str]:
+    def end_incomplete_inputs(self, path: str, *, are_over: bool) -> list[str]:
         """Return the calls of a run whose input is incomplete, and mark it as complete; unless *are_over*, they may start again."""
         coming = [key for key, is_coming in self._is_coming.items() if is_coming and key[0] == path]
         for key in coming:
@@ -189,7 +189,7 @@ class CallItems:
                 del self._is_coming[key]
         return [call for _, call in coming]
 
-    def reopen(self, is_settled: Callable[[str, str], bool]) -> list[tuple[str, str]]:
+    def reopen_unsettled_calls(self, is_settled: Callable[[str, str], bool]) -> list[tuple[str, str]]:
         """Return path and id of all calls that are not settled, whose input is shown again later."""
         found = [key for key in self._is_coming if not is_settled(*key)]
         self._is_coming.update(dict.fromkeys(found, True))

@@ -223,9 +223,9 @@ def _make_hooks(history: History | None, agent: AgentDefinition) -> Hooks:
     # A run of `stepengine serve` was begun by a page, perhaps; no run of the other commands is.
     of_page = []
     if recorded is not None:
-        from stepengine.adapters.ag_ui.asked import apply_page_data
+        from stepengine.adapters.ag_ui.asked import add_page_data
 
-        of_page = keep_if_recorded(apply_page_data)
+        of_page = keep_if_recorded(add_page_data)
     return Hooks(
         pre_run=of_page, pre_step=keep_if_recorded(summarize()), on_stop=keep_if_recorded(require_finished_todos())
     )

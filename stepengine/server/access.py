@@ -64,7 +64,7 @@ def _check_scopes(given: Iterable[str]) -> frozenset[ScopeName]:
     return frozenset(scope for scope in SCOPES if scope in found)
 
 
-def _check_name(_instance: object, _attribute: attrs.Attribute[Any], value: object) -> None:
+def _check_caller_name(_instance: object, _attribute: attrs.Attribute[Any], value: object) -> None:
     # Scheduled runs have no owner: a caller without a name would own them.
     if not isinstance(value, str) or not value:
         msg = f"Caller(name={value!r}) is not the name of a caller, such as the id of a user"
@@ -81,7 +81,7 @@ class Caller:
         scopes: What the caller may do: ``read``, ``run``, ``answer``, ``debug``, ``metrics``; ``admin`` holds all of them.
     """
 
-    name: str = attrs.field(validator=_check_name)
+    name: str = attrs.field(validator=_check_caller_name)
     scopes: frozenset[ScopeName] = attrs.field(converter=_check_scopes)
 
     def may(self, scope: ScopeName) -> bool:
@@ -114,7 +114,7 @@ def caller_of(request: Request | Scope) -> Caller:
     return found
 
 
-def count_stream(request: Request) -> int:
+def reserve_event_stream(request: Request) -> int:
     """
     Count a request as an event stream of its caller until it is answered, and return the number of the caller's streams.
 
@@ -440,7 +440,7 @@ class Logins:
         """Create a one-time login link for *caller*, by default the operator, and return its path."""
         code = secrets.token_urlsafe(TOKEN_BYTES)
         with self._lock:
-            _add_session(
+            _add_session_and_evict_old(
                 self._codes,
                 _hash_token(code),
                 _LoginSession(caller or OPERATOR, self._clock() + self.seconds),
@@ -448,7 +448,7 @@ class Logins:
             )
         return f"/#login={code}"
 
-    def make_token(self) -> str:
+    def make_operator_token(self) -> str:
         """Create a token for the operator that is valid until the server stops."""
         secret = secrets.token_urlsafe(TOKEN_BYTES)
         with self._lock:
@@ -464,7 +464,9 @@ class Logins:
                 return None
             secret = secrets.token_urlsafe(TOKEN_BYTES)
             until = self._clock() + self.session_seconds
-            _add_session(self._sessions, _hash_token(secret), _LoginSession(found.caller, until), self._clock())
+            _add_session_and_evict_old(
+                self._sessions, _hash_token(secret), _LoginSession(found.caller, until), self._clock()
+            )
             return secret
 
     def find(self, secret: str) -> Caller | None:
@@ -488,7 +490,9 @@ OPERATOR = Caller("operator", frozenset({"admin"}))
 MAX_SESSIONS = 10_000
 
 
-def _add_session(among: OrderedDict[bytes, _LoginSession], digest: bytes, new: _LoginSession, now: float) -> None:
+def _add_session_and_evict_old(
+    among: OrderedDict[bytes, _LoginSession], digest: bytes, new: _LoginSession, now: float
+) -> None:
     """Add a session; remove expired ones, and the oldest if there are too many."""
     # All of one kind last equally long, so what ended stands in front.
     while among and (len(among) >= MAX_SESSIONS or next(iter(among.values())).until <= now):
@@ -532,7 +536,7 @@ def _check_positive(_: object, of: attrs.Attribute[Any], value: object) -> None:
         raise DefinitionError(msg)
 
 
-def _check_part(_: object, of: attrs.Attribute[Any], value: object) -> None:
+def _check_fraction(_: object, of: attrs.Attribute[Any], value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
         msg = f"Caps({of.name}={value!r}) is not a number from 0 up to 1"
         raise DefinitionError(msg)
@@ -561,7 +565,7 @@ class Caps:
     rate: float = attrs.field(default=200.0, validator=_check_positive)
     burst: int = attrs.field(default=2_000, validator=_check_positive)
     at_once: int = attrs.field(factory=lambda: limits_of_process().connections, validator=_check_positive)
-    reserve: float = attrs.field(default=0.25, validator=_check_part)
+    reserve: float = attrs.field(default=0.25, validator=_check_fraction)
     failures: int = attrs.field(default=30, validator=_check_positive)
     failure_seconds: float = attrs.field(default=60.0, validator=_check_positive)
 
@@ -615,13 +619,13 @@ class Guard:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
         elif scope["type"] == "http":
-            await self._handle_http_request(_RequestFacts(scope), receive, send)
+            await self._respond_with_security_headers(_RequestFacts(scope), receive, send)
         else:
             await receive()
             await send({"type": "websocket.close", "code": 1008, "reason": "there are no web sockets here"})
 
-    async def _handle_http_request(self, asked: _RequestFacts, receive: Receive, send: Send) -> None:
-        """Handle a request, add the security headers, and answer an error with a problem document."""
+    async def _respond_with_security_headers(self, asked: _RequestFacts, receive: Receive, send: Send) -> None:
+        """Pass on a request, add the security headers to its response, and answer an error with a problem document."""
         more = self._cors_headers(asked)
         has_begun = False
 
@@ -633,7 +637,7 @@ class Guard:
             await send(message)
 
         try:
-            await self._check_and_forward(asked, receive, send_with_headers)
+            await self._authenticate_and_dispatch(asked, receive, send_with_headers)
         except _ClientDisconnected:
             return
         except Exception as error:
@@ -641,7 +645,7 @@ class Guard:
                 raise
             await problem_of(error).response()(asked.scope, receive, send_with_headers)
 
-    async def _check_and_forward(self, asked: _RequestFacts, receive: Receive, send: Send) -> None:
+    async def _authenticate_and_dispatch(self, asked: _RequestFacts, receive: Receive, send: Send) -> None:
         if not asked.query().isascii():
             # Applications that decode it would fail at it.
             msg = "the query of this request is not percent-encoded"
@@ -653,41 +657,45 @@ class Guard:
         if asked.method in SAFE and _matches_path(asked.path, self.page_paths):
             await self._forward_unauthenticated(asked, receive, send)
             return
-        if self._is_preflight(asked):
+        if self._is_allowed_preflight(asked):
             await _empty_response(204, PREFLIGHT)(asked.scope, receive, send)
             return
         logins, is_posted = self.logins, asked.method == "POST"
         if logins is not None and asked.path == logins.path and is_posted:
             # Any page can make the browser of its visitor send wrong codes, which would count as the visitor's.
             self._check_origin(asked, self.cors)
-            self._check_rate(self._failures, asked.address, cost=0)
+            self._spend_rate_tokens(self._failures, asked.address, cost=0)
             body = await self._read_body(asked, receive)
-            await self._log_in(asked, logins, body)(asked.scope, receive, send)
+            await self._exchange_login_code(asked, logins, body)(asked.scope, receive, send)
             return
         caller = await self._authenticate(asked)
         report_verified_token(asked.scope)
-        self._check_rate(self._requests, f"caller {caller.name}")
-        with self._count_request(caller), ExitStack() as stack:
+        self._spend_rate_tokens(self._requests, f"caller {caller.name}")
+        with self._hold_request_slot(caller), ExitStack() as stack:
             body = await self._read_body(asked, receive)
             if logins is not None and asked.path == LOGOUT and is_posted:
-                logins.end(asked.bearer() or "")
+                logins.end(asked.bearer_token() or "")
                 await _empty_response(204, {})(asked.scope, receive, send)
             elif logins is not None and asked.path == f"{logins.path}/links" and is_posted:
                 caller.must("admin")
                 await _json_response({"link": logins.make(caller)})(asked.scope, receive, send)
             else:
-                scope = {**asked.scope, CALLER: caller, COUNT_STREAM: partial(self._count_stream, caller, stack)}
+                scope = {
+                    **asked.scope,
+                    CALLER: caller,
+                    COUNT_STREAM: partial(self._reserve_event_stream, caller, stack),
+                }
                 await self.app(scope, _replay_body(body, receive), send)
 
     async def _forward_unauthenticated(self, asked: _RequestFacts, receive: Receive, send: Send) -> None:
-        self._check_rate(self._requests, f"address {asked.address}")
+        self._spend_rate_tokens(self._requests, f"address {asked.address}")
         body = await self._read_body(asked, receive)
         await self.app(asked.scope, _replay_body(body, receive), send)
 
     # --- who it is ---
 
     async def _authenticate(self, asked: _RequestFacts) -> Caller:
-        bearer = asked.bearer()
+        bearer = asked.bearer_token()
         if bearer is not None and self.tokens is not None and (caller := self._find_token_caller(self.tokens, bearer)):
             return caller
         if bearer is not None and self.logins is not None and (caller := self.logins.find(bearer)):
@@ -695,7 +703,7 @@ class Guard:
         if self.authenticate is not None and (caller := await self._call_authenticate(self.authenticate, asked)):
             self._check_origin(asked, self.cors)
             return caller
-        raise self._count_failure(asked)
+        raise self._count_auth_failure(asked)
 
     def _find_token_caller(self, tokens: Tokens, bearer: str) -> Caller | None:
         try:
@@ -710,7 +718,7 @@ class Guard:
         from starlette.requests import Request
 
         if asked.has_credentials():
-            self._check_rate(self._failures, asked.address, cost=0)
+            self._spend_rate_tokens(self._failures, asked.address, cost=0)
         request = Request(asked.scope)
         if inspect.iscoroutinefunction(authenticate) or inspect.iscoroutinefunction(type(authenticate).__call__):
             found = authenticate(request)
@@ -722,20 +730,20 @@ class Guard:
             raise TypeError(msg)
         return caller
 
-    def _count_failure(self, asked: _RequestFacts) -> Problem:
+    def _count_auth_failure(self, asked: _RequestFacts) -> Problem:
         """Count a failed authentication, and return the problem."""
         if asked.has_credentials():
-            self._check_rate(self._failures, asked.address)
+            self._spend_rate_tokens(self._failures, asked.address)
         return _make_unauthenticated_problem()
 
-    def _log_in(self, asked: _RequestFacts, logins: Logins, body: bytes) -> Response:
+    def _exchange_login_code(self, asked: _RequestFacts, logins: Logins, body: bytes) -> Response:
         try:
             code = json.loads(body)["code"]
         except (ValueError, KeyError, TypeError, RecursionError):
             code = ""
         token = logins.exchange(code) if isinstance(code, str) else None
         if token is None:
-            self._check_rate(self._failures, asked.address)
+            self._spend_rate_tokens(self._failures, asked.address)
             msg = "this link was used before, or is too old; `stepengine studio --link` prints another one"
             raise Problem(msg, status=401, kind="link_spent", headers={"WWW-Authenticate": "Bearer"})
         return _json_response({"token": token, "seconds": int(logins.session_seconds)})
@@ -764,12 +772,12 @@ class Guard:
         elif origin in others:
             is_fine = True
         else:
-            is_fine = site in {None, "same-origin", "none"} and (origin is None or asked.is_own(origin))
+            is_fine = site in {None, "same-origin", "none"} and (origin is None or asked.is_same_origin(origin))
         if not is_fine:
             msg = "a page of another site asked for this; a program sends a token instead of a cookie"
             raise Problem(msg, status=403, kind="cross_site")
 
-    def _is_preflight(self, asked: _RequestFacts) -> bool:
+    def _is_allowed_preflight(self, asked: _RequestFacts) -> bool:
         is_asked = asked.method == "OPTIONS" and asked.header("access-control-request-method") is not None
         return is_asked and asked.header("origin") in self.cors
 
@@ -788,33 +796,33 @@ class Guard:
 
     # --- how much it is ---
 
-    def _check_rate(self, buckets: _TokenBuckets, key: str, *, cost: int = 1) -> None:
+    def _spend_rate_tokens(self, buckets: _TokenBuckets, key: str, *, cost: int = 1) -> None:
         """Spend *cost* tokens of a bucket; raise ``Problem`` 429 if it has none."""
-        wait = buckets.spend(key, cost)
+        wait = buckets.spend_or_get_wait(key, cost)
         if wait > 0:
             seconds = str(math.ceil(wait))
             msg = f"these are too many requests; the next one is fine in {seconds} s"
             raise Problem(msg, status=429, kind="rate_limited", headers={"Retry-After": seconds})
 
     @contextmanager
-    def _count_request(self, caller: Caller) -> Iterator[None]:
-        self._check_concurrency(self._answered, caller, "requests", "end some of them first")
-        with self._answered.use(caller.name):
+    def _hold_request_slot(self, caller: Caller) -> Iterator[None]:
+        self._require_free_slot(self._answered, caller, "requests", "end some of them first")
+        with self._answered.use_slot(caller.name):
             yield
 
-    def _count_stream(self, caller: Caller, stack: ExitStack) -> int:
+    def _reserve_event_stream(self, caller: Caller, stack: ExitStack) -> int:
         """Count a request as an event stream until *stack* closes; return the number of its caller's streams."""
-        self._check_concurrency(
+        self._require_free_slot(
             self._streams, caller, "event streams", "close some of them first; other requests are answered"
         )
-        stack.enter_context(self._streams.use(caller.name))
-        return self._streams.count(caller.name)
+        stack.enter_context(self._streams.use_slot(caller.name))
+        return self._streams.count_used_slots(caller.name)
 
-    def _check_concurrency(self, shares: OwnerShares, caller: Caller, what: str, advice: str) -> None:
+    def _require_free_slot(self, shares: OwnerShares, caller: Caller, what: str, advice: str) -> None:
         """Raise ``Problem`` 503 or 429 if the caller may not open one more of *what* now."""
         if shares.has_room(caller.name):
             return
-        count = shares.count(caller.name)
+        count = shares.count_used_slots(caller.name)
         if not count:
             msg = f"other callers have all {what} that this server answers at a time; ask again in a moment"
             raise Problem(msg, status=503, kind="server_full", headers={"Retry-After": str(RETRY_SECONDS)})
@@ -838,14 +846,14 @@ class Guard:
         body = bytearray()
         try:
             async with asyncio.timeout(self.caps.body_seconds):
-                while await self._read_body_chunk(receive, body):
+                while await self._append_body_chunk(receive, body):
                     pass
         except TimeoutError:
             msg = f"the body of this request did not arrive within {self.caps.body_seconds:g} s"
             raise Problem(msg, status=408, kind="slow_body", headers={"Connection": "close"}) from None
         return bytes(body)
 
-    async def _read_body_chunk(self, receive: Receive, body: bytearray) -> bool:
+    async def _append_body_chunk(self, receive: Receive, body: bytearray) -> bool:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise _ClientDisconnected
@@ -885,7 +893,7 @@ class _RequestFacts:
         """Return whether the request has credentials: a bearer token or a cookie."""
         return b"authorization" in self._headers or b"cookie" in self._headers
 
-    def bearer(self) -> str | None:
+    def bearer_token(self) -> str | None:
         """Return the bearer token of the request: ``None`` if it has none, ``""`` if it has several."""
         found = self._headers.get(b"authorization")
         if found is None:
@@ -912,7 +920,7 @@ class _RequestFacts:
             raise Problem(msg, status=400, kind="bad_request")
         return found[1].rstrip("."), found[2] or PORTS.get(self.scope.get("scheme", "http"), "")
 
-    def is_own(self, origin: str) -> bool:
+    def is_same_origin(self, origin: str) -> bool:
         """Return whether an origin, such as ``https://example.org``, is that of this server."""
         found, host = ORIGIN.fullmatch(origin), HOST.fullmatch((self.header("host") or "").lower())
         if found is None or host is None:
@@ -942,7 +950,7 @@ class _TokenBuckets:
         self._rate, self._burst, self._clock = rate, burst, clock
         self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
-    def spend(self, key: str, cost: int = 1) -> float:
+    def spend_or_get_wait(self, key: str, cost: int = 1) -> float:
         """Remove *cost* tokens, even into debt, if there is one at least, and return 0; else return the seconds until there is one."""
         now = self._clock()
         level, at = self._levels.pop(key, (float(self._burst), now))
@@ -964,10 +972,10 @@ def _matches_path(path: str, paths: Iterable[str]) -> bool:
     return any(path == one or (one.endswith("/") and one != "/" and path.startswith(one)) for one in paths)
 
 
-def _json_response(told: Mapping[str, object]) -> Response:
+def _json_response(content: Mapping[str, object]) -> Response:
     from starlette.responses import JSONResponse
 
-    return JSONResponse(told)
+    return JSONResponse(content)
 
 
 def _empty_response(status: int, headers: Mapping[str, str]) -> Response:
@@ -1028,7 +1036,7 @@ def _refuse_single_text(what: str, given: Collection[str]) -> Collection[str]:
 MAX_LINKS = 40
 
 
-def check_folder(path: str | os.PathLike[str]) -> Path:
+def resolve_trusted_path(path: str | os.PathLike[str]) -> Path:
     """
     Return the real path of a folder or database of runs; raise if another user could write to it or replace it.
 
@@ -1053,7 +1061,7 @@ def check_folder(path: str | os.PathLike[str]) -> Path:
     if str(place) != real:
         msg = f"{os.fspath(path)!r} leads by `..` out of a link; {real!r} would be fine"
         raise JournalError(msg)
-    _check_owner(place)
+    _check_type_owner_and_mode(place)
     return place
 
 
@@ -1079,7 +1087,7 @@ def _find_first_link(place: Path) -> Path | None:
     return None
 
 
-def _check_owner(place: Path) -> None:
+def _check_type_owner_and_mode(place: Path) -> None:
     status = place.stat()
     if not stat.S_ISDIR(status.st_mode) and not stat.S_ISREG(status.st_mode):
         msg = f"{str(place)!r} is neither a folder nor a file"

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response, StreamingResponse
 
 from stepengine.adapters.ag_ui import Asked, ag_ui, asked_of, connected, input_of, sse
-from stepengine.adapters.ag_ui.asked import PAGE, find_page_answers, page_tool_of
+from stepengine.adapters.ag_ui.asked import PAGE, find_page_answers, find_page_tool_name
 from stepengine.data.codec import plain
 from stepengine.data.events import RunFinished
 from stepengine.data.messages import UserMessage
@@ -65,7 +65,7 @@ async def start_agent_turn(request: Request) -> Response:
     thread.check_not_running()
     asked = asked_of(given, _session_from_state(thread.name, thread.state), shares=request.app.state.shares)
     _check_may_answer(request, thread, given)
-    taken = await thread.take(
+    taken = await thread.start_next_turn(
         agent, asked.prompt, asked.answers, metadata=asked.metadata, by=_choose_answerer(thread, asked)
     )
     events = _stream_turns(request, taken, asked)
@@ -81,7 +81,7 @@ async def _parse_agent_run(request: Request) -> Any:
 
 def _check_may_answer(request: Request, thread: CallerConversation, given: Any) -> None:
     """Raise if the caller may not answer, or answers questions of another run."""
-    asks = thread.state is not None and any(not page_tool_of(question) for question in thread.state.pending)
+    asks = thread.state is not None and any(not find_page_tool_name(question) for question in thread.state.pending)
     if given.resume or asks:
         caller_of(request).must("answer")
     runs = {entry.interrupt_id.partition(":")[0] for entry in given.resume or ()}
@@ -112,14 +112,14 @@ async def _stream_turns(request: Request, taken: StartedTurn, asked: Asked) -> A
         if not results:
             return
         thread = await CallerConversation.load(request, asked.thread_id)
-        taken = await thread.take(get_path_agent(request), "", results, by=PAGE)
+        taken = await thread.start_next_turn(get_path_agent(request), "", results, by=PAGE)
 
 
 async def reconnect_to_turn(request: Request) -> Response:
     given, agent = await _parse_agent_run(request), get_path_agent(request)
     thread = await CallerConversation.load(request, given.thread_id)
     shares = request.app.state.shares
-    if thread.last is None or not thread.is_under_way:
+    if thread.last is None or not thread.has_running_run:
         return _stream_response(thread, connected(given, _session_from_state(thread.name, thread.state), shares=shares))
     if thread.last.agent != agent:
         msg = f"the agent {thread.last.agent!r} is at work in this conversation"
@@ -152,13 +152,13 @@ def _session_from_state(thread: str, state: AgentState | None) -> Session:
 
 def _stream_response(thread: CallerConversation, shown: AsyncGenerator[Any, None]) -> Response:
     return StreamingResponse(
-        add_ping_comments(_encode_events(shown), thread.runs.state.stopping),
+        add_ping_comments(_encode_redacted_events(shown), thread.runs.state.stopping),
         media_type="text/event-stream",
         headers=HEADERS,
     )
 
 
-async def _encode_events(shown: AsyncGenerator[Any, None]) -> AsyncGenerator[str, None]:
+async def _encode_redacted_events(shown: AsyncGenerator[Any, None]) -> AsyncGenerator[str, None]:
     """Yield events as server-sent events, with secrets redacted."""
     lines = sse(shown)
     try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepengine.errors import DefinitionError
 from stepengine.journal.history import engine_version
-from stepengine.server.access import LOOPBACK, Guard, Tokens, caller_of, count_stream
+from stepengine.server.access import LOOPBACK, Guard, Tokens, caller_of, reserve_event_stream
 from stepengine.server.extra import check_extra_installed
 from stepengine.server.freed_memory import FreedMemory
 from stepengine.server.openapi import OpenApiDocument
@@ -156,9 +156,9 @@ def app(
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        await kept.open()
+        await kept.start()
         try:
-            async with AsyncExitStack() as stack, served.state.freed_memory.watch():
+            async with AsyncExitStack() as stack, served.state.freed_memory.trim_periodically():
                 if hooks.out is not None and kept.ledger is not None:
                     await stack.enter_async_context(
                         WebhookSender(kept, kept.ledger, hooks.out, delivered=metrics.count_sent_webhook)
@@ -177,7 +177,7 @@ def app(
     _store_app_state(served, kept, hooks, metrics=metrics, shares=shares, reports=shown)
     served.state.script = script
     served.state.openapi = OpenApiDocument(operations, version=engine_version())
-    served.state.workshop = None if maker is None else InspectionService(kept.reader.content, maker)
+    served.state.workshop = None if maker is None else InspectionService(kept.reader.read_journal_bytes, maker)
     return Application(
         served,
         tokens=known,
@@ -208,7 +208,7 @@ def _store_app_state(
 
     served.state.freed_memory = FreedMemory()
     for observer in (metrics, served.state.freed_memory):
-        kept.observe(observer)
+        kept.add_observer(observer)
     # A server behind a proxy knows neither its name nor whether it is https: a redirect could lead a token into the open.
     served.router.redirect_slashes = False
     kept.quotas.on_refusal = metrics.count_quota_refusal
@@ -227,7 +227,7 @@ async def _close_services(served: Starlette, kept: RunService) -> None:
     if workshop is not None:
         await workshop.close()
     await kept.close()
-    await served.state.mcp.close()
+    await served.state.mcp.wait_until_stopped()
 
 
 def _make_run_service(
@@ -283,7 +283,7 @@ class Application(Guard):
         async with served.router.lifespan_context(served):
             yield
 
-    def end_watching(self) -> None:
+    def end_event_streams(self) -> None:
         """End all event streams, so that the server can stop; clients of the streams reconnect."""
         served: Starlette = self.app  # type: ignore[assignment]  # what `app` puts there
         served.state.runs.state.stopping.set()
@@ -299,7 +299,7 @@ def _make_route(one: Operation) -> Route:
                 caller_of(request).must(one.scope)
             if EVENT_STREAM in one.gives.values():
                 # Before anything happens: a turn of a page is a run.
-                request.app.state.runs.quotas.check_event_streams(count_stream(request))
+                request.app.state.runs.quotas.check_event_streams(reserve_event_stream(request))
             return await one.handler(request)
         except Exception as error:  # noqa: BLE001 - whatever it is, the client gets a document
             return problem_of(error).response()

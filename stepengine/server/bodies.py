@@ -134,9 +134,9 @@ def _format_validation_error(one: Mapping[str, Any]) -> str:
 # --- lists that go on -------------------------------------------------------------------------------------------------
 
 
-def make_input_error(wrong: str) -> InputError:
+def make_input_error(message: str) -> InputError:
     """Return an ``InputError`` with one issue."""
-    return InputError(wrong, issues=(wrong,))
+    return InputError(message, issues=(message,))
 
 
 def parse_limit(request: Request) -> int:
@@ -149,11 +149,11 @@ def parse_limit(request: Request) -> int:
 
 
 def cut_page(
-    found: Sequence[Item], limit: int, place: Callable[[Item], tuple[float, str]]
+    found: Sequence[Item], limit: int, get_position: Callable[[Item], tuple[float, str]]
 ) -> tuple[list[Item], str | None]:
     """Return the first *limit* items, and the cursor of the next page if there are more."""
     shown = list(found[:limit])
-    return shown, encode_cursor(*place(shown[-1])) if len(found) > limit else None
+    return shown, encode_cursor(*get_position(shown[-1])) if len(found) > limit else None
 
 
 def encode_cursor(at: float, name: str) -> str:

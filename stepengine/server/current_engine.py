@@ -28,13 +28,13 @@ class CurrentEngine:
 
     Attributes:
         engine: The engine of runs that start from now on.
-        broken: Why the files cannot be loaded as they are now; ``None`` if they can.
+        load_problem: Why the files cannot be loaded as they are now; ``None`` if they can.
         scheduler: What starts runs by schedule, and gets each new engine.
     """
 
     def __init__(self, engine: Engine, agents: Iterable[str] | None, sources: EngineSources | None) -> None:
         self.engine = engine
-        self.broken: Problem | None = None
+        self.load_problem: Problem | None = None
         self.scheduler: Scheduler | None = None
         self._sources = sources
         self._chosen = None if agents is None else [engine.agent(agent).id for agent in agents]
@@ -49,7 +49,7 @@ class CurrentEngine:
         known = [agent.id for agent in self.engine.agents]
         return tuple(known if self._chosen is None else [one for one in self._chosen if one in known])
 
-    def observe(self, observer: ObserverLike) -> None:
+    def add_observer(self, observer: ObserverLike) -> None:
         """Send the events of every run to one more observer, also those of engines to come."""
         self._observers.append(observer)
         self.engine.add_observer(observer)
@@ -58,7 +58,7 @@ class CurrentEngine:
         """Return the engine that executes the run *run*, else the engine that would resume it."""
         return next((engine for engine in self._old if engine.is_running(run)), self.engine)
 
-    async def rebuild_if_saved(self, *, retry: bool = True) -> None:
+    async def rebuild_if_files_changed(self, *, retry: bool = True) -> None:
         """
         Rebuild the engine if its files were saved.
 
@@ -72,32 +72,32 @@ class CurrentEngine:
             return
         # One at a time: a thousand requests at once import one version, once.
         async with self._rebuilding:
-            if not await asyncio.to_thread(self._sources.changed, again=retry):
+            if not await asyncio.to_thread(self._sources.has_changed_files, retry=retry):
                 if not self._sources.has_load_failed:
-                    self.broken = None
+                    self.load_problem = None
                 return
             try:
-                await self._sources.check()
+                await self._sources.check_in_child_process()
                 made = await asyncio.to_thread(self._sources.reload_engine)
             except Problem as problem:
-                self.broken = problem
+                self.load_problem = problem
                 raise
-            self.broken = None
+            self.load_problem = None
             for observer in self._observers:
                 made.add_observer(observer)
             self._old.append(self.engine)
             self.engine = made
             if self.scheduler is not None:
                 self.scheduler.engine = made
-        await self.close_unused()
+        await self.close_unused_engines()
 
     async def try_rebuild(self) -> None:
         """Rebuild the engine if its files were saved and can be loaded; otherwise keep it."""
         with contextlib.suppress(Problem):
-            await self.rebuild_if_saved(retry=False)
+            await self.rebuild_if_files_changed(retry=False)
 
     @contextlib.contextmanager
-    def reserve(self) -> Iterator[Engine]:
+    def hold_current_engine(self) -> Iterator[Engine]:
         """Yield the current engine, which stays open until the block has started its run."""
         engine = self.engine
         self._in_use[engine] += 1
@@ -111,7 +111,7 @@ class CurrentEngine:
         """Whether an engine that was replaced is still open."""
         return bool(self._old)
 
-    async def close_unused(self) -> None:
+    async def close_unused_engines(self) -> None:
         """Close the replaced engines that execute no run any more."""
         unused = [engine for engine in self._old if not self._in_use[engine] and not engine.active()]
         self._old = [engine for engine in self._old if engine not in unused]
@@ -119,7 +119,7 @@ class CurrentEngine:
             del self._in_use[engine]
             await engine.aclose()
 
-    async def close_all_replaced(self) -> None:
+    async def close_replaced_engines(self) -> None:
         """Close every replaced engine; the current one belongs to the application."""
         for engine in self._old:
             await engine.aclose()

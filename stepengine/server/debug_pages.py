@@ -288,7 +288,7 @@ def _get_inspection_service(request: Request) -> InspectionService:
 
 async def _load_journal(request: Request, row: RunRow) -> MemoryJournal:
     try:
-        content = await get_run_service(request).reader.content(row)
+        content = await get_run_service(request).reader.read_journal_bytes(row)
     except JournalMissing:
         msg = f"nothing of the run {row.run} is recorded yet"
         raise Problem(msg, status=409, kind="not_begun") from None
@@ -416,7 +416,7 @@ async def _stream_inspection_events(
     workshop: InspectionService, desk: InspectionProcess, stopping: asyncio.Event
 ) -> AsyncIterator[str]:
     """Yield the events of an inspection as server-sent events; end it when its page disconnects."""
-    events = desk.events()
+    events = desk.unsolicited_messages()
     coming: asyncio.Future[dict[str, Any] | None] = asyncio.ensure_future(anext(events, None))
     ending = asyncio.ensure_future(stopping.wait())
     try:
@@ -436,15 +436,15 @@ async def _stream_inspection_events(
         ending.cancel()
         coming.cancel()
         # Whoever listened is gone, and this with it unless it is shielded: the processes are to end all the same.
-        await asyncio.shield(asyncio.ensure_future(workshop.leave(desk)))
+        await asyncio.shield(asyncio.ensure_future(workshop.end_inspection(desk)))
 
 
-def _encode_sse_event(kind: str, told: Mapping[str, Any]) -> str:
-    return f"event: {kind}\ndata: {json.dumps(told)}\n\n"
+def _encode_sse_event(kind: str, data: Mapping[str, Any]) -> str:
+    return f"event: {kind}\ndata: {json.dumps(data)}\n\n"
 
 
 def _find_inspection(request: Request) -> InspectionProcess:
-    return _get_inspection_service(request).desk(
+    return _get_inspection_service(request).get_inspection(
         caller_of(request), request.path_params["run"], request.path_params["desk"]
     )
 
@@ -452,12 +452,12 @@ def _find_inspection(request: Request) -> InspectionProcess:
 async def move_inspection(request: Request) -> Response:
     body = await parse_body(request, GoTo)
     desk = _find_inspection(request)
-    return LooksView.model_validate(await desk.ask("go", at=body.at)).response()
+    return LooksView.model_validate(await desk.send_request("go", at=body.at)).response()
 
 
 async def predict_next_request(request: Request) -> Response:
     """Return the first model request that the record does not answer, under the current code."""
-    return NextView.model_validate(await _find_inspection(request).ask("next")).response()
+    return NextView.model_validate(await _find_inspection(request).send_request("next")).response()
 
 
 # --- judging ----------------------------------------------------------------------------------------------------------
@@ -474,7 +474,7 @@ async def start_job(request: Request) -> Response:
     rows = [await get_run_service(request).reader.find(caller, run) for run in dict.fromkeys(body.runs)]
     asked = {"check": body.check, "samples": body.samples, "name": body.name or rows[0].run[:12]}
     try:
-        job = await _get_inspection_service(request).start(caller, body.kind, rows, asked)
+        job = await _get_inspection_service(request).start_job(caller, body.kind, rows, asked)
     except JournalMissing as error:
         msg = f"nothing of it is recorded yet: {error.message}"
         raise Problem(msg, status=409, kind="not_begun") from None
@@ -497,27 +497,27 @@ def _describe_job(job: EvaluationJob) -> JobView:
 
 async def list_jobs(request: Request) -> Response:
     return JobList(
-        jobs=[_describe_job(job) for job in _get_inspection_service(request).jobs(caller_of(request))]
+        jobs=[_describe_job(job) for job in _get_inspection_service(request).list_jobs(caller_of(request))]
     ).response()
 
 
 async def get_job(request: Request) -> Response:
     return _describe_job(
-        _get_inspection_service(request).job(caller_of(request), request.path_params["job"])
+        _get_inspection_service(request).get_job(caller_of(request), request.path_params["job"])
     ).response()
 
 
 async def approve_job(request: Request) -> Response:
     workshop, body = _get_inspection_service(request), await parse_body(request, Agree)
-    job = workshop.job(caller_of(request), request.path_params["job"])
-    await workshop.approve(job, body.budget)
+    job = workshop.get_job(caller_of(request), request.path_params["job"])
+    await workshop.approve_job(job, body.budget)
     return _describe_job(job).response(202)
 
 
 async def cancel_job(request: Request) -> Response:
     workshop = _get_inspection_service(request)
-    job = workshop.job(caller_of(request), request.path_params["job"])
-    await workshop.cancel(job)
+    job = workshop.get_job(caller_of(request), request.path_params["job"])
+    await workshop.cancel_job(job)
     return _describe_job(job).response()
 
 

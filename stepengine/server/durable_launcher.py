@@ -12,7 +12,7 @@ from stepengine.data.visible import cut_end
 from stepengine.durable.register import RegisteredRun
 from stepengine.errors import DatabaseUnavailable, InputError, StepEngineError
 from stepengine.runtime.logs import LOGGER
-from stepengine.server.durable_store import make_unsupported_problem, refuse_run_errors
+from stepengine.server.durable_store import make_unsupported_problem, raise_run_errors_as_problems
 from stepengine.server.ledger import OPEN, RunRow
 from stepengine.server.problems import Problem
 from stepengine.server.quotas import QuotaTable, json_size
@@ -22,7 +22,7 @@ from stepengine.server.run_requests import (
     StartRequest,
     check_not_closing,
     check_not_ended,
-    options_from_request,
+    start_options_from_request,
 )
 from stepengine.server.run_starts import RunStarts, plan_start
 
@@ -51,18 +51,18 @@ class DurableLauncher(RunStarts[RegisteredRun]):
         self._store = store
         self._agents = agents
 
-    async def _make_row(self, caller: Caller, asked: StartRequest) -> RegisteredRun:
+    async def _check_and_make_row(self, caller: Caller, asked: StartRequest) -> RegisteredRun:
         check_not_closing(is_closing=self.is_closing)
         plan = plan_start(caller, asked, self._store.engine.embedded_engine, self._agents, stores_messages=True)
         return _make_registered_run(caller, plan.agent, plan.request, plan.session, plan.created)
 
-    async def _has_key(self, owner: str, key: str, now: float) -> bool:
+    async def _has_idempotency_key(self, owner: str, key: str, now: float) -> bool:
         return await self._store.register.has_key(owner, key, now)
 
     async def _is_registered(self, run: str) -> bool:
         return await self._store.register.find_run(run) is not None
 
-    async def _register(self, row: RegisteredRun, key: str | None) -> str | None:
+    async def _register_or_find_earlier_run(self, row: RegisteredRun, key: str | None) -> str | None:
         try:
             return await self._store.register.add_run(row, key)
         except InputError as error:
@@ -70,14 +70,14 @@ class DurableLauncher(RunStarts[RegisteredRun]):
 
     async def _start_or_remove(self, row: RegisteredRun) -> None:
         try:
-            await self._submit(row)
+            await self._submit_registered_run(row)
         except DatabaseUnavailable as error:
             LOGGER.warning("run %s is registered, and is submitted when the database is back: %s", row.run, error)
         except StepEngineError:
             await self._store.register.remove_unsubmitted(row.run)
             raise
 
-    async def _submit(self, row: RegisteredRun) -> None:
+    async def _submit_registered_run(self, row: RegisteredRun) -> None:
         """Submit a registered run; two submissions of one id are one run."""
         asked = row.request
         if "fork" in asked:
@@ -86,14 +86,14 @@ class DurableLauncher(RunStarts[RegisteredRun]):
         else:
             await self._store.engine.submit(
                 row.agent, asked["prompt"], id=row.run, params=asked["params"], metadata=asked["metadata"],
-                session_id=row.session, user_id=row.owner or None, **options_from_request(asked),
+                session_id=row.session, user_id=row.owner or None, **start_options_from_request(asked),
             )  # fmt: skip
         await self._store.register.record_submitted(row.run)
 
     async def submit_orphaned_run(self, row: RegisteredRun) -> None:
         """Submit a run that a server registered and did not submit before it died; a run that is refused is recorded so."""
         try:
-            await self._submit(row)
+            await self._submit_registered_run(row)
         except DatabaseUnavailable:
             raise
         except StepEngineError as error:
@@ -104,7 +104,7 @@ class DurableLauncher(RunStarts[RegisteredRun]):
         """Submit the run if its server died before it could, so that there is a run to send messages to."""
         found = await self._store.register.find_run(row.run)
         if found is not None and not found.is_submitted and found.status == "started":
-            await self._submit(found)
+            await self._submit_registered_run(found)
 
     async def resume(self, row: RunRow, asked: ResumeRun | None = None) -> None:
         """
@@ -123,12 +123,12 @@ class DurableLauncher(RunStarts[RegisteredRun]):
         if row.status in OPEN:
             await self.ensure_submitted(row)
             if (await operator.run(row.run)).release not in (None, engine.release):
-                with refuse_run_errors(status=409, kind="not_possible"):
+                with raise_run_errors_as_problems(status=409, kind="not_possible"):
                     await engine.move(row.run)
             return
         if row.status != "stranded":
             check_not_ended(row)
-        with refuse_run_errors(status=409, kind="not_possible"):
+        with raise_run_errors_as_problems(status=409, kind="not_possible"):
             await operator.retry(row.run)
         await self._store.register.count_retry(row.run)
 
@@ -144,7 +144,7 @@ class DurableLauncher(RunStarts[RegisteredRun]):
             msg = "the effects of a run in a database are performed by its workers alone; leave out `live`"
             raise make_unsupported_problem(msg)
         engine = self._store.engine
-        with refuse_run_errors(status=409, kind="not_possible"):
+        with raise_run_errors_as_problems(status=409, kind="not_possible"):
             return await engine.embedded_engine.replay(await engine.export(row.run))
 
     async def fork(self, caller: Caller, row: RunRow, asked: ForkRun) -> str:
@@ -157,14 +157,16 @@ class DurableLauncher(RunStarts[RegisteredRun]):
             UndoRefused: when effects that changed the world could happen again.
         """
         check_not_closing(is_closing=self.is_closing)
-        if asked.changed or asked.tools is not None:
+        if asked.given_changes or asked.tools is not None:
             msg = "a run in a database goes on at whichever worker takes it, with the agent and the tools that are deployed there"
             raise make_unsupported_problem(msg)
-        request = {"fork": {"run": row.run, "at": asked.at, "allow_repeat": asked.allow_repeat, **plain(asked.edits)}}
+        request = {
+            "fork": {"run": row.run, "at": asked.at, "allow_repeat": asked.allow_repeat, **plain(asked.edit_options)}
+        }
         new = _make_registered_run(caller, row.agent, request, None, time.time())
-        async with self._quotas.use(new.owner, json_size(request), runs=1):
+        async with self._quotas.admit_request(new.owner, json_size(request), runs=1):
             await self._store.register.add_run(new, None)
-            with refuse_run_errors(status=422, kind="no_such_place"):
+            with raise_run_errors_as_problems(status=422, kind="no_such_place"):
                 await self._start_or_remove(new)
         return new.run
 

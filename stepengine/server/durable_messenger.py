@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 from stepengine.data.questions import AnswerLike
-from stepengine.server.durable_store import refuse_run_errors
+from stepengine.server.durable_store import raise_run_errors_as_problems
 from stepengine.server.ledger import OPEN, RunRow
 from stepengine.server.problems import Problem
 from stepengine.server.quotas import QuotaTable, json_size
@@ -50,7 +50,7 @@ class DurableMessenger:
         """Return nothing, because the database does not store who answered a question first."""
         return []
 
-    async def post(self, row: RunRow, topic: str, value: object, *, id: str | None, path: str) -> bool:
+    async def send_message(self, row: RunRow, topic: str, value: object, *, id: str | None, path: str) -> bool:
         """
         Send a message to the receiver of *topic*; return False if *id* was sent before.
 
@@ -59,8 +59,8 @@ class DurableMessenger:
         check_not_ended(row)
         await self._launcher.ensure_submitted(row)
         size = json_size(value)
-        async with self._quotas.use(row.owner, size) as use:
-            with refuse_run_errors(status=409, kind="not_possible"):
+        async with self._quotas.admit_request(row.owner, size) as use:
+            with raise_run_errors_as_problems(status=409, kind="not_possible"):
                 is_new = await self._store.operator.send_message(row.run, topic, value, id=id, path=path)
             if is_new:
                 await self._store.register.add_bytes(row.run, size)
@@ -68,13 +68,13 @@ class DurableMessenger:
                 use.refund()
         return is_new
 
-    async def send_text(self, row: RunRow, text: str) -> None:
+    async def send_user_input(self, row: RunRow, text: str) -> None:
         """Send user input to a run: its next model call gets it."""
         check_not_ended(row)
         await self._launcher.ensure_submitted(row)
         size = json_size(text)
-        async with self._quotas.use(row.owner, size):
-            with refuse_run_errors(status=409, kind="not_possible"):
+        async with self._quotas.admit_request(row.owner, size):
+            with raise_run_errors_as_problems(status=409, kind="not_possible"):
                 await self._store.operator.send_input(row.run, text)
             await self._store.register.add_bytes(row.run, size)
 
@@ -87,7 +87,7 @@ class DurableMessenger:
             await self._store.register.record_cancellation(row.run, reason)
         await self._store.operator.cancel(row.run)
 
-    async def send_result(self, row: RunRow, call_id: str, result: object, path: str | None) -> None:
+    async def deliver_tool_result(self, row: RunRow, call_id: str, result: object, path: str | None) -> None:
         """
         Refuse the result of a call.
 

@@ -12,7 +12,7 @@ from stepengine.data.codec import plain
 from stepengine.durable.run_waits import make_question_waits
 from stepengine.errors import JournalError, StepEngineError
 from stepengine.journal.store import MemoryJournal
-from stepengine.server.durable_store import make_unsupported_problem, refuse_run_errors
+from stepengine.server.durable_store import make_unsupported_problem, raise_run_errors_as_problems
 from stepengine.server.ledger import OPEN, RunRow
 from stepengine.server.live_runs import RUNNING
 from stepengine.server.run_reader import MAX_DETAILS, ServedRun
@@ -98,12 +98,16 @@ class DurableReader:
                 [row.run for row in found if row.status == "running"]
             )
             rows = [_run_row_from_registered(row, "suspended" if row.run in suspended else row.status) for row in found]
-            shown += [row for row in rows if not statuses or row.status in statuses or _matches_started(row, statuses)]
+            shown += [
+                row
+                for row in rows
+                if not statuses or row.status in statuses or _is_started_run_requested(row, statuses)
+            ]
             if len(found) < limit or len(shown) >= limit:
                 return shown[:limit]
             before = found[-1].created, found[-1].run
 
-    async def counts(self) -> list[tuple[str, str, int]]:
+    async def count_by_agent_and_status(self) -> list[tuple[str, str, int]]:
         """Return the number of runs that servers started, of each agent in each status."""
         return await self._store.register.count_by_agent_and_status()
 
@@ -174,16 +178,16 @@ class DurableReader:
 
     async def journal(self, row: RunRow) -> MemoryJournal:
         """Return the records of a run as a journal in memory."""
-        return MemoryJournal(await self.content(row))
+        return MemoryJournal(await self.read_journal_bytes(row))
 
     def engine_for(self, row: RunRow) -> Engine:
         """Return the engine that has the agents, whichever worker executes the run."""
         return self._store.engine.embedded_engine
 
-    async def content(self, row: RunRow) -> bytes:
+    async def read_journal_bytes(self, row: RunRow) -> bytes:
         """Return the records of a run as a journal."""
         await self._launcher.ensure_submitted(row)
-        with refuse_run_errors(status=409, kind="not_possible"):
+        with raise_run_errors_as_problems(status=409, kind="not_possible"):
             return (await self._store.engine.export(row.run)).content()
 
     async def spending(self, row: RunRow) -> Spending:
@@ -208,6 +212,6 @@ def _run_row_from_registered(found: RegisteredRun, status: str = "") -> RunRow:
     )  # fmt: skip
 
 
-def _matches_started(row: RunRow, statuses: Sequence[str]) -> bool:
+def _is_started_run_requested(row: RunRow, statuses: Sequence[str]) -> bool:
     """Return whether a run that no worker has yet is requested: it is shown as running."""
     return row.status == "started" and "running" in statuses

@@ -65,12 +65,14 @@ class DurableConversations:
         msg = "conversations in a database are shown by the runs that they are made of"
         raise make_unsupported_problem(msg)
 
-    async def get(self, caller: Caller, session: str, *, owner: str | None) -> tuple[SessionRow, Session | None]:
+    async def get_session(
+        self, caller: Caller, session: str, *, owner: str | None
+    ) -> tuple[SessionRow, Session | None]:
         """Refuse to show a conversation."""
         msg = "conversations in a database are shown by the runs that they are made of"
         raise make_unsupported_problem(msg)
 
-    async def forget(self, caller: Caller, session: str, *, owner: str | None) -> None:
+    async def delete_messages(self, caller: Caller, session: str, *, owner: str | None) -> None:
         """Refuse to delete a conversation."""
         msg = "conversations in a database are forgotten with their runs, by `stepengine deploy gc`"
         raise make_unsupported_problem(msg)
@@ -100,13 +102,13 @@ class DurableRuns:
         turns: ``None``: pages and MCP clients take no turns over a database.
         foreign: ``None``: a database has no journals of others.
         ledger: ``None``: no webhooks are sent from a database.
-        broken: ``None``: each worker has its own code.
+        load_problem: ``None``: each worker has its own code.
     """
 
     turns: None = None
     foreign: None = None
     ledger: None = None
-    broken: None = None
+    load_problem: None = None
 
     def __init__(
         self,
@@ -148,7 +150,7 @@ class DurableRuns:
         """The number of questions in the memory of this process: 0, since a run that asks is suspended at once."""
         return 0
 
-    def observe(self, observer: ObserverLike) -> None:
+    def add_observer(self, observer: ObserverLike) -> None:
         """Send the events of the runs that this process executes to one more observer."""
         self.engine.add_observer(observer)
 
@@ -156,7 +158,7 @@ class DurableRuns:
         """Return ``""``: it matters which models the workers can call, which may be elsewhere."""
         return ""
 
-    async def open(self) -> None:
+    async def start(self) -> None:
         """
         Connect, start to execute runs unless the engine only submits, and submit the registered runs of dead servers.
 
@@ -198,7 +200,7 @@ class DurableRuns:
         """Close the engine; a second time does nothing."""
         await self._store.engine.aclose()
 
-    async def reload(self) -> None:
+    async def rebuild_engine_if_changed(self) -> None:
         """Keep the agents: each worker has its own code."""
 
     async def _submit_orphaned_runs_forever(self) -> None:
@@ -218,7 +220,7 @@ class DurableRuns:
                 self.state.is_ready, self.state.is_away = False, True
             except Exception:  # noqa: BLE001 - nobody awaits this loop, and without it registered runs are lost
                 LOGGER.exception("runs could not be looked after; they are looked at again within seconds")
-            await self.watcher.drop_idle()
+            await self.watcher.stop_idle_streams()
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _reassign_dead_workers_runs(self) -> None:

@@ -47,7 +47,7 @@ def make_unsupported_problem(message: str) -> Problem:
 
 
 @contextlib.contextmanager
-def refuse_run_errors(*, status: int, kind: str) -> Iterator[None]:
+def raise_run_errors_as_problems(*, status: int, kind: str) -> Iterator[None]:
     """Raise a ``Problem`` for an error that means that the run does not allow the requested operation."""
     try:
         yield

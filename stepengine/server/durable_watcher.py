@@ -69,7 +69,7 @@ class DurableWatcher:
             await shared.refresh()
         return shared.is_over or shared.is_suspended
 
-    def position(self, after: str | None) -> None:
+    def parse_position(self, after: str | None) -> None:
         """Return ``None``: at every server, the id of an event alone is the position of a client."""
 
     async def events(self, row: RunRow, after: str | None) -> AsyncGenerator[Event, None]:
@@ -91,7 +91,7 @@ class DurableWatcher:
             self._readers[key] -= 1
             self._left_at[key] = time.monotonic()
 
-    async def drop_idle(self) -> None:
+    async def stop_idle_streams(self) -> None:
         """Stop following the runs that no client watches."""
         for key in list(self._followed):
             if self._readers[key] <= 0 and time.monotonic() - self._left_at[key] > IDLE_SECONDS:

@@ -56,8 +56,8 @@ def sse_line(event: Event, *, full: bool = False, id: str | None = None) -> str:
     return f"{place}event: {event.type}\ndata: {data}\n\n"
 
 
-def _to_compact_json(told: dict[str, Any]) -> str:
-    return json.dumps(told, ensure_ascii=False, separators=(",", ":"))
+def _to_compact_json(value: dict[str, Any]) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 async def encode_event_stream(
@@ -82,7 +82,7 @@ async def encode_event_stream(
     """
     yield RETRY
     if first is not None:
-        yield sse_line(first, full=full, id=None if had is None else had.take(first))
+        yield sse_line(first, full=full, id=None if had is None else had.record_received_event(first))
     coming: asyncio.Future[Event | None] = asyncio.ensure_future(anext(events, None))
     ending = asyncio.ensure_future(stopping.wait())
     try:
@@ -94,7 +94,7 @@ async def encode_event_stream(
                 if event is None:
                     yield "".join(lines)
                     return
-                lines.append(sse_line(event, full=full, id=None if had is None else had.take(event)))
+                lines.append(sse_line(event, full=full, id=None if had is None else had.record_received_event(event)))
                 coming = asyncio.ensure_future(anext(events, None))
                 await asyncio.sleep(0)
             if lines:

@@ -126,7 +126,7 @@ class ForeignJournals:
             raise _make_missing_journal_problem(name)
         return self.foreign.journal(name)
 
-    def listed(self, before: tuple[float, str] | None, limit: int) -> list[tuple[ForeignFile, ForeignSummary]]:
+    def list_summaries(self, before: tuple[float, str] | None, limit: int) -> list[tuple[ForeignFile, ForeignSummary]]:
         """Return summaries of the journals after a position, newest first; each file is read once."""
         found = [one for one in self.foreign.list_files() if before is None or (one.changed, one.name) < before]
         return [(one, self._summarize_cached(one)) for one in found[:limit]]
@@ -228,15 +228,15 @@ def _make_missing_journal_problem(name: str) -> Problem:
     return Problem(msg, status=404, kind="no_such_journal")
 
 
-async def list_foreign(request: Request) -> Response:
+async def list_foreign_journals(request: Request) -> Response:
     limit, before = parse_limit(request), parse_cursor(request)
     journals: ForeignJournals | None = request.app.state.foreign
-    found = [] if journals is None else await asyncio.to_thread(journals.listed, before, limit + 1)
+    found = [] if journals is None else await asyncio.to_thread(journals.list_summaries, before, limit + 1)
     shown, following = cut_page(found, limit, lambda one: (one[0].changed, one[0].name))
     return ForeignList(journals=[summary for _, summary in shown], next=following).response()
 
 
-async def get_foreign(request: Request) -> Response:
+async def get_foreign_journal(request: Request) -> Response:
     found = await asyncio.to_thread(_get_foreign_journals(request).inspect, request.path_params["journal"])
     return found.response()
 
@@ -275,7 +275,7 @@ async def resume_foreign_journal(request: Request) -> Response:
 
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
-        method="GET", path="/foreign", name="list_foreign", scope="admin", handler=list_foreign, gives={200: ForeignList},
+        method="GET", path="/foreign", name="list_foreign", scope="admin", handler=list_foreign_journals, gives={200: ForeignList},
         refuses=(422,), parameters=(
             HttpParameter("cursor", "What `next` of the last answer said."),
             HttpParameter("limit", "At most so many, 1 to 100; 20 by default.", int),
@@ -283,7 +283,7 @@ OPERATIONS: tuple[Operation, ...] = (
         about="List the journals of the place that this server did not start.\nNone of them goes on by itself.",
     ),
     Operation(
-        method="GET", path="/foreign/{journal}", name="look_at_foreign", scope="admin", handler=get_foreign,
+        method="GET", path="/foreign/{journal}", name="look_at_foreign", scope="admin", handler=get_foreign_journal,
         gives={200: ForeignView}, refuses=(404,), about="Look at such a journal, and at what would happen next.",
     ),
     Operation(

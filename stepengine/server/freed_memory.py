@@ -43,7 +43,7 @@ class FreedMemory:
             self._has_ended_run = True
 
     @asynccontextmanager
-    async def watch(self) -> AsyncIterator[None]:
+    async def trim_periodically(self) -> AsyncIterator[None]:
         """Return freed memory within the block, after runs have ended."""
         task = asyncio.create_task(self._return_memory_forever())
         try:

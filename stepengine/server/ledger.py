@@ -168,7 +168,7 @@ class Ledger:
         rows = self._select_rows("WHERE run = ?", (run,))
         return rows[0] if rows else None
 
-    def find_owners(self, runs: Sequence[str]) -> dict[str, tuple[str, str]]:
+    def find_owners_and_statuses(self, runs: Sequence[str]) -> dict[str, tuple[str, str]]:
         """Return the owner and the status of each of the *runs* that is known."""
         found: dict[str, tuple[str, str]] = {}
         for start in range(0, len(runs), AT_ONCE):
@@ -177,7 +177,7 @@ class Ledger:
             found |= {run: (owner, status) for run, owner, status in self.read(query, part)}
         return found
 
-    def newest(self, owner: str, session: str | None) -> RunRow | None:
+    def find_newest_run(self, owner: str, session: str | None) -> RunRow | None:
         """Return the last run of a conversation; ``None`` if the owner has no such conversation."""
         rows = self._select_rows(NEWEST, (session, owner))
         return rows[0] if rows else None
@@ -185,44 +185,44 @@ class Ledger:
     def find_conversation_state(self, row: RunRow) -> str | None:
         """Return the stored state of an ended or suspended run as JSON, if it is the last of its conversation."""
         # A run that waited and then ended left two; a process that was killed in between kept the first one alone.
-        known = self._find_row(
+        known = self._fetch_row(
             "SELECT state FROM served_left WHERE session = ? AND run = ? AND status = ?",
             (row.session, row.run, row.status),
         )
         return None if known is None else str(known[0])
 
-    def count_wakes(self, run: str) -> int:
+    def count_messages_since_suspend(self, run: str) -> int:
         """Return how many messages arrived for a run since it was last suspended."""
-        known = self._find_row("SELECT times FROM served_woken WHERE run = ?", (run,))
+        known = self._fetch_row("SELECT times FROM served_woken WHERE run = ?", (run,))
         return 0 if known is None else int(known[0])
 
     def find_shown_message(self, run: str) -> tuple[str, str] | None:
         """Return the id of the page message that shows a run, and the event after which it starts."""
-        known: tuple[str, str] | None = self._find_row("SELECT message, place FROM served_shown WHERE run = ?", (run,))
+        known: tuple[str, str] | None = self._fetch_row("SELECT message, place FROM served_shown WHERE run = ?", (run,))
         return known
 
-    def has_key(self, owner: str, key: str, now: float) -> bool:
+    def has_idempotency_key(self, owner: str, key: str, now: float) -> bool:
         """Return whether *owner* started a run under an idempotency key within the day before *now*."""
-        known = self._find_row("SELECT created FROM served WHERE owner = ? AND key = ?", (owner, key))
+        known = self._fetch_row("SELECT created FROM served WHERE owner = ? AND key = ?", (owner, key))
         return known is not None and now - known[0] < IDEMPOTENCY_KEY_SECONDS
 
     def usage(self, owner: str) -> QuotaUsage:
         """Return the open runs of *owner* and their stored bytes: requests, states of conversations, journals and mailboxes."""
-        open_runs, stored = self._find_row(f"SELECT {COUNTED} FROM served WHERE owner = ?", (owner,), is_long=True)  # noqa: S608 - of names of ours
-        stored += self._find_row(LEFT, (owner,), is_long=True)[0]
+        open_runs, stored = self._fetch_row(f"SELECT {COUNTED} FROM served WHERE owner = ?", (owner,), is_long=True)  # noqa: S608 - of names of ours
+        stored += self._fetch_row(LEFT, (owner,), is_long=True)[0]
         if self._is_file:
             for table in ("lines", "letters"):
-                if self._find_row("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (table,)):
+                if self._fetch_row("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", (table,)):
                     own = "SELECT run FROM served WHERE owner = ?"
                     size = f"SELECT coalesce(sum(length(line)), 0) FROM {table} WHERE run IN ({own})"  # noqa: S608 - of names of ours
-                    stored += self._find_row(size, (owner,), is_long=True)[0]
+                    stored += self._fetch_row(size, (owner,), is_long=True)[0]
         else:
             for (run,) in self.read("SELECT run FROM served WHERE owner = ?", (owner,), is_long=True):
                 journal = self.path.with_name(f"{run}.jsonl")
                 stored += _file_size(journal) + _file_size(mailbox_path(journal))
         return QuotaUsage(open_runs, stored)
 
-    def _find_row(self, statement: str, values: Sequence[object], *, is_long: bool = False) -> Any:
+    def _fetch_row(self, statement: str, values: Sequence[object], *, is_long: bool = False) -> Any:
         with self._open_shared_database() as known, known.reading(is_long=is_long) as database:
             return database.execute(statement, values).fetchone()
 
@@ -232,7 +232,7 @@ class Ledger:
             found = database.execute("SELECT run FROM served WHERE status IN ('started', 'running') ORDER BY run")
             return [run for (run,) in found]
 
-    def listed(
+    def list_runs(
         self,
         *,
         owner: str | None,
@@ -270,7 +270,7 @@ class Ledger:
             f"WHERE {' AND '.join(where)} ORDER BY created DESC, run DESC LIMIT ?", (*values, limit), is_long=True
         )
 
-    def sessions(
+    def list_sessions(
         self, *, owner: str | None, before: tuple[float, str] | None, limit: int, session: str | None = None
     ) -> list[SessionRow]:
         """Return conversations by their newest run: those of *owner* (``None`` for all) after the position *before*."""
@@ -301,7 +301,7 @@ class Ledger:
         import sqlite3
 
         try:
-            known = self._add_database_user()
+            known = self._share_open_database()
             try:
                 yield known
             finally:
@@ -310,7 +310,7 @@ class Ledger:
             msg = f"{self.path} cannot be used to remember what is served: {describe_error(error, BUSY_SECONDS)}"
             raise JournalError(msg) from error
 
-    def _add_database_user(self) -> Database:
+    def _share_open_database(self) -> Database:
         # Calls come from many threads, and those of a cancelled task go on after ``close``: each counts as a user, so that
         # whoever is the last one closes the connection, and nobody opens one that no one closes.
         with self._opening:
@@ -485,7 +485,7 @@ def make_suspend_act(run: str, now: float, woken: int) -> Act:
     Args:
         run: The run.
         now: When, in seconds since 1970.
-        woken: What ``Ledger.count_wakes`` returned before the mailbox was checked.
+        woken: What ``Ledger.count_messages_since_suspend`` returned before the mailbox was checked.
     """
 
     def suspend(database: sqlite3.Connection) -> bool:

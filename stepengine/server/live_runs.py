@@ -101,12 +101,12 @@ class LiveRuns:
             msg = f"{self._max_live:,} runs are under way, which is as many as this server has at a time; ask again in a moment"
             raise Problem(msg, status=429, kind="too_many_runs", headers={"retry-after": "5"})
         if not self._shares.has_room(owner):
-            count = self._shares.count(owner)
+            count = self._shares.count_used_slots(owner)
             msg = f"this caller has {count:,} runs under way, and the rest is for other callers; let some of them end, or cancel them"
             raise Problem(msg, status=429, kind="too_many_at_once", headers={"retry-after": "5"})
 
     @contextmanager
-    def reserve(self, owner: str) -> Iterator[None]:
+    def reserve_room(self, owner: str) -> Iterator[None]:
         """
         Reserve room for a run of *owner*, which is added at the end of the block.
 
@@ -117,26 +117,26 @@ class LiveRuns:
         # A start waits for the disk before its run is added: all requests that arrive meanwhile would find the same room.
         self._reserved += 1
         try:
-            with self._shares.use(owner):
+            with self._shares.use_slot(owner):
                 yield
         finally:
             self._reserved -= 1
 
     # --- from the start of a run to its end ----------------------------------------------------------------------------
 
-    def add(self, run: str, handle: RunHandle, owner: str, *, is_resumed: bool = False) -> None:
+    def add_and_record_end(self, run: str, handle: RunHandle, owner: str, *, is_resumed: bool = False) -> None:
         """Add a started or resumed run of *owner*, and record its end in the ledger when it ends."""
-        self._drop_handle(run)
+        self._forget_ended_run(run)
         self._free_slot(run)
         self.handles[run] = handle
         self._slots[run] = slot = ExitStack()
-        slot.enter_context(self._shares.use(owner))
+        slot.enter_context(self._shares.use_slot(owner))
         if is_resumed:
             self._resumed.add(run)
         self._watching[run] = task = self.tasks.spawn(self._wait_and_record_end(run, handle))
         task.add_done_callback(lambda _: self._watching.get(run) is task and self._watching.pop(run))
 
-    def _drop_handle(self, run: str) -> None:
+    def _forget_ended_run(self, run: str) -> None:
         self._ended.remove(run)
         self._ended_at.pop(run, None)
         self._resumed.discard(run)
@@ -158,7 +158,7 @@ class LiveRuns:
         self.handles.pop(run, None)
         self._free_slot(run)
         if self._engines.has_replaced_engines:
-            self.tasks.spawn(self._engines.close_unused())
+            self.tasks.spawn(self._engines.close_unused_engines())
         self._store_ended_handle(run, handle)
         if result is not None and isinstance(result.error, JournalError):
             error = result.error
@@ -174,7 +174,7 @@ class LiveRuns:
     def _store_ended_handle(self, run: str, handle: RunHandle, size: int = 0) -> None:
         self._ended.put(run, handle, size)
         for one in self._ended.list_excess_runs():
-            self._drop_handle(one)
+            self._forget_ended_run(one)
 
     async def _record_end(self, run: str, handle: RunHandle, result: RunResult) -> None:
         """Record how a run ended or was suspended, and resume it if a message arrived in the meantime."""
@@ -185,7 +185,7 @@ class LiveRuns:
         if result.status is RunStatus.SUSPENDED:
             # In this order: the counter shows messages that arrive after it was read, the mailbox those from before. If
             # this process dies in between, the ledger still says "running", and the next sweep resumes the run.
-            woken = await asyncio.to_thread(self._store.ledger.count_wakes, run)
+            woken = await asyncio.to_thread(self._store.ledger.count_messages_since_suspend, run)
             has_mail = woken > 0 and await asyncio.to_thread(self._is_due_now, run)
             if has_mail or not await self._store.write(make_suspend_act(run, now, woken)):
                 row = await self._store.find(run)
@@ -206,7 +206,7 @@ class LiveRuns:
         """Return whether this process has a run whose end is not in the ledger yet, whether it still runs or not."""
         return run in self._watching
 
-    async def wait_recorded(self, run: str) -> None:
+    async def wait_until_end_recorded(self, run: str) -> None:
         """Wait until the ledger has the end of a run that ended in this process."""
         task = self._watching.get(run)
         if task is not None:

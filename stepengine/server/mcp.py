@@ -56,7 +56,7 @@ class McpEndpoint:
         self._answer: Callable[..., Awaitable[None]] | None = None
         self._task: asyncio.Task[None] | None = None
 
-    async def get_handler(self) -> Callable[..., Awaitable[None]]:
+    async def get_or_start_handler(self) -> Callable[..., Awaitable[None]]:
         """
         Return the ASGI handler ``answer(scope, receive, send, owner=...)``; the first call starts the MCP server.
 
@@ -94,7 +94,7 @@ class McpEndpoint:
             await self._runs.state.stopping.wait()
             self._answer = None
 
-    async def close(self) -> None:
+    async def wait_until_stopped(self) -> None:
         """Wait until the MCP server has stopped."""
         if self._task is not None:
             await asyncio.wait((self._task,))
@@ -114,7 +114,7 @@ class ServerCallRunner:
         self._turns = turns
         self._ending: set[asyncio.Task[None]] = set()
 
-    async def start(
+    async def start_and_wait(
         self, ctx: Any, offered: Offered, prompt: str, params: Any, on_event: OnEvent
     ) -> tuple[OfferedCall, RunResult]:  # fmt: skip
         """Start a run and wait until it ends or is suspended; *on_event* receives its events."""
@@ -128,13 +128,13 @@ class ServerCallRunner:
         events = self._turns.events(caller, row)
         return _make_offered_call(offered, run), await self._wait_for_end(caller, run, events, on_event)
 
-    async def answer(self, ctx: Any, call: OfferedCall, answers: Mapping[str, AnswerLike]) -> RunResult:
+    async def answer_and_wait(self, ctx: Any, call: OfferedCall, answers: Mapping[str, AnswerLike]) -> RunResult:
         """Answer a suspended run, and wait until it ends or is suspended again."""
         caller = caller_of(ctx.request)
         with _raise_problems_as_tool_errors():
             caller.must("answer")
             row = await self._runs.reader.find(caller, call.run)
-            events = await self._turns.answer(caller, row, answers)
+            events = await self._turns.answer_and_stream(caller, row, answers)
         return await self._wait_for_end(caller, row.run, events, _ignore_event)
 
     async def _wait_for_end(
@@ -171,14 +171,14 @@ class ServerCallRunner:
         """Return whether the caller has the scope ``answer``."""
         return caller_of(ctx.request).may("answer")
 
-    def keep(self, waiting: WaitingCall) -> str:
-        """Return the run's id, by which ``find`` gets the call again; the ledger already stores the run."""
+    def store_waiting_call(self, waiting: WaitingCall) -> str:
+        """Return the run's id, by which ``find_waiting_call`` gets the call again; the ledger already stores the run."""
         return str(waiting.call.run)
 
-    async def find(self, ctx: Any, word: str) -> WaitingCall | None:
+    async def find_waiting_call(self, ctx: Any, key: str) -> WaitingCall | None:
         """Return a run of the caller that waits for answers."""
         try:
-            row = await self._runs.reader.find(caller_of(ctx.request), word)
+            row = await self._runs.reader.find(caller_of(ctx.request), key)
         except Problem:
             return None
         questions = (await self._runs.reader.details(row)).questions
@@ -219,7 +219,7 @@ class _DelegatedResponse(Response):
 
 async def forward_to_mcp(request: Request) -> Response:
     door: McpEndpoint = request.app.state.mcp
-    return _DelegatedResponse(await door.get_handler())
+    return _DelegatedResponse(await door.get_or_start_handler())
 
 
 ABOUT = (

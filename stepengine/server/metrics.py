@@ -121,7 +121,7 @@ class Metrics:
     def _agent_label(self, agent: str) -> str:
         return agent if any(agent == known.id for known in self._runs.engine.agents) else OTHER
 
-    def count_webhook_event(self, topic: str, outcome: str) -> None:
+    def count_received_webhook(self, topic: str, outcome: str) -> None:
         """Count an event of another service; *topic* is a configured topic or empty."""
         self._events.labels(topic or OTHER, outcome).inc()
 
@@ -140,15 +140,17 @@ class Metrics:
         self._requests.labels(route, known, told).inc()
         self._seconds.labels(route, told).observe(seconds)
 
-    def change_event_streams(self, change: int) -> None:
+    def adjust_event_stream_count(self, change: int) -> None:
         """Add *change* to the number of open event streams."""
         self._watchers.inc(change)
 
     # --- what is told -------------------------------------------------------------------------------------------------
 
-    async def text(self, accept: str) -> tuple[bytes, str]:
+    async def encode_metrics(self, accept: str) -> tuple[bytes, str]:
         """Return all metrics and their media type: OpenMetrics, or the older Prometheus format on request."""
-        places = _CollectedMetrics([self._make_run_metric(await self._runs.reader.counts()), *self.registry.collect()])
+        places = _CollectedMetrics(
+            [self._make_run_metric(await self._runs.reader.count_by_agent_and_status()), *self.registry.collect()]
+        )
         if "openmetrics-text" not in accept and "text/plain" in accept:
             encode, kind = choose_encoder("text/plain")
             return encode(places), kind
@@ -194,13 +196,13 @@ async def handle_and_measure(
             name = route[0] if route else NONE
             metrics.count_response(name, scope["method"], message["status"], time.perf_counter() - begun)
             is_watching = any(k.lower() == b"content-type" and v.startswith(STREAM) for k, v in message["headers"])
-            metrics.change_event_streams(int(is_watching))
+            metrics.adjust_event_stream_count(int(is_watching))
         await send(message)
 
     try:
         await app(scope, receive, send_counted)
     finally:
-        metrics.change_event_streams(-int(is_watching))
+        metrics.adjust_event_stream_count(-int(is_watching))
 
 
 STREAM = b"text/event-stream"
@@ -210,7 +212,7 @@ async def show_metrics(request: Request) -> Response:
     # The application's own registry and not the process's: two applications in one process would count into each other,
     # and a second one of the same names is an error there.
     metrics: Metrics = request.app.state.metrics
-    text, kind = await metrics.text(",".join(request.headers.getlist("accept"))[:1_000])
+    text, kind = await metrics.encode_metrics(",".join(request.headers.getlist("accept"))[:1_000])
     return Response(text, headers={"content-type": kind})
 
 

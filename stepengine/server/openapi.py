@@ -105,10 +105,10 @@ class OpenApiDocument:
         """Return the document for an application below the path *base*, ``""`` for the root of its host."""
         # The path may hold parameters of the client's address, so documents are not stored by it.
         servers = json.dumps([{"url": base or "/"}]).encode()
-        return SharedResponse.create(self._members + b', "servers": ' + servers + b"}", "application/json")
+        return SharedResponse.create(self._json_without_servers + b', "servers": ' + servers + b"}", "application/json")
 
     @cached_property
-    def _members(self) -> bytes:
+    def _json_without_servers(self) -> bytes:
         """The members that are the same below every path, as JSON without the closing brace."""
         return json.dumps(make_document(self._operations, version=self._version), ensure_ascii=False).encode()[:-1]
 

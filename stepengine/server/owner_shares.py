@@ -23,7 +23,7 @@ class OwnerShares:
         self._slots, self._reserve = slots, reserve
         self._used = Counter[str]()
 
-    def count(self, owner: str) -> int:
+    def count_used_slots(self, owner: str) -> int:
         """Return how many slots an owner uses."""
         return self._used[owner]
 
@@ -34,7 +34,7 @@ class OwnerShares:
         return free > 0 and self._used[owner] < (1 - self._reserve) * (self._used[owner] + free)
 
     @contextmanager
-    def use(self, owner: str) -> Iterator[None]:
+    def use_slot(self, owner: str) -> Iterator[None]:
         """Use a slot within the block."""
         self._used[owner] += 1
         try:

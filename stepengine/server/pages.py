@@ -128,7 +128,7 @@ class CallerConversation:
         return cls(runs, turns, caller, name, last, state)
 
     @property
-    def is_under_way(self) -> bool:
+    def has_running_run(self) -> bool:
         """Whether the last run is running: it has neither ended nor been suspended."""
         return self.last is not None and self.state is None
 
@@ -139,14 +139,14 @@ class CallerConversation:
         Raises:
             Problem: 409, while a run of it is under way.
         """
-        if self.last is not None and self.is_under_way:
+        if self.last is not None and self.has_running_run:
             msg = (
                 f"the run {self.last.run} of this conversation is under way; come back to it, or end it by "
                 f"`POST /runs/{self.last.run}/cancel`, and then say more"
             )
             raise Problem(msg, status=409, kind="under_way", members={"run_id": self.last.run})
 
-    async def take(
+    async def start_next_turn(
         self,
         agent: str,
         prompt: str,
@@ -198,7 +198,7 @@ class CallerConversation:
         self, last: RunRow, given: Mapping[str, AnswerLike], *, by: str | None, say: str
     ) -> StartedTurn:
         place = await self.turns.find_last_event_id(last)
-        events = await self.turns.answer(self.caller, last, given, after=place, by=by, say=say)
+        events = await self.turns.answer_and_stream(self.caller, last, given, after=place, by=by, say=say)
         return StartedTurn(last.run, events, place)
 
     def stream_events(self, row: RunRow, after: str | None = None) -> AsyncGenerator[Event, None]:

@@ -27,7 +27,7 @@ class PendingStarts:
             del self._ends[run]
             end.set()
 
-    async def wait(self, run: str) -> bool:
+    async def wait_if_pending(self, run: str) -> bool:
         """Wait for the end of a start, and return whether there was one under way."""
         end = self._ends.get(run)
         if end is not None:

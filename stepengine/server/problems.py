@@ -90,7 +90,7 @@ class Problem(Exception):
             "status": self.status,
             "detail": _clean_text(self.message),
         }
-        return {**_BoundedConverter().plain(self.members), **own}
+        return {**_BoundedConverter().convert_value(self.members), **own}
 
     def response(self) -> Response:
         """Return the problem as a response of Starlette that must not be cached."""
@@ -166,24 +166,24 @@ def _make_fixed_text_converter(status: int, message: str, **fields: str) -> Call
     return make_problem
 
 
-def _problem_of_model_error(error: ModelError) -> Problem:
+def _problem_from_model_error(error: ModelError) -> Problem:
     logger.warning("a model failed", exc_info=error)
     wait = error.retry_after
     headers = {"Retry-After": str(math.ceil(wait))} if wait is not None and 0 <= wait < MAX_WAIT else {}
     return Problem("the provider of the model failed", status=502, kind=snake_case_name(error), headers=headers)
 
 
-def _problem_of_database_error(error: DatabaseUnavailable) -> Problem:
+def _problem_from_database_error(error: DatabaseUnavailable) -> Problem:
     said = "the database of the runs cannot be reached; ask again in a moment"
     return Problem(said, status=503, kind=snake_case_name(error), headers={"Retry-After": "5"})
 
 
-def _problem_of_data_error(error: DataError) -> Problem:
+def _problem_from_data_error(error: DataError) -> Problem:
     members = {"path": error.path, "issues": [f"{error.path}: {error.message}"]}
     return Problem(error.message, status=422, kind=snake_case_name(error), members=members)
 
 
-def _problem_of_damaged_journal(error: JournalCorrupt) -> Problem:
+def _problem_from_damaged_journal(error: JournalCorrupt) -> Problem:
     logger.warning("a journal cannot be read: %s", error.message)
     record = DAMAGED_RECORD.search(error.message)
     which = "a record" if record is None else record[0]
@@ -197,15 +197,15 @@ NO_AGENT = "this server does not have the agent of the run; start the server wit
 TOLD: Mapping[type[StepEngineError], Callable[[Any], Problem]] = {
     InputError: _make_message_converter(422, issues="issues"),
     ToolInputError: _make_message_converter(422, issues="issues"),
-    DataError: _problem_of_data_error,
+    DataError: _problem_from_data_error,
     TranscriptError: _make_message_converter(422),
     DefinitionError: _make_message_converter(422),
     UnknownModel: _make_message_converter(422),
-    DatabaseUnavailable: _problem_of_database_error,
+    DatabaseUnavailable: _problem_from_database_error,
     MissingKey: _make_fixed_text_converter(
         503, "the server has no key for this model; where it was started it says which, and what would do instead"
     ),
-    ModelError: _problem_of_model_error,
+    ModelError: _problem_from_model_error,
     PermissionDenied: _make_message_converter(403),
     LimitExceeded: _make_message_converter(409, limit_kind="kind", limit="limit"),
     AnswerRejected: _make_message_converter(409),
@@ -213,7 +213,7 @@ TOLD: Mapping[type[StepEngineError], Callable[[Any], Problem]] = {
         409, "somebody else wrote to this session in the meantime; read it again, then repeat"
     ),
     SessionError: _make_fixed_text_converter(409, "the session refused this"),
-    JournalCorrupt: _problem_of_damaged_journal,
+    JournalCorrupt: _problem_from_damaged_journal,
     JournalMissing: _make_fixed_text_converter(404, "there is no such run"),
     JournalLocked: _make_fixed_text_converter(409, "another process holds this run; try again when it has ended"),
     JournalVersion: _make_fixed_text_converter(
@@ -255,7 +255,7 @@ class _BoundedConverter:
     def __init__(self) -> None:
         self._left = MAX_ITEMS
 
-    def plain(self, value: object, depth: int = 0) -> Any:
+    def convert_value(self, value: object, depth: int = 0) -> Any:
         self._left -= 1
         match value:
             case None | bool():
@@ -268,9 +268,11 @@ class _BoundedConverter:
                 return _clean_text(value)
             case Mapping() if depth < MAX_DEPTH:
                 items = islice(value.items(), max(0, self._left))
-                return {_clean_text(name): self.plain(each, depth + 1) for name, each in items if self._left > 0}
+                return {
+                    _clean_text(name): self.convert_value(each, depth + 1) for name, each in items if self._left > 0
+                }
             case Sequence() if depth < MAX_DEPTH and not isinstance(value, bytes | bytearray):
                 items = islice(value, max(0, self._left))
-                return [self.plain(each, depth + 1) for each in items if self._left > 0]
+                return [self.convert_value(each, depth + 1) for each in items if self._left > 0]
             case _:
                 return f"<{type(value).__name__}>"

@@ -46,25 +46,25 @@ class JsonChildProcess:
         try:
             await made.send_message(first)
         except BaseException:
-            await made.end()
+            await made.terminate()
             raise
         return made
 
-    async def send_message(self, told: Mapping[str, Any]) -> None:
+    async def send_message(self, message: Mapping[str, Any]) -> None:
         """Send the process a message; if it has ended, nothing happens."""
         assert self._child.stdin is not None  # noqa: S101 - it was asked for
-        self._child.stdin.write(json.dumps(told).encode() + b"\n")
+        self._child.stdin.write(json.dumps(message).encode() + b"\n")
         with contextlib.suppress(ConnectionError):
             await self._child.stdin.drain()
 
-    async def lines(self) -> AsyncIterator[dict[str, Any]]:
+    async def read_messages(self) -> AsyncIterator[dict[str, Any]]:
         """Yield the messages of the process until it ends or sends an oversized line."""
         assert self._child.stdout is not None  # noqa: S101 - it was asked for
         with contextlib.suppress(ValueError):  # a line over the limit, of which the rest would be read as lines
             while line := await self._child.stdout.readline():
                 yield json.loads(line)
 
-    async def end(self) -> None:
+    async def terminate(self) -> None:
         """Terminate the process and its children; may be called twice."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):

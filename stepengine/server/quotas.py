@@ -112,7 +112,7 @@ class _MinuteWindow:
         while self._seconds and self._seconds[0][0] + MINUTE < now:
             self.total -= self._seconds.popleft()[1]
 
-    def seconds_until(self, total: int, now: float) -> int:
+    def seconds_until_at_most(self, total: int, now: float) -> int:
         """Return after how many seconds the bytes of the last minute are at most *total*."""
         left = self.total
         for second, size in self._seconds:
@@ -159,7 +159,7 @@ class QuotaTable:
         self._owners: dict[str, _OwnerUsage] = {}
 
     @asynccontextmanager
-    async def use(self, owner: str, size: int, *, runs: int = 0) -> AsyncIterator[AdmittedUse]:
+    async def admit_request(self, owner: str, size: int, *, runs: int = 0) -> AsyncIterator[AdmittedUse]:
         """
         Admit a request that stores *size* bytes and starts *runs* runs. If the block raises, the request is not counted.
 
@@ -227,7 +227,9 @@ class QuotaTable:
         limit = self.quotas.bytes_per_minute
         # A fork of a journal that is larger than the quota is admitted in a minute without anything else.
         if limit is not None and size and known.window.total and known.window.total + size > limit:
-            self._raise_exceeded("bytes_per_minute", limit, known.window.seconds_until(max(0, limit - size), now))
+            self._raise_exceeded(
+                "bytes_per_minute", limit, known.window.seconds_until_at_most(max(0, limit - size), now)
+            )
 
     def _raise_exceeded(self, quota: str, limit: int, seconds: int = RETRY_SECONDS) -> None:
         self.on_refusal(quota)

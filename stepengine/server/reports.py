@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from stepengine.errors import DefinitionError, StepEngineError
 from stepengine.evaluation.scoring import FORMAT
 from stepengine.journal.files import FileJournal
-from stepengine.server.access import check_folder
+from stepengine.server.access import resolve_trusted_path
 from stepengine.server.bodies import View
 
 logger = logging.getLogger(__name__)
@@ -142,9 +142,9 @@ class Reports:
             if not self._folder.is_dir():
                 msg = f"reports={str(folder)!r} is not a folder; the one in which `stepengine eval` writes, such as 'evals', would be fine"
                 raise DefinitionError(msg)
-            check_folder(self._folder)
+            resolve_trusted_path(self._folder)
 
-    def listed(self, before: tuple[float, str] | None, limit: int) -> list[tuple[ReportPlace, ReportSummary]]:
+    def list_summaries(self, before: tuple[float, str] | None, limit: int) -> list[tuple[ReportPlace, ReportSummary]]:
         """Return summaries of the reports after the position *before*, newest first; each file is read once."""
         found: list[tuple[ReportPlace, ReportSummary]] = []
         for place in sorted(self._find_report_files(), key=lambda one: (one.changed, one.id), reverse=True):

@@ -613,7 +613,7 @@ def _summarize_agent(agent: AgentDefinition) -> dict[str, Any]:
 
 async def list_agents(request: Request) -> Response:
     runs = await _reload_agents(request)
-    broken = None if runs.broken is None else runs.broken.message
+    broken = None if runs.load_problem is None else runs.load_problem.message
     is_told, engine = caller_of(request).may("admin"), runs.engine
     # To look for a key may import what a provider needs.
     lacks = await asyncio.to_thread(lambda: [runs.explain_missing_model(id_) if is_told else "" for id_ in runs.agents])
@@ -628,7 +628,7 @@ async def list_agents(request: Request) -> Response:
 async def _reload_agents(request: Request) -> RunService:
     """Return the runs, after the agents were reloaded from their files if possible."""
     runs = get_run_service(request)
-    await runs.reload()
+    await runs.rebuild_engine_if_changed()
     return runs
 
 
@@ -698,7 +698,7 @@ async def start_run(request: Request) -> Response:
         session=body.session_id,
         limits=None if body.limits is None else body.limits.model_dump(exclude_none=True),
         model=body.model,
-        images=tuple([{"mime_type": _check_picture(one), "data": one.data} for one in body.images]),
+        images=tuple([{"mime_type": _resolve_picture_type(one), "data": one.data} for one in body.images]),
     )
     if body.turn and key is not None:
         msg = "turn: a turn has no Idempotency-Key: of two who take it the second is refused"
@@ -707,7 +707,7 @@ async def start_run(request: Request) -> Response:
     if body.model is not None:
         # Another model is another price and another provider, which the limits of the agent were not written for.
         caller.must("admin")
-    asked = await _add_conversation(request, body, asked)
+    asked = await _add_previous_run(request, body, asked)
     try:
         run, is_new = await get_run_service(request).launcher.start(caller, asked, key=key)
     except MissingKey as error:
@@ -719,7 +719,7 @@ async def start_run(request: Request) -> Response:
     return _started_response(request, run, is_new=is_new)
 
 
-def _check_picture(picture: Picture) -> str:
+def _resolve_picture_type(picture: Picture) -> str:
     """Return the type of a picture; raise ``InputError`` for a type that models do not accept."""
     try:
         data = base64.b64decode(picture.data, validate=True)
@@ -734,7 +734,7 @@ def _check_picture(picture: Picture) -> str:
     return kind
 
 
-async def _add_conversation(request: Request, body: StartRun, asked: StartRequest) -> StartRequest:
+async def _add_previous_run(request: Request, body: StartRun, asked: StartRequest) -> StartRequest:
     """Return a request with the previous run of its conversation, unless the engine stores the conversation itself."""
     keeps = get_run_service(request).conversations.stores_messages
     if keeps and body.images and body.session_id is not None:
@@ -831,17 +831,19 @@ def _format_time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat()
 
 
-async def get_page_data(request: Request) -> Response:
+async def get_run_page_data(request: Request) -> Response:
     row, views = await find_requested_run(request), request.app.state.views
-    return Response(await views.payload(row, _parse_after(request)), media_type="application/json")
+    return Response(await views.get_run_page_data(row, _parse_after_offset(request)), media_type="application/json")
 
 
-async def get_source_lines(request: Request) -> Response:
+async def get_run_source_lines(request: Request) -> Response:
     row, views = await find_requested_run(request), request.app.state.views
-    return Response(await views.lines(row, last=_parse_flag(request, "last")), media_type="application/json")
+    return Response(
+        await views.collect_source_lines(row, last=_parse_flag(request, "last")), media_type="application/json"
+    )
 
 
-def _parse_after(request: Request) -> int | None:
+def _parse_after_offset(request: Request) -> int | None:
     after = request.query_params.get("after")
     if after is None:
         return None
@@ -859,7 +861,7 @@ async def list_questions(request: Request) -> Response:
         rows = await runs.reader.list_runs(caller, agent=None, statuses=OPEN, before=before, limit=MOST_LISTED)
         for row in rows:
             before = row.created, row.run
-            found += [_make_open_question(row, one) for one in await views.questions(row)]
+            found += [_make_open_question(row, one) for one in await views.get_question_details(row)]
             if len(found) >= limit:
                 following = encode_cursor(*before)
                 break
@@ -892,22 +894,22 @@ def _summarize_run(row: RunRow) -> dict[str, Any]:
     }
 
 
-def _run_view(look: ServedRun) -> RunView:
-    told = _summarize_run(look.row) | {"status": look.status}
+def _run_view(run: ServedRun) -> RunView:
+    told = _summarize_run(run.row) | {"status": run.status}
     return RunView(
         **told,
-        phase=look.phase,
-        epoch=look.epoch,
-        questions=[QuestionView(**question_to_json(one)) for one in look.questions],
-        output=look.output,
-        text=look.text,
-        error=look.error,
-        usage=look.usage,
-        cost_usd=look.cost,
-        waits_for=[_wait_view(one) for one in look.waits_for],
-        wakes_at=min([one.wakes_at.isoformat() for one in look.waits_for if one.wakes_at is not None], default=None),
-        forked_from=None if look.parent is None else ForkOrigin(**look.parent),
-        warnings=list(look.warnings),
+        phase=run.phase,
+        epoch=run.epoch,
+        questions=[QuestionView(**question_to_json(one)) for one in run.questions],
+        output=run.output,
+        text=run.text,
+        error=run.error,
+        usage=run.usage,
+        cost_usd=run.cost,
+        waits_for=[_wait_view(one) for one in run.waits_for],
+        wakes_at=min([one.wakes_at.isoformat() for one in run.waits_for if one.wakes_at is not None], default=None),
+        forked_from=None if run.parent is None else ForkOrigin(**run.parent),
+        warnings=list(run.warnings),
     )
 
 
@@ -938,7 +940,7 @@ async def watch_run(request: Request) -> Response:
         return Response(headers=headers, media_type=EVENTS)
     first = None
     try:
-        had, events = runs.watcher.position(after), runs.watcher.events(row, after)
+        had, events = runs.watcher.parse_position(after), runs.watcher.events(row, after)
         if await runs.watcher.may_be_over(row, after):
             # A browser that has everything asks again after every end, and only this makes it stop.
             first = await anext(events, None)
@@ -981,19 +983,23 @@ async def post_message(request: Request) -> Response:
     if body.topic in request.app.state.webhooks.topics:
         # The run trusts the signature of a service. Its owner may be who gains by the event, such as who has to pay.
         caller_of(request).must("admin")
-    is_new = await get_run_service(request).messenger.post(row, body.topic, body.value, id=body.id, path=body.path)
+    is_new = await get_run_service(request).messenger.send_message(
+        row, body.topic, body.value, id=body.id, path=body.path
+    )
     return MessageReceipt(run_id=row.run, is_new=is_new).response(202)
 
 
 async def send_run_input(request: Request) -> Response:
     row, body = await find_requested_run(request), await _body(request, SayInput)
-    await get_run_service(request).messenger.send_text(row, body.text)
+    await get_run_service(request).messenger.send_user_input(row, body.text)
     return Accepted(run_id=row.run).response(202)
 
 
 async def deliver_tool_result(request: Request) -> Response:
     row, body = await find_requested_run(request), await _body(request, ToolResultBody)
-    await get_run_service(request).messenger.send_result(row, request.path_params["call"], body.result, body.path)
+    await get_run_service(request).messenger.deliver_tool_result(
+        row, request.path_params["call"], body.result, body.path
+    )
     return Accepted(run_id=row.run).response(202)
 
 
@@ -1053,7 +1059,7 @@ def _describe_divergence(error: ReplayDivergence) -> DivergenceView:
 
 async def fork_run(request: Request) -> Response:
     row, caller, body = await find_requested_run(request), caller_of(request), await _body(request, ForkRun)
-    body.check(caller)
+    body.check_members_and_scopes(caller)
     made = await get_run_service(request).launcher.fork(caller, row, body)
     if isinstance(made, str):
         return _started_response(request, made, is_new=True)
@@ -1108,7 +1114,9 @@ async def download_journal(request: Request) -> Response:
     # A journal of somebody else has any name that a file can have.
     headers = {"content-disposition": f"attachment; filename*=UTF-8''{quote(row.run, safe='')}.jsonl"}
     return Response(
-        await get_run_service(request).reader.content(row), media_type="application/x-ndjson", headers=headers
+        await get_run_service(request).reader.read_journal_bytes(row),
+        media_type="application/x-ndjson",
+        headers=headers,
     )
 
 
@@ -1138,7 +1146,7 @@ async def list_sessions(request: Request) -> Response:
 
 async def get_session(request: Request) -> Response:
     name, owner = request.path_params["session"], request.query_params.get("owner")
-    row, kept = await get_run_service(request).conversations.get(caller_of(request), name, owner=owner)
+    row, kept = await get_run_service(request).conversations.get_session(caller_of(request), name, owner=owner)
     said = None if kept is None else list(kept.messages)
     last = None if said is None else [_message_view(one) for one in said[-MOST_SAID:]]
     return SessionView(
@@ -1158,7 +1166,7 @@ def _message_view(message: Message) -> MessageView:
 
 async def delete_session(request: Request) -> Response:
     name, owner = request.path_params["session"], request.query_params.get("owner")
-    await get_run_service(request).conversations.forget(caller_of(request), name, owner=owner)
+    await get_run_service(request).conversations.delete_messages(caller_of(request), name, owner=owner)
     return Response(status_code=204)
 
 
@@ -1168,7 +1176,7 @@ async def delete_session(request: Request) -> Response:
 async def list_reports(request: Request) -> Response:
     reports: Reports | None = request.app.state.reports
     limit, before = parse_limit(request), parse_cursor(request)
-    found = [] if reports is None else await asyncio.to_thread(reports.listed, before, limit + 1)
+    found = [] if reports is None else await asyncio.to_thread(reports.list_summaries, before, limit + 1)
     shown, following = cut_page(found, limit, lambda one: (one[0].changed, one[0].id))
     return ReportList(reports=[summary for _, summary in shown], next=following).response()
 
@@ -1269,12 +1277,12 @@ OPERATIONS: tuple[Operation, ...] = (
         refuses=(404,), about="Look at a run: its status, open questions, and what came of it.",
     ),
     Operation(
-        method="GET", path="/runs/{run}/view", name="view_run", scope="debug", handler=get_page_data, gives={200: "application/json"},
+        method="GET", path="/runs/{run}/view", name="view_run", scope="debug", handler=get_run_page_data, gives={200: "application/json"},
         refuses=(404, 422), parameters=(HttpParameter("after", "What `follow`, or `after` of the last answer, said: only what came since.", int),),
         about="Give what the page of a run shows: its steps, texts and figures.\nIts form is the page's, and may be another in the next version.",
     ),
     Operation(
-        method="GET", path="/runs/{run}/lines", name="lines_of_run", scope="debug", handler=get_source_lines, gives={200: "application/json"},
+        method="GET", path="/runs/{run}/lines", name="lines_of_run", scope="debug", handler=get_run_source_lines, gives={200: "application/json"},
         refuses=(404, 422), parameters=(HttpParameter("last", "With 1 only where the handlers stand now.", int),),
         about="Say where the handlers of a run stood at each step, with their variables.\nIts form is the page's, and may be another in the next version.",
     ),

@@ -54,10 +54,12 @@ class RunConversations:
             Problem: when *owner* is somebody else, and *caller* no admin.
         """
         whose = None if owner is None and caller.may("admin") else resolve_owner(caller, owner)
-        read = partial(self._store.ledger.sessions, owner=whose, before=before, limit=limit)
-        return await self._store.scan(caller.name, read)
+        read = partial(self._store.ledger.list_sessions, owner=whose, before=before, limit=limit)
+        return await self._store.run_long_read(caller.name, read)
 
-    async def get(self, caller: Caller, session: str, *, owner: str | None) -> tuple[SessionRow, Session | None]:
+    async def get_session(
+        self, caller: Caller, session: str, *, owner: str | None
+    ) -> tuple[SessionRow, Session | None]:
         """
         Return a conversation of *caller*, or for an admin of *owner*, with the engine's session if it stores one.
 
@@ -66,22 +68,22 @@ class RunConversations:
         """
         whose = resolve_owner(caller, owner)
         key = session_key(whose, session)
-        read = partial(self._store.ledger.sessions, owner=whose, before=None, limit=1, session=key)
-        found = await self._store.scan(caller.name, read)
+        read = partial(self._store.ledger.list_sessions, owner=whose, before=None, limit=1, session=key)
+        found = await self._store.run_long_read(caller.name, read)
         if not found:
             msg = f"there is no session {session[:200]!r}"
             raise Problem(msg, status=404, kind="no_such_session")
         sessions = self._engines.engine.sessions
         return found[0], None if sessions is None else await sessions.load(key)
 
-    async def forget(self, caller: Caller, session: str, *, owner: str | None) -> None:
+    async def delete_messages(self, caller: Caller, session: str, *, owner: str | None) -> None:
         """
         Delete the messages of a conversation; its runs stay.
 
         Raises:
             Problem: when there is no such conversation, one of its runs has not ended, or the engine cannot delete it.
         """
-        row, _ = await self.get(caller, session, owner=owner)
+        row, _ = await self.get_session(caller, session, owner=owner)
         await self._wait_until_ends_recorded(row.session)
         sessions = self._engines.engine.sessions
         if sessions is None or not await sessions.delete(row.session):
@@ -100,7 +102,7 @@ class RunConversations:
             Problem: when one of them has not.
         """
         unended = partial(
-            self._store.ledger.listed,
+            self._store.ledger.list_runs,
             owner=None,
             agent=None,
             statuses=OPEN,

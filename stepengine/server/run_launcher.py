@@ -43,7 +43,7 @@ from stepengine.server.run_requests import (
     StartRequest,
     check_not_ended,
     error_for_client,
-    options_from_request,
+    start_options_from_request,
 )
 from stepengine.server.run_starts import RunStarts, plan_start
 from stepengine.server.run_store import MAX_RESUME_TRIES, RunStore
@@ -93,19 +93,19 @@ class RunLauncher(RunStarts[RunRow]):
 
     # --- starting -----------------------------------------------------------------------------------------------------
 
-    async def _make_row(self, caller: Caller, asked: StartRequest) -> RunRow:
-        await self._engines.rebuild_if_saved()
+    async def _check_and_make_row(self, caller: Caller, asked: StartRequest) -> RunRow:
+        await self._engines.rebuild_if_files_changed()
         engine = self._engines.engine
         plan = plan_start(caller, asked, engine, self._engines.agents, stores_messages=engine.sessions is not None)
         return RunRow(
             secrets.token_hex(16), caller.name, plan.agent, "started", plan.created, plan.created, plan.request, plan.session
         )  # fmt: skip
 
-    async def _has_key(self, owner: str, key: str, now: float) -> bool:
-        return await asyncio.to_thread(self._store.ledger.has_key, owner, key, now)
+    async def _has_idempotency_key(self, owner: str, key: str, now: float) -> bool:
+        return await asyncio.to_thread(self._store.ledger.has_idempotency_key, owner, key, now)
 
-    def _reserve(self, owner: str) -> AbstractContextManager[None]:
-        return self._live.reserve(owner)
+    def _reserve_room(self, owner: str) -> AbstractContextManager[None]:
+        return self._live.reserve_room(owner)
 
     async def _is_registered(self, run: str) -> bool:
         return await self._store.find(run) is not None
@@ -122,7 +122,7 @@ class RunLauncher(RunStarts[RunRow]):
             if not (is_started and isinstance(error, JournalError)):
                 raise
 
-    async def _register(self, row: RunRow, key: str | None) -> str | None:
+    async def _register_or_find_earlier_run(self, row: RunRow, key: str | None) -> str | None:
         if "turn" in row.request:
             try:
                 await self._store.write(make_next_turn_act(row, row.request["turn"]["after"]))
@@ -141,7 +141,7 @@ class RunLauncher(RunStarts[RunRow]):
         if turn is not None and turn["after"] is not None:
             before = await self._store.find(turn["after"])
             options["previous"] = None if before is None else await self._reader.state(before)
-        options |= options_from_request(request, options.get("previous"))
+        options |= start_options_from_request(request, options.get("previous"))
         handle = self._engines.engine.start(
             row.agent,
             request["prompt"],
@@ -154,18 +154,18 @@ class RunLauncher(RunStarts[RunRow]):
             wait_for_answers=self._seconds_to_wait_for_answers(row),
             **options,
         )
-        self._live.add(row.run, handle, row.owner)
+        self._live.add_and_record_end(row.run, handle, row.owner)
 
     def _seconds_to_wait_for_answers(self, row: RunRow) -> float:
         """Return how many seconds a question of the run waits in memory."""
         return self._patience if row.request.get("is_patient", True) else 0.0
 
-    async def add_scheduled(self, run: str, agent: str, handle: RunHandle) -> None:
+    async def register_scheduled_run(self, run: str, agent: str, handle: RunHandle) -> None:
         """Register a run that a schedule started. It has no owner, so only admins see it."""
         now = time.time()
         request: dict[str, Any] = {"prompt": "", "params": None, "metadata": None}
         await self._store.write(make_register_act(RunRow(run, "", agent, "running", now, now, request), None))
-        self._live.add(run, handle, "")
+        self._live.add_and_record_end(run, handle, "")
 
     # --- resuming -----------------------------------------------------------------------------------------------------
 
@@ -182,7 +182,7 @@ class RunLauncher(RunStarts[RunRow]):
             Problem: when it has ended, is running although *asked* is given, or too many runs are executed.
         """
         if row.run in self._live:
-            _check_not_running(row, asked)
+            _refuse_options_for_running_run(row, asked)
             return
         if row.status not in (*OPEN, "stranded"):
             check_not_ended(row)
@@ -190,7 +190,7 @@ class RunLauncher(RunStarts[RunRow]):
         # The time of the last change stays that of the suspension, so that of two concurrent answers to a question one is refused.
         await self._resume_or_start(attrs.evolve(row, status="running"), asked)
 
-    async def resume_in_background(self, row: RunRow) -> None:
+    async def resume_and_record_failure(self, row: RunRow) -> None:
         """Resume a run that no process has. A locked journal or a full server is ignored; other errors are recorded, not raised."""
         try:
             await self._resume_or_start(row)
@@ -204,9 +204,9 @@ class RunLauncher(RunStarts[RunRow]):
         try:
             async with lock:
                 if row.run in self._live or self._live.is_closing:
-                    _check_not_running(row, asked)
+                    _refuse_options_for_running_run(row, asked)
                     return
-                with self._live.reserve(row.owner):
+                with self._live.reserve_room(row.owner):
                     await self._resume_or_start_in_reserved_room(row, asked)
         finally:
             if not lock.locked():
@@ -214,10 +214,10 @@ class RunLauncher(RunStarts[RunRow]):
 
     async def _resume_or_start_in_reserved_room(self, row: RunRow, asked: ResumeRun | None) -> None:
         # The caller saw the row earlier: the run may have ended or been suspended again since, or just now.
-        await self._live.wait_recorded(row.run)
+        await self._live.wait_until_end_recorded(row.run)
         known = await self._store.find(row.run)
         if known is None or (known.status not in RUNNING and known.changed != row.changed):
-            _check_not_running(row, asked)
+            _refuse_options_for_running_run(row, asked)
             return
         journal = self._store.journal(row.run)
         try:
@@ -230,7 +230,7 @@ class RunLauncher(RunStarts[RunRow]):
         if ended is not None:
             await self._store.write(make_status_act(row.run, ended, time.time()))
             return
-        options = None if asked is None else await self._prepare_divergence(row, journal, asked)
+        options = None if asked is None else await self._record_divergent_resume(row, journal, asked)
         try:
             await self._resume_journal(row, journal, options)
         except BaseException as error:
@@ -255,16 +255,16 @@ class RunLauncher(RunStarts[RunRow]):
             options["answers"] = {question: answer for question, answer in decided.items() if question in open_}
         try:
             await self._engines.try_rebuild()
-            with self._engines.reserve() as engine:
+            with self._engines.hold_current_engine() as engine:
                 handle = await engine.start_resume(journal, **_make_changed_agent_options(row, engine), **options)
         except BaseException:
             # The next resumption needs the decisions: that of the process that has the run, or one after the error is corrected.
             if decided:
                 await self._store.write(make_decisions_act(row.run, decided))
             raise
-        self._live.add(row.run, handle, row.owner, is_resumed=True)
+        self._live.add_and_record_end(row.run, handle, row.owner, is_resumed=True)
 
-    async def _prepare_divergence(self, row: RunRow, journal: Journal, asked: ResumeRun) -> dict[str, Any]:
+    async def _record_divergent_resume(self, row: RunRow, journal: Journal, asked: ResumeRun) -> dict[str, Any]:
         """Return the options of a resume for a run whose code does something else than is recorded."""
         options: dict[str, Any] = {"on_divergence": asked.on_divergence, "allow_repeat": asked.allow_repeat}
         if asked.on_divergence == "keep":
@@ -293,13 +293,13 @@ class RunLauncher(RunStarts[RunRow]):
         row = RunRow(run, caller.name, listed_agent, "running", now, now, request)
         options: dict[str, Any] = {"in_doubt": "ask", "trust": False, "wait_for_answers": self._patience}
         await self._engines.try_rebuild()
-        with self._live.reserve(row.owner):
-            async with self._quotas.use(row.owner, 0, runs=1):
-                with self._engines.reserve() as engine:
+        with self._live.reserve_room(row.owner):
+            async with self._quotas.admit_request(row.owner, 0, runs=1):
+                with self._engines.hold_current_engine() as engine:
                     handle = await engine.start_resume(self._store.journal(run), **options)
                 # Registered last: a server that is killed before has a third-party journal still, and leaves it alone.
-                await self._register(row, None)
-                self._live.add(run, handle, caller.name, is_resumed=True)
+                await self._register_or_find_earlier_run(row, None)
+                self._live.add_and_record_end(run, handle, caller.name, is_resumed=True)
 
     # --- forking ------------------------------------------------------------------------------------------------------
 
@@ -313,20 +313,20 @@ class RunLauncher(RunStarts[RunRow]):
             Problem: when there is no such effect, too many runs are executed, or the caller's quota is exceeded.
             UndoRefused: when effects that changed the world could happen again.
         """
-        await self._engines.rebuild_if_saved()
+        await self._engines.rebuild_if_files_changed()
         now, run = time.time(), secrets.token_hex(16)
-        changes = {**row.request.get("changes", {}), **asked.changed}
+        changes = {**row.request.get("changes", {}), **asked.given_changes}
         request = {name: value for name, value in row.request.items() if name != "turn"}
         request |= {"changes": changes} if changes else {}
         # Of no conversation: the next turn does not continue from a fork.
         new = RunRow(run, caller.name, row.agent, "running", now, now, request)
         source = self._store.journal(row.run)
         # At most the whole journal is copied.
-        with self._live.reserve(new.owner):
+        with self._live.reserve_room(new.owner):
             size = json_size(request) + json_size(asked.edit) + await asyncio.to_thread(source.size)
-            async with self._quotas.use(new.owner, size, runs=1) as use:
+            async with self._quotas.admit_request(new.owner, size, runs=1) as use:
                 try:
-                    with self._engines.reserve() as engine:
+                    with self._engines.hold_current_engine() as engine:
                         if asked.tools is not None:
                             new, report = await self._fork_from_record(engine, source, new, asked)
                             if not report.broke_at:
@@ -335,13 +335,13 @@ class RunLauncher(RunStarts[RunRow]):
                         handle = await self._start_fork(engine, source, new, asked)
                 except JournalError as error:
                     raise error_for_client(error, JournalError, row, source, status=422, kind="no_such_place") from None
-                await self._register(new, None)
-                self._live.add(run, handle, caller.name, is_resumed=True)
+                await self._register_or_find_earlier_run(new, None)
+                self._live.add_and_record_end(run, handle, caller.name, is_resumed=True)
         return run
 
     async def _start_fork(self, engine: Engine, source: Journal, new: RunRow, asked: ForkRun) -> RunHandle:
         into, changed = self._store.journal(new.run), _make_changed_agent_options(new, engine)
-        options: dict[str, Any] = {"at": asked.at, "run_id": new.run, "into": into, **asked.edits}
+        options: dict[str, Any] = {"at": asked.at, "run_id": new.run, "into": into, **asked.edit_options}
         options["allow_repeat"] = asked.allow_repeat
         if not changed:
             return await engine.start_fork(source, wait_for_answers=self._patience, **options)
@@ -366,7 +366,7 @@ class RunLauncher(RunStarts[RunRow]):
             status, error = RunStatus.FAILED, "it waits, and a fork with tools of the record is not resumed"
         new = attrs.evolve(new, status=status.value, error=error.replace(source.name, "its record"))
         if report.broke_at:
-            await self._register(new, None)
+            await self._register_or_find_earlier_run(new, None)
         else:
             await asyncio.to_thread(into.discard)
         return new, report
@@ -388,7 +388,7 @@ class RunLauncher(RunStarts[RunRow]):
         await self._engines.try_rebuild()
         journal = self._store.journal(row.run)
         try:
-            with self._live.reserve(row.owner), self._engines.reserve() as engine:
+            with self._live.reserve_room(row.owner), self._engines.hold_current_engine() as engine:
                 return await engine.replay(journal, live=live, **_make_changed_agent_options(row, engine))
         except ReplayDivergence as error:
             error.message = error.message.replace(journal.name, "its record")
@@ -397,7 +397,7 @@ class RunLauncher(RunStarts[RunRow]):
             raise error_for_client(error, JournalError, row, journal, status=409, kind="not_possible") from None
 
 
-def _check_not_running(row: RunRow, asked: ResumeRun | None) -> None:
+def _refuse_options_for_running_run(row: RunRow, asked: ResumeRun | None) -> None:
     """Raise ``Problem`` if *asked* changes how a run is resumed that is running already."""
     if asked is not None:
         msg = f"the run {row.run} is running, or changed in the meantime; `on_divergence` is for a run that no process executes"

@@ -104,7 +104,7 @@ class RunMessenger:
         try:
             if decided:
                 await self._store.write(make_decisions_act(row.run, decided))
-            await asyncio.to_thread(self._write_letters, row, letters)
+            await asyncio.to_thread(self._write_mailbox_messages, row, letters)
         except InputError:
             msg = f"somebody else has answered {' or '.join(map(repr, given))} in the meantime"
             raise AnswerRejected(msg) from None
@@ -114,7 +114,7 @@ class RunMessenger:
         """Return the id, the answerer and the answer of each of the *questions* answered in the mailbox."""
         return await asyncio.to_thread(_find_mailbox_answers, self._store.journal(row.run), questions)
 
-    async def answer_turn(
+    async def answer_and_find_handle(
         self, caller: Caller, row: RunRow, answers: Mapping[str, AnswerLike], *, by: str | None = None, say: str = ""
     ) -> RunHandle | None:
         """
@@ -145,7 +145,7 @@ class RunMessenger:
                     return known
             await asyncio.sleep(SUSPEND_PAUSE_SECONDS)
 
-    async def post(self, row: RunRow, topic: str, value: object, *, id: str | None, path: str) -> bool:
+    async def send_message(self, row: RunRow, topic: str, value: object, *, id: str | None, path: str) -> bool:
         """
         Send a message to the receiver of *topic*; return False if *id* was sent before.
 
@@ -154,7 +154,7 @@ class RunMessenger:
         check_not_ended(row)
         journal = self._store.journal(row.run)
         handle = self._live.handles.get(row.run)
-        async with self._quotas.use(row.owner, json_size(value)) as use:
+        async with self._quotas.admit_request(row.owner, json_size(value)) as use:
             try:
                 try:
                     engine = self._engines.engine_for_run(row.run)
@@ -171,11 +171,11 @@ class RunMessenger:
         await self._trigger_mailbox_read(row)
         return is_new
 
-    async def send_text(self, row: RunRow, text: str) -> None:
+    async def send_user_input(self, row: RunRow, text: str) -> None:
         """Send user input to a run: its next model call gets it."""
         check_not_ended(row)
-        async with self._quotas.use(row.owner, json_size(text)):
-            if await self._send(row, MailboxMessage(kind="input", value=text)) is None:
+        async with self._quotas.admit_request(row.owner, json_size(text)):
+            if await self._send_mailbox_message(row, MailboxMessage(kind="input", value=text)) is None:
                 self._live.handles[row.run].send_input(text)
 
     async def cancel(self, row: RunRow, reason: str) -> None:
@@ -185,10 +185,15 @@ class RunMessenger:
             if row.status == "stranded" and row.run in self._live:
                 self._live.handles[row.run].interrupt()
             return
-        if await self._send(row, MailboxMessage(kind="cancel", value=reason, id=f"cancel@{row.changed}")) is None:
+        if (
+            await self._send_mailbox_message(
+                row, MailboxMessage(kind="cancel", value=reason, id=f"cancel@{row.changed}")
+            )
+            is None
+        ):
             self._live.handles[row.run].interrupt()
 
-    async def send_result(self, row: RunRow, call_id: str, result: object, path: str | None) -> None:
+    async def deliver_tool_result(self, row: RunRow, call_id: str, result: object, path: str | None) -> None:
         """
         Deliver the result of a call of a deferred tool, whichever process has the run.
 
@@ -199,29 +204,29 @@ class RunMessenger:
         check_not_ended(row)
         handle, journal = self._live.handles.get(row.run), self._store.journal(row.run)
         try:
-            await asyncio.to_thread(_give_result, handle, journal, call_id, result, path)
+            await asyncio.to_thread(_store_or_send_tool_result, handle, journal, call_id, result, path)
         except ToolError as error:
             raise Problem(error.message, status=409, kind="no_such_call") from error
         except StepEngineError as error:
             raise error_for_client(error, StepEngineError, row, journal, status=409, kind="not_possible") from None
         await self._trigger_mailbox_read(row)
 
-    async def _send(self, row: RunRow, letter: MailboxMessage) -> MailboxMessage | None:
+    async def _send_mailbox_message(self, row: RunRow, message: MailboxMessage) -> MailboxMessage | None:
         """Send a mailbox message and return it; ``None`` if the run is here, did nothing and has no mailbox yet."""
         try:
-            await asyncio.to_thread(self._write_letters, row, [letter])
+            await asyncio.to_thread(self._write_mailbox_messages, row, [message])
         except JournalMissing:
             if row.run not in self._live:
                 raise
             return None
         except InputError:  # the run was cancelled before, with another reason
-            return letter
+            return message
         await self._trigger_mailbox_read(row)
-        return letter
+        return message
 
-    def _write_letters(self, row: RunRow, letters: Iterable[MailboxMessage]) -> None:
+    def _write_mailbox_messages(self, row: RunRow, messages: Iterable[MailboxMessage]) -> None:
         box = self._store.journal(row.run).mailbox()
-        for letter in letters:
+        for letter in messages:
             box.send(letter)
 
     async def _trigger_mailbox_read(self, row: RunRow) -> None:
@@ -236,11 +241,11 @@ class RunMessenger:
         # If another process has the run, that one reads the mailbox by itself, and this one finds its lock.
         await asyncio.to_thread(wake_for_mailbox_message, self._store.journal(row.run))
         if row.status in OPEN:
-            self._resuming[row.run] = task = self._live.tasks.spawn(self._launcher.resume_in_background(row))
+            self._resuming[row.run] = task = self._live.tasks.spawn(self._launcher.resume_and_record_failure(row))
             task.add_done_callback(lambda _: self._resuming.get(row.run) is task and self._resuming.pop(row.run))
 
 
-def _give_result(
+def _store_or_send_tool_result(
     handle: RunHandle | None, journal: JournalLike, call_id: str, result: object, path: str | None
 ) -> bool:
     """

@@ -94,7 +94,7 @@ class ReaderPart(Protocol):
     ) -> list[RunRow]:
         """Return the runs of *caller*, for an admin those of everybody or of *owner*, newest first."""
 
-    async def counts(self) -> list[tuple[str, str, int]]:
+    async def count_by_agent_and_status(self) -> list[tuple[str, str, int]]:
         """Return the number of runs of each agent in each status."""
 
     async def details(self, row: RunRow) -> ServedRun:
@@ -109,7 +109,7 @@ class ReaderPart(Protocol):
     def engine_for(self, row: RunRow) -> Engine:
         """Return the engine that executes a run, or else would resume it."""
 
-    async def content(self, row: RunRow) -> bytes:
+    async def read_journal_bytes(self, row: RunRow) -> bytes:
         """Return the bytes of the journal of a run."""
 
     async def spending(self, row: RunRow) -> Spending:
@@ -119,7 +119,7 @@ class ReaderPart(Protocol):
 class WatcherPart(Protocol):
     """Streams the events of runs to clients."""
 
-    def position(self, after: str | None) -> ReaderPosition | None:
+    def parse_position(self, after: str | None) -> ReaderPosition | None:
         """Return the position of a client that reconnects with the id *after*; ``None`` if the id alone is the position."""
 
     def events(self, row: RunRow, after: str | None) -> AsyncGenerator[Event, None]:
@@ -138,16 +138,16 @@ class MessengerPart(Protocol):
     async def find_answers(self, row: RunRow, questions: Collection[str]) -> list[tuple[str, str, str]]:
         """Return the id, the answerer and the answer of each of the *questions* that others have answered."""
 
-    async def post(self, row: RunRow, topic: str, value: object, *, id: str | None, path: str) -> bool:
+    async def send_message(self, row: RunRow, topic: str, value: object, *, id: str | None, path: str) -> bool:
         """Send a message to the receiver of *topic*; return False if *id* was sent before."""
 
-    async def send_text(self, row: RunRow, text: str) -> None:
+    async def send_user_input(self, row: RunRow, text: str) -> None:
         """Send user input to a run: its next model call gets it."""
 
     async def cancel(self, row: RunRow, reason: str) -> None:
         """Cancel a run; one that has ended stays as it is."""
 
-    async def send_result(self, row: RunRow, call_id: str, result: object, path: str | None) -> None:
+    async def deliver_tool_result(self, row: RunRow, call_id: str, result: object, path: str | None) -> None:
         """Deliver the result of a call of a deferred tool."""
 
 
@@ -163,10 +163,12 @@ class ConversationsPart(Protocol):
     ) -> list[SessionRow]:
         """Return the conversations of *caller*, for an admin those of everybody, with the newest runs first."""
 
-    async def get(self, caller: Caller, session: str, *, owner: str | None) -> tuple[SessionRow, Session | None]:
+    async def get_session(
+        self, caller: Caller, session: str, *, owner: str | None
+    ) -> tuple[SessionRow, Session | None]:
         """Return a conversation of *caller*, or for an admin of *owner*."""
 
-    async def forget(self, caller: Caller, session: str, *, owner: str | None) -> None:
+    async def delete_messages(self, caller: Caller, session: str, *, owner: str | None) -> None:
         """Delete the messages of a conversation; its runs stay."""
 
 
@@ -222,7 +224,7 @@ class RunService(Protocol):
         """The ids of the agents that may be started."""
 
     @property
-    def broken(self) -> Problem | None:
+    def load_problem(self) -> Problem | None:
         """Why the files of the engine cannot be loaded as they are now; ``None`` if they can."""
 
     @property
@@ -233,13 +235,13 @@ class RunService(Protocol):
     def open_question_count(self) -> int:
         """The number of unanswered questions of the runs that this process executes."""
 
-    def observe(self, observer: ObserverLike) -> None:
+    def add_observer(self, observer: ObserverLike) -> None:
         """Send the events of every run to one more observer."""
 
     def explain_missing_model(self, agent: str) -> str:
         """Return why an agent's model cannot be called here; ``""`` if it can, or is called elsewhere."""
 
-    async def open(self) -> None:
+    async def start(self) -> None:
         """Resume interrupted runs, and start the recovery and the scheduler."""
 
     async def close(self) -> None:
@@ -248,7 +250,7 @@ class RunService(Protocol):
     async def close_engine(self) -> None:
         """Close the engine, after the runs were closed."""
 
-    async def reload(self) -> None:
+    async def rebuild_engine_if_changed(self) -> None:
         """Rebuild the engine if its files were saved and can be loaded; otherwise keep it."""
 
     async def undo(

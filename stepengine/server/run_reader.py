@@ -111,7 +111,7 @@ class RunReader:
         if row is not None and row.status in (*RUNNING, "stranded") and was_here and run not in self._live:
             # The caller may have seen the end of the run, and must not be told that it runs. Whether this process records
             # the end was checked before the row was read, since that may finish meanwhile.
-            await self._live.wait_recorded(run)
+            await self._live.wait_until_end_recorded(run)
             row = await self._store.find(run)
         return require_own_run(caller, run, row)
 
@@ -138,10 +138,10 @@ class RunReader:
         """
         whose = resolve_owner(caller, owner)
         is_everybodys = owner is None and session is None and caller.may("admin")
-        return await self._store.scan(
+        return await self._store.run_long_read(
             caller.name,
             partial(
-                self._store.ledger.listed,
+                self._store.ledger.list_runs,
                 owner=None if is_everybodys else whose,
                 agent=agent,
                 statuses=statuses,
@@ -152,7 +152,7 @@ class RunReader:
             ),
         )
 
-    async def counts(self) -> list[tuple[str, str, int]]:
+    async def count_by_agent_and_status(self) -> list[tuple[str, str, int]]:
         """Return the number of runs of each agent in each status."""
         query = "SELECT agent, status, count(*) FROM served GROUP BY agent, status"
         return await asyncio.to_thread(self._store.ledger.read, query)
@@ -235,7 +235,7 @@ class RunReader:
         """Return the engine that executes a run, or else would resume it."""
         return self._engines.engine_for_run(row.run)
 
-    async def content(self, row: RunRow) -> bytes:
+    async def read_journal_bytes(self, row: RunRow) -> bytes:
         """Return the bytes of the journal of a run."""
         return await asyncio.to_thread(lambda: self._store.journal(row.run).content())
 

@@ -52,15 +52,15 @@ class RunRecovery:
         """Resume interrupted runs, and from now on those that are due or lose their process."""
         # Before the first request: a client of a run whose server was killed finds it running. Runs for which there is no
         # room now are resumed when others make some, which may need an answer, and so a server.
-        await self._sweep(at_once=True)
-        self._watching = self._live.tasks.spawn(self._watch())
+        await self._resume_orphaned_runs(at_once=True)
+        self._watching = self._live.tasks.spawn(self._resume_runs_forever())
 
     def stop(self) -> None:
         """Resume no more runs."""
         if self._watching is not None:
             self._watching.cancel()
 
-    async def _watch(self) -> None:
+    async def _resume_runs_forever(self) -> None:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             self._tidy()
@@ -70,8 +70,8 @@ class RunRecovery:
                         break
                     if not self._live.has_room_for(row.owner):
                         continue
-                    await self._launcher.resume_in_background(row)
-                await self._sweep()
+                    await self._launcher.resume_and_record_failure(row)
+                await self._resume_orphaned_runs()
             except StepEngineError as error:
                 LOGGER.error("what is to go on is not known now: %s", error)
             except Exception:  # noqa: BLE001 - nobody awaits this loop, and without it no run is resumed any more
@@ -88,7 +88,7 @@ class RunRecovery:
             with open_wake_index(self._store.place) as index:
                 due = index.list_due(datetime.now(UTC), limit)
             names = [one.run if self._store.is_database else one.run.removesuffix(".jsonl") for one in due]
-            known = self._store.ledger.find_owners(names)
+            known = self._store.ledger.find_owners_and_statuses(names)
             chosen = self._choose_due_runs(names, known)
             if len(chosen) >= MAX_DUE or len(due) < limit:
                 break
@@ -113,13 +113,13 @@ class RunRecovery:
                 chosen.append(run)
         return chosen[:MAX_DUE]
 
-    async def _sweep(self, *, at_once: bool = False) -> None:
+    async def _resume_orphaned_runs(self, *, at_once: bool = False) -> None:
         """Resume the runs whose process died, as far as there is room; *at_once* also those registered just now."""
         for row in await asyncio.to_thread(self._find_orphaned_runs, frozenset(self._live.handles), at_once=at_once):
             if not self._live.has_room():
                 return
             if row.run not in self._live and self._live.has_room_for(row.owner):
-                await self._launcher.resume_in_background(row)
+                await self._launcher.resume_and_record_failure(row)
 
     def _find_orphaned_runs(self, live: Collection[str], *, at_once: bool) -> list[RunRow]:
         """Return the runs whose process died, so that no process holds their locks. Locks are checked before the rows are read."""

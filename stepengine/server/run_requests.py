@@ -90,16 +90,16 @@ class ForkRun(Body):
     budget: Annotated[float | None, Field(description="With `tools`: US dollars of its model calls.", gt=0)] = None
 
     @property
-    def changed(self) -> dict[str, Any]:
+    def given_changes(self) -> dict[str, Any]:
         """The changes of the agent that were given."""
         return {} if self.changes is None else self.changes.model_dump(exclude_none=True)
 
     @property
-    def edits(self) -> dict[str, Any]:
+    def edit_options(self) -> dict[str, Any]:
         """The option ``edit`` of a fork, if the effect gets another outcome."""
         return {"edit": self.edit} if "edit" in self.model_fields_set else {}
 
-    def check(self, caller: Caller) -> None:
+    def check_members_and_scopes(self, caller: Caller) -> None:
         """
         Check which members go together, and what *caller* may ask for.
 
@@ -116,10 +116,16 @@ class ForkRun(Body):
             if self.at is None:
                 msg = "at: the effect that is kept last is missing; only with tools it is found by the first difference"
                 raise make_input_error(msg)
-        elif self.edits or self.allow_repeat:
-            msg = f"{'edit' if self.edits else 'allow_repeat'}: does not go with tools"
+        elif self.edit_options or self.allow_repeat:
+            msg = f"{'edit' if self.edit_options else 'allow_repeat'}: does not go with tools"
             raise make_input_error(msg)
-        if self.edits or self.changed or self.allow_repeat or self.simulate or self.tools == "working-copy":
+        if (
+            self.edit_options
+            or self.given_changes
+            or self.allow_repeat
+            or self.simulate
+            or self.tools == "working-copy"
+        ):
             caller.must("admin")
         if self.tools is not None:
             caller.must("read")  # the answer is a report with the outputs of the fork
@@ -166,15 +172,15 @@ def resolve_agent(agents: Sequence[str], name: str) -> str:
     return name
 
 
-def request_to_json(most: Limits, asked: StartRequest) -> dict[str, Any]:
+def request_to_json(agent_limits: Limits, asked: StartRequest) -> dict[str, Any]:
     """
     Return a request as the JSON that is stored with its run; absent limits, models and pictures are left out.
 
     Raises:
-        InputError: for a limit above *most*.
+        InputError: for a limit above *agent_limits*.
     """
     for name, value in (asked.limits or {}).items():
-        here = getattr(most.fill_from(DEFAULT_LIMITS), name)
+        here = getattr(agent_limits.fill_from(DEFAULT_LIMITS), name)
         if here is not None and value > here:
             msg = f"limits.{name}: {value:g} is more than the agent may have here, {here:g}"
             raise make_input_error(msg)
@@ -190,7 +196,7 @@ def request_to_json(most: Limits, asked: StartRequest) -> dict[str, Any]:
     return request if asked.is_patient else {**request, "is_patient": False}
 
 
-def options_from_request(request: Mapping[str, Any], previous: AgentState | None = None) -> dict[str, Any]:
+def start_options_from_request(request: Mapping[str, Any], previous: AgentState | None = None) -> dict[str, Any]:
     """Return the options of ``Engine.start`` for the JSON of ``request_to_json``; the run continues from *previous*."""
     options: dict[str, Any] = {}
     if request.get("limits"):
@@ -209,9 +215,9 @@ def options_from_request(request: Mapping[str, Any], previous: AgentState | None
     return options
 
 
-def check_may_continue(caller: Caller, asked: StartRequest, *, keeps: bool) -> None:
+def check_may_continue_session(caller: Caller, asked: StartRequest, *, stores_messages: bool) -> None:
     """Raise ``Problem`` if *caller* continues a stored conversation without the scope ``answer``."""
-    if asked.session is not None and keeps and not caller.may("answer"):
+    if asked.session is not None and stores_messages and not caller.may("answer"):
         msg = (
             "what is said in a conversation may answer what the run before it asked, so that the scope 'answer' is needed "
             "beside 'run'; leave `session_id` out, or use another token"

@@ -41,7 +41,10 @@ class RunSchedules:
         """Start the scheduler if there are schedules."""
         if self._schedules:
             scheduler = Scheduler(
-                self._engines.engine, self._schedules, runs=self._store.place, tell=self._launcher.add_scheduled
+                self._engines.engine,
+                self._schedules,
+                runs=self._store.place,
+                tell=self._launcher.register_scheduled_run,
             )
             self._engines.scheduler = scheduler
             await self._stack.enter_async_context(scheduler)

@@ -18,7 +18,7 @@ from stepengine.server.pending_starts import PendingStarts
 from stepengine.server.quotas import QuotaTable, json_size
 from stepengine.server.run_requests import (
     StartRequest,
-    check_may_continue,
+    check_may_continue_session,
     make_session_key,
     request_to_json,
     resolve_agent,
@@ -56,7 +56,7 @@ def plan_start(
     caller: Caller, asked: StartRequest, engine: Engine, agents: Sequence[str], *, stores_messages: bool
 ) -> StartPlan:
     """
-    Check a request to start a run.
+    Check a request to start a run, and return its agent, its stored JSON, its conversation key and its time.
 
     Args:
         caller: Who asks.
@@ -70,7 +70,7 @@ def plan_start(
         Problem: when *caller* may not continue a conversation.
     """
     agent = resolve_agent(agents, asked.agent)
-    check_may_continue(caller, asked, keeps=stores_messages)
+    check_may_continue_session(caller, asked, stores_messages=stores_messages)
     request, now = request_to_json(engine.agent(agent).limits, asked), time.time()
     if asked.after is not None:
         # The newest run of a conversation is the one that was created last, also if the clocks of two servers differ.
@@ -100,39 +100,39 @@ class RunStarts(ABC, Generic[Row]):
             Problem: when there is no such agent, too many runs are executed, the server stops, the caller's quota is exceeded,
                 or the key belongs to another request.
         """
-        row = await self._make_row(caller, asked)
-        is_repeat = key is not None and await self._has_key(row.owner, key, row.created)
+        row = await self._check_and_make_row(caller, asked)
+        is_repeat = key is not None and await self._has_idempotency_key(row.owner, key, row.created)
         # A repeated request starts nothing: it is answered also where a new one would be refused.
         size = 0 if is_repeat else json_size(row.request)
-        with nullcontext() if is_repeat else self._reserve(row.owner):
-            async with self._quotas.use(row.owner, size, runs=0 if is_repeat else 1) as use:
+        with nullcontext() if is_repeat else self._reserve_room(row.owner):
+            async with self._quotas.admit_request(row.owner, size, runs=0 if is_repeat else 1) as use:
                 # Registered first and started then: if this process dies in between, another one starts the run. The
                 # other way round it would be running, and its owner unknown.
                 with self._pending.track(row.run):
-                    known = await self._register(row, key)
+                    known = await self._register_or_find_earlier_run(row, key)
                     if known is None:
                         await self._start_or_remove(row)
                         return row.run, True
                 use.refund()
-        if await self._pending.wait(known) and not await self._is_registered(known):
+        if await self._pending.wait_if_pending(known) and not await self._is_registered(known):
             # The first request failed, and its run was removed.
             return await self.start(caller, asked, key=key)
         return known, False
 
-    def _reserve(self, owner: str) -> AbstractContextManager[None]:
+    def _reserve_room(self, owner: str) -> AbstractContextManager[None]:
         """Reserve room for a run of *owner* in this process; raise ``Problem`` if there is none."""
         return nullcontext()
 
     @abstractmethod
-    async def _make_row(self, caller: Caller, asked: StartRequest) -> Row:
+    async def _check_and_make_row(self, caller: Caller, asked: StartRequest) -> Row:
         """Check a request, and return its run."""
 
     @abstractmethod
-    async def _has_key(self, owner: str, key: str, now: float) -> bool:
+    async def _has_idempotency_key(self, owner: str, key: str, now: float) -> bool:
         """Return whether an owner has started a run with this key a short time ago."""
 
     @abstractmethod
-    async def _register(self, row: Row, key: str | None) -> str | None:
+    async def _register_or_find_earlier_run(self, row: Row, key: str | None) -> str | None:
         """Register a run; return the id of the earlier run with the same key instead, if there is one."""
 
     @abstractmethod

@@ -17,7 +17,7 @@ from stepengine.journal.sleepers import open_wake_index
 from stepengine.journal.sources import parse_database_path
 from stepengine.journal.sqlite import SqliteJournal
 from stepengine.runtime.logs import LOGGER
-from stepengine.server.access import check_folder
+from stepengine.server.access import resolve_trusted_path
 from stepengine.server.ledger import Act, Ledger, RunRow, make_status_act
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class RunStore:
         self._acts: list[tuple[Act, asyncio.Future[Any]]] = []
         self._writing: asyncio.Task[None] | None = None
 
-    def prepare(self) -> None:
+    def create_and_check_files(self) -> None:
         """
         Create the folder and the missing files, and read the ledger and the wake index once to check them.
 
@@ -63,9 +63,9 @@ class RunStore:
         except OSError as error:
             msg = f"{str(folder)!r} cannot be a folder of runs: {error.strerror or type(error).__name__}"
             raise JournalError(msg) from error
-        check_folder(folder)
+        resolve_trusted_path(folder)
         if self.is_database and self.place.exists():
-            check_folder(self.place)
+            resolve_trusted_path(self.place)
         self.ledger.list_active_runs()
         with open_wake_index(self.place) as index:
             index.list_all()
@@ -86,9 +86,9 @@ class RunStore:
 
     async def usage(self, owner: str) -> QuotaUsage:
         """Return the open runs and stored bytes of an owner."""
-        return await self.scan(owner, partial(self.ledger.usage, owner))
+        return await self.run_long_read(owner, partial(self.ledger.usage, owner))
 
-    async def scan(self, owner: str, work: Callable[[], Made]) -> Made:
+    async def run_long_read(self, owner: str, work: Callable[[], Made]) -> Made:
         """Execute a read of the ledger that may take seconds; each owner has one at a time, and all of them have one thread."""
         # Without this, the searches of one owner with many runs would occupy all threads.
         lock = self._scans.setdefault(owner, asyncio.Lock())

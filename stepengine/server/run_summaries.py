@@ -88,7 +88,7 @@ class RunSummaries:
             self._known.move_to_end(key)
             return self._known[key]
         try:
-            found = await self._read_new_records(row.run)
+            found = await self._refresh_summary(row.run)
         except JournalError:
             self._followed.pop(row.run, None)
             return RunListSummary()
@@ -98,7 +98,7 @@ class RunSummaries:
             remove_oldest_entries(self._known, MAX_SUMMARIES)
         return found
 
-    async def _read_new_records(self, run: str) -> RunListSummary:
+    async def _refresh_summary(self, run: str) -> RunListSummary:
         summary, lock = self._followed.setdefault(run, (_JournalSummary(self._journal(run)), asyncio.Lock()))
         remove_oldest_entries(self._followed, MAX_FOLLOWED)
         async with lock:
@@ -176,7 +176,7 @@ def shorten_output(output: Any) -> str | None:
 
 
 def describe_wait(wait: Waits) -> str:
-    """Return a description of the waits of a run."""
+    """Return in words what a run waits for: the text of a question, the topic of a message, a child, or a time."""
     if wait.question is not None:
         return wait.question.text
     if wait.kind == "message":

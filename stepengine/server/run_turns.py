@@ -47,11 +47,11 @@ class RunTurns:
 
     async def find_newest_run(self, caller: Caller, session: str) -> RunRow | None:
         """Return the last run of a conversation of *caller*; one that has just ended once its end is in the ledger."""
-        read = partial(self._store.ledger.newest, caller.name, make_session_key(caller, session))
+        read = partial(self._store.ledger.find_newest_run, caller.name, make_session_key(caller, session))
         row = await asyncio.to_thread(read)
         handle = None if row is None else self._live.handles.get(row.run)
         if row is not None and (handle.done if handle is not None else row.status in RUNNING):
-            await self._live.wait_recorded(row.run)
+            await self._live.wait_until_end_recorded(row.run)
             row = await asyncio.to_thread(read)
         return row
 
@@ -68,7 +68,7 @@ class RunTurns:
         """Return the id of the last event in the journal of a run."""
         return await asyncio.to_thread(_read_last_event_id, JournalWatch(self._store.journal(row.run)))
 
-    async def answer(
+    async def answer_and_stream(
         self,
         caller: Caller,
         row: RunRow,
@@ -91,7 +91,7 @@ class RunTurns:
 
         Errors are those of ``RunMessenger.answer``.
         """
-        handle = await self._messenger.answer_turn(caller, row, answers, by=by, say=say)
+        handle = await self._messenger.answer_and_find_handle(caller, row, answers, by=by, say=say)
         if handle is None:
             return self._follow_journal(caller, row.run, after)
         return self._delay_last_event(row.run, handle.events())
@@ -134,7 +134,7 @@ class RunTurns:
         try:
             async for event in events:
                 if isinstance(event, RunFinished) and not event.path:
-                    await self._live.wait_recorded(run)
+                    await self._live.wait_until_end_recorded(run)
                 yield event
         finally:
             await events.aclose()

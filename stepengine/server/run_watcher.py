@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from typing import TYPE_CHECKING
 
 from stepengine.server.live_runs import RUNNING
-from stepengine.server.watchers import ReaderPosition, SharedJournals, stream_live_events
+from stepengine.server.watchers import ReaderPosition, SharedJournals, stream_recorded_then_live_events
 
 if TYPE_CHECKING:
     from stepengine.data.events import Event
@@ -47,14 +47,14 @@ class RunWatcher:
         if handle is None:
             return self._shared.get_followed_events(row.run).events(had, stay=row.status in RUNNING)
         is_its = had.place is not None and had.place.epoch == handle.epoch
-        after = had.own_id if is_its else None
+        after = had.last_event_id if is_its else None
         if (is_its and not (had.is_mixed and had.marks)) or (
             had.place is None and not self._live.was_resumed_here(row.run)
         ):
             return handle.events(after=after)
         following = self._shared.get_followed_events(row.run)
         if row.run in self._live:
-            return stream_live_events(handle.events(after=after), following, had)
+            return stream_recorded_then_live_events(handle.events(after=after), following, had)
         return following.events(had, stay=False)
 
     async def may_be_over(self, row: RunRow, after: str | None) -> bool:
@@ -63,7 +63,7 @@ class RunWatcher:
             row.status not in RUNNING or self._live.find_newest_handle(row) is not None
         )
 
-    def position(self, after: str | None) -> ReaderPosition:
+    def parse_position(self, after: str | None) -> ReaderPosition:
         """
         Return the position of a client that reconnects with the id *after*.
 
@@ -72,9 +72,9 @@ class RunWatcher:
         """
         return ReaderPosition.parse(after)
 
-    def drop_idle(self) -> None:
+    def stop_idle_streams(self) -> None:
         """Stop following the journals that no client reads."""
-        self._shared.drop_idle()
+        self._shared.stop_idle_streams()
 
     def close(self) -> None:
         """End all streams."""

@@ -107,12 +107,12 @@ class Runs:
         self.turns = RunTurns(store, live, reader, self.messenger)
         self.foreign = ForeignRuns(store, self.launcher)
         self._schedules = RunSchedules(store, engines, self.launcher, schedules)
-        self._recovery = RunRecovery(store, live, self.launcher, self.watcher.drop_idle)
+        self._recovery = RunRecovery(store, live, self.launcher, self.watcher.stop_idle_streams)
         self._roots = tuple(roots)
 
     async def _resume(self, row: RunRow) -> None:
         # The launcher needs the live runs, so they get it through this method.
-        await self.launcher.resume_in_background(row)
+        await self.launcher.resume_and_record_failure(row)
 
     @property
     def ledger(self) -> Ledger:
@@ -130,9 +130,9 @@ class Runs:
         return self.engines.agents
 
     @property
-    def broken(self) -> Problem | None:
+    def load_problem(self) -> Problem | None:
         """Why the files of the engine cannot be loaded as they are now; ``None`` if they can."""
-        return self.engines.broken
+        return self.engines.load_problem
 
     @property
     def live_count(self) -> int:
@@ -144,15 +144,15 @@ class Runs:
         """The number of unanswered questions of the runs that this process executes."""
         return self.live.open_question_count
 
-    def observe(self, observer: ObserverLike) -> None:
+    def add_observer(self, observer: ObserverLike) -> None:
         """Send the events of every run to one more observer."""
-        self.engines.observe(observer)
+        self.engines.add_observer(observer)
 
     def explain_missing_model(self, agent: str) -> str:
         """Return why an agent's model cannot be called; ``""`` if it can."""
         return explain_missing_model(self.engine, agent)
 
-    async def open(self) -> None:
+    async def start(self) -> None:
         """
         Resume interrupted runs, and start the recovery and the scheduler.
 
@@ -160,7 +160,7 @@ class Runs:
             DefinitionError: when others could write the place.
             JournalError: when it cannot be used.
         """
-        await asyncio.to_thread(self.store.prepare)
+        await asyncio.to_thread(self.store.create_and_check_files)
         await self._recovery.start()
         await self._schedules.start()
         self.state.is_ready = True
@@ -178,14 +178,14 @@ class Runs:
         # These record the ends of runs that have just ended.
         await self.live.tasks.wait()
         await asyncio.gather(*waits, return_exceptions=True)
-        await self.engines.close_all_replaced()
+        await self.engines.close_replaced_engines()
         await self.store.close()
 
     async def close_engine(self) -> None:
         """Close the engine, after the runs were closed."""
         await self.engine.aclose()
 
-    async def reload(self) -> None:
+    async def rebuild_engine_if_changed(self) -> None:
         """Rebuild the engine if its files were saved and can be loaded; otherwise keep it."""
         await self.engines.try_rebuild()
 

@@ -58,13 +58,13 @@ class EngineSources:
         """Record the contents of the files imported so far."""
         self._marks = {file: self._hash_unless_saved_since(file) for file in self._watched_files()}
 
-    def changed(self, *, again: bool = True) -> bool:
-        """Return whether a file differs from its imported version; unless *again*, a version that failed to load is ignored."""
+    def has_changed_files(self, *, retry: bool = True) -> bool:
+        """Return whether a file differs from its imported version; unless *retry*, a version that failed to load is ignored."""
         now = {file: _hash_file(file) for file in self._watched_files()}
         for file in now.keys() - self._marks.keys():
             # A handler may import something while it is at work.
             self._marks[file] = self._hash_unless_saved_since(file)
-        if not again and now == self._refused:
+        if not retry and now == self._refused:
             return False
         changed = any(self._marks[file] != mark for file, mark in now.items())
         # Until it is known to be sound, which forgets this.
@@ -76,7 +76,7 @@ class EngineSources:
         """Whether the last attempt to load the files failed."""
         return self._refused is not None
 
-    async def check(self) -> None:
+    async def check_in_child_process(self) -> None:
         """
         Load the files in a child process, which they could end or block; raise if they create no engine.
 
@@ -87,12 +87,12 @@ class EngineSources:
         told: dict[str, Any] = {"problem": "importing the agents' files ended the process", "file": "", "line": 0}
         try:
             async with asyncio.timeout(TRIAL_SECONDS):
-                async for said in process.lines():
+                async for said in process.read_messages():
                     told = said
         except TimeoutError:
             told = {**told, "problem": f"importing the agents' files was not done after {TRIAL_SECONDS:g} s"}
         finally:
-            await process.end()
+            await process.terminate()
         if told["problem"]:
             raise _make_source_problem(told["problem"], told["file"], told["line"])
 

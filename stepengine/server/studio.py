@@ -122,7 +122,7 @@ class RunPageData:
 
     # --- one run ------------------------------------------------------------------------------------------------------
 
-    async def payload(self, row: RunRow, after: int | None) -> bytes:
+    async def get_run_page_data(self, row: RunRow, after: int | None) -> bytes:
         """
         Return the page data of a run as JSON; with *after* only the changes since that offset.
 
@@ -141,7 +141,7 @@ class RunPageData:
             return NOTHING
 
     async def get_journal_page_data(self, name: str, journal: Journal, after: int | None, *, shown: str = "") -> bytes:
-        """Return the page data of a journal as JSON, with *shown* as its name; errors are those of ``payload``."""
+        """Return the page data of a journal as JSON, with *shown* as its name; errors are those of ``get_run_page_data``."""
         if name not in self._followed:
             made = await asyncio.to_thread(FollowedJournal, journal, shown or name)
             self._followed.setdefault(name, (made, asyncio.Lock()))
@@ -155,7 +155,7 @@ class RunPageData:
                 self._followed.pop(name, None)
                 raise
 
-    async def lines(self, row: RunRow, *, last: bool) -> bytes:
+    async def collect_source_lines(self, row: RunRow, *, last: bool) -> bytes:
         """
         Return the source lines of a run's handlers at each step as JSON; with *last* only the current lines.
 
@@ -176,7 +176,7 @@ class RunPageData:
 
     # --- lists --------------------------------------------------------------------------------------------------------
 
-    async def questions(self, row: RunRow) -> tuple[QuestionDetails, ...]:
+    async def get_question_details(self, row: RunRow) -> tuple[QuestionDetails, ...]:
         """Return the open questions of a run, with the programs that ask them."""
         key = (row.run, row.status, row.changed)
         found = self._asked.get(key)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from stepengine.server.application import Application
 
 
-async def serve_until_signal(served: Application, host: str, port: int, begun: Callable[[str], object]) -> bool:
+async def serve_until_signal(served: Application, host: str, port: int, on_listening: Callable[[str], object]) -> bool:
     """
     Serve requests until SIGTERM or SIGINT; return False if the address could not be used.
 
@@ -22,7 +22,7 @@ async def serve_until_signal(served: Application, host: str, port: int, begun: C
         served: What answers.
         host: The address.
         port: The port; 0 for a free one.
-        begun: Is told the URL once it listens.
+        on_listening: Is told the URL once it listens.
 
     Returns:
         Whether it ever listened; uvicorn's log says why not.
@@ -51,11 +51,11 @@ async def serve_until_signal(served: Application, host: str, port: int, begun: C
     async def started(sockets: Any = None) -> None:
         await begin(sockets)
         if server.started:
-            begun(_find_server_url(server))
+            on_listening(_find_server_url(server))
 
     def stop() -> None:
         server.should_exit = True
-        served.end_watching()
+        served.end_event_streams()
 
     server.startup = started  # type: ignore[method-assign]
     # By uvicorn's own way a signal is raised again behind its end, and the process would be killed by it.

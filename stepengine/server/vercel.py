@@ -50,7 +50,7 @@ async def start_chat_turn(request: Request) -> Response:
         caller_of(request).must("answer")
     if answers:
         _check_answers_last_run(chat, body.messages[-1])
-    taken = await chat.take(agent, prompt, answers)
+    taken = await chat.start_next_turn(agent, prompt, answers)
     message = taken.run
     if answers:  # what comes of them goes into the message that asks
         message = str(body.messages[-1].get("id") or taken.run)[:1_000]

@@ -94,11 +94,11 @@ class ReaderPosition:
         return cls(parse_event_id(place), found, is_mixed=is_mixed)  # type: ignore[arg-type]  # `None` was looked for
 
     @property
-    def own_id(self) -> str | None:
+    def last_event_id(self) -> str | None:
         """The id of the last event that the reader received, without the positions of the other stream."""
         return None if self.place is None else f"{self.place.epoch}-{self.place.index}"
 
-    def take(self, event: Event) -> str:
+    def record_received_event(self, event: Event) -> str:
         """Record that the reader receives an event, and return the id to send with it; ``""`` for an event without an id."""
         if isinstance(event, EventsDropped):
             # What it missed is not known, unless it begins anew.
@@ -147,8 +147,8 @@ def _advances_mark(event: Event, mark: Mark | None) -> bool:
     return mark is None or event.seq >= mark[0] or not event.type.endswith("_started")
 
 
-def _parse_mark(told: str) -> tuple[str, Mark] | tuple[None, None]:
-    path, _, mark = told.partition(":")
+def _parse_mark(text: str) -> tuple[str, Mark] | tuple[None, None]:
+    path, _, mark = text.partition(":")
     number, _, kind = mark.partition(":")
     digits = number.removeprefix("-")
     is_path = not path or all(part.isascii() and part.isdigit() for part in path.split("."))
@@ -198,7 +198,7 @@ class UnreadEvents:
         return self._limits[path]
 
     @property
-    def missing(self) -> dict[str, Mark]:
+    def missing_marks(self) -> dict[str, Mark]:
         """The marks, by path, of events that the reader has and the journal does not."""
         return {path: mark for path, mark in self._marks.items() if path not in self._at}
 
@@ -271,7 +271,7 @@ class FollowedEvents:
         finally:
             self._remove_reader()
 
-    async def read_history(self, had: ReaderPosition) -> tuple[UnreadEvents, Sequence[Event], int]:
+    async def read_unread_events(self, had: ReaderPosition) -> tuple[UnreadEvents, Sequence[Event], int]:
         """
         Return the recorded events for a reader of another stream.
 
@@ -285,7 +285,7 @@ class FollowedEvents:
             if start and had.marks:
                 # Whoever comes back was here a moment ago, and has all that is older.
                 past = await asyncio.to_thread(UnreadEvents, events, had.marks)
-                if not past.missing:
+                if not past.missing_marks:
                     return past, events, end - 1
             events = [*(await self._reread_events(0, start)), *events]
             return await asyncio.to_thread(UnreadEvents, events, had.marks or {}), events, end - 1
@@ -309,7 +309,7 @@ class FollowedEvents:
                 turn, marks, place = self._turn, {}, min(place, self._kept - 1)
                 yield EventsDropped(count=self._lost, reason="journal")
             news, found = self._news, await self._events_after(place)
-            waiting = [event for event in found if _is_new(marks, event)]
+            waiting = [event for event in found if _is_new_and_drop_mark(marks, event)]
             place += len(found)
             if waiting or turn != self._turn or place + 1 < self._end_index:
                 continue
@@ -333,8 +333,8 @@ class FollowedEvents:
             return [EventsDropped(count=missing, reason="journal")] if missing else (), place, {}
         if had.marks is None:
             return [EventsDropped(count=0, reason="epoch")], -1, {}
-        past, _, place = await self.read_history(had)
-        return past.new, place, past.missing
+        past, _, place = await self.read_unread_events(had)
+        return past.new, place, past.missing_marks
 
     # --- looking ------------------------------------------------------------------------------------------------------
 
@@ -438,7 +438,7 @@ def _read_events_in_range(journal: Journal, first: int, end: int) -> list[Event]
     return [event for event in found if event.index < end]
 
 
-def _is_new(marks: dict[str, Mark], event: Event) -> bool:
+def _is_new_and_drop_mark(marks: dict[str, Mark], event: Event) -> bool:
     """Return whether a reader lacks an event that it may have received from the process that executes the run."""
     mark = marks.get(event.path)
     if mark is None:
@@ -470,7 +470,7 @@ class SharedJournals:
         self._known.move_to_end(run)
         return found
 
-    def drop_idle(self) -> None:
+    def stop_idle_streams(self) -> None:
         """Stop following journals without a reader for a while."""
         now = asyncio.get_running_loop().time()
         idle = [run for run, one in self._known.items() if not one.readers]
@@ -485,7 +485,7 @@ class SharedJournals:
         self._known.clear()
 
 
-async def stream_live_events(
+async def stream_recorded_then_live_events(
     events: AsyncGenerator[Event, None], following: FollowedEvents, had: ReaderPosition
 ) -> AsyncGenerator[Event, None]:
     """
@@ -499,7 +499,7 @@ async def stream_live_events(
     try:
         if had.place is not None and had.marks is None:
             yield EventsDropped(count=0, reason="epoch")
-        past, told, _ = await following.read_history(had)
+        past, told, _ = await following.read_unread_events(had)
         for event in past.new:
             yield event
         if following.is_over:

@@ -123,9 +123,9 @@ def _compute_standard_signature(key: bytes, body: bytes, id_: str, t: str) -> st
     return base64.b64encode(made).decode()
 
 
-def _is_recent_timestamp(said: str, now: float) -> bool:
-    is_time = said.isascii() and said.isdigit() and len(said) <= MAX_DIGITS
-    return is_time and abs(now - int(said)) <= TOLERANCE
+def _is_recent_timestamp(text: str, now: float) -> bool:
+    is_time = text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS
+    return is_time and abs(now - int(text)) <= TOLERANCE
 
 
 def _has_matching_signature(right: list[str], given: list[str]) -> bool:
@@ -195,7 +195,7 @@ class Topic(_SecretsModel):
     run: Pointer | None = None
     id: Pointer = "/id"
 
-    def verify_signature(self, headers: Mapping[str, list[str]], body: bytes, now: float) -> str | None:
+    def verify_and_get_message_id(self, headers: Mapping[str, list[str]], body: bytes, now: float) -> str | None:
         """Return the signed message id, ``""`` if it has none; ``None`` if no signature is valid."""
         for name in ("stepengine-signature", "stripe-signature"):
             found = headers.get(name, [])
@@ -256,10 +256,10 @@ class Webhooks(_WebhookModel):
                 raise DefinitionError(msg)
             with open(fd, "rb", closefd=False) as file:
                 data = file.read(MAX_FILE + 1)
-        return cls.read(data, str(path))
+        return cls.parse(data, str(path))
 
     @classmethod
-    def read(cls, data: bytes, name: str) -> Webhooks:
+    def parse(cls, data: bytes, name: str) -> Webhooks:
         """
         Parse a file of webhooks.
 
@@ -295,16 +295,16 @@ async def receive_event(request: Request) -> Response:
     name, body = request.path_params["topic"], await request.body()
     topic = webhooks.topics.get(name)
     # An unknown topic is checked, too: how long a refusal takes tells nobody what there is.
-    signed = (topic or NOBODY).verify_signature(_collect_headers(request), body, time.time())
+    signed = (topic or NOBODY).verify_and_get_message_id(_collect_headers(request), body, time.time())
     if topic is None or signed is None:
-        metrics.count_webhook_event("" if topic is None else name, "refused")
+        metrics.count_received_webhook("" if topic is None else name, "refused")
         raise _make_signature_problem()
     try:
         answer = await _store_event(request, name, topic, body, signed)
     except Exception:
-        metrics.count_webhook_event(name, "failed")
+        metrics.count_received_webhook(name, "failed")
         raise
-    metrics.count_webhook_event(name, "ignored" if answer is None else "accepted" if answer.is_new else "repeated")
+    metrics.count_received_webhook(name, "ignored" if answer is None else "accepted" if answer.is_new else "repeated")
     if answer is None:
         return Response(status_code=204)
     return answer.response(202)
@@ -335,14 +335,14 @@ async def _store_event(request: Request, name: str, topic: Topic, body: bytes, s
     runs: RunService = request.app.state.runs
     row = await runs.reader.find(SENDER, run)
     id_ = _make_message_id(name, signed or _find_event_id(value, topic, body))
-    return MessageReceipt(run_id=row.run, is_new=await _post_event(runs, row, name, value, id_))
+    return MessageReceipt(run_id=row.run, is_new=await _send_event_when_started(runs, row, name, value, id_))
 
 
-async def _post_event(runs: RunService, row: RunRow, topic: str, value: object, id_: str) -> bool:
+async def _send_event_when_started(runs: RunService, row: RunRow, topic: str, value: object, id_: str) -> bool:
     until = time.monotonic() + BEGIN_SECONDS
     while True:
         try:
-            return await runs.messenger.post(row, topic, value, id=id_, path="")
+            return await runs.messenger.send_message(row, topic, value, id=id_, path="")
         except JournalMissing:
             # The run is registered and has done nothing yet, so it has no mailbox. Whoever was told of it before may be this fast.
             if time.monotonic() > until:
@@ -559,10 +559,10 @@ class WebhookSender:
             return self._make_question_messages(look) if "question" in self._target.events else []
         return [self._make_result_message(look)] if "finished" in self._target.events else []
 
-    def _make_question_messages(self, look: ServedRun) -> list[_WebhookMessage]:
-        row = look.row
+    def _make_question_messages(self, run: ServedRun) -> list[_WebhookMessage]:
+        row = run.row
         made = []
-        for question in look.questions:
+        for question in run.questions:
             # What is in doubt is asked anew after each crash, under one id.
             again = f"@{row.changed}" if question.id.startswith(DOUBT) else ""
             # From the file alone: this message is not made for a request, so there is none whose host could be taken,
@@ -580,8 +580,8 @@ class WebhookSender:
             )
         return made
 
-    def _make_result_message(self, look: ServedRun) -> _WebhookMessage:
-        row = look.row
+    def _make_result_message(self, run: ServedRun) -> _WebhookMessage:
+        row = run.row
         url = f"{self._target.public_url.rstrip('/')}/runs/{row.run}"
         return self._make_message(row, "finished", row.status, {"status": row.status, "run_url": url})
 

@@ -59,7 +59,7 @@ class InspectionProcess:
 
     async def _dispatch_messages(self) -> None:
         try:
-            async for told in self._process.lines():
+            async for told in self._process.read_messages():
                 number = told.pop("id", None)
                 if number is None:
                     self._events.put_nowait(told)
@@ -71,7 +71,7 @@ class InspectionProcess:
             self._asked.clear()
             self._events.put_nowait(None)
 
-    async def ask(self, what: str, **more: Any) -> dict[str, Any]:
+    async def send_request(self, operation: str, **more: Any) -> dict[str, Any]:
         """
         Send the process a request, and return its reply.
 
@@ -85,7 +85,7 @@ class InspectionProcess:
             async with asyncio.timeout(ANSWER_SECONDS):
                 if self._hearing.done():
                     raise _make_inspection_ended_problem(self.id)
-                await self._process.send_message({"id": number, "do": what, **more})
+                await self._process.send_message({"id": number, "do": operation, **more})
                 told = await asyncio.shield(future)
         except TimeoutError:
             msg = f"nothing came in {ANSWER_SECONDS:g} s"
@@ -100,21 +100,21 @@ class InspectionProcess:
             raise Problem(told["refused"], status=422, kind="no_such_place")
         return told
 
-    async def events(self) -> AsyncGenerator[dict[str, Any], None]:
+    async def unsolicited_messages(self) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the unsolicited messages of the process until it ends."""
         while (told := await self._events.get()) is not None:
             yield told
 
     async def close(self) -> None:
         """End the process."""
-        await self._process.end()
+        await self._process.terminate()
         self._hearing.cancel()
         await asyncio.gather(self._hearing, return_exceptions=True)
         await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
 
 
-def _make_inspection_ended_problem(desk: str) -> Problem:
-    msg = f"there is no desk {desk[:100]!r}: it ends with the page that it belongs to, and a page that comes back gets another one"
+def _make_inspection_ended_problem(inspection_id: str) -> Problem:
+    msg = f"there is no desk {inspection_id[:100]!r}: it ends with the page that it belongs to, and a page that comes back gets another one"
     return Problem(msg, status=404, kind="no_such_desk")
 
 
@@ -149,16 +149,16 @@ class EvaluationJob:
     process: JsonChildProcess | None = attrs.field(default=None, repr=False)
     task: asyncio.Task[None] | None = attrs.field(default=None, repr=False)
 
-    def take(self, told: Mapping[str, Any]) -> None:
-        """Apply a message of the process to the job."""
-        if "price" in told:
-            self.price, self.status = told["price"], "priced"
-        elif "progress" in told:
-            self.progress = {**self.progress, **told["progress"]}
-        elif "done" in told:
-            self.result, self.status = told["done"], "done"
-        elif "failed" in told:
-            self.error, self.status = told["failed"], "failed"
+    def update_from_message(self, message: Mapping[str, Any]) -> None:
+        """Store the price, progress, result or error in a message of the process."""
+        if "price" in message:
+            self.price, self.status = message["price"], "priced"
+        elif "progress" in message:
+            self.progress = {**self.progress, **message["progress"]}
+        elif "done" in message:
+            self.result, self.status = message["done"], "done"
+        elif "failed" in message:
+            self.error, self.status = message["failed"], "failed"
 
 
 class InspectionService:
@@ -188,7 +188,7 @@ class InspectionService:
     async def close(self) -> None:
         """End all inspection processes and jobs."""
         for desk in list(self._desks.values()):
-            await self.leave(desk)
+            await self.end_inspection(desk)
         for job in self._jobs.values():
             await self._end_job(job)
 
@@ -216,22 +216,22 @@ class InspectionService:
         self._desks[desk.id] = desk
         return desk
 
-    def desk(self, caller: Caller, run: str, desk: str) -> InspectionProcess:
+    def get_inspection(self, caller: Caller, run: str, inspection_id: str) -> InspectionProcess:
         """
         Return an inspection process of *caller* by its id.
 
         Raises:
             Problem: when there is none.
         """
-        found = self._desks.get(desk)
+        found = self._desks.get(inspection_id)
         if found is None or (found.owner, found.run) != (caller.name, run):
-            raise _make_inspection_ended_problem(desk)
+            raise _make_inspection_ended_problem(inspection_id)
         return found
 
-    async def leave(self, desk: InspectionProcess) -> None:
+    async def end_inspection(self, inspection: InspectionProcess) -> None:
         """End the inspection process of a page that was closed."""
-        self._desks.pop(desk.id, None)
-        await desk.close()
+        self._desks.pop(inspection.id, None)
+        await inspection.close()
 
     async def _start_child_process(
         self, what: str, rows: Sequence[RunRow], told: Callable[[Mapping[str, str]], Mapping[str, Any]]
@@ -259,7 +259,7 @@ class InspectionService:
 
     # --- jobs ---------------------------------------------------------------------------------------------------------
 
-    async def start(
+    async def start_job(
         self, caller: Caller, kind: JobKind, rows: Sequence[RunRow], asked: Mapping[str, Any]
     ) -> EvaluationJob:
         """
@@ -289,32 +289,32 @@ class InspectionService:
 
     async def _read_job_messages(self, job: EvaluationJob, process: JsonChildProcess, folder: Path) -> None:
         try:
-            async for told in process.lines():
-                job.take(told)
+            async for told in process.read_messages():
+                job.update_from_message(told)
         finally:
             if job.status in UNDER_WAY:
                 job.status, job.error = "failed", "its process ended before anything came of it"
-            await process.end()
+            await process.terminate()
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
-    def jobs(self, caller: Caller) -> list[EvaluationJob]:
+    def list_jobs(self, caller: Caller) -> list[EvaluationJob]:
         """Return the jobs of *caller*, newest first."""
         return [job for job in reversed(self._jobs.values()) if job.owner == caller.name]
 
-    def job(self, caller: Caller, job: str) -> EvaluationJob:
+    def get_job(self, caller: Caller, job_id: str) -> EvaluationJob:
         """
         Return a job of *caller*.
 
         Raises:
             Problem: when there is none.
         """
-        found = self._jobs.get(job)
+        found = self._jobs.get(job_id)
         if found is None or found.owner != caller.name:
-            msg = f"there is no job {job[:100]!r}; jobs end with the server"
+            msg = f"there is no job {job_id[:100]!r}; jobs end with the server"
             raise Problem(msg, status=404, kind="no_such_job")
         return found
 
-    async def approve(self, job: EvaluationJob, budget: str | None) -> None:
+    async def approve_job(self, job: EvaluationJob, budget: str | None) -> None:
         """
         Approve the model calls of a job, up to *budget* US dollars.
 
@@ -327,7 +327,7 @@ class InspectionService:
         job.status = "running"
         await job.process.send_message({"go": True, "budget": budget})
 
-    async def cancel(self, job: EvaluationJob) -> None:
+    async def cancel_job(self, job: EvaluationJob) -> None:
         """End a job; a finished one is not changed."""
         if job.status in UNDER_WAY:
             job.status = "cancelled"
@@ -335,6 +335,6 @@ class InspectionService:
 
     async def _end_job(self, job: EvaluationJob) -> None:
         if job.process is not None:
-            await job.process.end()
+            await job.process.terminate()
         if job.task is not None:
             await asyncio.gather(job.task, return_exceptions=True)

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from stepengine.errors import DataError, DefinitionError, JournalError, JournalMissing, StepEngineError
 from stepengine.redaction import make_redactor
 from stepengine.server import Caller, Caps, Guard, Problem, Tokens
-from stepengine.server.access import SCOPES, check_folder
+from stepengine.server.access import SCOPES, resolve_trusted_path
 
 from .behind import HOST, Behind, kind_of
 
@@ -402,7 +402,7 @@ async def test_session_is_a_header_and_no_cookie(behind: Behind) -> None:
 
 @pytest.mark.spec("studio:SV4", "studio:ST31")
 async def test_admin_creates_a_login_link_for_itself(behind: Behind) -> None:
-    operator = {"authorization": f"Bearer {behind.logins.make_token()}"}
+    operator = {"authorization": f"Bearer {behind.logins.make_operator_token()}"}
     async with behind.client() as client:
         refused = await client.post("/login/links", headers=behind.bearer)
         nobody = await client.post("/login/links")
@@ -761,8 +761,8 @@ def test_own_folder_database_and_link_to_them_are_trusted(tmp_path: Path) -> Non
     (runs / "runs.db").touch(0o644)
     (tmp_path / "link").symlink_to("runs")
 
-    assert runs == check_folder(runs) == check_folder(tmp_path / "link")
-    assert runs / "runs.db" == check_folder(tmp_path / "link" / "runs.db")
+    assert runs == resolve_trusted_path(runs) == resolve_trusted_path(tmp_path / "link")
+    assert runs / "runs.db" == resolve_trusted_path(tmp_path / "link" / "runs.db")
 
 
 @pytest.mark.spec("studio:SV4")
@@ -782,22 +782,22 @@ def test_folder_writable_by_others_raises_by_any_path(tmp_path: Path, mode: int,
     }  # fmt: skip
     changed = own / "runs.db" if way == "file" else others
     changed.chmod(0o755)
-    check_folder(asked[way])
+    resolve_trusted_path(asked[way])
     changed.chmod(mode)
 
     with pytest.raises(JournalError, match="others may write to") as refused:
-        check_folder(asked[way])
+        resolve_trusted_path(asked[way])
     assert "chmod go-w" in refused.value.message
 
 
 @pytest.mark.spec("studio:SV4")
 def test_folder_of_another_user_raises(tmp_path: Path) -> None:
-    check_folder(tmp_path)
+    resolve_trusted_path(tmp_path)
     with (
         mock.patch("stepengine.server.access.os.geteuid", return_value=os.geteuid() + 1),
         pytest.raises(JournalError, match="belongs to another user"),
     ):
-        check_folder(tmp_path)
+        resolve_trusted_path(tmp_path)
 
 
 @pytest.mark.spec("studio:SV4")
@@ -814,7 +814,7 @@ def test_folder_below_one_of_another_user_raises(tmp_path: Path) -> None:
         mock.patch("stepengine.server.access.os.geteuid", return_value=user if user == 0 else user + 1),
         pytest.raises(JournalError, match="another user, who decides what"),
     ):
-        check_folder(above / "runs")
+        resolve_trusted_path(above / "runs")
 
 
 def test_parent_of_a_link_resolves_to_its_real_folder(tmp_path: Path) -> None:
@@ -822,7 +822,7 @@ def test_parent_of_a_link_resolves_to_its_real_folder(tmp_path: Path) -> None:
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "a" / "link").symlink_to(tmp_path / "b" / "deep")
     with pytest.raises(JournalError, match=re.escape(f"{str(tmp_path / 'b' / 'runs')!r} would be fine")):
-        check_folder(f"{tmp_path}/a/link/../runs")
+        resolve_trusted_path(f"{tmp_path}/a/link/../runs")
 
 
 def test_missing_looping_or_irregular_folder_raises(tmp_path: Path) -> None:
@@ -830,10 +830,10 @@ def test_missing_looping_or_irregular_folder_raises(tmp_path: Path) -> None:
     (tmp_path / "b").symlink_to("a")
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(JournalMissing):
-        check_folder(tmp_path / "nowhere" / "runs")
+        resolve_trusted_path(tmp_path / "nowhere" / "runs")
     for name in ("a", "pipe"):
         with pytest.raises(StepEngineError):
-            check_folder(tmp_path / name)
+            resolve_trusted_path(tmp_path / name)
 
 
 def test_guard_without_the_extra_names_it(behind: Behind) -> None:

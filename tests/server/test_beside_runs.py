@@ -275,7 +275,7 @@ def test_session_deletion_is_refused_while_a_run_starts(tmp_path: Path) -> None:
         for name, status in (("a", "completed"), ("b", "started"))
     ]
     made = ledger.write([make_register_act(rows[0], None), make_register_act(rows[1], None), make_detach_act("s")])
-    left = [row.session for row in ledger.listed(owner=None, agent=None, statuses=(), before=None, limit=9)]
+    left = [row.session for row in ledger.list_runs(owner=None, agent=None, statuses=(), before=None, limit=9)]
     ledger.close()
 
     assert isinstance(made[2], InputError)
@@ -377,7 +377,7 @@ def test_report_in_the_folder_itself_has_the_folder_name(house: House) -> None:
     folder = written(house)
     found = Reports(folder)
 
-    assert ["one"] == [place.id for place, _ in found.listed(None, 9)]
+    assert ["one"] == [place.id for place, _ in found.list_summaries(None, 9)]
     assert found.find("one") is not None
 
 
@@ -422,7 +422,7 @@ def test_report_folder_must_be_private_and_may_be_missing(tmp_path: Path) -> Non
     tokens = tmp_path / "tokens.json"
     Tokens.open(tokens).add("root", ["admin"])
 
-    assert [] == Reports(tmp_path / "later").listed(None, 9)
+    assert [] == Reports(tmp_path / "later").list_summaries(None, 9)
     with pytest.raises(DefinitionError, match="is not a folder"):
         app(Engine([]), runs=tmp_path / "runs", tokens=tokens, reports=tmp_path / "file")
     with pytest.raises(JournalError, match="others may write"):

@@ -64,13 +64,13 @@ def test_decision_about_an_effect_in_doubt_counts_once(ledger: Ledger) -> None:
 @pytest.mark.spec("studio:SV3")
 def test_message_during_suspension_keeps_the_run_active(ledger: Ledger) -> None:
     ledger.write([make_status_act("one", "running", 2.0)])
-    before = ledger.count_wakes("one")
+    before = ledger.count_messages_since_suspend("one")
     ledger.write([make_message_arrived_act("one")])
 
     assert [False] == ledger.write([make_suspend_act("one", 3.0, before)])
     assert ["one"] == ledger.list_active_runs(), "a kill here loses nothing"
-    assert [True] == ledger.write([make_suspend_act("one", 4.0, ledger.count_wakes("one"))])
-    assert ("suspended", 0) == (ledger.find("one").status, ledger.count_wakes("one"))
+    assert [True] == ledger.write([make_suspend_act("one", 4.0, ledger.count_messages_since_suspend("one"))])
+    assert ("suspended", 0) == (ledger.find("one").status, ledger.count_messages_since_suspend("one"))
     ledger.write([make_decisions_act("one", {"doubt:#0": Answer(selected=("yes",))})])
     assert [False] == ledger.write([make_suspend_act("one", 5.0, 0)])
     ledger.close()

@@ -41,7 +41,7 @@ NAMES = [one.name for one in OPERATIONS]
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    webhooks = Webhooks.read(
+    webhooks = Webhooks.parse(
         json.dumps({"topics": {"go": {"secrets": [SECRET], "run": "/run"}}}).encode(), "webhooks.json"
     )
     with House(tmp_path_factory.mktemp("house"), webhooks=webhooks).open() as opened:

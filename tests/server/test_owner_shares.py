@@ -61,11 +61,11 @@ def test_owner_without_slot_gets_one_while_any_is_free(
             assert shares.has_room(name) == (free > 0)
         if is_wanted and shares.has_room(name):
             held[name].append(ExitStack())
-            held[name][-1].enter_context(shares.use(name))
+            held[name][-1].enter_context(shares.use_slot(name))
         elif not is_wanted and held[name]:
             held[name].pop().close()
 
-        assert [len(held[one]) for one in "abcd"] == [shares.count(one) for one in "abcd"]
+        assert [len(held[one]) for one in "abcd"] == [shares.count_used_slots(one) for one in "abcd"]
 
 
 @pytest.mark.parametrize(("slots", "reserve", "most"), [(768, 0.25, 576), (16, 0.25, 12), (16, 0, 16), (1, 0.25, 1)])
@@ -73,7 +73,7 @@ def test_single_owner_uses_all_slots_but_the_reserve(slots: int, reserve: float,
     shares, used = OwnerShares(slots, reserve), 0
     with ExitStack() as stack:
         while shares.has_room("anna"):
-            stack.enter_context(shares.use("anna"))
+            stack.enter_context(shares.use_slot("anna"))
             used += 1
 
     assert most == used
@@ -236,7 +236,7 @@ def test_runs_that_messages_resume_leave_the_share_of_others(tmp_path: Path) -> 
 @pytest.mark.smoke
 @pytest.mark.spec("studio:SV34")
 def test_long_searches_of_one_owner_leave_threads_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    listed, is_there, may_go = Ledger.listed, threading.Event(), threading.Event()
+    listed, is_there, may_go = Ledger.list_runs, threading.Event(), threading.Event()
 
     def search(self: Ledger, **options: Any) -> Any:
         is_there.set()
@@ -245,7 +245,7 @@ def test_long_searches_of_one_owner_leave_threads_to_others(tmp_path: Path, monk
 
     with House(tmp_path).open() as house, house.client() as client, house.client("bob") as other:
         run = started(other)
-        monkeypatch.setattr(Ledger, "listed", search)
+        monkeypatch.setattr(Ledger, "list_runs", search)
         with ThreadPoolExecutor(40) as pool:
             searches = [pool.submit(client.get, "/runs?search=x") for _ in range(40)]
             is_there.wait()

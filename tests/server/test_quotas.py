@@ -188,13 +188,13 @@ async def test_bytes_per_minute_recover_and_admit_one_large_request() -> None:
         return QuotaUsage()
 
     table = QuotaTable(Quotas(bytes_per_minute=10), measure, clock=lambda: now[0])
-    async with table.use("ann", 25):
+    async with table.admit_request("ann", 25):
         pass
     with pytest.raises(Problem) as refused_by:
-        async with table.use("ann", 1):
+        async with table.admit_request("ann", 1):
             pass
     now[0] += 61
-    async with table.use("ann", 1):
+    async with table.admit_request("ann", 1):
         pass
 
     assert {"retry-after": "60"} == refused_by.value.headers
@@ -209,15 +209,15 @@ async def test_failed_requests_are_not_counted_and_pending_ones_are() -> None:
     now = [100.0]
     table = QuotaTable(Quotas(stored_bytes=100), measure, clock=lambda: now[0])
     with pytest.raises(ZeroDivisionError):
-        async with table.use("ann", 40):
+        async with table.admit_request("ann", 40):
             raise ZeroDivisionError
-    async with table.use("ann", 40):
+    async with table.admit_request("ann", 40):
         now[0] += 11
         with pytest.raises(Problem):
-            async with table.use("ann", 20):
+            async with table.admit_request("ann", 20):
                 pass
     now[0] += 11
-    async with table.use("ann", 50):
+    async with table.admit_request("ann", 50):
         pass
 
 

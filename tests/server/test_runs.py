@@ -662,7 +662,7 @@ async def test_a_repeated_start_fails_as_the_first_one_does(tmp_path: Path) -> N
     )
     async with Engine([agent]) as engine:
         runs = Runs(engine, tmp_path / "runs", wait_for_answers=0, drain=0)
-        await runs.open()
+        await runs.start()
         asked = StartRequest(agent="sized", params={"size": "large"})
         starts = [runs.launcher.start(Caller("ann", {"run"}), asked, key="one") for _ in range(5)]
         told = await asyncio.gather(*starts, return_exceptions=True)
@@ -679,12 +679,12 @@ async def test_of_two_answers_around_a_resume_one_is_accepted(tmp_path: Path) ->
     caller = Caller("ann", {"run", "answer"})
     async with Engine(AGENTS) as engine:
         runs = Runs(engine, tmp_path / "runs", wait_for_answers=0, drain=0)
-        await runs.open()
+        await runs.start()
         run, _ = await runs.launcher.start(caller, StartRequest(agent="asking"))
-        await runs.live.wait_recorded(run)
+        await runs.live.wait_until_end_recorded(run)
         await runs.close()
         runs = Runs(engine, tmp_path / "runs", wait_for_answers=60, drain=0)
-        await runs.open()
+        await runs.start()
         before = await runs.reader.find(caller, run)
         await runs.launcher.resume(before)
         after = await runs.reader.find(caller, run)
@@ -715,7 +715,7 @@ def test_ended_run_is_completed_even_while_its_row_is_read(tmp_path: Path) -> No
     async def told() -> list[str]:
         engine = Engine([AgentDefinition("waiting", tools=[wait], handle_steps=waiting)])
         runs = Runs(engine, tmp_path / "runs", drain=0)
-        await runs.open()
+        await runs.start()
         caller = Caller("ann", {"run"})
         run, _ = await runs.launcher.start(caller, StartRequest(agent="waiting"))
         loop, find = asyncio.get_running_loop(), Ledger.find
@@ -726,7 +726,7 @@ def test_ended_run_is_completed_even_while_its_row_is_read(tmp_path: Path) -> No
             """
             row = find(self, wanted)
             may_end.set()
-            asyncio.run_coroutine_threadsafe(runs.live.wait_recorded(wanted), loop).result(30)
+            asyncio.run_coroutine_threadsafe(runs.live.wait_until_end_recorded(wanted), loop).result(30)
             return row
 
         with pytest.MonkeyPatch.context() as patch:

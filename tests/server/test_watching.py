@@ -35,7 +35,7 @@ from stepengine.server.watchers import (
     UnreadEvents,
     is_in_both_streams,
     make_event_key,
-    stream_live_events,
+    stream_recorded_then_live_events,
 )
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
 from tests.waits import until
@@ -92,7 +92,7 @@ async def all_of(events: Any) -> list[Event]:
 def id_after(events: list[Event]) -> str | None:
     had, place = ReaderPosition.parse(None), None
     for event in events:
-        place = had.take(event)
+        place = had.record_received_event(event)
     return place
 
 
@@ -127,7 +127,9 @@ def test_journal_reader_gets_the_remaining_events_live_once() -> None:
             seen = told[:-2]
             shared = SharedJournals(lambda _: kept)  # noqa: B023
             rest = await all_of(
-                stream_live_events(shown_live(), shared.get_followed_events("r"), ReaderPosition.parse(id_after(seen)))
+                stream_recorded_then_live_events(
+                    shown_live(), shared.get_followed_events("r"), ReaderPosition.parse(id_after(seen))
+                )
             )
 
             assert keys == Counter([make_event_key(one) for one in (*seen, *rest) if is_in_both_streams(one)]), count
@@ -288,7 +290,7 @@ async def write_in_parts(path: Path, journal: MemoryJournal, following: Followed
     with path.open("ab", buffering=0) as file:
         for start in range(0, len(lines), 10):
             file.write(b"".join(lines[start : start + 10]))
-            await following.read_history(ReaderPosition.parse(None))
+            await following.read_unread_events(ReaderPosition.parse(None))
 
 
 @pytest.mark.deep
@@ -310,7 +312,7 @@ def test_late_reader_gets_evicted_events_from_the_journal(tmp_path: Path, monkey
             had = ReaderPosition.parse(id_after(whole[:count]))
             rest = await all_of(following.events(had, stay=True))
             assert [event.id for event in whole[count:]] == [event.id for event in rest]
-            past, _, place = await following.read_history(had)
+            past, _, place = await following.read_unread_events(had)
             assert [event.id for event in whole[count:]] == [event.id for event in past.new]
             assert len(whole) - 1 == place
         shared.close()

@@ -52,7 +52,7 @@ FILE = {
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    webhooks = Webhooks.read(json.dumps(FILE).encode(), "webhooks.json")
+    webhooks = Webhooks.parse(json.dumps(FILE).encode(), "webhooks.json")
     with House(tmp_path_factory.mktemp("house"), webhooks=webhooks).open() as opened:
         yield opened
 
@@ -296,7 +296,7 @@ def test_two_signature_headers_are_rejected(house: House) -> None:
 def test_any_header_text_signs_nothing_without_failing(headers: dict[str, list[str]], body: bytes) -> None:
     topic = Topic.model_validate({"secrets": (KEY, STANDARD_KEY, "whsec_no base64 at all!")})
 
-    assert topic.verify_signature(headers, body, time.time()) is None
+    assert topic.verify_and_get_message_id(headers, body, time.time()) is None
 
 
 # --- the file -------------------------------------------------------------------------------------------------------
@@ -381,7 +381,7 @@ class Listener:
 
     def file(self, **more: object) -> Webhooks:
         out = {"url": self.url, "secrets": [STANDARD_KEY], "public_url": "https://runs.example.com/agents/", **more}
-        return Webhooks.read(json.dumps({"out": out}).encode(), "webhooks.json")
+        return Webhooks.parse(json.dumps({"out": out}).encode(), "webhooks.json")
 
 
 @pytest.fixture

@@ -46,4 +46,4 @@ async def served(folder: Path, engine: Engine, *, name: str = "anna", **options:
         try:
             yield Address(f"http://127.0.0.1:{port}", {"authorization": f"Bearer {token}"})
         finally:
-            made.end_watching()
+            made.end_event_streams()

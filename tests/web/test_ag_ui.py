@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from stepengine import AgentDefinition, Answer, Engine, Usage
 from stepengine.adapters.ag_ui import ag_ui
-from stepengine.adapters.ag_ui.asked import prompt_of, read_answers
+from stepengine.adapters.ag_ui.asked import extract_prompt, parse_interrupt_answers
 from stepengine.data import events as ev
 from stepengine.data.state import RunStatus
 from stepengine.errors import InputError, StepEngineError
@@ -190,7 +190,7 @@ async def test_interrupted_run_resumes_with_the_answer_of_the_page(
             asked["metadata"]["stepengine"]["details"],
         )
         assert asked["toolCallId"] in {e["toolCallId"] for e in events if e["type"] == "TOOL_CALL_START"}
-        answers = read_answers(given(resume=[resume(asked["id"], payload, status)]))
+        answers = parse_interrupt_answers(given(resume=[resume(asked["id"], payload, status)]))
         after = await shown(running.stream(agent, session_id="t", answers=answers))
 
     verify(after)
@@ -208,12 +208,12 @@ async def test_question_options_are_in_its_schema_and_stale_answers_fail() -> No
     async with engine([*SCENES["question"][1], "Seen."]) as running:
         (asked,) = (await shown(running.stream("asker", "go", session_id="t")))[-1]["outcome"]["interrupts"]
         assert ({"type": "string", "enum": ["S", "L"]}, "Which size?") == (asked["responseSchema"], asked["message"])
-        wrong = read_answers(given(resume=[resume(asked["id"], "XXL")]))
-        stale = read_answers(given(resume=[resume("x:q9", "S")]))
+        wrong = parse_interrupt_answers(given(resume=[resume(asked["id"], "XXL")]))
+        stale = parse_interrupt_answers(given(resume=[resume("x:q9", "S")]))
         for answers in (wrong, stale):
             events = await shown(running.stream("asker", session_id="t", answers=answers))
             assert ("RUN_ERROR", "answer_rejected") == (events[-1]["type"], events[-1]["code"])
-        right = read_answers(given(resume=[resume(asked["id"], "L")]))
+        right = parse_interrupt_answers(given(resume=[resume(asked["id"], "L")]))
         (paint,) = (await shown(running.stream("asker", session_id="t", answers=right)))[-1]["outcome"]["interrupts"]
         assert {"what": "the door"} == paint["metadata"]["stepengine"]["details"]
 
@@ -224,26 +224,28 @@ def test_only_the_last_user_message_of_a_page_is_read() -> None:
         {"id": "2", "role": "user", "content": "Hi."},
     ]
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    assert "Hi." == prompt_of(given(messages=said))
-    assert "a\n\nb" == prompt_of(given(messages=[{"id": "2", "role": "user", "content": parts}]))
+    assert "Hi." == extract_prompt(given(messages=said))
+    assert "a\n\nb" == extract_prompt(given(messages=[{"id": "2", "role": "user", "content": parts}]))
     for messages in ([], said[:1], [{"id": "2", "role": "user", "content": "x" * 1_048_577}]):
         with pytest.raises(InputError):
-            prompt_of(given(messages=messages))
+            extract_prompt(given(messages=messages))
 
 
 @pytest.mark.spec("interfaces:IF44")
 def test_page_answers_are_parsed_or_rejected() -> None:
     entries = [resume("r:q1", ["a", "b"]), resume("r:2.q3", "words"), resume("r:2:size", None, "cancelled")]
-    assert {"q1": Answer(selected=("a", "b")), "2.q3": "words", "2:size": Answer(declined=True)} == read_answers(
-        given(resume=entries)
-    )
-    assert {} == read_answers(given())
+    assert {
+        "q1": Answer(selected=("a", "b")),
+        "2.q3": "words",
+        "2:size": Answer(declined=True),
+    } == parse_interrupt_answers(given(resume=entries))
+    assert {} == parse_interrupt_answers(given())
     for wrong in (
         [resume("q1", "x")], [resume("r:", "x")], [resume("r:q", 5)], [resume("r:q", {"approved": "yes"})], [resume("r:q", [1])],
         [resume("r:q", {"approved": True, "editedInput": 5})], [resume("r:q", "x"), resume("s:q", "x")],
     ):  # fmt: skip
         with pytest.raises(InputError):
-            read_answers(given(resume=wrong))
+            parse_interrupt_answers(given(resume=wrong))
 
 
 @pytest.mark.spec("interfaces:IF24", "interfaces:IF25")

@@ -17,7 +17,7 @@ from stepengine.adapters.acp.protocol_errors import (
     INTERNAL,
     INVALID_PARAMS,
     MISSING_KEY,
-    convert_errors,
+    convert_to_protocol_errors,
     make_protocol_error,
 )
 from stepengine.adapters.acp.session import EditorSession
@@ -131,8 +131,8 @@ class EditorAgent:
         """Start a session in a workspace."""
         from acp import schema
 
-        with convert_errors():
-            kept = self._kept.new(_check_folder(cwd))
+        with convert_to_protocol_errors():
+            kept = self._kept.create_session(_parse_workspace_folder(cwd))
         session = await self._open_session(kept, mcp_servers)
         return schema.NewSessionResponse(session_id=kept.id, **self._list_choices(session))
 
@@ -142,7 +142,7 @@ class EditorAgent:
         """Resume a session, and show its conversation."""
         from acp import schema
 
-        session = await self._reopen_session(session_id, _check_folder(cwd), mcp_servers, shows=True)
+        session = await self._reopen_session(session_id, _parse_workspace_folder(cwd), mcp_servers, shows=True)
         return schema.LoadSessionResponse(**self._list_choices(session))
 
     async def resume_session(
@@ -151,7 +151,7 @@ class EditorAgent:
         """Resume a session."""
         from acp import schema
 
-        session = await self._reopen_session(session_id, _check_folder(cwd), mcp_servers, shows=False)
+        session = await self._reopen_session(session_id, _parse_workspace_folder(cwd), mcp_servers, shows=False)
         return schema.ResumeSessionResponse(**self._list_choices(session))
 
     async def fork_session(
@@ -160,15 +160,15 @@ class EditorAgent:
         """Start a session from the state of another one."""
         from acp import schema
 
-        folder = _check_folder(cwd)
-        with convert_errors():
-            source = self._kept.find(session_id)
+        folder = _parse_workspace_folder(cwd)
+        with convert_to_protocol_errors():
+            source = self._kept.load_session(session_id)
         running = self._open.get(session_id)
         if running is not None and (not running.free.is_set() or running.run is not None):
             msg = f"session {session_id!r} is under way; fork it when its turn has ended"
             raise make_protocol_error(INVALID_PARAMS, msg)
-        with convert_errors():
-            made = self._kept.copy(source, folder)
+        with convert_to_protocol_errors():
+            made = self._kept.copy_session(source, folder)
         session = await self._reopen_session(made.id, folder, mcp_servers, shows=False)
         return schema.ForkSessionResponse(session_id=made.id, **self._list_choices(session))
 
@@ -182,7 +182,7 @@ class EditorAgent:
             msg = "the cursor is none of ours"
             raise make_protocol_error(INVALID_PARAMS, msg)
         first = int(cursor or 0)
-        found = self._kept.list_sessions(None if cwd is None else _check_folder(cwd))
+        found = self._kept.list_sessions(None if cwd is None else _parse_workspace_folder(cwd))
         infos = [
             schema.SessionInfo(session_id=each.id, cwd=str(each.cwd), title=each.title or None, updated_at=each.updated)
             for each in found[first : first + PAGE]
@@ -202,8 +202,8 @@ class EditorAgent:
     async def delete_session(self, session_id: str) -> None:
         """Close a session, and delete it with its journals; an unknown session counts as deleted."""
         await self.close_session(session_id)
-        with convert_errors():
-            self._kept.remove(session_id)
+        with convert_to_protocol_errors():
+            self._kept.delete_session(session_id)
 
     async def ext_method(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         """Delete a session for ``session/delete``, which the protocol's package does not route; refuse every other method."""
@@ -220,26 +220,26 @@ class EditorAgent:
 
     async def aclose(self) -> None:
         """Close every session."""
-        self._editor.cancel_pending()
+        self._editor.cancel_pending_updates()
         for session_id in list(self._open):
             await self.close_session(session_id)
 
-    async def _open_session(self, kept: KeptSession, named: Any) -> EditorSession:
+    async def _open_session(self, kept: KeptSession, mcp_servers: Any) -> EditorSession:
         await self.close_session(kept.id)
         kept.chosen = self._offer.replace_unoffered(kept.chosen)
-        with convert_errors():
+        with convert_to_protocol_errors():
             session = EditorSession(self._editor, self._engines, kept)
-            session.add_servers(named)
+            session.add_servers(mcp_servers)
         self._open[kept.id] = session
-        self._editor.send_after_reply(session.send_commands())
+        self._editor.send_after_reply(session.send_skill_commands())
         return session
 
-    async def _reopen_session(self, session_id: str, cwd: Path, named: Any, *, shows: bool) -> EditorSession:
-        with convert_errors():
-            kept = self._kept.find(session_id)
+    async def _reopen_session(self, session_id: str, cwd: Path, mcp_servers: Any, *, shows: bool) -> EditorSession:
+        with convert_to_protocol_errors():
+            kept = self._kept.load_session(session_id)
         kept.cwd = cwd
-        session = await self._open_session(kept, named)
-        await session.replay(shows=shows)
+        session = await self._open_session(kept, mcp_servers)
+        await session.replay_turns(shows=shows)
         return session
 
     def _get_session(self, session_id: str) -> EditorSession:
@@ -254,7 +254,10 @@ class EditorAgent:
     def _list_choices(self, session: EditorSession) -> dict[str, Any]:
         """Return the modes and options of a session, without empty lists."""
         chosen = session.kept.chosen
-        found = {"modes": self._offer.mode_state(chosen), "config_options": self._offer.options(chosen)}
+        found = {
+            "modes": self._offer.make_mode_state(chosen),
+            "config_options": self._offer.make_config_options(chosen),
+        }
         return {name: value for name, value in found.items() if value}
 
     async def set_session_mode(self, session_id: str, mode_id: str, **_: object) -> schema.SetSessionModeResponse:
@@ -262,8 +265,8 @@ class EditorAgent:
         from acp import schema
 
         session = self._get_session(session_id)
-        self._choose(session, MODE, mode_id)
-        options = self._offer.options(session.kept.chosen)
+        self._store_choice(session, MODE, mode_id)
+        options = self._offer.make_config_options(session.kept.chosen)
         update = schema.ConfigOptionUpdate(session_update="config_option_update", config_options=options)
         self._editor.send_after_reply(session.send_update(update))
         return schema.SetSessionModeResponse()
@@ -275,27 +278,29 @@ class EditorAgent:
         from acp import schema
 
         session = self._get_session(session_id)
-        self._choose(session, config_id, value)
+        self._store_choice(session, config_id, value)
         if config_id == MODE:
             mode = session.kept.chosen.mode
             update = schema.CurrentModeUpdate(session_update="current_mode_update", current_mode_id=mode)
             self._editor.send_after_reply(session.send_update(update))
-        return schema.SetSessionConfigOptionResponse(config_options=self._offer.options(session.kept.chosen))
+        return schema.SetSessionConfigOptionResponse(
+            config_options=self._offer.make_config_options(session.kept.chosen)
+        )
 
-    def _choose(self, session: EditorSession, option: str, value: object) -> None:
+    def _store_choice(self, session: EditorSession, option: str, value: object) -> None:
         chosen = self._offer.with_value(session.kept.chosen, option, value)
         if chosen is None:
             msg = f"{value!r:.80} is not among what can be chosen for {option!r:.80}; session/new told the options"
             raise make_protocol_error(INVALID_PARAMS, msg)
         session.kept.chosen = chosen
-        with convert_errors():
+        with convert_to_protocol_errors():
             session.kept.save()
 
     # --- turns --------------------------------------------------------------------------------------------------------
 
     async def prompt(self, session_id: str, prompt: list[Any], **_: Any) -> schema.PromptResponse:
         """Run a turn, and show it while it runs. Wait first for the end of a cancelled turn."""
-        with convert_errors():
+        with convert_to_protocol_errors():
             said = prompts.parse_prompt(prompt)
         session = await self._wait_until_idle(session_id)
         try:
@@ -327,7 +332,7 @@ class EditorAgent:
         return session
 
 
-def _check_folder(cwd: str) -> Path:
+def _parse_workspace_folder(cwd: str) -> Path:
     path = Path(cwd)
     if not (path.is_absolute() and path.is_dir()):
         msg = f"cwd is {cwd!r:.200}; it is the absolute path of a folder that exists"

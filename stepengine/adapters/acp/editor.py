@@ -42,12 +42,12 @@ class ConnectedEditor:
         self._later.add(task)
         task.add_done_callback(self._later.discard)
 
-    def cancel_pending(self) -> None:
+    def cancel_pending_updates(self) -> None:
         """Cancel the updates that ``send_after_reply`` has not sent yet."""
         for task in self._later:
             task.cancel()
 
-    def shows_forms(self) -> bool:
+    def can_show_forms(self) -> bool:
         """Return whether the editor can ask a person by a form."""
         can = getattr(self.capabilities, "elicitation", None)
         return can is not None and can.form is not None
@@ -67,7 +67,7 @@ class ConnectedEditor:
         response = await self._get_client().create_elicitation(question.text, mode)
         return questions.parse_form_answer(question, response)
 
-    def make_tools(
+    def make_buffers_and_terminals(
         self, session_id: str, cwd: Path, show_terminal: Callable[[str, str, str], Awaitable[None]]
     ) -> dict[str, object]:
         """Return the ``buffers`` and ``terminals`` that the editor offers to the tools of a session."""

@@ -164,7 +164,7 @@ class EditorTerminals:
             terminal = made.terminal_id
             try:
                 await self._show(path, call_id, terminal)
-                in_time = await self._wait_for_exit(terminal, seconds)
+                in_time = await self._wait_or_kill_at_timeout(terminal, seconds)
                 return await self._read_output(terminal, in_time=in_time)
             finally:
                 await self._release_terminal(terminal)
@@ -173,7 +173,7 @@ class EditorTerminals:
             msg = f"the editor did not run {argv[0]!r} in a terminal: {why}"
             raise ToolError(msg) from None
 
-    async def _wait_for_exit(self, terminal: str, seconds: float | None) -> bool:
+    async def _wait_or_kill_at_timeout(self, terminal: str, seconds: float | None) -> bool:
         """Wait for the end of a program, kill it after the time limit, and return True if it ended by itself."""
         try:
             async with asyncio.timeout(seconds):

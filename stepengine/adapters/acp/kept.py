@@ -51,7 +51,7 @@ class PromptRun:
     servers: tuple[str, ...] = ()
 
     @property
-    def media(self) -> Path:
+    def media_file(self) -> Path:
         """The file with the images and documents of the prompt."""
         return self.journal.with_suffix(".media.json")
 
@@ -63,7 +63,7 @@ class PromptRun:
     @classmethod
     def from_dict(cls, form: Any, folder: Path) -> PromptRun:
         """Return a turn from the JSON that ``to_dict`` returned; *folder* is that of its session."""
-        chosen = _read_choice(form)
+        chosen = _parse_choices(form)
         servers = tuple([str(name) for name in form.get("servers", ())])
         return cls(str(form["prompt"]), folder / Path(form["journal"]).name, bool(form["kept"]), chosen, servers)
 
@@ -102,7 +102,7 @@ class KeptSession:
         self.turns.append(turn)
         try:
             if media:
-                _write_file(turn.media, media)
+                _write_file(turn.media_file, media)
             self.save()
         except SessionError:
             self.turns.pop()
@@ -144,7 +144,7 @@ class KeptSessions:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def new(self, cwd: Path) -> KeptSession:
+    def create_session(self, cwd: Path) -> KeptSession:
         """Create a session for a workspace."""
         session = KeptSession(secrets.token_hex(8), Path(), cwd)
         session.folder = self._folder / session.id
@@ -157,7 +157,7 @@ class KeptSessions:
             raise _make_storage_error(self._folder, error) from None
         return session
 
-    def find(self, session_id: str) -> KeptSession:
+    def load_session(self, session_id: str) -> KeptSession:
         """Return a session by its id."""
         folder = self._folder / session_id
         if not ID.fullmatch(session_id) or not (folder / ABOUT).is_file():
@@ -168,7 +168,7 @@ class KeptSessions:
             about = _read_json(folder / ABOUT)
             turns = [PromptRun.from_dict(turn, folder) for turn in about["turns"]]
             return KeptSession(
-                session_id, folder, Path(about["cwd"]), turns, str(about["updated"]), _read_choice(about)
+                session_id, folder, Path(about["cwd"]), turns, str(about["updated"]), _parse_choices(about)
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             msg = f"the session {session_id!r} cannot be read: {type(error).__name__}"
@@ -181,12 +181,12 @@ class KeptSessions:
             msg = f"others may write in {str(self._folder)!r}; make it yours alone with `chmod 700`"
             raise SessionError(msg)
 
-    def copy(self, source: KeptSession, cwd: Path) -> KeptSession:
+    def copy_session(self, source: KeptSession, cwd: Path) -> KeptSession:
         """Create a session from the state of another one."""
-        made = self.new(cwd)
+        made = self.create_session(cwd)
         made.chosen = source.chosen
         for turn in source.turns:
-            for file in (turn.journal, turn.media):
+            for file in (turn.journal, turn.media_file):
                 if file.is_file():
                     try:
                         shutil.copy2(file, made.folder / file.name)
@@ -196,7 +196,7 @@ class KeptSessions:
         made.save()
         return made
 
-    def remove(self, session_id: str) -> None:
+    def delete_session(self, session_id: str) -> None:
         """Delete a session with its journals; an unknown session counts as deleted."""
         folder = self._folder / session_id
         if not ID.fullmatch(session_id) or not folder.is_dir() or folder.is_symlink():
@@ -212,7 +212,7 @@ class KeptSessions:
         found = []
         for folder in self._folder.iterdir() if self._folder.is_dir() else ():
             try:
-                session = self.find(folder.name)
+                session = self.load_session(folder.name)
             except SessionError:
                 continue
             if cwd is None or session.cwd == cwd:
@@ -232,7 +232,7 @@ def _read_json(file: Path) -> dict[str, Any]:
     return about
 
 
-def _read_choice(form: Any) -> SessionChoices:
+def _parse_choices(form: Any) -> SessionChoices:
     return SessionChoices(str(form.get("mode", "")), str(form.get("model", "")))
 
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stepengine.adapters.acp.stdio import read_message
+from stepengine.adapters.acp.stdio import parse_message
 from stepengine.data.secret_names import is_secret_name
 from stepengine.errors import ExternalAgentError
 from stepengine.workspace.environment import SUPERVISOR, find_program
@@ -123,9 +123,9 @@ class AgentProgram:
             msg = f"the program {self._name!r} could not be started: {why}"
             raise ExternalAgentError(msg, kind="start")
         self._pid = int(number)
-        self._tasks.append(asyncio.create_task(self._wait_for_program_end()))
+        self._tasks.append(asyncio.create_task(self._end_children_after_program()))
 
-    async def _wait_for_program_end(self) -> None:
+    async def _end_children_after_program(self) -> None:
         """End the remaining processes when the program ends. They may hold the pipes open and hide its end."""
         with contextlib.suppress(OSError):
             said = await asyncio.get_running_loop().sock_recv(self._line, 64)
@@ -162,7 +162,7 @@ class AgentProgram:
             except asyncio.LimitOverrunError:
                 self.problem = f"it sent a line of more than {LINE_BYTES:,} bytes"
                 return None
-            message = read_message(line)
+            message = parse_message(line)
             if message is not None:
                 return message
             if line.strip():
@@ -174,7 +174,7 @@ class AgentProgram:
 
     async def close(self) -> None:
         """Ask the program to end, kill it after a timeout, and end all its processes."""
-        work = asyncio.ensure_future(self._end())
+        work = asyncio.ensure_future(self._end_all_processes())
         try:
             await asyncio.shield(work)
         except asyncio.CancelledError:
@@ -197,7 +197,7 @@ class AgentProgram:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(self._pid, number)
 
-    async def _end(self) -> None:
+    async def _end_all_processes(self) -> None:
         await self._close_input_and_terminate()
         for task in self._tasks[1:]:
             task.cancel()

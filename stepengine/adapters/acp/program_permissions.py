@@ -28,7 +28,7 @@ class ProgramPermissions:
         self._commands: set[str] = set()
         self._files: set[tuple[str, str]] = set()
 
-    async def request(self, kind: str, input: dict[str, Any], *, is_live: bool) -> bool | None:
+    async def request_permission(self, kind: str, input: dict[str, Any], *, is_live: bool) -> bool | None:
         """Return True if an action is allowed; ``None`` if there will be no answer, as when no turn *is_live*."""
         known = self._early_answers.pop(canonical(input), None)
         if known is not None:
@@ -42,11 +42,11 @@ class ProgramPermissions:
         self.requested.set()
         return await answer
 
-    def list_open(self) -> list[dict[str, object]]:
+    def list_open_requests(self) -> list[dict[str, object]]:
         """Return the requests without an answer as JSON."""
         return [request for number, request in self._requests.items() if not self._answers[number].done()]
 
-    def answer(self, answers: Iterable[Mapping[str, Any]]) -> None:
+    def answer_requests(self, answers: Iterable[Mapping[str, Any]]) -> None:
         """Answer open requests by their ids."""
         for answer in answers:
             self._requests.pop(answer["id"], None)
@@ -58,7 +58,7 @@ class ProgramPermissions:
         """Store answers for requests that a restarted program will make again, by their inputs."""
         self._early_answers = {canonical(answer["input"]): answer["allowed"] for answer in answers}
 
-    def cancel(self) -> None:
+    def cancel_requests(self) -> None:
         """End the open requests without an answer."""
         for answer in self._answers.values():
             if not answer.done():
@@ -71,15 +71,15 @@ class ProgramPermissions:
             self._commands.add(command if isinstance(command, str) else shlex.join(command))
         self._files.update((kind, path) for path in paths)
 
-    def has_command(self, line: str) -> bool:
+    def is_command_granted(self, line: str) -> bool:
         """Return whether a command was granted."""
         return line in self._commands
 
-    def use_command(self, line: str) -> None:
+    def consume_command_grant(self, line: str) -> None:
         """Withdraw the grant of a command, which holds once."""
         self._commands.discard(line)
 
-    def use_files(self, kind: str, paths: Iterable[str]) -> bool:
+    def consume_file_grants(self, kind: str, paths: Iterable[str]) -> bool:
         """Return whether all of these files were granted, and withdraw the grant, which holds once."""
         wanted = {(kind, path) for path in paths}
         if not wanted <= self._files:

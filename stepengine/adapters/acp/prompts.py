@@ -65,7 +65,7 @@ def parse_prompt(blocks: Iterable[Any]) -> EditorPrompt:
         elif block.type == "resource_link":
             texts.append(f"[{block.name}]({block.uri})")
         elif block.type == "resource" and getattr(resource, "text", None) is not None:
-            texts.append(_embed_resource(resource))
+            texts.append(_format_embedded_resource(resource))
         elif block.type == "image":
             media.append(ImagePart(data=_decode_base64(block.data), mime_type=block.mime_type))
         elif block.type == "resource" and getattr(resource, "blob", None) is not None:
@@ -79,7 +79,7 @@ def parse_prompt(blocks: Iterable[Any]) -> EditorPrompt:
     return EditorPrompt("\n\n".join(texts), tuple(media))
 
 
-def _embed_resource(resource: Any) -> str:
+def _format_embedded_resource(resource: Any) -> str:
     text = resource.text
     cut = f"\n... ({len(text) - MAX_RESOURCE} characters more)" if len(text) > MAX_RESOURCE else ""
     return f'<resource uri="{resource.uri}">\n{text[:MAX_RESOURCE]}{cut}\n</resource>'
@@ -128,7 +128,7 @@ def encode_media(media: Sequence[Media]) -> str:
     )
 
 
-def replay_prompt(text: str, media_file: Path) -> list[object]:
+def make_prompt_updates(text: str, media_file: Path) -> list[object]:
     """Return the updates that show the stored prompt of a turn again."""
     import acp
 
@@ -171,7 +171,7 @@ def list_skill_commands(folder: Path) -> list[schema.AvailableCommand]:
     ]
 
 
-def add_instructions(text: str, folder: Path) -> str:
+def add_skill_instructions(text: str, folder: Path) -> str:
     """Return a prompt with the instructions of its ``/NAME`` skill added; other prompts unchanged."""
     name, _, words = text.removeprefix("/").partition(" ")
     if not text.startswith("/"):

@@ -20,7 +20,7 @@ def make_protocol_error(code: int, message: str) -> Exception:
 
 
 @contextlib.contextmanager
-def convert_errors() -> Iterator[None]:
+def convert_to_protocol_errors() -> Iterator[None]:
     """Convert errors in the block to errors of the protocol."""
     try:
         yield

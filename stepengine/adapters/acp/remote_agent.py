@@ -39,14 +39,14 @@ from stepengine.adapters.external.turns import (
     NAME_CHARS,
     SHOWN_CHARS,
     TurnOutput,
-    as_dict,
-    as_dicts,
+    dict_or_empty,
+    dicts_in_list,
     finish_shielded,
     make_external_handler,
     make_failed_result,
     make_permission_input,
     make_permission_tools,
-    permission_kind,
+    permission_kind_from_category,
     start_of_json,
     start_of_text,
 )
@@ -190,8 +190,8 @@ class ExternalAgent(AgentDefinition[ExternalReply]):
             fields = {
                 "input_schema": InputSchema(prompt="What to do.", params=PARAMS),
                 **fields,
-                "tools": [_make_turn_tool(led, timeout), *make_permission_tools(id, _make_guard_callback(led))],
-                "handle_steps": make_external_handler(id, _start_inputs, _make_reply, carried=("session",)),
+                "tools": [_make_turn_tool(led, timeout), *make_permission_tools(id, _make_guard_recorder(led))],
+                "handle_steps": make_external_handler(id, _make_first_input, _make_reply, carried=("session",)),
             }
         elif "handle_steps" not in fields:  # `attrs.evolve` makes one of its fields
             msg = f"agent {id!r}: an ExternalAgent needs its program, such as command=['claude-agent-acp']"
@@ -230,7 +230,7 @@ def _check_options(id: object, command: object, env: object, files: object, star
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
-def _start_inputs(ctx: StepContext) -> dict[str, Any]:
+def _make_first_input(ctx: StepContext) -> dict[str, Any]:
     given = ctx.params if isinstance(ctx.params, Mapping) else {}
     return {"prompt": ctx.prompt, "session": given.get("session") or ctx.agent_state.context.get(SESSION) or ""}
 
@@ -254,7 +254,7 @@ def _make_turn_tool(led: _ProgramSettings, timeout: float | None) -> Tool[Any, A
     }
 
     async def run(ctx: ToolContext, given: JsonDict) -> ToolResult:
-        return await _get_conversation(led, ctx).turn(ctx, given)
+        return await _get_or_make_conversation(led, ctx).run_turn(ctx, given)
 
     return Tool(
         led.id,
@@ -271,17 +271,17 @@ def _make_turn_tool(led: _ProgramSettings, timeout: float | None) -> Tool[Any, A
     )
 
 
-def _get_conversation(led: _ProgramSettings, ctx: ToolContext) -> _ProgramConversation:
+def _get_or_make_conversation(led: _ProgramSettings, ctx: ToolContext) -> _ProgramConversation:
     """Return the conversation of a call's run with the program; a new one for a call without a run."""
     make = partial(_ProgramConversation, led)
     return ctx.of_run(("external agent", led.id), make) if ctx.is_of_run else make()
 
 
-def _make_guard_callback(led: _ProgramSettings) -> Callable[[ToolContext, JsonDict], None]:
+def _make_guard_recorder(led: _ProgramSettings) -> Callable[[ToolContext, JsonDict], None]:
     """Return a callback that stores the file rules of an allowed call for the conversation with the program."""
 
     def keep(ctx: ToolContext, given: JsonDict) -> None:
-        _get_conversation(led, ctx).guards[canonical(given)] = GUARD.get()
+        _get_or_make_conversation(led, ctx).guards[canonical(given)] = GUARD.get()
 
     return keep
 
@@ -303,40 +303,40 @@ class _ProgramConversation:
         self._methods: Sequence[str] = ()
         self._closes = False
 
-    async def turn(self, ctx: ToolContext, given: JsonDict) -> ToolResult:
+    async def run_turn(self, ctx: ToolContext, given: JsonDict) -> ToolResult:
         """Send a prompt or answers, and return the output up to the end of the turn or the next question."""
         try:
             try:
-                await self._continue_turn(ctx, given)
-                return await self._wait_for_turn(ctx)
+                await self._start_or_answer_turn(ctx, given)
+                return await self._wait_for_end_or_request(ctx)
             except ExternalAgentError as error:
-                await self._close()
+                await self._end_program()
                 return make_failed_result(error)
         except BaseException:
             await finish_shielded(self._abort_turn())
             raise
 
-    async def _continue_turn(self, ctx: ToolContext, given: Mapping[str, Any]) -> None:
+    async def _start_or_answer_turn(self, ctx: ToolContext, given: Mapping[str, Any]) -> None:
         answers = given.get("answers")
-        self.said.begin(ctx)
+        self.said.start_call_output(ctx)
         if answers is None:
             await self._start_turn(ctx, given.get("session") or "", given.get("prompt") or "")
         elif self._prompting is not None:
-            self._permissions.answer(answers)
+            self._permissions.answer_requests(answers)
         else:
             # The run was suspended, and the program with it.
             self._permissions.store_early_answers(answers)
-            await self._start_turn(ctx, given["session"], _resume_prompt(answers))
+            await self._start_turn(ctx, given["session"], _make_resume_prompt(answers))
 
     async def _start_turn(self, ctx: ToolContext, session: str, prompt: str) -> None:
-        place = self._find_workspace(ctx)
+        place = self._require_local_workspace(ctx)
         # What is begun here outlives the call where the program waits for a permission, so it is in no context of a call; the
         # files that the call may touch are those of the turn.
         apart = Context()
         apart.run(GUARD.set, GUARD.get())
         try:
             async with asyncio.timeout(self._led.start_seconds):
-                await asyncio.create_task(self._open_program(session, place), context=apart)
+                await asyncio.create_task(self._start_program_and_session(session, place), context=apart)
         except TimeoutError:
             msg = f"the program of {self._led.id!r} had no session open within {self._led.start_seconds:g} s"
             raise ExternalAgentError(msg, kind="time") from None
@@ -344,7 +344,7 @@ class _ProgramConversation:
         asked = {"sessionId": self._session, "prompt": [{"type": "text", "text": prompt}]}
         self._prompting = asyncio.create_task(self._send_request("session/prompt", asked), context=apart)
 
-    def _find_workspace(self, ctx: ToolContext) -> Workspace:
+    def _require_local_workspace(self, ctx: ToolContext) -> Workspace:
         place = self._led.workspace or ctx.workspace
         if place is None:
             msg = f"{self._led.id!r} needs a folder to work in: ExternalAgent(workspace=...), or that of the engine"
@@ -354,7 +354,7 @@ class _ProgramConversation:
             raise ExternalAgentError(msg, kind="start")
         return place
 
-    async def _open_program(self, session: str, place: Workspace) -> None:
+    async def _start_program_and_session(self, session: str, place: Workspace) -> None:
         """Start the program, and open a session."""
         assert place.local_folder is not None  # noqa: S101 - it was looked at
         folder = place.local_folder.resolve()
@@ -368,11 +368,11 @@ class _ProgramConversation:
         self._terminals = BorrowedTerminals(folder, place) if led.terminals else None
         env = select_environment(led.names) | dict(led.env)
         self._program = await AgentProgram.start(led.command, env, folder)
-        self._connection = Connection(self._handle_message, self._program)
-        can = await self._initialize()
-        self._session = await self._start_session(session, str(folder), can)
+        self._connection = Connection(self._dispatch_message, self._program)
+        can = await self._negotiate_capabilities()
+        self._session = await self._open_session(session, str(folder), can)
 
-    async def _initialize(self) -> Mapping[str, Any]:
+    async def _negotiate_capabilities(self) -> Mapping[str, Any]:
         fs = {"readTextFile": self._led.files != "none", "writeTextFile": self._led.files == "write"}
         answer = await self._send_request(
             "initialize",
@@ -389,14 +389,14 @@ class _ProgramConversation:
             )
             raise ExternalAgentError(msg, kind="protocol")
         methods = answer.get("authMethods")
-        self._methods = [start_of_text(one.get("name")) for one in as_dicts(methods)]
-        return as_dict(answer.get("agentCapabilities"))
+        self._methods = [start_of_text(one.get("name")) for one in dicts_in_list(methods)]
+        return dict_or_empty(answer.get("agentCapabilities"))
 
-    async def _start_session(self, session: str, cwd: str, can: Mapping[str, Any]) -> str:
-        self._closes = "close" in as_dict(can.get("sessionCapabilities"))
+    async def _open_session(self, session: str, cwd: str, can: Mapping[str, Any]) -> str:
+        self._closes = "close" in dict_or_empty(can.get("sessionCapabilities"))
         where = {"cwd": cwd, "mcpServers": []}
         if session:
-            resumes = "resume" in as_dict(can.get("sessionCapabilities"))
+            resumes = "resume" in dict_or_empty(can.get("sessionCapabilities"))
             if not (resumes or can.get("loadSession")):
                 msg = f"the program of {self._led.id!r} cannot go on with a session; a call without one begins anew"
                 raise ExternalAgentError(msg, kind="session")
@@ -428,7 +428,7 @@ class _ProgramConversation:
         try:
             answer = await connection.send_request(method, dict(params))
         except RequestError as error:
-            raise self._refusal_error(method, error, kind) from None
+            raise self._make_refusal_error(method, error, kind) from None
         except (ConnectionError, RuntimeError, OSError):
             why = await program.describe_end()
             msg = f"the program of {self._led.id!r} did not answer {method}: {why}"
@@ -442,7 +442,7 @@ class _ProgramConversation:
             raise ExternalAgentError(msg, kind="protocol")
         return answer
 
-    def _refusal_error(self, method: str, error: Any, kind: str) -> ExternalAgentError:
+    def _make_refusal_error(self, method: str, error: Any, kind: str) -> ExternalAgentError:
         if error.code == AUTH_REQUIRED:
             ways = f"; it offers: {', '.join(filter(None, self._methods))}" if self._methods else ""
             msg = f"{self._led.id!r} wants to be signed in before {method}: {start_of_text(str(error))}{ways}"
@@ -451,7 +451,7 @@ class _ProgramConversation:
         msg = f"{self._led.id!r} answered {method} with an error: {start_of_text(str(error))}{details}"
         return ExternalAgentError(replace_lone_surrogates(msg), kind=kind)
 
-    async def _wait_for_turn(self, ctx: ToolContext) -> ToolResult:
+    async def _wait_for_end_or_request(self, ctx: ToolContext) -> ToolResult:
         """Wait until the turn ends or the program asks for a permission."""
         prompting = self._prompting
         assert prompting is not None  # noqa: S101
@@ -462,24 +462,24 @@ class _ProgramConversation:
             asked.cancel()
         if not prompting.done():
             self._permissions.requested.clear()
-            return self.said.make_partial_result(self._session, self._permissions.list_open())
+            return self.said.make_partial_result(self._session, self._permissions.list_open_requests())
         answer, session = prompting.result(), self._session
-        await self._close()
+        await self._end_program()
         return self.said.make_final_result(session, answer)
 
     # --- what the program asks for ------------------------------------------------------------------------------------
 
-    async def _handle_message(self, method: str, params: Any, is_notification: bool) -> Any:  # noqa: FBT001 - the package calls it so
+    async def _dispatch_message(self, method: str, params: Any, is_notification: bool) -> Any:  # noqa: FBT001 - the package calls it so
         from acp import RequestError
 
-        given = as_dict(params)
+        given = dict_or_empty(params)
         if method == "session/update":
-            self.said.process_update(as_dict(given.get("update")))
+            self.said.record_update(dict_or_empty(given.get("update")))
             return None
         if is_notification:
             return None
         known: dict[str, Callable[[Mapping[str, Any]], Any]] = {
-            "session/request_permission": self._answer_permission,
+            "session/request_permission": self._answer_permission_request,
             "fs/read_text_file": self._read_file,
             "fs/write_text_file": self._write_file,
         }
@@ -499,12 +499,12 @@ class _ProgramConversation:
         except (StepEngineError, OSError) as error:
             raise RequestError(-32602, str(error)) from None
 
-    async def _answer_permission(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        call = as_dict(given.get("toolCall"))
-        options = {str(one.get("kind")): one.get("optionId") for one in reversed(as_dicts(given.get("options")))}
+    async def _answer_permission_request(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        call = dict_or_empty(given.get("toolCall"))
+        options = {str(one.get("kind")): one.get("optionId") for one in reversed(dicts_in_list(given.get("options")))}
         told = {**self.said.find_call(call.get("toolCallId")), **{k: v for k, v in call.items() if v is not None}}
         asked = _make_input_for_rules(told)
-        kind = permission_kind(_category_of_kind(told.get("kind")))
+        kind = permission_kind_from_category(_category_from_kind(told.get("kind")))
         allowed = await self._ask_person(kind, asked)
         if allowed:
             # Once, so that nobody is asked twice about what we are told to do next.
@@ -516,7 +516,7 @@ class _ProgramConversation:
 
     async def _ask_person(self, kind: str, input: dict[str, Any]) -> bool | None:
         """Return True if an action is allowed; ``None`` if there will be no answer."""
-        return await self._permissions.request(kind, input, is_live=self.said.is_live)
+        return await self._permissions.request_permission(kind, input, is_live=self.said.is_live)
 
     async def _create_terminal(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Run a command if it is allowed. Ask for permission if the program has not done so."""
@@ -526,7 +526,7 @@ class _ProgramConversation:
         around = {name: given[name] for name in ("cwd", "env") if given.get(name)}
         is_at_top = self._path_in_workspace(start_of_text(around.get("cwd"))) == "."
         variables = parse_variables(given)
-        if variables or not is_at_top or not self._permissions.has_command(line):
+        if variables or not is_at_top or not self._permissions.is_command_granted(line):
             # As our shell tool would be given it: a variable such as PATH decides which program runs.
             judged = ["env", *[f"{name}={value}" for name, value in variables.items()], *words] if variables else words
             asked: dict[str, Any] = {"title": f"Run {shlex.join(judged)}"[:SHOWN_CHARS], "command": judged}
@@ -535,7 +535,7 @@ class _ProgramConversation:
             if not await self._ask_person("execute", asked):
                 msg = "the command was not allowed"
                 raise ToolError(msg)
-        self._permissions.use_command(line)
+        self._permissions.consume_command_grant(line)
         assert self._terminals is not None  # noqa: S101 - else nobody comes here
         return await self._terminals.create(given)
 
@@ -546,40 +546,42 @@ class _ProgramConversation:
 
     async def _read_file(self, given: Mapping[str, Any]) -> dict[str, Any]:
         assert self._files is not None  # noqa: S101
-        file = await asyncio.to_thread(self._files.find_readable, given)
+        file = await asyncio.to_thread(self._files.resolve_readable_file, given)
         with self._use_guard(
-            await self._check_file_request("read", file, {"title": f"Read {file.path}"[:SHOWN_CHARS]})
+            await self._authorize_file_request("read", file, {"title": f"Read {file.path}"[:SHOWN_CHARS]})
         ):
             return {"content": await self._files.read(file, given)}
 
     async def _write_file(self, given: Mapping[str, Any]) -> dict[str, Any]:
         assert self._files is not None  # noqa: S101
-        file = await asyncio.to_thread(self._files.find_writable, given)
-        difference = await asyncio.to_thread(self._describe_change, file, given["content"])
+        file = await asyncio.to_thread(self._files.resolve_writable_file, given)
+        difference = await asyncio.to_thread(self._make_write_diff, file, given["content"])
         asked = {"title": f"Write {file.path}"[:SHOWN_CHARS], "details": cut_end(difference, ENTRY_CHARS)}
-        with self._use_guard(await self._check_file_request("edit", file, asked)):
+        with self._use_guard(await self._authorize_file_request("edit", file, asked)):
             await self._files.write(self.said.ctx, file, given["content"])
         return {}
 
-    def _describe_change(self, file: RequestedFile, content: str) -> str:
+    def _make_write_diff(self, file: RequestedFile, content: str) -> str:
         """Return the diff of a write, or the whole content if there is no text to compare with."""
         from stepengine.tools.bundled.files.edits import unified_diff
 
         assert self._files is not None  # noqa: S101
         try:
-            before = self._files.content(file)
+            before = self._files.read_whole_text(file)
         except ToolError:
             before = None
         return unified_diff(before, replace_lone_surrogates(content), file.path)
 
-    async def _check_file_request(self, kind: str, file: RequestedFile, asked: Mapping[str, Any]) -> CallGuard | None:
+    async def _authorize_file_request(
+        self, kind: str, file: RequestedFile, asked: Mapping[str, Any]
+    ) -> CallGuard | None:
         """
         Check a request for a file like a tool call, and return the file rules for it.
 
         Raises:
             ToolError: when it is not allowed.
         """
-        if self._permissions.use_files(kind, file.paths):
+        if self._permissions.consume_file_grants(kind, file.paths):
             return GUARD.get()
         given = {**asked, "paths": list(file.paths)}
         if not await self._ask_person(kind, given):
@@ -605,9 +607,9 @@ class _ProgramConversation:
         if prompting is not None and not prompting.done() and connection is not None:
             with contextlib.suppress(Exception):
                 await connection.send_notification("session/cancel", {"sessionId": self._session})
-            self._permissions.cancel()
+            self._permissions.cancel_requests()
             await asyncio.wait((prompting,), timeout=CANCEL_SECONDS)
-        await self._close()
+        await self._end_program()
 
     async def aclose(self) -> list[str]:
         """End the program, and return a sentence if it was waiting for a permission."""
@@ -615,12 +617,12 @@ class _ProgramConversation:
         await self._abort_turn()
         return [f"the program of {self._led.id!r} was ended, which waited for a permission"] if is_open else []
 
-    async def _close(self) -> None:
+    async def _end_program(self) -> None:
         program, connection, prompting = self._program, self._connection, self._prompting
         self._program = self._connection = self._prompting = None
         self._permissions.clear()
         self.guards.clear()
-        self.said.finish()
+        self.said.end_unfinished_calls()
         if connection is not None:
             await self._close_session(connection)
             with contextlib.suppress(Exception):
@@ -642,24 +644,24 @@ class _ProgramConversation:
                     await connection.send_request("session/close", {"sessionId": session})
 
 
-def _resume_prompt(answers: Sequence[Mapping[str, Any]]) -> str:
+def _make_resume_prompt(answers: Sequence[Mapping[str, Any]]) -> str:
     said = [
-        f"- {'allowed' if one['allowed'] else 'denied'}: {as_dict(one.get('input')).get('title', '')}"
+        f"- {'allowed' if one['allowed'] else 'denied'}: {dict_or_empty(one.get('input')).get('title', '')}"
         for one in answers
     ]
     return "\n".join(["You were stopped while you waited for a permission. Go on from there. It was decided:", *said])
 
 
-def _category_of_kind(kind: object) -> str:
+def _category_from_kind(kind: object) -> str:
     return KINDS.get(kind, "") if isinstance(kind, str) else ""
 
 
 def _make_input_for_rules(call: Mapping[str, Any]) -> dict[str, Any]:
     """Return the input of a tool call for rules and people."""
-    paths = [start_of_text(one.get("path")) for one in as_dicts(call.get("locations"))]
+    paths = [start_of_text(one.get("path")) for one in dicts_in_list(call.get("locations"))]
     details = _content_text(call.get("content"))
     return make_permission_input(
-        start_of_text(call.get("title")), as_dict(call.get("rawInput")), paths=paths, details=details
+        start_of_text(call.get("title")), dict_or_empty(call.get("rawInput")), paths=paths, details=details
     )
 
 
@@ -677,21 +679,25 @@ class _ProgramOutput(TurnOutput):
         self._cost: Decimal | None = None
         self._before: Decimal | None = None
 
-    def process_update(self, update: Mapping[str, Any]) -> None:
-        """Process an update from the program."""
+    def record_update(self, update: Mapping[str, Any]) -> None:
+        """Emit and record the text, thought, tool call, plan or cost in an update from the program."""
         match update.get("sessionUpdate"):
             case "usage_update":
-                self._record_cost(as_dict(update.get("cost")))
+                self._record_cost(dict_or_empty(update.get("cost")))
             case _ if not self.is_live:
                 pass  # what was said in an earlier turn, and is told again when its session is loaded
             case "agent_message_chunk":
-                self.add_text("text", start_of_text(as_dict(update.get("content")).get("text"), self.room))
+                self.emit_and_record_text(
+                    "text", start_of_text(dict_or_empty(update.get("content")).get("text"), self.chars_left)
+                )
             case "agent_thought_chunk":
-                self.add_text("thought", start_of_text(as_dict(update.get("content")).get("text"), self.room))
+                self.emit_and_record_text(
+                    "thought", start_of_text(dict_or_empty(update.get("content")).get("text"), self.chars_left)
+                )
             case "tool_call" | "tool_call_update":
-                self._update_call(update)
+                self._record_call_update(update)
             case "plan":
-                told = as_dicts(update.get("entries"))[:200]
+                told = dicts_in_list(update.get("entries"))[:200]
                 self.record_plan(
                     [
                         {"task": start_of_text(one.get("content")), "completed": one.get("status") == "completed"}
@@ -714,9 +720,9 @@ class _ProgramOutput(TurnOutput):
         """Return the known facts of a tool call of the program."""
         return self._raw.get(call, {}) if isinstance(call, str) else {}
 
-    def _update_call(self, update: Mapping[str, Any]) -> None:
+    def _record_call_update(self, update: Mapping[str, Any]) -> None:
         call = start_of_text(update.get("toolCallId"))
-        if not call or (call not in self._raw and not self.room):
+        if not call or (call not in self._raw and not self.chars_left):
             return
         members = ("title", "kind", "locations", "rawInput")
         told = {key: update[key] for key in members if update.get(key) is not None}
@@ -725,10 +731,10 @@ class _ProgramOutput(TurnOutput):
         if self._input_left > 0:
             self._raw[call] = raw
         given = _make_input_for_rules(raw)
-        self.update_call(
+        self.record_call(
             call,
             name=start_of_text(raw.get("kind"), 40) or "other",
-            category=_category_of_kind(raw.get("kind")),
+            category=_category_from_kind(raw.get("kind")),
             title=start_of_text(raw.get("title")),
             status=start_of_text(update.get("status"), 40),
             given={key: value for key, value in given.items() if key != "details"},
@@ -749,12 +755,12 @@ class _ProgramOutput(TurnOutput):
         text = self.emit_full_text()
         reason = start_of_text(answer.get("stopReason"), 100) or "end_turn"
         data: Any = {"text": text, "session": session, "stop_reason": reason, "transcript": self.drain_record()}
-        usage, cost = _parse_usage(answer.get("usage")), self._current_cost()
+        usage, cost = _parse_usage(answer.get("usage")), self._compute_turn_cost()
         if usage is None and cost is not None:
             usage = Usage(at_least=True)
         return ToolResult.json(data, usage=usage, cost=cost, change=Change(context=JsonDict({SESSION: session})))
 
-    def _current_cost(self) -> Decimal | None:
+    def _compute_turn_cost(self) -> Decimal | None:
         if self._cost is None:
             return None
         return max(Decimal(0), self._cost - (self._before or Decimal(0)))
@@ -768,9 +774,9 @@ def _count_json_chars(value: object) -> int:
         return INPUT_CHARS
 
 
-def _parse_usage(told: object) -> Usage | None:
+def _parse_usage(usage: object) -> Usage | None:
     """Return the token usage of a turn, if the program reported it."""
-    given = as_dict(told)
+    given = dict_or_empty(usage)
     if not given:
         return None
 
@@ -790,10 +796,10 @@ def _parse_usage(told: object) -> Usage | None:
 def _content_text(content: object) -> str:
     """Return the texts and differences of a tool call's content."""
     said: list[str] = []
-    for one in as_dicts(content):
+    for one in dicts_in_list(content):
         match one.get("type"):
             case "content":
-                said.append(start_of_text(as_dict(one.get("content")).get("text"), ENTRY_CHARS))
+                said.append(start_of_text(dict_or_empty(one.get("content")).get("text"), ENTRY_CHARS))
             case "diff":
                 said.append(_diff_text(one))
             case _:

@@ -99,13 +99,13 @@ class EditorSession:
         self.run: _LiveRun | None = None
         self.asleep: tuple[PromptRun, RunResult] | None = None
 
-    def add_servers(self, named: Any) -> None:
+    def add_servers(self, mcp_servers: Any) -> None:
         """Add the tools of the MCP servers that the editor named."""
 
         def warn(message: str) -> None:
             self._editor.send_after_reply(self._send_text(f"({message})\n\n"))
 
-        self._sources = self._engines.make_sources(named or (), self._agent, self.kept.cwd, warn)
+        self._sources = self._engines.make_sources(mcp_servers or (), self._agent, self.kept.cwd, warn)
         self._agent = self._engines.get_agent(self._engine, self._sources)
 
     async def close(self) -> None:
@@ -124,7 +124,7 @@ class EditorSession:
 
         await self.send_update(acp.update_agent_message_text(text))
 
-    async def send_commands(self) -> None:
+    async def send_skill_commands(self) -> None:
         """Show the skills of the workspace as commands."""
         from acp import schema
 
@@ -138,12 +138,12 @@ class EditorSession:
         )
 
     def _make_engine(self, chosen: SessionChoices) -> Engine:
-        tools = self._editor.make_tools(self.kept.id, self.kept.cwd, self._show_terminal)
-        return self._engines.make(self.kept.cwd, chosen, tools)
+        tools = self._editor.make_buffers_and_terminals(self.kept.id, self.kept.cwd, self._show_terminal)
+        return self._engines.make_engine(self.kept.cwd, chosen, tools)
 
     async def _show_terminal(self, path: str, call_id: str, terminal: str) -> None:
         if self.run is not None:
-            await self.send_update(self.run.shown.show_terminal(path, call_id, terminal))
+            await self.send_update(self.run.shown.make_terminal_update(path, call_id, terminal))
 
     def _make_shown_turn(self, *, number: int, is_live: bool) -> ShownTurn:
         from stepengine.adapters.acp.updates import ShownTurn
@@ -152,7 +152,7 @@ class EditorSession:
 
     # --- stored turns -------------------------------------------------------------------------------------------------
 
-    async def replay(self, *, shows: bool) -> None:
+    async def replay_turns(self, *, shows: bool) -> None:
         """Load the state of the stored turns, and show them. If nothing is shown, only the last state is loaded."""
         turns = self.kept.turns
         last = max([number for number, turn in enumerate(turns) if turn.is_kept], default=-1)
@@ -168,12 +168,12 @@ class EditorSession:
         import acp
 
         shown = self._make_shown_turn(number=number + 1, is_live=False)
-        updates: list[object] = prompts.replay_prompt(turn.prompt, turn.media)
+        updates: list[object] = prompts.make_prompt_updates(turn.prompt, turn.media_file)
 
         def observe(event: Event) -> None:
             updates.extend(shown.make_updates(event))
 
-        engine = self._engines.make(self.kept.cwd, turn.chosen, {}, (observe,))
+        engine = self._engines.make_engine(self.kept.cwd, turn.chosen, {}, (observe,))
         try:
             agent = self._engines.get_agent(engine, self._engines.make_replay_sources(turn.servers))
             result = await engine.replay(turn.journal, agent=agent, complete=False)
@@ -195,22 +195,24 @@ class EditorSession:
 
     # --- turns --------------------------------------------------------------------------------------------------------
 
-    async def run_turn(self, said: prompts.EditorPrompt) -> schema.PromptResponse:
+    async def run_turn(self, prompt: prompts.EditorPrompt) -> schema.PromptResponse:
         """Start, resume or answer a run by a prompt, and show the run while it runs."""
         from acp import schema
 
         self.free.clear()
         try:
             if (self.run is None or self.run.handle.done) and self.asleep is not None:
-                is_over = await self._show_finished_run(*self.asleep)
-                if (is_over and _is_resume_command(said)) or not (is_over or await self._wake_run(said, *self.asleep)):
+                is_over = await self._show_run_if_finished(*self.asleep)
+                if (is_over and _is_resume_command(prompt)) or not (
+                    is_over or await self._resume_if_due_or_requested(prompt, *self.asleep)
+                ):
                     return schema.PromptResponse(stop_reason="end_turn")
                 if is_over:
-                    await self._start_turn(said)
+                    await self._start_turn(prompt)
             elif self.run is None or self.run.handle.done:
-                await self._start_turn(said)
+                await self._start_turn(prompt)
             else:
-                self._answer_question(self.run, said)
+                self._answer_question(self.run, prompt)
             if self.is_given_up and self.run is not None:
                 self.run.handle.interrupt()
             return await self._show_run()
@@ -233,16 +235,16 @@ class EditorSession:
             if is_idle:
                 await self._store_result(await self.run.handle.result())
 
-    async def _start_turn(self, said: prompts.EditorPrompt) -> None:
+    async def _start_turn(self, prompt: prompts.EditorPrompt) -> None:
         from acp import schema
 
         if self.run is not None:
             await self._store_result(await self.run.handle.result())
-        await self._renew_engine()
+        await self._rebuild_engine_if_changed()
         kept = self.kept
-        text = await asyncio.to_thread(prompts.add_instructions, said.text, kept.cwd)
-        media = prompts.encode_media(said.media) if said.media else ""
-        turn = kept.start_turn(said.text, servers=tuple([one.name for one in self._sources]), media=media)
+        text = await asyncio.to_thread(prompts.add_skill_instructions, prompt.text, kept.cwd)
+        media = prompts.encode_media(prompt.media) if prompt.media else ""
+        turn = kept.start_turn(prompt.text, servers=tuple([one.name for one in self._sources]), media=media)
         if len(kept.turns) == 1:
             await self.send_update(
                 schema.SessionInfoUpdate(
@@ -253,7 +255,7 @@ class EditorSession:
             handle = self._engine.start(
                 self._agent,
                 text,
-                previous=prompts.add_media(self.state, said.media),
+                previous=prompts.add_media(self.state, prompt.media),
                 session_id=kept.id,
                 journal=turn.journal,
                 wait_for_answers=PATIENCE,
@@ -262,13 +264,13 @@ class EditorSession:
             kept.turns.remove(turn)
             kept.save()
             raise
-        self._follow(handle, turn)
+        self._set_live_run(handle, turn)
 
-    def _follow(self, handle: RunHandle, turn: PromptRun) -> None:
+    def _set_live_run(self, handle: RunHandle, turn: PromptRun) -> None:
         shown = self._make_shown_turn(number=len(self.kept.turns), is_live=True)
         self.run = _LiveRun(handle, turn, handle.events(), shown)
 
-    async def _show_finished_run(self, turn: PromptRun, before: RunResult) -> bool:
+    async def _show_run_if_finished(self, turn: PromptRun, before: RunResult) -> bool:
         """Show the result of a sleeping run if another process has ended it, and return True in that case."""
         from stepengine.journal import FileJournal
 
@@ -281,23 +283,25 @@ class EditorSession:
         self.raise_if_broken()
         return True
 
-    async def _wake_run(self, said: prompts.EditorPrompt, turn: PromptRun, before: RunResult) -> bool:
+    async def _resume_if_due_or_requested(
+        self, prompt: prompts.EditorPrompt, turn: PromptRun, before: RunResult
+    ) -> bool:
         """Resume a sleeping run and return True if its wait is over or the prompt requests it; else show when the run resumes."""
         from stepengine.journal import FileJournal
         from stepengine.journal.sleepers import is_due
 
-        is_woken = _is_resume_command(said)
-        text = said.text.strip().removeprefix(RESUME).strip() if is_woken else said.text
+        is_woken = _is_resume_command(prompt)
+        text = prompt.text.strip().removeprefix(RESUME).strip() if is_woken else prompt.text
         journal = FileJournal(turn.journal)
         if not is_woken and not await asyncio.to_thread(is_due, journal, before.waits_for, datetime.now(UTC)):
             await self._send_text(_sleep_text(before))
             return False
-        if said.media:
+        if prompt.media:
             msg = "the run that is woken takes words; send images and files with the prompt after it"
             raise InputError(msg)
-        await self._renew_engine()
+        await self._rebuild_engine_if_changed()
         handle = await self._engine.start_resume(journal, agent=self._agent, now=is_woken, wait_for_answers=PATIENCE)
-        self._follow(handle, turn)
+        self._set_live_run(handle, turn)
         self.asleep = None
         self._subtract_cost(before)
         if text:
@@ -309,7 +313,7 @@ class EditorSession:
         if self._cost is not None and before.cost is not None:
             self._cost -= before.cost
 
-    async def _renew_engine(self) -> None:
+    async def _rebuild_engine_if_changed(self) -> None:
         """Rebuild the engine if the choices have changed."""
         chosen = self.kept.chosen
         if chosen == self._made_for:
@@ -319,15 +323,15 @@ class EditorSession:
         self._engine, self._made_for = engine, chosen
         self._agent = self._engines.get_agent(engine, self._sources)
 
-    def _answer_question(self, run: _LiveRun, said: prompts.EditorPrompt) -> None:
+    def _answer_question(self, run: _LiveRun, prompt: prompts.EditorPrompt) -> None:
         """Answer the open question of the run with a prompt; a text that does not fit leaves the question open."""
-        if said.media:
+        if prompt.media:
             msg = "the agent waits for an answer in words; send images and files with the prompt after it"
             raise InputError(msg)
         if run.question is None:
-            run.handle.send_input(said.text)
+            run.handle.send_input(prompt.text)
         else:
-            run.handle.answer(run.question.id, said.text)
+            run.handle.answer(run.question.id, prompt.text)
             run.question = None
 
     async def _show_run(self) -> schema.PromptResponse:
@@ -341,9 +345,9 @@ class EditorSession:
                 await self.send_update(update)
             if isinstance(event, PermissionRequested):
                 if not event.question.problem:  # else the tool refuses the call by itself
-                    self._questions.ask(run.handle, event.question, run.shown.request(event))
+                    self._questions.ask_in_background(run.handle, event.question, run.shown.make_permission_call(event))
             elif isinstance(event, QuestionAsked):
-                if not self._questions.ask_with_options(run.handle, event.question):
+                if not self._questions.ask_if_showable(run.handle, event.question):
                     run.question = event.question
                     await self._send_text(questions.question_text(event.question))
                     return schema.PromptResponse(stop_reason="end_turn")
@@ -395,8 +399,8 @@ def _find_suspended_turn(turn: PromptRun, result: RunResult) -> tuple[PromptRun,
     return (turn, result) if is_asleep else None
 
 
-def _is_resume_command(said: prompts.EditorPrompt) -> bool:
-    return said.text.strip().partition(" ")[0] == RESUME
+def _is_resume_command(prompt: prompts.EditorPrompt) -> bool:
+    return prompt.text.strip().partition(" ")[0] == RESUME
 
 
 def _sleep_text(result: RunResult) -> str:

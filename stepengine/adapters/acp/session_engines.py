@@ -57,13 +57,13 @@ class SessionEngines:
         self.agent_id = agent_id
         self._make: Any = make
         self.mcp = mcp
-        self._accepted = _options_accepted_by(make)
+        self._accepted = _find_accepted_options(make)
         for name, values in offered.items():
             if values and name not in self._accepted:
                 msg = f"{name}s= offers a choice, and what makes the engine does not take it; give it the parameter {name}=''"
                 raise DefinitionError(msg)
 
-    def make(
+    def make_engine(
         self,
         cwd: Path,
         chosen: SessionChoices,
@@ -82,24 +82,25 @@ class SessionEngines:
         return attrs.evolve(agent, tools=[*agent.tools, *sources]) if sources else agent
 
     def make_sources(
-        self, named: Sequence[Any], agent: AgentDefinition, cwd: Path, warn: Callable[[str], None]
+        self, mcp_servers: Sequence[Any], agent: AgentDefinition, cwd: Path, warn: Callable[[str], None]
     ) -> tuple[ToolSource, ...]:
         """Return the MCP servers that an editor named as sources of tools, with names that *agent* does not use."""
         if self.mcp is None:
-            if named:
+            if mcp_servers:
                 LOGGER.warning(
-                    "the editor named %d MCP servers; they are not started: nothing that could was given", len(named)
+                    "the editor named %d MCP servers; they are not started: nothing that could was given",
+                    len(mcp_servers),
                 )
             return ()
         taken = [tool.name for tool in agent.tools if isinstance(tool, ToolSource)]
-        return servers.make_session_sources(named, self.mcp, taken, cwd=str(cwd), warn=warn)
+        return servers.make_session_sources(mcp_servers, self.mcp, taken, cwd=str(cwd), warn=warn)
 
     def make_replay_sources(self, names: Sequence[str]) -> tuple[ToolSource, ...]:
         """Return sources for the MCP servers of a recorded run; a replay starts no server."""
         return () if self.mcp is None else servers.make_replay_sources(names, self.mcp)
 
 
-def _options_accepted_by(make: object) -> frozenset[str]:
+def _find_accepted_options(make: object) -> frozenset[str]:
     """Return the names of the options that the maker of an engine accepts."""
     try:
         parameters = inspect.signature(make).parameters.values()  # type: ignore[arg-type]

@@ -92,7 +92,7 @@ class OfferedChoices:
 
     # --- in the protocol's words --------------------------------------------------------------------------------------
 
-    def mode_state(self, chosen: SessionChoices) -> schema.SessionModeState | None:
+    def make_mode_state(self, chosen: SessionChoices) -> schema.SessionModeState | None:
         """Return the offered modes and the current one; ``None`` if there are no modes."""
         from acp import schema
 
@@ -101,7 +101,7 @@ class OfferedChoices:
         modes = [schema.SessionMode(id=mode, name=ABOUT[mode][0], description=ABOUT[mode][1]) for mode in self.modes]
         return schema.SessionModeState(current_mode_id=chosen.mode, available_modes=modes)
 
-    def options(self, chosen: SessionChoices) -> list[Any]:
+    def make_config_options(self, chosen: SessionChoices) -> list[Any]:
         """Return all options with their values and the current value."""
         from acp.schema import SessionConfigSelectOption as Value
 

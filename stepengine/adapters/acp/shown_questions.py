@@ -27,17 +27,17 @@ class ShownQuestions:
         # By the ids of the rules. An engine that is made anew has forgotten them.
         self._always: set[str] = set()
 
-    def ask_with_options(self, handle: RunHandle, question: Question) -> bool:
+    def ask_if_showable(self, handle: RunHandle, question: Question) -> bool:
         """Ask a question by a form or by options, and return False if the editor cannot show it."""
-        if self._editor.shows_forms():
-            self.ask(handle, question, None)
+        if self._editor.can_show_forms():
+            self.ask_in_background(handle, question, None)
         elif is_single_choice(question):
-            self.ask(handle, question, questions.question_as_call(question))
+            self.ask_in_background(handle, question, questions.question_as_call(question))
         else:
             return False
         return True
 
-    def ask(self, handle: RunHandle, question: Question, call: schema.ToolCallUpdate | None) -> None:
+    def ask_in_background(self, handle: RunHandle, question: Question, call: schema.ToolCallUpdate | None) -> None:
         """Ask by the permission request for *call*, or with ``None`` by a form, and answer the run."""
         # In a task: the run's text goes on to be shown while a person thinks.
         task = asyncio.create_task(self._ask_and_answer(handle, question, call))

@@ -121,7 +121,7 @@ class _MessageReader(asyncio.StreamReader):
             if self._is_part or not line.strip():
                 self._is_part = False
                 return line
-            message = read_message(line)
+            message = parse_message(line)
             if message is None:
                 self.answers.write(NO_MESSAGE)
             elif line := self._convert_message(message, line):
@@ -147,7 +147,7 @@ class _MessageReader(asyncio.StreamReader):
         return json.dumps(cancel).encode() + b"\n"
 
 
-def read_message(line: bytes) -> dict[str, Any] | None:
+def parse_message(line: bytes) -> dict[str, Any] | None:
     """Parse a line as a message; return ``None`` if it is none."""
     try:
         message = json.loads(line)

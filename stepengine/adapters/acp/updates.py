@@ -108,7 +108,7 @@ class ShownTurn:
             told = None if cost is None else Cost(amount=float(cost), currency="USD")
             yield UsageUpdate(session_update="usage_update", used=used, size=size, cost=told)
 
-    def request(self, event: PermissionRequested) -> ToolCallUpdate:
+    def make_permission_call(self, event: PermissionRequested) -> ToolCallUpdate:
         """Return the tool call for a permission request."""
         call = self._call_id(event.path, event.tool_call_id)
         return ToolCallUpdate(
@@ -121,7 +121,7 @@ class ShownTurn:
             raw_input=plain(event.input),
         )
 
-    def show_terminal(self, path: str, call_id: str, terminal: str) -> object:
+    def make_terminal_update(self, path: str, call_id: str, terminal: str) -> object:
         """Return the update that shows a call with its terminal, whose output stays visible after the end of the call."""
         call = self._call_id(path, call_id)
         self._diffed.add(call)
@@ -132,12 +132,12 @@ class ShownTurn:
     def _show_text(self, event: TextEvent) -> Iterator[object]:
         """Yield the text of the root; of a child the text of whole replies, as the content of its call."""
         if not event.path:
-            yield from self._show_items(self._texts.show(event))
+            yield from self._show_text_items(self._texts.make_items(event))
         elif isinstance(event, TextCompleted):
             content = [acp.tool_content(acp.text_block(cut_end(event.text, RESULT_CHARS)))]
             yield acp.update_tool_call(self._agent_id(event.path), content=content)
 
-    def _show_items(self, items: Iterable[TextItem]) -> Iterator[object]:
+    def _show_text_items(self, items: Iterable[TextItem]) -> Iterator[object]:
         for step, text, piece, _ in items:
             if step == "piece":
                 is_text = text.kind == "text"
@@ -147,11 +147,11 @@ class ShownTurn:
 
     def _discard_reply(self, event: ReplyDiscarded) -> Iterator[object]:
         # What follows is another message.
-        yield from self._show_items(self._texts.end(event.path, discarded="all"))
+        yield from self._show_text_items(self._texts.end_texts(event.path, discarded="all"))
 
     def _show_output(self, event: RunFinished) -> Iterator[object]:
         """Yield the output of a run if its handler returned it and no model wrote it."""
-        yield from self._show_items(self._texts.show_output(event, event.result.text))
+        yield from self._show_text_items(self._texts.make_output_items(event, event.result.text))
 
     def _show_notice(self, event: Compacted | Warned | WaitStarted) -> Iterator[object]:
         match event:
@@ -177,7 +177,7 @@ class ShownTurn:
     def _show_permission_request(self, event: PermissionRequested) -> Iterator[Any]:
         yield from self._start_call(event, "pending", event.input, self._permission_content(event))
 
-    def _tool_started(self, event: ToolStarted) -> Iterator[object]:
+    def _show_tool_start(self, event: ToolStarted) -> Iterator[object]:
         yield from self._start_call(event, "in_progress", event.input, list(self._make_diffs(event.input)))
 
     def _start_call(self, event: Any, status: Any, given: object, content: Sequence[Any]) -> Iterator[Any]:
@@ -198,14 +198,14 @@ class ShownTurn:
             raw_input=plain(given),
         )
 
-    def _tool_finished(self, event: ToolFinished) -> Iterator[object]:
+    def _show_tool_end(self, event: ToolFinished) -> Iterator[object]:
         result, call = event.result, self._call_id(event.path, event.tool_call_id)
         if result.status == "pending":
             return  # it is under way until the answer that it waits for is there
         status: Any = "failed" if result.is_error else "completed"
         # A diff says more than "written", and what is given takes its place.
         stays = call in self._diffed and not result.is_error  # neither diffs nor terminals give way to words
-        yield acp.update_tool_call(call, status=status, content=None if stays else list(_shown_result(result)))
+        yield acp.update_tool_call(call, status=status, content=None if stays else list(_make_result_content(result)))
 
     def _show_progress(self, event: ToolProgress | ToolLog) -> Iterator[object]:
         # What a call shows is replaced, and a diff says more.
@@ -220,7 +220,7 @@ class ShownTurn:
         agent = self._agent_id(event.child_path)
         yield acp.start_tool_call(agent, title, kind="think", status="in_progress", content=prompt)
 
-    def _agent_finished(self, event: AgentFinished) -> Iterator[object]:
+    def _show_child_end(self, event: AgentFinished) -> Iterator[object]:
         failed = event.status in FAILURES
         yield acp.update_tool_call(self._agent_id(event.child_path), status="failed" if failed else "completed")
 
@@ -290,14 +290,14 @@ class ShownTurn:
         TextCompleted: _show_text,
         ThinkingCompleted: _show_text,
         ReplyDiscarded: _discard_reply,
-        ToolStarted: _tool_started,
+        ToolStarted: _show_tool_start,
         ToolProgress: _show_progress,
         ToolLog: _show_progress,
-        ToolFinished: _tool_finished,
+        ToolFinished: _show_tool_end,
         PermissionRequested: _show_permission_request,
         TodosChanged: _show_todos,
         AgentSpawned: _show_child,
-        AgentFinished: _agent_finished,
+        AgentFinished: _show_child_end,
         WaitStarted: _show_notice,
         Compacted: _show_notice,
         Warned: _show_notice,
@@ -320,10 +320,14 @@ def _describe_preview(preview: Mapping[str, Any]) -> Iterator[str]:
         if kind == "action":
             yield text
         elif kind != "member":
-            yield _fence("diff" if kind == "diff" else "sh", text)
+            yield _make_code_block("diff" if kind == "diff" else "sh", text)
         elif value not in (None, "", [], {}):
             is_long = "\n" in text or not isinstance(value, str | int | float | bool)
-            yield f"{label}:\n\n{_fence('', text)}".lstrip(":\n") if is_long else f"{label}: {text}".removeprefix(": ")
+            yield (
+                f"{label}:\n\n{_make_code_block('', text)}".lstrip(":\n")
+                if is_long
+                else f"{label}: {text}".removeprefix(": ")
+            )
 
 
 def _readable_text(value: object) -> str:
@@ -333,14 +337,14 @@ def _readable_text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2)
 
 
-def _fence(language: str, text: str) -> str:
+def _make_code_block(language: str, text: str) -> str:
     """Return *text* as a Markdown code block with a fence longer than any in the text."""
     longest = max([len(run) for run in re.findall("`+", text)], default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{text}\n{fence}"
 
 
-def _shown_result(result: ToolResult) -> Iterator[Any]:
+def _make_result_content(result: ToolResult) -> Iterator[Any]:
     images = [part for part in result.media if isinstance(part, ImagePart) and part.data is not None]
     if result.text or not images:
         yield acp.tool_content(acp.text_block(cut_end(_readable_result(result), RESULT_CHARS)))
@@ -358,13 +362,13 @@ def _readable_result(result: ToolResult) -> str:
             ended = "" if code == 0 else f"It ended with the exit code {code}."
             notes = [str(more.get("message") or ""), ended if code is not None else ""]
             return (
-                "\n\n".join(filter(None, [_fence("", visible(printed)) if printed else "", *notes]))
+                "\n\n".join(filter(None, [_make_code_block("", visible(printed)) if printed else "", *notes]))
                 or "It printed nothing."
             )
         case list() | tuple() as entries if entries and all(_is_file_entry(entry) for entry in entries):
             return "\n\n".join([_readable_file_entry(entry) for entry in entries])
         case {"message": str(message), "unified_diff": str(diff), **_rest}:
-            return f"{message}\n\n{_fence('diff', visible(diff))}"
+            return f"{message}\n\n{_make_code_block('diff', visible(diff))}"
         case {"message": str(message), "file": str(), **rest} if not rest:
             return message
         case _:
@@ -382,7 +386,7 @@ def _readable_file_entry(entry: Any) -> str:
     path = visible(entry["path"], strict=True)
     if "error" in entry:
         return f"{path}: {visible(str(entry['error']))}"
-    return f"{path}\n\n{_fence('', visible(str(entry['content'])))}"
+    return f"{path}\n\n{_make_code_block('', visible(str(entry['content'])))}"
 
 
 @cache

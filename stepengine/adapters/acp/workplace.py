@@ -82,7 +82,7 @@ class ProgramFileAccess:
         self._may = may
         self._tools: dict[str, Any] | None = None
 
-    def find_readable(self, given: Mapping[str, Any]) -> RequestedFile:
+    def resolve_readable_file(self, given: Mapping[str, Any]) -> RequestedFile:
         """
         Return the file that a read request names; raise an error if the program may not read it.
 
@@ -92,9 +92,9 @@ class ProgramFileAccess:
         if self._may == "none":
             msg = "files are not read here"
             raise ToolError(msg)
-        return self._find(given)
+        return self._resolve_file(given)
 
-    def find_writable(self, given: Mapping[str, Any]) -> RequestedFile:
+    def resolve_writable_file(self, given: Mapping[str, Any]) -> RequestedFile:
         """
         Return the file that a write request names; raise an error if the program may not write it.
 
@@ -104,9 +104,9 @@ class ProgramFileAccess:
         if self._may != "write" or not isinstance(given.get("content"), str):
             msg = "files are not written here" if self._may != "write" else "content is the text of the file"
             raise ToolError(msg)
-        return self._find(given)
+        return self._resolve_file(given)
 
-    def _find(self, given: Mapping[str, Any]) -> RequestedFile:
+    def _resolve_file(self, given: Mapping[str, Any]) -> RequestedFile:
         path = start_of_text(given.get("path"), 4_096)
         if not path or "\0" in path:
             msg = "path is the path of a file"
@@ -123,7 +123,7 @@ class ProgramFileAccess:
 
     async def read(self, file: RequestedFile, given: Mapping[str, Any]) -> str:
         """Return the text of a workspace file for the program that requests it, or only the requested lines."""
-        text = await asyncio.to_thread(self.content, file)
+        text = await asyncio.to_thread(self.read_whole_text, file)
         line, limit = given.get("line"), given.get("limit")
         if type(line) is not int and type(limit) is not int:
             return text
@@ -132,7 +132,7 @@ class ProgramFileAccess:
         lines = io.StringIO(text).readlines()[first:]
         return "".join(lines[: max(0, limit)] if type(limit) is int else lines)
 
-    def content(self, file: RequestedFile) -> str:
+    def read_whole_text(self, file: RequestedFile) -> str:
         """
         Return the text of a file.
 
@@ -189,7 +189,7 @@ class _Terminal:
     is_cut: bool = False
     ended: tuple[int | None, str | None] | None = None
 
-    def feed(self, data: bytes) -> None:
+    def append_output(self, data: bytes) -> None:
         """Append output of the command."""
         self.output += data
         if len(self.output) > self.kept:
@@ -240,14 +240,14 @@ class BorrowedTerminals:
                     argv=tuple(words),
                     env=env,
                     folder=opened,
-                    sink=lambda data: heard[0].feed(data) if heard else early.append(data),
+                    sink=lambda data: heard[0].append_output(data) if heard else early.append(data),
                 )
             )
         finally:
             calls.close(opened)
         made = _Terminal(process, kept)
         for data in early:
-            made.feed(data)
+            made.append_output(data)
         heard.append(made)
         name = f"t{next(self._ids)}"
         self._open[name] = made
@@ -272,7 +272,7 @@ class BorrowedTerminals:
             raise PathOutsideRoot(msg)
         return place
 
-    def _find(self, given: Mapping[str, Any]) -> _Terminal:
+    def _get_terminal(self, given: Mapping[str, Any]) -> _Terminal:
         found = self._open.get(start_of_text(given.get("terminalId"), 100))
         if found is None:
             msg = "there is no such terminal"
@@ -281,7 +281,7 @@ class BorrowedTerminals:
 
     async def output(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the output of a command so far, and its exit status."""
-        found = self._find(given)
+        found = self._get_terminal(given)
         found.process.drain()
         ended = _exit_status(found)
         said = {"output": found.output.decode("utf-8", "replace"), "truncated": found.is_cut}
@@ -289,18 +289,18 @@ class BorrowedTerminals:
 
     async def wait(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Wait for the end of a command."""
-        found = self._find(given)
+        found = self._get_terminal(given)
         await found.process.wait(None)
         return _exit_status(found) or {"exitCode": None, "signal": None}
 
     async def kill(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """End a command. Its output can still be read."""
-        await _end_command(self._find(given))
+        await _end_command(self._get_terminal(given))
         return {}
 
     async def release(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """End a command, and remove its output."""
-        found = self._find(given)
+        found = self._get_terminal(given)
         self._open.pop(start_of_text(given.get("terminalId"), 100), None)
         await _end_command(found)
         return {}

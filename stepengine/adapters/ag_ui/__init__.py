@@ -23,11 +23,11 @@ import attrs
 from stepengine.adapters.ag_ui.asked import (
     Asked,
     asked_of,
-    page_calls,
+    find_page_tool_name,
+    list_waiting_calls,
+    list_waiting_page_calls,
     page_hooks,
-    page_tool_of,
     run_turns,
-    waiting_calls,
 )
 from stepengine.adapters.display_items import FAILURES, CallEvent, CallItems, TextEvent, TextItem, TextItems
 from stepengine.data.choices import answer_schema, approval_schema, question_to_json
@@ -106,7 +106,7 @@ async def ag_ui(
     Raises:
         DefinitionError: when ``ag_ui`` is not installed.
     """
-    async for shown in _show_events(
+    async for shown in _translate_events(
         events, _EventTranslator(_import_core(), thread_id, run_id, verbose=verbose, asked=asked)
     ):
         yield shown
@@ -146,7 +146,7 @@ async def sse(events: AsyncIterable[BaseEvent]) -> AsyncGenerator[str, None]:
         async for event in events:
             yield f"data: {event.model_dump_json(by_alias=True)}\n\n"
     finally:
-        await _close(events)
+        await _close_if_generator(events)
 
 
 class RunningTurn(Protocol):
@@ -186,7 +186,7 @@ async def connected(
     page = _EventTranslator(_import_core(), asked.thread_id, asked.run_id, verbose=False, asked=asked)
     page.history = to_protocol_messages(page.core, _messages_before_run(asked.session, handle), asked.thread_id)
     if handle is not None:
-        async for shown in _show_events(handle.events(), page):
+        async for shown in _translate_events(handle.events(), page):
             yield shown
         return
     for shown in page.show_idle_session():
@@ -199,19 +199,19 @@ def _messages_before_run(session: Session, handle: RunHandle | RunningTurn | Non
     return [*session.messages, *takewhile(lambda message: isinstance(message, UserMessage), more)]
 
 
-async def _show_events(events: AsyncIterable[Event], page: _EventTranslator) -> AsyncGenerator[BaseEvent, None]:
+async def _translate_events(events: AsyncIterable[Event], page: _EventTranslator) -> AsyncGenerator[BaseEvent, None]:
     try:
         async for event in events:
-            for shown in page.show(event):
+            for shown in page.translate(event):
                 yield shown
     except StepEngineError as error:
-        for shown in page.fail(error.message, _error_code(error)):
+        for shown in page.end_with_error(error.message, _error_code(error)):
             yield shown
     finally:
-        await _close(events)
+        await _close_if_generator(events)
 
 
-async def _close(events: object) -> None:
+async def _close_if_generator(events: object) -> None:
     close = getattr(events, "aclose", None)
     if close is not None:
         await close()
@@ -260,11 +260,11 @@ class _EventTranslator:
         self._has_begun = False
         self._is_over = False
 
-    def show(self, event: Event) -> Iterator[BaseEvent]:
+    def translate(self, event: Event) -> Iterator[BaseEvent]:
         """Yield the AG-UI events for *event*."""
         if self._is_over:
             return
-        yield from self._start_if_needed(event)
+        yield from self._start_run_or_lane_if_new(event)
         show = self.SHOWN.get(type(event))
         if show is not None:
             yield from show(self, event)
@@ -272,19 +272,19 @@ class _EventTranslator:
             value = {name: held for name, held in event.to_json().items() if name not in ("type", "request")}
             yield self._make_custom_event(event.path, event.type, value)
 
-    def fail(self, message: str, code: str) -> Iterator[BaseEvent]:
+    def end_with_error(self, message: str, code: str) -> Iterator[BaseEvent]:
         """Yield the end of a failed run; nothing if the run has ended."""
         if self._is_over:
             return
         if not self._has_begun:
             yield from self._start_run()
-        yield from self._end_lanes("", RunStatus.FAILED)
+        yield from self._end_lane_and_children("", RunStatus.FAILED)
         self._is_over = True
         yield self.core.RunErrorEvent(message=message, code=code)
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 
-    def _start_if_needed(self, event: Event) -> Iterator[BaseEvent]:
+    def _start_run_or_lane_if_new(self, event: Event) -> Iterator[BaseEvent]:
         if not self._has_begun:
             self._root, about = event.run_id, {"run_id": event.run_id}
             if isinstance(event, RunStarted):
@@ -311,22 +311,24 @@ class _EventTranslator:
         self._root = "" if state is None else state.run_id
         yield from self._start_run()
         yield self.core.RunFinishedEvent(
-            **self._ids, outcome=self._pending_outcome(() if state is None else state.pending, state)
+            **self._ids, outcome=self._make_waiting_outcome(() if state is None else state.pending, state)
         )
 
-    def _pending_outcome(self, pending: Sequence[Question], state: AgentState | None) -> object:
+    def _make_waiting_outcome(self, pending: Sequence[Question], state: AgentState | None) -> object:
         """Return the outcome of a run that waits: interrupts for questions, else success with the calls of the page's tools."""
-        questions = [question for question in pending if self._page is None or not page_tool_of(question)]
-        waiting = {} if state is None else {m.tool_name: m.tool_call_id for m in reversed(waiting_calls(state))}
+        questions = [question for question in pending if self._page is None or not find_page_tool_name(question)]
+        waiting = {} if state is None else {m.tool_name: m.tool_call_id for m in reversed(list_waiting_calls(state))}
         for question in questions:
             if not question.path and question.tool_name in waiting:
                 self._asked.setdefault(question.id, waiting[question.tool_name])
         if questions:
             asked = [self._make_interrupt(question) for question in questions]
             return self.core.RunFinishedInterruptOutcome(type="interrupt", interrupts=asked)
-        return self.core.RunFinishedSuccessOutcome(type="success", pending_tool_call_ids=page_calls(state) or None)
+        return self.core.RunFinishedSuccessOutcome(
+            type="success", pending_tool_call_ids=list_waiting_page_calls(state) or None
+        )
 
-    def _show_changed_state(self, event: RunFinished) -> Iterator[BaseEvent]:
+    def _show_final_state(self, event: RunFinished) -> Iterator[BaseEvent]:
         """Yield the shared state if hooks or children changed it."""
         page = self._page
         if page is None or event.path:
@@ -347,7 +349,7 @@ class _EventTranslator:
             )
             yield self._make_custom_event(event.path, "warned", {"message": told})
 
-    def _show_state_change(self, event: ToolFinished) -> Iterator[BaseEvent]:
+    def _show_tool_state_change(self, event: ToolFinished) -> Iterator[BaseEvent]:
         change = event.result.change
         if self._page is None or event.path or change is None or change.context is None:
             return
@@ -371,9 +373,9 @@ class _EventTranslator:
         if path:
             above = path.rpartition(".")[0]
             yield self.core.SubagentStartedEvent(
-                subagent_run_id=self._agent_name(path),
+                subagent_run_id=self._subagent_run_id(path),
                 name=name,
-                parent_subagent_run_id=self._agent_name(above),
+                parent_subagent_run_id=self._subagent_run_id(above),
                 parent_tool_call_id=call,
             )
 
@@ -381,21 +383,21 @@ class _EventTranslator:
         call = self._call_id(event.path, event.tool_call_id) if event.tool_call_id else None
         yield from self._open_lane(event.child_path, event.display_name or event.agent_id, call=call)
 
-    def _agent_finished(self, event: AgentFinished) -> Iterator[BaseEvent]:
-        yield from self._end_lanes(event.child_path, event.status, event.error)
+    def _show_child_end(self, event: AgentFinished) -> Iterator[BaseEvent]:
+        yield from self._end_lane_and_children(event.child_path, event.status, event.error)
 
-    def _end_lanes(self, path: str, status: RunStatus, error: str = "") -> Iterator[BaseEvent]:
+    def _end_lane_and_children(self, path: str, status: RunStatus, error: str = "") -> Iterator[BaseEvent]:
         """End a run of the tree and the open runs below it, the deepest first."""
         inside = [lane for lane in self._lanes if lane == path or not path or lane.startswith(f"{path}.")]
         for each in sorted(inside, key=lambda lane: lane.count(".") if lane else -1, reverse=True):
-            yield from self._end_blocks(each)
+            yield from self._end_texts_and_calls(each)
             yield from self._end_step(each)
             lane = self._lanes.pop(each)
             if each:
-                yield self._agent_end(each, status, lane, error if each == path else "")
+                yield self._make_agent_end_event(each, status, lane, error if each == path else "")
 
-    def _agent_end(self, path: str, status: RunStatus, lane: _Lane, error: str) -> BaseEvent:
-        core, agent = self.core, {"subagent_run_id": self._agent_name(path)}
+    def _make_agent_end_event(self, path: str, status: RunStatus, lane: _Lane, error: str) -> BaseEvent:
+        core, agent = self.core, {"subagent_run_id": self._subagent_run_id(path)}
         if status in FAILURES:
             message = f"{lane.name} ended as {status}{f': {error}' if error else ''}"
             ended: BaseEvent = core.SubagentErrorEvent(**agent, message=message, code=status.value)
@@ -405,9 +407,9 @@ class _EventTranslator:
             ended = core.SubagentFinishedEvent(**agent, outcome=core.SubagentFinishedSuccessOutcome(type="success"))
         return ended
 
-    def _run_finished(self, event: RunFinished) -> Iterator[BaseEvent]:
+    def _show_run_end(self, event: RunFinished) -> Iterator[BaseEvent]:
         result, core = event.result, self.core
-        yield from self._show_changed_state(event)
+        yield from self._show_final_state(event)
         yield from self._warn_of_missing_page_tools(event)
         match result.status:
             case RunStatus.FAILED | RunStatus.MAX_STEPS:
@@ -417,17 +419,17 @@ class _EventTranslator:
                     if result.status is RunStatus.MAX_STEPS
                     else _error_code(result.error or StepEngineError(""))
                 )
-                yield from self.fail(message, code)
+                yield from self.end_with_error(message, code)
                 return
             case RunStatus.SUSPENDED:
                 yield from self._show_waiting_calls(result.state)
                 yield from self._show_non_question_waits(event)
-                outcome = self._pending_outcome(result.pending_questions, result.state)
+                outcome = self._make_waiting_outcome(result.pending_questions, result.state)
             case RunStatus.CANCELLED:
                 outcome = core.RunFinishedCancelledOutcome(type="cancelled")
             case _:
                 outcome = core.RunFinishedSuccessOutcome(type="success")
-        yield from self._end_lanes("", result.status)
+        yield from self._end_lane_and_children("", result.status)
         self._is_over = True
         yield core.RunFinishedEvent(
             **self._ids,
@@ -481,11 +483,11 @@ class _EventTranslator:
             if one.kind != "question"
         ]
         yield self._make_custom_event(event.path, "waits", {"waits": waits})
-        yield from self._end_blocks("")
-        yield from self._show_items(self._texts.show_output(event, said))
+        yield from self._end_texts_and_calls("")
+        yield from self._show_text_items(self._texts.make_output_items(event, said))
 
     def _record_page_call(self, event: QuestionAsked) -> Iterator[BaseEvent]:
-        if page_tool_of(event.question):
+        if find_page_tool_name(event.question):
             self._pages.add(self._last_call.get(event.path, ""))
         yield from ()
 
@@ -501,35 +503,35 @@ class _EventTranslator:
             reason="stepengine.permission" if is_permission else "stepengine.question",
             message=question.text,
             tool_call_id=self._asked.get(question.id),
-            subagent_run_id=self._agent_name(question.path),
+            subagent_run_id=self._subagent_run_id(question.path),
             response_schema=approval_schema() if is_permission else answer_schema(question),
             metadata={"stepengine": question_to_json(question)},
         )
 
     # --- steps and messages -------------------------------------------------------------------------------------------
 
-    def _step_started(self, event: StepStarted) -> Iterator[BaseEvent]:
+    def _show_step_start(self, event: StepStarted) -> Iterator[BaseEvent]:
         yield from self._end_step(event.path)
         self._lanes[event.path].step = name = f"{event.path}#{event.step}"
-        yield self.core.StepStartedEvent(step_name=name, subagent_run_id=self._agent_name(event.path))
+        yield self.core.StepStartedEvent(step_name=name, subagent_run_id=self._subagent_run_id(event.path))
 
-    def _step_finished(self, event: StepFinished) -> Iterator[BaseEvent]:
-        yield from self._end_blocks(event.path)
+    def _show_step_end(self, event: StepFinished) -> Iterator[BaseEvent]:
+        yield from self._end_texts_and_calls(event.path)
         yield from self._end_step(event.path)
 
     def _end_step(self, path: str) -> Iterator[BaseEvent]:
         lane = self._lanes[path]
         if lane.step:
-            yield self.core.StepFinishedEvent(step_name=lane.step, subagent_run_id=self._agent_name(path))
+            yield self.core.StepFinishedEvent(step_name=lane.step, subagent_run_id=self._subagent_run_id(path))
             lane.step = ""
 
     def _show_text(self, event: TextEvent) -> Iterator[BaseEvent]:
-        yield from self._show_items(self._texts.show(event))
+        yield from self._show_text_items(self._texts.make_items(event))
 
-    def _show_items(self, items: Iterable[TextItem]) -> Iterator[BaseEvent]:
+    def _show_text_items(self, items: Iterable[TextItem]) -> Iterator[BaseEvent]:
         core = self.core
         for step, text, piece, is_discarded in items:
-            agent = {"subagent_run_id": self._agent_name(text.path)}
+            agent = {"subagent_run_id": self._subagent_run_id(text.path)}
             message = {"message_id": f"{self._root}-{text.path}-{text.epoch}-{text.number}", **agent}
             if is_discarded:
                 yield self._make_custom_event(text.path, "discarded", {"messageId": message["message_id"]})
@@ -550,29 +552,29 @@ class _EventTranslator:
                     yield core.ReasoningEndEvent(**message)
 
     def _discard_reply(self, event: ReplyDiscarded) -> Iterator[BaseEvent]:
-        yield from self._show_items(self._texts.end(event.path, discarded=event.seq))
-        calls = self._calls.end_incomplete(event.path, are_over=False)
+        yield from self._show_text_items(self._texts.end_texts(event.path, discarded=event.seq))
+        calls = self._calls.end_incomplete_inputs(event.path, are_over=False)
         for call in calls:
             yield self._make_custom_event(event.path, "discarded", {"toolCallId": self._call_id(event.path, call)})
-        yield from self._end_blocks(event.path)
+        yield from self._end_texts_and_calls(event.path)
         yield from self._end_calls(event.path, calls)
 
-    def _end_blocks(self, path: str) -> Iterator[BaseEvent]:
-        yield from self._show_items(self._texts.end(path))
-        yield from self._end_calls(path, self._calls.end_incomplete(path, are_over=True))
+    def _end_texts_and_calls(self, path: str) -> Iterator[BaseEvent]:
+        yield from self._show_text_items(self._texts.end_texts(path))
+        yield from self._end_calls(path, self._calls.end_incomplete_inputs(path, are_over=True))
 
     def _end_calls(self, path: str, calls: Iterable[str]) -> Iterator[BaseEvent]:
         for call in calls:
             yield self.core.ToolCallEndEvent(
-                tool_call_id=self._call_id(path, call), subagent_run_id=self._agent_name(path)
+                tool_call_id=self._call_id(path, call), subagent_run_id=self._subagent_run_id(path)
             )
 
     # --- tools --------------------------------------------------------------------------------------------------------
 
     def _show_call(self, event: CallEvent) -> Iterator[BaseEvent]:
         core = self.core
-        for step, path, call, name, piece, given, is_streamed in self._calls.show(event):
-            about = {"tool_call_id": self._call_id(path, call), "subagent_run_id": self._agent_name(path)}
+        for step, path, call, name, piece, given, is_streamed in self._calls.make_items(event):
+            about = {"tool_call_id": self._call_id(path, call), "subagent_run_id": self._subagent_run_id(path)}
             if step == "start" or not is_streamed:
                 yield core.ToolCallStartEvent(tool_call_name=name, **about)
             if step == "piece" or not (is_streamed or given is ABSENT):
@@ -580,7 +582,7 @@ class _EventTranslator:
             if step == "input":
                 yield core.ToolCallEndEvent(**about)
 
-    def _tool_started(self, event: ToolStarted) -> Iterator[BaseEvent]:
+    def _show_tool_start(self, event: ToolStarted) -> Iterator[BaseEvent]:
         self._last_call[event.path] = event.tool_call_id
         yield from self._show_call(event)
         if event.child_path:
@@ -588,14 +590,14 @@ class _EventTranslator:
             call = self._call_id(event.path, event.tool_call_id)
             yield from self._open_lane(event.child_path, event.tool_name, call=call)
 
-    def _tool_finished(self, event: ToolFinished) -> Iterator[BaseEvent]:
+    def _show_tool_end(self, event: ToolFinished) -> Iterator[BaseEvent]:
         if event.child_path and event.result.status != "pending":
             failed = event.result.is_error
             status = RunStatus.FAILED if failed else RunStatus.COMPLETED
-            yield from self._end_lanes(event.child_path, status, event.result.text if failed else "")
+            yield from self._end_lane_and_children(event.child_path, status, event.result.text if failed else "")
         yield from self._show_call(event)
         call = self._call_id(event.path, event.tool_call_id)
-        yield from self._show_state_change(event)
+        yield from self._show_tool_state_change(event)
         if event.result.status == "pending":
             return  # its result comes with the answer that it waits for
         if self._page is not None and not event.path and call in self._pages and call in self._page.results:
@@ -605,7 +607,7 @@ class _EventTranslator:
             tool_call_id=call,
             content=event.result.text,
             role="tool",
-            subagent_run_id=self._agent_name(event.path),
+            subagent_run_id=self._subagent_run_id(event.path),
             metadata={"stepengine": {"status": event.result.status, "duration_ms": event.duration_ms}},
         )
 
@@ -615,7 +617,7 @@ class _EventTranslator:
         yield self._make_activity(event.path, "progress", f"{call}-progress", content)
 
     def _show_todos(self, event: TodosChanged) -> Iterator[BaseEvent]:
-        id_ = f"{self._agent_name(event.path) or self._root}-todos"
+        id_ = f"{self._subagent_run_id(event.path) or self._root}-todos"
         yield self._make_activity(event.path, "todos", id_, {"todos": thaw(event.todos)})
 
     def _show_wait(self, event: WaitStarted | WaitFinished) -> Iterator[BaseEvent]:
@@ -624,7 +626,7 @@ class _EventTranslator:
         about = self._awaited.setdefault((event.path, event.seq), {"kind": event.kind})
         if isinstance(event, WaitStarted):
             about |= {"wakesAt": event.wakes_at, "topic": event.topic, "children": list(event.children)}
-        id_ = f"{self._agent_name(event.path) or self._root}-wait-{event.seq}"
+        id_ = f"{self._subagent_run_id(event.path) or self._root}-wait-{event.seq}"
         yield self._make_activity(event.path, "wait", id_, {**about, "isOver": is_over})
 
     def _show_answer(self, event: AnswerReceived | PermissionDecided) -> Iterator[BaseEvent]:
@@ -643,38 +645,38 @@ class _EventTranslator:
             activity_type=f"stepengine.{name}",
             content=content,
             replace=True,
-            subagent_run_id=self._agent_name(path),
+            subagent_run_id=self._subagent_run_id(path),
         )
         return activity
 
     def _make_custom_event(self, path: str, name: str, value: Mapping[str, object]) -> BaseEvent:
         custom: BaseEvent = self.core.CustomEvent(
-            name=f"stepengine.{name}", value=dict(value), subagent_run_id=self._agent_name(path)
+            name=f"stepengine.{name}", value=dict(value), subagent_run_id=self._subagent_run_id(path)
         )
         return custom
 
-    def _agent_name(self, path: str) -> str | None:
+    def _subagent_run_id(self, path: str) -> str | None:
         return f"{self._root}-{path}" if path else None
 
     def _call_id(self, path: str, call: str) -> str:
         # Those of a root run count on through its conversation, also where a run goes on as another one.
-        return f"{self._agent_name(path)}:{call}" if path else call
+        return f"{self._subagent_run_id(path)}:{call}" if path else call
 
     SHOWN: ClassVar[Mapping[type[Event], Callable[[_EventTranslator, Any], Iterable[BaseEvent]]]] = {
         RunStarted: lambda *_: (),
-        RunFinished: _run_finished,
+        RunFinished: _show_run_end,
         AgentSpawned: _show_child,
-        AgentFinished: _agent_finished,
-        StepStarted: _step_started,
-        StepFinished: _step_finished,
+        AgentFinished: _show_child_end,
+        StepStarted: _show_step_start,
+        StepFinished: _show_step_end,
         TextDelta: _show_text,
         ThinkingDelta: _show_text,
         TextCompleted: _show_text,
         ThinkingCompleted: _show_text,
         ReplyDiscarded: _discard_reply,
         ToolInputDelta: _show_call,
-        ToolStarted: _tool_started,
-        ToolFinished: _tool_finished,
+        ToolStarted: _show_tool_start,
+        ToolFinished: _show_tool_end,
         ToolProgress: _show_progress,
         ToolLog: _show_progress,
         TodosChanged: _show_todos,

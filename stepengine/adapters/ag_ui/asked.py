@@ -101,18 +101,18 @@ def asked_of(given: Any, session: Session, *, shares: Collection[str] = ()) -> A
         InputError: for a last message that is no text of the user, unreadable answers, state that is not shared, tools that cannot be
             offered, and more than 1,048,576 characters of tools, context and state.
     """
-    waiting = {message.tool_call_id for message in waiting_calls(session.state)}
-    results = dict(_iter_results([m for m in given.messages if m.role == "tool" and m.tool_call_id in waiting]))
-    answers = {**find_page_answers(session.state, results), **read_answers(given)}
+    waiting = {message.tool_call_id for message in list_waiting_calls(session.state)}
+    results = dict(_iter_page_results([m for m in given.messages if m.role == "tool" and m.tool_call_id in waiting]))
+    answers = {**find_page_answers(session.state, results), **parse_interrupt_answers(given)}
     says_more = bool(answers) and not given.resume and bool(given.messages) and given.messages[-1].role == "user"
-    prompt = "" if answers and not says_more else prompt_of(given)
+    prompt = "" if answers and not says_more else extract_prompt(given)
     metadata = _make_metadata(given, session.state, tuple(shares))
     sent = {"forwardedProps": given.forwarded_props, "parentRunId": given.parent_run_id}
     unread = tuple([f"{name} of the page is read by no run" for name, value in sent.items() if value])
     return Asked(given.thread_id, given.run_id, prompt, answers, metadata, session, tuple(shares), results, unread)
 
 
-def prompt_of(given: Any) -> str:
+def extract_prompt(given: Any) -> str:
     """
     Return the prompt: the text of the last message of a page. The rest of its history is ignored.
 
@@ -142,7 +142,7 @@ def _content_text(content: Any) -> str | None:
     return "\n\n".join(texts) if len(texts) == len(parts) else None
 
 
-def read_answers(given: Any) -> dict[str, AnswerLike]:
+def parse_interrupt_answers(given: Any) -> dict[str, AnswerLike]:
     """
     Return a page's answers to the interrupts of a suspended run, by question id; empty without answers.
 
@@ -182,7 +182,7 @@ def _parse_answer(payload: Any, number: int) -> AnswerLike:
 # --- the page's own tools ---------------------------------------------------------------------------------------------
 
 
-def _iter_results(messages: Sequence[Any]) -> Iterator[tuple[str, Answer]]:
+def _iter_page_results(messages: Sequence[Any]) -> Iterator[tuple[str, Answer]]:
     for message in messages:
         text = _content_text(message.content)
         if text is None or len(text) > MAX_PROMPT:
@@ -193,7 +193,7 @@ def _iter_results(messages: Sequence[Any]) -> Iterator[tuple[str, Answer]]:
         yield message.tool_call_id, Answer(text=text, reason=message.error or "", by=PAGE)
 
 
-def page_tool_of(question: Question) -> str:
+def find_page_tool_name(question: Question) -> str:
     """Return the page's tool whose result answers a question of the root run; ``""`` for other questions."""
     details = question.details
     return (
@@ -201,7 +201,7 @@ def page_tool_of(question: Question) -> str:
     )
 
 
-def waiting_calls(state: AgentState | None) -> list[ToolMessage]:
+def list_waiting_calls(state: AgentState | None) -> list[ToolMessage]:
     """Return the placeholder results of the calls that a suspended run waits for."""
     at = None if state is None else find_suspended_reply_index(state.message_history)
     if state is None or at is None:
@@ -209,26 +209,26 @@ def waiting_calls(state: AgentState | None) -> list[ToolMessage]:
     return [m for m in state.message_history[at:] if isinstance(m, ToolMessage) and m.status == "pending"]
 
 
-def page_calls(state: AgentState | None) -> list[str]:
+def list_waiting_page_calls(state: AgentState | None) -> list[str]:
     """Return the ids of the page tool calls that a suspended run needs results for; the first one is asked about."""
-    names = {page_tool_of(question) for question in (state.pending if state is not None else ())} - {""}
+    names = {find_page_tool_name(question) for question in (state.pending if state is not None else ())} - {""}
     specs = state.tool_definitions if state is not None else {}
-    waiting = waiting_calls(state) if names else []
+    waiting = list_waiting_calls(state) if names else []
     return [m.tool_call_id for m in waiting if m.tool_name in specs and specs[m.tool_name].category == PAGE]
 
 
 def find_page_answers(state: AgentState | None, results: Mapping[str, Answer]) -> dict[str, AnswerLike]:
     """Return the answer to the first question for a page tool call with a known result, by question id; else an empty dict."""
-    names = {call.tool_call_id: call.tool_name for call in waiting_calls(state)}
+    names = {call.tool_call_id: call.tool_name for call in list_waiting_calls(state)}
     for question in state.pending if state is not None else ():
-        name = page_tool_of(question)
+        name = find_page_tool_name(question)
         call = next((id for id, own in names.items() if own == name), "")
         if name and call in results:
             return {question.id: results[call]}
     return {}
 
 
-def page_tool(name: str, description: str, schema: Mapping[str, Any]) -> Tool:
+def make_page_tool(name: str, description: str, schema: Mapping[str, Any]) -> Tool:
     """
     Return a tool that the page executes. A call suspends the run until the page sends the result.
 
@@ -292,9 +292,9 @@ def _make_metadata(given: Any, state: AgentState | None, shares: tuple[str, ...]
         for tool in given.tools or ()
     ]
     # A page that is loaded again may offer nothing any more; a call that waits for it goes on nevertheless.
-    tools += [tool for tool in _waiting_tools(state) if tool["name"] not in {own["name"] for own in tools}]
+    tools += [tool for tool in _list_waiting_page_tools(state) if tool["name"] not in {own["name"] for own in tools}]
     context = [{"description": each.description, "value": each.value} for each in given.context or ()]
-    page = {"tools": _check_offered(tools), "context": context, "state": _shared_state(given.state, shares)}
+    page = {"tools": _check_page_tools(tools), "context": context, "state": _parse_shared_state(given.state, shares)}
     page = {name: value for name, value in page.items() if value}
     if len(size := repr(page)) > MAX_PROMPT:
         msg = f"a page sent {len(size)} characters of tools, context and state; at most {MAX_PROMPT} are taken"
@@ -302,9 +302,9 @@ def _make_metadata(given: Any, state: AgentState | None, shares: tuple[str, ...]
     return {KEY: page} if page else {}
 
 
-def _waiting_tools(state: AgentState | None) -> list[dict[str, Any]]:
-    calls = set(page_calls(state))
-    names = {message.tool_name for message in waiting_calls(state) if message.tool_call_id in calls}
+def _list_waiting_page_tools(state: AgentState | None) -> list[dict[str, Any]]:
+    calls = set(list_waiting_page_calls(state))
+    names = {message.tool_name for message in list_waiting_calls(state) if message.tool_call_id in calls}
     specs = {} if state is None else state.tool_definitions
     return [
         {"name": name, "description": specs[name].description, "parameters": plain(specs[name].input_schema)}
@@ -312,21 +312,21 @@ def _waiting_tools(state: AgentState | None) -> list[dict[str, Any]]:
     ]
 
 
-def _check_offered(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _check_page_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     names = [tool["name"] for tool in tools]
     if len(tools) > MAX_TOOLS or len(set(names)) < len(names) or set(names) & control_tools_by_name().keys():
         msg = f"a page offers {len(tools)} tools; up to {MAX_TOOLS} are taken, with names of their own"
         raise InputError(msg, issues=("tools: too many, or a name that is taken",))
     for tool in tools:
         try:
-            page_tool(tool["name"], tool["description"], tool["parameters"])
+            make_page_tool(tool["name"], tool["description"], tool["parameters"])
         except (DefinitionError, ValueError, TypeError, RecursionError) as error:
             msg = f"a page offers a tool that cannot be offered to a model: {error!s:.300}"
             raise InputError(msg, issues=("tools: one cannot be offered",)) from None
     return tools
 
 
-def _shared_state(state: Any, shares: tuple[str, ...]) -> dict[str, Any]:
+def _parse_shared_state(state: Any, shares: tuple[str, ...]) -> dict[str, Any]:
     if not state:
         return {}
     others = sorted(set(state) - set(shares)) if isinstance(state, dict) else ["no object"]
@@ -343,10 +343,10 @@ def _shared_state(state: Any, shares: tuple[str, ...]) -> dict[str, Any]:
 
 def page_hooks() -> Hooks:
     """Return the hooks that add a page's tools, context and state to a run, for ``Engine(hooks=...)``."""
-    return Hooks(pre_run=[apply_page_data])
+    return Hooks(pre_run=[add_page_data])
 
 
-def apply_page_data(ctx: HookContext) -> Change | None:
+def add_page_data(ctx: HookContext) -> Change | None:
     """
     Add the page's tools, context and state to a root run.
 
@@ -356,7 +356,7 @@ def apply_page_data(ctx: HookContext) -> Change | None:
     page = ctx.metadata.get(KEY)
     if ctx.path or not isinstance(page, JsonDict):
         return None
-    tools = [page_tool(tool["name"], tool["description"], tool["parameters"]) for tool in page.get("tools", ())]
+    tools = [make_page_tool(tool["name"], tool["description"], tool["parameters"]) for tool in page.get("tools", ())]
     taken = [tool.name for tool in tools if tool.name in ctx.state.tool_definitions]
     if taken:
         msg = f"the page offers the tool {taken[0]!r}, which the agent has already"

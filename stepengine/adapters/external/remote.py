@@ -30,14 +30,14 @@ from stepengine.adapters.external.turns import (
     OPEN_ASKS,
     QUESTION,
     TurnOutput,
-    as_dict,
-    as_dicts,
+    dict_or_empty,
+    dicts_in_list,
     finish_shielded,
     make_external_handler,
     make_failed_result,
     make_permission_input,
     make_permission_tools,
-    permission_kind,
+    permission_kind_from_category,
     start_of_json,
     start_of_text,
 )
@@ -159,7 +159,7 @@ class RemoteAgent(AgentDefinition[Any]):
                 **fields,
                 "tools": [_make_turn_tool(led, timeout), *make_permission_tools(id)],
                 "handle_steps": make_external_handler(
-                    id, _start_inputs, itemgetter("output"), carried=("run", "place")
+                    id, _make_first_input, itemgetter("output"), carried=("run", "place")
                 ),
             }
         elif "handle_steps" not in fields:  # `attrs.evolve` makes one of its fields
@@ -169,7 +169,7 @@ class RemoteAgent(AgentDefinition[Any]):
 
 
 def _check_options(id: object, url: object, permissions: object, away_seconds: float, *, allow_http: bool) -> None:
-    problem = _url_problem(url, allow_http=allow_http)
+    problem = _find_url_problem(url, allow_http=allow_http)
     if problem:
         pass
     elif permissions not in ("people", "policy"):
@@ -183,7 +183,7 @@ def _check_options(id: object, url: object, permissions: object, away_seconds: f
         raise DefinitionError(msg)
 
 
-def _url_problem(url: object, *, allow_http: bool) -> str:
+def _find_url_problem(url: object, *, allow_http: bool) -> str:
     fine = "one such as 'https://agents.example.com' would be fine"
     try:
         parts = urlsplit(url if isinstance(url, str) else "")
@@ -211,7 +211,7 @@ def _check_token(id: str, token: str) -> str:
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
-def _start_inputs(ctx: StepContext) -> dict[str, Any]:
+def _make_first_input(ctx: StepContext) -> dict[str, Any]:
     given = ctx.params
     return {"prompt": ctx.prompt, "params": dict(given) if isinstance(given, Mapping) and given else None}
 
@@ -234,14 +234,14 @@ def _make_turn_tool(led: _RemoteSettings, timeout: float | None) -> Tool[Any, An
 
     async def run(ctx: ToolContext, given: JsonDict) -> ToolResult:
         said = TurnOutput()
-        said.begin(ctx)
+        said.start_call_output(ctx)
         turn: _RemoteRun | None = None
         try:
             async with _ServerClient(led) as server:
                 turn = _RemoteRun(led, server, said)
                 return await turn.run_until_question(ctx, given)
         except ExternalAgentError as error:
-            if turn is not None and turn.is_under_way:
+            if turn is not None and turn.is_running:
                 await turn.cancel()  # nobody would ask for what it does
             return make_failed_result(error)
         except BaseException:
@@ -249,7 +249,7 @@ def _make_turn_tool(led: _RemoteSettings, timeout: float | None) -> Tool[Any, An
                 await finish_shielded(turn.cancel())
             raise
         finally:
-            said.finish()
+            said.end_unfinished_calls()
 
     return Tool(
         led.id,
@@ -283,7 +283,7 @@ class _RemoteRun:
         self._answered: dict[str, float] = {}
 
     @property
-    def is_under_way(self) -> bool:
+    def is_running(self) -> bool:
         """Whether the run was started and is not known to have ended."""
         return bool(self._run) and not self._is_over
 
@@ -307,7 +307,7 @@ class _RemoteRun:
             if view["status"] in ENDED:
                 self._is_over = True
                 return self._make_result(view)
-            if asks := self._open_questions(view):
+            if asks := self._list_open_questions(view):
                 self._said.emit_full_text()
                 told: Any = {
                     "asks": asks,
@@ -329,13 +329,13 @@ class _RemoteRun:
             # Whoever resumes a run that was cancelled has its remote run cancelled, too, and starts another.
             self._start = {"body": body, "key": f"{ctx.idempotency_key}-{again}"}
             self._place, self._told = "", set()
-            self._is_found = not await self._post_run()
+            self._is_found = not await self._request_run_start()
             if not self._is_found or (await self._fetch_run())["status"] != "cancelled":
                 return
         msg = f"the run of {self._led.id!r} was cancelled {MAX_AGAIN} times; run it anew"
         raise ExternalAgentError(msg, kind="failed")
 
-    async def _post_run(self) -> bool:
+    async def _request_run_start(self) -> bool:
         assert self._start is not None  # noqa: S101
         start = self._start
         made = await self._server.send_request(
@@ -357,7 +357,7 @@ class _RemoteRun:
         )
         self._answered[name] = asyncio.get_running_loop().time()
         if refused.get("type") == "urn:stepengine:problem:answer_rejected" and name in [
-            one.get("id") for one in as_dicts(refused.get("open"))
+            one.get("id") for one in dicts_in_list(refused.get("open"))
         ]:
             # It is open, and this is no answer to it: to ask about it again would go on for ever.
             msg = f"{self._led.id!r} does not take the answer to {name!r}: {start_of_text(refused.get('detail'))}"
@@ -370,7 +370,7 @@ class _RemoteRun:
         with contextlib.suppress(ExternalAgentError, TimeoutError):
             async with asyncio.timeout(CANCEL_SECONDS), _ServerClient(self._led) as self._server:
                 if not self._run:
-                    await self._post_run()
+                    await self._request_run_start()
                 body = {"reason": "the run that leads it was cancelled"}
                 await self._server.send_request("POST", f"/runs/{self._run}/cancel", body, may_be=(404, 409))
 
@@ -385,69 +385,71 @@ class _RemoteRun:
     async def _read_events(self) -> bool:
         """Read events until the run asks or ends or the stream ends, and return True if there were any."""
         heard = False
-        async with contextlib.aclosing(self._server.events(f"/runs/{self._run}/events", self._place)) as events:
+        async with contextlib.aclosing(self._server.stream_events(f"/runs/{self._run}/events", self._place)) as events:
             async for place, event in events:
                 heard = True
                 self._place = place or self._place
-                if self._process_event(event["type"], event):
+                if self._record_event(event["type"], event):
                     break
         return heard
 
-    def _process_event(self, kind: str, event: Mapping[str, Any]) -> bool:
-        """Process an event, and return True if the run has to be fetched."""
+    def _record_event(self, kind: str, event: Mapping[str, Any]) -> bool:
+        """Emit and record the content of an event, and return True if the run has to be fetched."""
         match kind:
             case "question_asked":
                 return True
             case "permission_requested":
-                name = as_dict(event.get("question")).get("id")
+                name = dict_or_empty(event.get("question")).get("id")
                 if isinstance(name, str) and len(self._kinds) < OPEN_ASKS:
-                    self._kinds[name] = permission_kind(start_of_text(event.get("category"), 40))
+                    self._kinds[name] = permission_kind_from_category(start_of_text(event.get("category"), 40))
                 return True
             case "run_finished":
                 return True
             case "text_delta" | "thinking_delta" | "text_completed" | "thinking_completed":
-                self._process_text(kind, event)
+                self._record_text(kind, event)
             case "tool_started" | "tool_finished":
-                self._process_call(kind, event)
+                self._record_call(kind, event)
             case "todos_changed":
-                self._process_todos(event)
+                self._record_todos(event)
             case _:
                 pass
         return False
 
-    def _process_text(self, kind: str, event: Mapping[str, Any]) -> None:
-        """Process a text of the agent itself. Texts of its children are ignored."""
+    def _record_text(self, kind: str, event: Mapping[str, Any]) -> None:
+        """Emit and record a text of the agent itself. Texts of its children are ignored."""
         seq = event.get("seq")
-        if event.get("path") != "" or not isinstance(seq, int) or not self._said.room:
+        if event.get("path") != "" or not isinstance(seq, int) or not self._said.chars_left:
             return
         what = "text" if kind.startswith("text") else "thought"
         is_whole, place = kind.endswith("completed"), (what, seq)
         if is_whole and place in self._told:
             return
         self._told.add(place)
-        self._said.add_text(what, start_of_text(event.get("text"), self._said.room))
+        self._said.emit_and_record_text(what, start_of_text(event.get("text"), self._said.chars_left))
 
-    def _process_call(self, kind: str, event: Mapping[str, Any]) -> None:
+    def _record_call(self, kind: str, event: Mapping[str, Any]) -> None:
         call = start_of_text(event.get("tool_call_id"))
         if not call:
             return
-        result = as_dict(event.get("result"))
+        result = dict_or_empty(event.get("result"))
         given = event.get("input")
         status = "" if kind == "tool_started" else "completed" if result.get("status") in (None, "ok") else "failed"
         kept = {"input": start_of_json(given)} if kind == "tool_started" and given else {}
-        self._said.update_call(
+        self._said.record_call(
             f"{start_of_text(event.get('path'), 100)}/{call}",
             name=start_of_text(event.get("tool_name"), 100) or "other",
             category=start_of_text(event.get("category"), 40),
             title=start_of_text(event.get("tool_name"), 100),
             status=status,
-            given=make_permission_input(start_of_text(event.get("tool_name"), 100), as_dict(given)) if given else {},
+            given=make_permission_input(start_of_text(event.get("tool_name"), 100), dict_or_empty(given))
+            if given
+            else {},
             kept=kept,
             output=_result_text(result) if kind == "tool_finished" else "",
         )
 
-    def _process_todos(self, event: Mapping[str, Any]) -> None:
-        todos = as_dicts(event.get("todos"))[:200]
+    def _record_todos(self, event: Mapping[str, Any]) -> None:
+        todos = dicts_in_list(event.get("todos"))[:200]
         if event.get("path") == "":
             self._said.record_plan(
                 [{"task": start_of_text(one.get("task")), "completed": one.get("completed") is True} for one in todos]
@@ -455,11 +457,11 @@ class _RemoteRun:
 
     # --- what comes of it ---------------------------------------------------------------------------------------------
 
-    def _open_questions(self, view: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def _list_open_questions(self, view: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return the open questions, without those that were just answered."""
         now = asyncio.get_running_loop().time()
         found = []
-        for one in as_dicts(view["questions"])[:OPEN_ASKS]:
+        for one in dicts_in_list(view["questions"])[:OPEN_ASKS]:
             name = one.get("id")
             if not isinstance(name, str) or not name or len(name) > ENTRY_CHARS:
                 self._server.raise_invalid_reply("a question without an id")
@@ -471,12 +473,12 @@ class _RemoteRun:
         """Return an open question of the remote run as a permission request for the policy, or as a question."""
         tool, details = start_of_text(one.get("tool_name"), 200), one.get("details")
         if tool and self._led.permissions == "policy":
-            action = start_of_text(as_dict(one.get("preview")).get("action"))
-            kind = self._kinds.get(name) or permission_kind("")
+            action = start_of_text(dict_or_empty(one.get("preview")).get("action"))
+            kind = self._kinds.get(name) or permission_kind_from_category("")
             return {
                 "id": replace_lone_surrogates(name),
                 "kind": kind,
-                "input": make_permission_input(action or f"Call {tool}", as_dict(details)),
+                "input": make_permission_input(action or f"Call {tool}", dict_or_empty(details)),
             }
         options = [start_of_text(option) for option in one.get("options") or () if isinstance(option, str)][:100]
         options = list(dict.fromkeys(filter(None, options)))
@@ -492,7 +494,9 @@ class _RemoteRun:
         }
         if tool or details is not None:
             said = (
-                make_permission_input(f"Call {tool}", as_dict(details)) if tool else {"details": start_of_json(details)}
+                make_permission_input(f"Call {tool}", dict_or_empty(details))
+                if tool
+                else {"details": start_of_json(details)}
             )
             asked["details"] = said
         return {"id": replace_lone_surrogates(name), "kind": QUESTION, "input": asked}
@@ -520,7 +524,7 @@ def _clean_text(text: str) -> str:
 
 def _result_text(result: Mapping[str, Any]) -> str:
     """Return the text of a tool result."""
-    parts = as_dicts(result.get("parts")) or as_dicts(result.get("content"))
+    parts = dicts_in_list(result.get("parts")) or dicts_in_list(result.get("content"))
     said = [
         start_of_text(one.get("text"), ENTRY_CHARS) or start_of_json(one["value"])
         for one in parts
@@ -529,17 +533,17 @@ def _result_text(result: Mapping[str, Any]) -> str:
     return cut_end("\n".join(filter(None, said)), ENTRY_CHARS)
 
 
-def _parse_usage(told: object) -> Usage | None:
+def _parse_usage(usage: object) -> Usage | None:
     """Return the token usage that a server reported."""
-    given = as_dict(told)
+    given = dict_or_empty(usage)
     names = [field.name for field in attrs.fields(Usage) if field.name != "at_least"]
     counted = {name: given[name] for name in names if type(given.get(name)) is int and 0 <= given[name] < 2**53}
     return Usage(**counted, at_least=given.get("at_least") is True) if counted else None
 
 
-def _parse_cost(told: object) -> Decimal | None:
+def _parse_cost(cost: object) -> Decimal | None:
     with contextlib.suppress(InvalidOperation, ValueError):
-        amount = Decimal(told[:40]) if isinstance(told, str) else None
+        amount = Decimal(cost[:40]) if isinstance(cost, str) else None
         return amount if amount is not None and amount.is_finite() and amount >= 0 else None
     return None
 
@@ -618,13 +622,13 @@ class _ServerClient:
                     if response.status_code not in AWAY:
                         content = await self._read_content(response)
                         self._record_contact()
-                        return self._parse_answer(f"{method} {path}", response, content, may_be)
+                        return self._parse_reply(f"{method} {path}", response, content, may_be)
                     why = f"it answered {response.status_code}"
             except httpx2.TransportError as error:
                 why = type(error).__name__
             except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError) as error:
                 self.raise_invalid_reply(f"{type(error).__name__} for {method} {path}")
-            pause = await self._wait_for_server(why, pause)
+            pause = await self._wait_before_retry(why, pause)
 
     async def _read_content(self, response: httpx2.Response) -> bytes:
         found = bytearray()
@@ -634,7 +638,7 @@ class _ServerClient:
                 self.raise_invalid_reply(f"an answer of more than {ANSWER_BYTES:,} bytes")
         return bytes(found)
 
-    def _parse_answer(
+    def _parse_reply(
         self, what: str, response: httpx2.Response, content: bytes, may_be: Sequence[int]
     ) -> Mapping[str, Any]:
         status = response.status_code
@@ -650,8 +654,8 @@ class _ServerClient:
         if status in OK:
             self.raise_invalid_reply(f"{what} was answered by {status} without a JSON object")
         if status in may_be:
-            return as_dict(told)
-        detail = start_of_text(as_dict(told).get("detail")) or f"it answered {status}"
+            return dict_or_empty(told)
+        detail = start_of_text(dict_or_empty(told).get("detail")) or f"it answered {status}"
         msg = f"{self._led.url} refused {what} for {self._led.id!r}: {detail}"
         raise ExternalAgentError(
             _clean_text(msg), kind=PROBLEMS.get(status, "start" if what == "POST /runs" else "failed")
@@ -660,7 +664,7 @@ class _ServerClient:
     def _record_contact(self) -> None:
         self._last_seen, self._was_seen = asyncio.get_running_loop().time(), True
 
-    async def _wait_for_server(self, why: str, pause: float) -> float:
+    async def _wait_before_retry(self, why: str, pause: float) -> float:
         """Wait before a retry, and return the next waiting time."""
         if asyncio.get_running_loop().time() - self._last_seen > self._led.away_seconds:
             msg = f"{self._led.url} was away for {self._led.away_seconds:g} s ({why}); what {self._led.id!r} does there may go on"
@@ -670,7 +674,7 @@ class _ServerClient:
 
     # --- events -------------------------------------------------------------------------------------------------------
 
-    async def events(self, path: str, after: str) -> AsyncGenerator[tuple[str, Mapping[str, Any]]]:
+    async def stream_events(self, path: str, after: str) -> AsyncGenerator[tuple[str, Mapping[str, Any]]]:
         """Yield the events after *after*, each with its id, until the stream ends or breaks."""
         import httpx2
 
@@ -681,7 +685,7 @@ class _ServerClient:
                 if response.status_code in (*AWAY, 204):
                     return
                 if response.status_code != 200 or "event-stream" not in response.headers.get("content-type", ""):  # noqa: PLR2004
-                    self._parse_answer(f"GET {path}", response, await self._read_content(response), ())
+                    self._parse_reply(f"GET {path}", response, await self._read_content(response), ())
                     self.raise_invalid_reply("events that are no event stream")
                 async for place, event in self._parse_stream(response):
                     yield place, event

@@ -114,10 +114,10 @@ def _make_answer(ask: Mapping[str, Any], decided: Any) -> dict[str, Any]:
     return {"id": ask["id"], "allowed": not decided.is_error, "input": ask["input"]}
 
 
-def _error_from_json(told: Any) -> ExternalAgentError:
-    if isinstance(told, Mapping):
-        return ExternalAgentError(str(told.get("message", "")), kind=str(told.get("kind", "")))
-    return ExternalAgentError(str(told), kind="failed")
+def _error_from_json(error: Any) -> ExternalAgentError:
+    if isinstance(error, Mapping):
+        return ExternalAgentError(str(error.get("message", "")), kind=str(error.get("kind", "")))
+    return ExternalAgentError(str(error), kind="failed")
 
 
 def make_failed_result(error: ExternalAgentError, **spent: Any) -> ToolResult:
@@ -125,7 +125,7 @@ def make_failed_result(error: ExternalAgentError, **spent: Any) -> ToolResult:
     return ToolResult.json({"error": {"message": replace_lone_surrogates(error.message), "kind": error.kind}}, **spent)
 
 
-def permission_kind(category: str) -> str:
+def permission_kind_from_category(category: str) -> str:
     """Return the kind of the permission tool for a category."""
     return next((name for name, one in ASKED.items() if one == category), OTHER)
 
@@ -232,7 +232,7 @@ class TurnOutput:
         self._recorded: set[str] = set()
         self._left = RECORD_CHARS
 
-    def begin(self, ctx: ToolContext) -> None:
+    def start_call_output(self, ctx: ToolContext) -> None:
         """Start to emit output as part of the tool call of *ctx*."""
         self.ctx = ctx
         self._completed = len(self._text)
@@ -243,19 +243,19 @@ class TurnOutput:
             self.ctx.emit(TextCompleted(text=text))
         return "".join(self._text)
 
-    def finish(self) -> None:
+    def end_unfinished_calls(self) -> None:
         """Emit the end of unfinished calls."""
         for call in list(self._shown):
             self._emit_end(call, self._tools[call], "cancelled")
 
     @property
-    def room(self) -> int:
+    def chars_left(self) -> int:
         """The number of characters that can still be stored."""
         return max(0, self._left)
 
-    def add_text(self, kind: str, text: str) -> None:
-        """Append to the ``"text"`` or to a ``"thought"``."""
-        if not text or not self.reserve_room(len(text)):
+    def emit_and_record_text(self, kind: str, text: str) -> None:
+        """Emit and record a piece of the ``"text"`` or of a ``"thought"``; ignore it if no room is left."""
+        if not text or not self.reserve_chars(len(text)):
             return
         if kind == "text":
             self._text.append(text)
@@ -267,7 +267,7 @@ class TurnOutput:
         else:
             self._record.append({kind: [text]})
 
-    def reserve_room(self, chars: int) -> bool:
+    def reserve_chars(self, chars: int) -> bool:
         """
         Count *chars* characters as stored; return False if the room was used up before.
 
@@ -282,7 +282,7 @@ class TurnOutput:
             self._text.append(f"\n[{LEFT_OUT}]")
         return True
 
-    def update_call(
+    def record_call(
         self,
         call: str,
         *,
@@ -310,23 +310,23 @@ class TurnOutput:
         entry = self._tools.get(call)
         size = len(json.dumps(kept, default=str))
         if entry is None:
-            if not self.reserve_room(1 + size):
+            if not self.reserve_chars(1 + size):
                 return
             # The id stays, though the turn may go on in another call of ours.
             shown = f"{self.ctx.tool_call_id}/{call[:200]}"
             entry = self._tools[call] = {"tool": "", "kind": name, "status": "pending", "kept": {}, "id": shown}
-        elif kept != entry["kept"] and not self.reserve_room(size):
+        elif kept != entry["kept"] and not self.reserve_chars(size):
             kept = entry["kept"]
         if call not in self._recorded:
             self._recorded.add(call)
             self._record.append(entry)
         entry["tool"] = title or entry["tool"]
         entry["kind"], entry["status"], entry["kept"] = name, status or entry["status"], dict(kept)
-        if output and self.reserve_room(len(output)):
+        if output and self.reserve_chars(len(output)):
             entry["output"] = output
-        self._emit_start(call, entry, given, category)
+        self._emit_start_or_end(call, entry, given, category)
 
-    def _emit_start(self, call: str, entry: dict[str, Any], given: Mapping[str, Any], category: str) -> None:
+    def _emit_start_or_end(self, call: str, entry: dict[str, Any], given: Mapping[str, Any], category: str) -> None:
         if call not in self._shown and "ended" not in entry:
             self._shown.add(call)
             self.ctx.emit(
@@ -352,7 +352,7 @@ class TurnOutput:
 
     def record_plan(self, plan: list[dict[str, Any]]) -> None:
         """Record a plan: the ``task`` of each part, and whether it is ``completed``."""
-        if self.reserve_room(len(json.dumps(plan))):
+        if self.reserve_chars(len(json.dumps(plan))):
             self._record.append({"plan": plan})
             self.ctx.emit(TodosChanged(todos=plan))
 
@@ -377,12 +377,12 @@ class TurnOutput:
 # --- foreign values ---------------------------------------------------------------------------------------------------
 
 
-def as_dict(value: object) -> Mapping[str, Any]:
+def dict_or_empty(value: object) -> Mapping[str, Any]:
     """Return *value* if it is a dict, else an empty dict."""
     return value if isinstance(value, dict) else {}
 
 
-def as_dicts(value: object) -> list[Mapping[str, Any]]:
+def dicts_in_list(value: object) -> list[Mapping[str, Any]]:
     """Return the dicts among the first 1,000 items of a list; none if *value* is no list."""
     return [one for one in value[:1_000] if isinstance(one, dict)] if isinstance(value, list) else []
 

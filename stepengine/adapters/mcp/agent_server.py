@@ -23,7 +23,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.adapters.mcp._caps import MAX_ATTEMPTS, QUESTION_CHARS
-from stepengine.adapters.mcp.connection import require_package
+from stepengine.adapters.mcp.connection import require_mcp_package
 from stepengine.adapters.mcp.owned_sessions import OwnedSessions
 from stepengine.data.alike import list_names
 from stepengine.data.call_text import PreviewPart, preview_parts
@@ -105,22 +105,22 @@ class WaitingCall:
 class CallRunner(Protocol):
     """Executes the calls of clients; ``ctx`` is the package's context of a request."""
 
-    async def start(
+    async def start_and_wait(
         self, ctx: Any, offered: Offered, prompt: str, params: Any, on_event: Callable[[Event], Awaitable[object]]
     ) -> tuple[OfferedCall, RunResult]:
         """Run an agent until it ends or waits, and call *on_event* with its events."""
 
-    async def answer(self, ctx: Any, call: OfferedCall, answers: Mapping[str, AnswerLike]) -> RunResult:
+    async def answer_and_wait(self, ctx: Any, call: OfferedCall, answers: Mapping[str, AnswerLike]) -> RunResult:
         """Resume a waiting run with *answers* until it ends or waits again."""
 
     def may_answer(self, ctx: Any) -> bool:
         """Return True if the caller may answer the questions of a run."""
 
-    def keep(self, waiting: WaitingCall) -> str:
+    def store_waiting_call(self, waiting: WaitingCall) -> str:
         """Store a call whose run waits for answers, and return a key that only its caller can use."""
 
-    async def find(self, ctx: Any, word: str) -> WaitingCall | None:
-        """Remove and return the call stored under *word*; ``None`` if there is none for this caller."""
+    async def find_waiting_call(self, ctx: Any, key: str) -> WaitingCall | None:
+        """Remove and return the call stored under *key*; ``None`` if there is none for this caller."""
 
 
 class LocalRuns:
@@ -135,12 +135,12 @@ class LocalRuns:
         self._journals = None if journals is None else Path(journals)
         self._waiting: dict[str, WaitingCall] = {}
 
-    async def start(
+    async def start_and_wait(
         self, ctx: Any, offered: Offered, prompt: str, params: Any, on_event: Callable[[Event], Awaitable[object]]
     ) -> tuple[OfferedCall, RunResult]:
         """Run an agent until it ends or waits, and call *on_event* with its events. *ctx* is unused here."""
         call = self._make_call(offered)
-        return call, await _run_shielded(self._run(call, prompt, params, on_event))
+        return call, await _run_shielded(self._run_to_end(call, prompt, params, on_event))
 
     def _make_call(self, offered: Offered) -> OfferedCall:
         """Return a call whose run has a new journal."""
@@ -158,7 +158,7 @@ class LocalRuns:
         )
         return OfferedCall(offered, FileJournal(path), {JOURNAL: path.name}, goes_on)
 
-    async def _run(
+    async def _run_to_end(
         self, call: OfferedCall, prompt: str, params: Any, on_event: Callable[[Event], Awaitable[object]]
     ) -> RunResult:  # fmt: skip
         offered = call.offered
@@ -173,7 +173,7 @@ class LocalRuns:
             raise StepEngineError(msg)
         return result
 
-    async def answer(self, ctx: Any, call: OfferedCall, answers: Mapping[str, AnswerLike]) -> RunResult:
+    async def answer_and_wait(self, ctx: Any, call: OfferedCall, answers: Mapping[str, AnswerLike]) -> RunResult:
         """Resume a waiting run with *answers* until it ends or waits again. *ctx* is unused here."""
         return await _run_shielded(call.offered.engine.resume(call.run, answers=answers))
 
@@ -181,17 +181,17 @@ class LocalRuns:
         """Return True: every caller may answer."""
         return True
 
-    def keep(self, waiting: WaitingCall) -> str:
+    def store_waiting_call(self, waiting: WaitingCall) -> str:
         """Store a call whose run waits for answers, and return an unguessable key."""
         while len(self._waiting) >= WAITING:
             self._waiting.pop(next(iter(self._waiting)))
-        word = secrets.token_urlsafe(32)
-        self._waiting[word] = waiting
-        return word
+        key = secrets.token_urlsafe(32)
+        self._waiting[key] = waiting
+        return key
 
-    async def find(self, ctx: Any, word: str) -> WaitingCall | None:
-        """Remove and return the call stored under *word*; ``None`` if there is none. *ctx* is unused here."""
-        return self._waiting.pop(word, None)
+    async def find_waiting_call(self, ctx: Any, key: str) -> WaitingCall | None:
+        """Remove and return the call stored under *key*; ``None`` if there is none. *ctx* is unused here."""
+        return self._waiting.pop(key, None)
 
 
 class AgentServer:
@@ -215,7 +215,7 @@ class AgentServer:
         journals: str | os.PathLike[str] | None = None,
         runner: CallRunner | None = None,
     ) -> None:
-        require_package()
+        require_mcp_package()
         from mcp.server import Server
 
         self._runner: CallRunner = LocalRuns(journals) if runner is None else runner
@@ -290,7 +290,7 @@ class AgentServer:
         app: Any = self.server.streamable_http_app(host=host)
         with _open_listening_socket(host, port) as listener:
             config = uvicorn.Config(
-                _require_token(app, token) if token else app,
+                _wrap_with_token_check(app, token) if token else app,
                 log_level="warning",
                 lifespan="on",
                 **protocol_options(H11Protocol),
@@ -326,7 +326,7 @@ class AgentServer:
 
         async def handle(scope: Any, receive: Any, send: Any, *, owner: str) -> None:
             user = AuthenticatedUser(AccessToken(token="", client_id=owner, scopes=[]))
-            await sessions.answer({**scope, "user": user}, receive, send, owner=owner)
+            await sessions.forward_request({**scope, "user": user}, receive, send, owner=owner)
 
         sessions = OwnedSessions(manager.handle_request)
         async with manager.run():
@@ -348,14 +348,16 @@ class AgentServer:
             if offered is None:
                 known = list_names(self._offered, params.name)
                 return _error_result(f"there is no agent {visible(params.name, strict=True)!r}; known are: {known}")
-            call, result = await self._run(ctx, offered, params.arguments or {})
+            call, result = await self._run_agent(ctx, offered, params.arguments or {})
             return await self._make_result_or_questions(ctx, call, result)
         except StepEngineError as error:
             return _error_result(
                 "\n  ".join([error.message, *[i for i in getattr(error, "issues", ()) if i not in error.message]])
             )
 
-    async def _run(self, ctx: Any, offered: Offered, arguments: Mapping[str, Any]) -> tuple[OfferedCall, RunResult]:
+    async def _run_agent(
+        self, ctx: Any, offered: Offered, arguments: Mapping[str, Any]
+    ) -> tuple[OfferedCall, RunResult]:
         """Run an agent, and notify the client of its tool calls if requested."""
         count = 0
 
@@ -366,39 +368,41 @@ class AgentServer:
                 with suppress(Exception):  # the client may be gone; the run has its own end
                     await ctx.session.report_progress(count, None, event.tool_name)
 
-        return await self._runner.start(
+        return await self._runner.start_and_wait(
             ctx, offered, str(arguments.get("prompt") or ""), arguments.get("params"), on_event
         )  # fmt: skip
 
     async def _resume_with_answers(self, ctx: object, params: Any) -> object:
-        waiting = await self._runner.find(ctx, params.request_state)
+        waiting = await self._runner.find_waiting_call(ctx, params.request_state)
         if waiting is None:
             return _error_result("the run that asked this is not known here any more; call again without request state")
         given, call = params.input_responses or {}, waiting.call
         if any(_lacks_answer(given.get(q.id)) for q in waiting.questions):
-            return self._make_questions(waiting)
+            return self._store_call_and_make_questions(waiting)
         answers = {q.id: _parse_answer(given.get(q.id), q) for q in waiting.questions}
         call.unasked += [q for q in waiting.questions if given.get(q.id) is None]
-        return await self._make_result_or_questions(ctx, call, await self._runner.answer(ctx, call, answers))
+        return await self._make_result_or_questions(ctx, call, await self._runner.answer_and_wait(ctx, call, answers))
 
     async def _make_result_or_questions(self, ctx: object, call: OfferedCall, result: RunResult) -> object:
         """Return the result of a run or its questions; ask older clients at once, and resume the run."""
         while questions := result.pending_questions:
             if not self._runner.may_answer(ctx):
                 break
-            if _can_ask(ctx) and _is_modern(ctx):
-                return self._make_questions(WaitingCall(call, questions))
+            if _can_elicit(ctx) and _has_modern_protocol(ctx):
+                return self._store_call_and_make_questions(WaitingCall(call, questions))
             answers = {q.id: await _ask_older_client(ctx, q) for q in questions}
             call.unasked += [q for q in questions if answers[q.id] is UNSHOWN]
-            result = await self._runner.answer(ctx, call, answers)
-        return _result_with_notes(call, result)
+            result = await self._runner.answer_and_wait(ctx, call, answers)
+        return _make_result_with_notes(call, result)
 
-    def _make_questions(self, waiting: WaitingCall) -> object:
+    def _store_call_and_make_questions(self, waiting: WaitingCall) -> object:
         """Return the questions, with a key for the answers."""
         import mcp_types as types
 
         requests: Any = {q.id: types.ElicitRequest(params=_make_form(q)) for q in waiting.questions}
-        return types.InputRequiredResult(input_requests=requests, request_state=self._runner.keep(waiting))
+        return types.InputRequiredResult(
+            input_requests=requests, request_state=self._runner.store_waiting_call(waiting)
+        )
 
 
 # --- over HTTP --------------------------------------------------------------------------------------------------------
@@ -416,7 +420,7 @@ def _open_listening_socket(host: str, port: int) -> socket.socket:
         raise DefinitionError(msg) from error
 
 
-def _require_token(app: Any, token: str) -> Any:
+def _wrap_with_token_check(app: Any, token: str) -> Any:
     """Return an application that accepts only requests with the token."""
     expected = f"bearer {token}".encode()
 
@@ -452,7 +456,7 @@ UNSHOWN = Answer(declined=True)
 # --- questions --------------------------------------------------------------------------------------------------------
 
 
-def _can_ask(ctx: Any) -> bool:
+def _can_elicit(ctx: Any) -> bool:
     import mcp_types as types
 
     able: bool = ctx.session.check_client_capability(
@@ -461,7 +465,7 @@ def _can_ask(ctx: Any) -> bool:
     return able
 
 
-def _is_modern(ctx: Any) -> bool:
+def _has_modern_protocol(ctx: Any) -> bool:
     from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
     return ctx.session.protocol_version in MODERN_PROTOCOL_VERSIONS
@@ -493,7 +497,7 @@ async def _ask_older_client(ctx: Any, question: Question) -> AnswerLike:
     """Ask a client of an older protocol; ``UNSHOWN`` for one that shows no questions."""
     from mcp import MCPError
 
-    if not _can_ask(ctx):
+    if not _can_elicit(ctx):
         return UNSHOWN
     form = _make_form(question)
     try:
@@ -527,13 +531,13 @@ def _find_output_schema(definition: AgentDefinition) -> Any:
 # --- results ----------------------------------------------------------------------------------------------------------
 
 
-def _result_with_notes(call: OfferedCall, result: RunResult) -> object:
+def _make_result_with_notes(call: OfferedCall, result: RunResult) -> object:
     import mcp_types as types
 
     notes = [types.TextContent(type="text", text=_describe_unasked(call.unasked))] if call.unasked else []
     meta: Any = call.meta
     if result.status is RunStatus.SUSPENDED:
-        told = types.TextContent(type="text", text=_describe_sleep(call, result))
+        told = types.TextContent(type="text", text=_describe_suspended_run(call, result))
         # Where a result of the shape of the output was promised, only an error may be without one.
         is_error = not call.goes_on or _find_output_schema(call.offered.definition) is not None
         return types.CallToolResult(content=[told, *notes], is_error=is_error, _meta=meta)
@@ -551,7 +555,7 @@ def _result_with_notes(call: OfferedCall, result: RunResult) -> object:
     return types.CallToolResult(content=[text, *notes], _meta=meta, **more)
 
 
-def _describe_sleep(call: OfferedCall, result: RunResult) -> str:
+def _describe_suspended_run(call: OfferedCall, result: RunResult) -> str:
     """Return a description of waits that no client can answer, and of how the run is resumed."""
     waits = visible(describe_waits(result.waits_for))
     said = f"\nIt said before: {result.text}" if result.text else ""

@@ -91,7 +91,7 @@ class ServerQuestions:
             elif "requestedSchema" in params:
                 answers[key] = yield from self._answer_form(params, is_open)
             elif "url" in params:
-                answers[key] = yield from self._show_address(params)
+                answers[key] = yield from self._ask_to_open_address(params)
             else:
                 answers[key] = {"error": "This client does not answer such requests"}
         return answers
@@ -112,8 +112,8 @@ class ServerQuestions:
         schema, message = params["requestedSchema"], str(params.get("message", ""))
         if not isinstance(schema, Mapping):
             return DECLINED
-        fields, required = schema.get("properties") or {}, _as_list(schema.get("required"))
-        if not _is_form(fields):
+        fields, required = schema.get("properties") or {}, _list_or_empty(schema.get("required"))
+        if not _are_form_fields(fields):
             return DECLINED
         has_asked = False
 
@@ -160,7 +160,7 @@ class ServerQuestions:
                 return value
         return None
 
-    def _show_address(self, params: Mapping[str, object]) -> Generator[Any, Any, Mapping[str, Any]]:
+    def _ask_to_open_address(self, params: Mapping[str, object]) -> Generator[Any, Any, Mapping[str, Any]]:
         """Show an address as text. It is not opened."""
         said = yield from Ask(
             self._question_text(str(params.get("message", "")), f"open {params['url']} yourself"), ["done", NO]
@@ -239,7 +239,7 @@ def make_roots(addresses: Sequence[str]) -> dict[str, Any]:
     return {"roots": [{"uri": one, "name": one.rstrip("/").rpartition("/")[2] or one} for one in addresses]}
 
 
-def _is_form(fields: object) -> bool:
+def _are_form_fields(fields: object) -> bool:
     """Return True if these are valid form fields. The package does not check them."""
     return isinstance(fields, Mapping) and all(isinstance(field, Mapping) for field in fields.values())
 
@@ -281,10 +281,10 @@ class _FormField:
         given: object = None
         if isinstance(choices, Mapping):
             given = choices.get("enum") or choices.get("oneOf") or choices.get("anyOf")
-        each = _as_list(given)
+        each = _list_or_empty(given)
         values = [one.get("const") if isinstance(one, Mapping) else one for one in each]
         plain = {visible(str(value), strict=True): value for value in values}
-        named = _as_list(choices.get("enumNames")) if isinstance(choices, Mapping) else []
+        named = _list_or_empty(choices.get("enumNames")) if isinstance(choices, Mapping) else []
         titles = (
             named if len(named) == len(each) else [one.get("title") if isinstance(one, Mapping) else "" for one in each]
         )
@@ -333,9 +333,9 @@ class _FormField:
         each = default if self.is_list and isinstance(default, list | tuple) else [default]
         return ", ".join([names.get(str(one), str(one)) for one in each])
 
-    def parse_value(self, said: str) -> tuple[object, str]:
+    def parse_value(self, answer: str) -> tuple[object, str]:
         """Return the value in the text of an answer, and the problem with it or ``""``."""
-        text = said.strip()
+        text = answer.strip()
         if text.lower() == DEFAULT and self.has_default:
             return self.schema["default"], ""
         if self.kind == "boolean":
@@ -344,26 +344,26 @@ class _FormField:
             chosen = _parse_choices(text, self.find_choices())
             if DEFAULT in chosen and self.has_default:
                 return chosen, f"{DEFAULT!r} stands alone, without other choices"
-            return chosen, self._find_problem(chosen, len(chosen), "minItems", "maxItems")
+            return chosen, self._find_bounds_problem(chosen, len(chosen), "minItems", "maxItems")
         if self.kind in ("integer", "number"):
             try:
                 number = freeze(int(text) if self.kind == "integer" else float(text))
             except (ValueError, DataError):
                 return None, f"{text[:50]!r} is no {self.kind}"
-            return number, self._find_problem(text, number, "minimum", "maximum")
+            return number, self._find_bounds_problem(text, number, "minimum", "maximum")
         choices = self.find_choices()
         if choices:
             value = choices.get(text, text if text in [str(one) for one in choices.values()] else None)
-            return value, "" if value is not None else f"{text[:50]!r} is none of {_list_choices(choices)}"
-        return said, self._find_problem(said, len(said), "minLength", "maxLength") or _find_format_problem(
+            return value, "" if value is not None else f"{text[:50]!r} is none of {_format_choices(choices)}"
+        return answer, self._find_bounds_problem(answer, len(answer), "minLength", "maxLength") or _find_format_problem(
             text, self.schema.get("format")
         )
 
-    def _find_problem(self, said: object, size: Any, least: str, most: str) -> str:
+    def _find_bounds_problem(self, value: object, size: Any, least: str, most: str) -> str:
         low, high = self.schema.get(least), self.schema.get(most)
         unit = {"minItems": " of them", "minLength": " characters"}.get(least, "")
         if (_is_number(low) and size < low) or (_is_number(high) and size > high):
-            return f"{str(said)[:50]!r} does not fit: {', '.join(_describe_bounds(low, high, unit))}"
+            return f"{str(value)[:50]!r} does not fit: {', '.join(_describe_bounds(low, high, unit))}"
         return ""
 
 
@@ -376,7 +376,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _list_choices(choices: Mapping[str, object]) -> str:
+def _format_choices(choices: Mapping[str, object]) -> str:
     return ", ".join(list(choices)[:SHOWN_CHOICES]) + (", ..." if len(choices) > SHOWN_CHOICES else "")
 
 
@@ -412,7 +412,7 @@ def _parse_choices(text: str, known: Mapping[str, object]) -> list[object]:
     return found
 
 
-def _as_list(value: object) -> list[Any]:
+def _list_or_empty(value: object) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else []
 
 

@@ -38,7 +38,7 @@ from stepengine.adapters.mcp.lenient_messages import (
     TASK,
     MessageRepair,
     describe_mismatch,
-    list_left_out,
+    list_left_out_placeholders,
     read_result_as_sent,
 )
 from stepengine.adapters.mcp.notices import LogLevel, Notice, Notices
@@ -142,7 +142,7 @@ class OpenCall:
         self._asked: list[tuple[Any, asyncio.Future[Any]]] = []
         self._bell: asyncio.Future[None] | None = None
 
-    def ask(self, request: Any, answer: asyncio.Future[Any]) -> None:
+    def add_server_request(self, request: Any, answer: asyncio.Future[Any]) -> None:
         """Store a request of the server and the future for its answer."""
         self._asked.append((request, answer))
         self._notify_waiter()
@@ -151,7 +151,7 @@ class OpenCall:
         if self._asked and self._bell is not None and not self._bell.done():
             self._bell.set_result(None)
 
-    async def outcome(self) -> Any:
+    async def wait_for_outcome(self) -> Any:
         """
         Wait for the result of the request or the first request of the server, and return it.
 
@@ -164,7 +164,7 @@ class OpenCall:
         try:
             await asyncio.wait((self.task, bell), return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            await self.end()
+            await self.cancel()
             raise
         if self.task.cancelled():
             raise ConnectionLost(self._lost)
@@ -173,12 +173,12 @@ class OpenCall:
         request, self.waiting = self._asked.pop(0)
         return ServerRequests({"asked": request.model_dump(mode="json", by_alias=True, exclude_none=True)})
 
-    def answer(self, value: object) -> None:
+    def answer_server_request(self, value: object) -> None:
         """Answer the last request that the server sent."""
         if self.waiting is not None and not self.waiting.done():
             self.waiting.set_result(value)
 
-    async def end(self) -> None:
+    async def cancel(self) -> None:
         """Cancel the request, notify the server, and end its unanswered requests."""
         import mcp_types as types
 
@@ -214,7 +214,7 @@ class _Live:
         return self._over.is_set() or self.task.done()
 
     @property
-    def refusal(self) -> str:
+    def refusal_reason(self) -> str:
         """The reason why the endpoint refuses requests, with a remedy; ``""`` if it does not."""
         return "" if self.answers is None else self.answers.describe_refusal()
 
@@ -240,9 +240,9 @@ class _Live:
             elicitation_callback=asked if options.elicitation else None,
             sampling_callback=asked if options.sampling else None,
             list_roots_callback=roots,
-            logging_callback=self._notices.handle_log_line,
+            logging_callback=self._notices.forward_log_line,
             log_level=options.log_level or lowest,
-            message_handler=self._notices.handle_notification,
+            message_handler=self._notices.forward_notification,
             client_info=Implementation(name="stepengine", version=installed_version("stepengine") or "0"),
         )
 
@@ -259,7 +259,7 @@ class _Live:
 
         return types.ListRootsResult.model_validate(make_roots(self._options.roots or ()), by_name=False)
 
-    async def _watch_server(self) -> None:
+    async def _request_notifications(self) -> None:
         """
         Request change notifications; newer protocols listen until the connection ends, older ones also request the log.
 
@@ -325,7 +325,7 @@ class _Live:
             async with AsyncExitStack() as stack:
                 async with asyncio.timeout(self._options.start_timeout):
                     await stack.enter_async_context(self.client)
-                attending = asyncio.create_task(self._watch_server())
+                attending = asyncio.create_task(self._request_notifications())
                 stack.push_async_callback(_cancel_and_wait, attending)
                 if not self._ready.done():
                     self._ready.set_result(None)
@@ -337,7 +337,7 @@ class _Live:
                 failed = ToolServerError(self._start_error_text())
                 failed.__cause__ = _find_first_error(error)
                 self._ready.set_exception(failed)
-            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+            if isinstance(error, asyncio.CancelledError) and _is_current_task_cancelled():
                 raise
             if isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
@@ -346,8 +346,8 @@ class _Live:
 
     def _start_error_text(self) -> str:
         name = self._options.name
-        if self.refusal:
-            return f"the MCP server {name!r} cannot be used: {self.refusal}"
+        if self.refusal_reason:
+            return f"the MCP server {name!r} cannot be used: {self.refusal_reason}"
         return f"the MCP server {name!r} did not start: {self.why}"
 
     def _describe_end(self, error: BaseException) -> str:
@@ -401,7 +401,7 @@ class ServerConnection:
     """
 
     def __init__(self, options: ConnectionOptions) -> None:
-        require_package()
+        require_mcp_package()
         self._options = options
         self.loop = asyncio.get_running_loop()
         self._lock = asyncio.Lock()
@@ -444,28 +444,28 @@ class ServerConnection:
         """
         async with self._lock:
             while self._live is None or self._live.is_over:
-                await self._start(run)
+                await self._start_or_restart(run)
             return self._live.client.session
 
-    async def _start(self, run: str) -> None:
+    async def _start_or_restart(self, run: str) -> None:
         before = self._live
         if before is not None:
             await before.end_and_wait()
-            await self._wait_to_restart(run, before.why)
+            await self._wait_before_restart(run, before.why)
         self._live = live = _Live(self._options, self._answer_unnamed_request, self._mark_stale)
         try:
             await live.wait_until_ready()
             self._was_up = True
         except ToolError as error:
             causes = FileNotFoundError | PermissionError | NotADirectoryError
-            if live.refusal or isinstance(error.__cause__, causes):
+            if live.refusal_reason or isinstance(error.__cause__, causes):
                 self._live = None
                 raise  # waiting helps nobody
         except BaseException:
             live.end()
             raise
 
-    async def _wait_to_restart(self, run: str, why: str) -> None:
+    async def _wait_before_restart(self, run: str, why: str) -> None:
         name, used = self._options.name, self._restarts.pop(run, 0)
         while len(self._restarts) >= RUNS_KEPT:
             self._restarts.pop(next(iter(self._restarts)))
@@ -489,7 +489,7 @@ class ServerConnection:
         if live is not None:
             await live.end_and_wait()
 
-    def abandon(self) -> None:
+    def end_without_waiting(self) -> None:
         """End everything without waiting."""
         if self._live is not None:
             self._live.end()
@@ -526,7 +526,7 @@ class ServerConnection:
         return {"tools": tools, "prompts": found, "prompts_problem": problem, "tasks": tasks}
 
     async def fetch_pages(
-        self, ask: Callable[..., Awaitable[Any]], what: str, *, optional: bool = False
+        self, fetch_page: Callable[..., Awaitable[Any]], member: str, *, optional: bool = False
     ) -> list[dict[str, Any]]:
         """
         Fetch the pages of a list, within the limits, and return its entries as sent.
@@ -540,14 +540,14 @@ class ServerConnection:
         for _ in range(PAGES):
             try:
                 page = await self.await_response(
-                    ask(params=PaginatedRequestParams(cursor=cursor)), self._options.timeout
+                    fetch_page(params=PaginatedRequestParams(cursor=cursor)), self._options.timeout
                 )
             except NoSuchMethod:
                 if optional:
                     break
                 raise
-            found += [one.model_dump(mode="json", by_alias=True, exclude_none=True) for one in getattr(page, what)]
-            found += list_left_out(page)
+            found += [one.model_dump(mode="json", by_alias=True, exclude_none=True) for one in getattr(page, member)]
+            found += list_left_out_placeholders(page)
             cursor = page.next_cursor
             if cursor is None or len(found) > TOOLS:
                 break
@@ -578,11 +578,13 @@ class ServerConnection:
         except MCPError as error:
             raise self._make_answer_error(live, answer, error.code, error.message) from error
         except (BrokenResourceError, ClosedResourceError) as error:
-            raise self._record_loss(live) from error
+            raise self._end_and_make_loss_error(live) from error
         except asyncio.CancelledError as error:
-            if _is_cancelled():
+            if _is_current_task_cancelled():
                 raise
-            raise self._record_loss(live) from error  # somebody closed the connection, and nobody cancelled the caller
+            raise self._end_and_make_loss_error(
+                live
+            ) from error  # somebody closed the connection, and nobody cancelled the caller
         except ValidationError as error:
             msg = f"the MCP server {name!r} answered with what the protocol does not know: {describe_mismatch(error)}"
             raise ToolError(msg) from error
@@ -596,11 +598,11 @@ class ServerConnection:
         if answers is not None and answer.status in SIGN_IN:
             return ToolServerError(f"the MCP server {name!r} refused the request: {answers.describe_refusal(answer)}")
         if code == CLOSED_CODE:
-            return self._record_loss(live)
+            return self._end_and_make_loss_error(live)
         kind = NoSuchMethod if code == NO_METHOD_CODE else ToolError
         return kind(f"the MCP server {name!r} answered with an error: {_clean_error_text(message)}")
 
-    def _record_loss(self, live: _Live | None) -> ConnectionLost:
+    def _end_and_make_loss_error(self, live: _Live | None) -> ConnectionLost:
         """Record that *live* has ended, without affecting a client that was started since."""
         if live is not None:
             live.end()
@@ -612,7 +614,7 @@ class ServerConnection:
         because = f" ({problem})" if problem else ""
         return f"the connection to the MCP server {self._options.name!r} was lost{because}; the outcome is unknown"
 
-    async def request(
+    async def call_tool(
         self, session: ClientSession, tool: str, arguments: Mapping[str, Any], progress: Any, **more: Any
     ) -> Any:
         """Send one ``tools/call`` and return its result as JSON, or ``ServerRequests``; errors are those of ``await_response``."""
@@ -683,7 +685,7 @@ class ServerConnection:
         """Cancel a call that will not be continued."""
         call = self._open.pop(ticket, None)
         if call is not None:
-            await call.end()
+            await call.cancel()
 
     async def _answer_unnamed_request(self, params: object) -> object:
         """Pass a request of the server, which does not name its call, to the first free open call, and return the answer."""
@@ -694,11 +696,11 @@ class ServerConnection:
         if not free:
             return types.ErrorData(code=types.INVALID_REQUEST, message="No call is open that this could be about")
         answer: asyncio.Future[Any] = self.loop.create_future()
-        free[0].ask(params, answer)
+        free[0].add_server_request(params, answer)
         return await answer
 
 
-def require_package() -> None:
+def require_mcp_package() -> None:
     """Raise ``DefinitionError`` with a remedy if the package is not installed."""
     found = find_spec("mcp")
     if found is None or found.origin is None:  # a folder of that name beside the program is found, too
@@ -730,7 +732,7 @@ def _poll_seconds(milliseconds: float | None) -> float:
     return min(max(seconds, LEAST_POLL), MOST_POLL)
 
 
-def _is_cancelled() -> bool:
+def _is_current_task_cancelled() -> bool:
     task = asyncio.current_task()
     return task is not None and bool(task.cancelling())
 

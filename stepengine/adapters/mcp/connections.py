@@ -33,7 +33,7 @@ class ServerConnections(dict[tuple[int, str], ServerConnection]):
         self._by_owner = needs_run_for_headers(options.auth)
         self._closing: set[asyncio.Task[None]] = set()
 
-    def connect(self, run: McpRun, engine: object) -> ServerConnection:
+    def get_connection(self, run: McpRun, engine: object) -> ServerConnection:
         """Return the connection for a run in the running event loop; later requests of this task belong to that run."""
         RUN.set(run)
         loop = asyncio.get_running_loop()
@@ -47,10 +47,10 @@ class ServerConnections(dict[tuple[int, str], ServerConnection]):
         found.add_user(engine)
         found.used_at = loop.time()
         if self._by_owner:
-            self._close_idle(loop, found)
+            self._close_idle_sessions(loop, found)
         return found
 
-    def _close_idle(self, loop: asyncio.AbstractEventLoop, used: ServerConnection) -> None:
+    def _close_idle_sessions(self, loop: asyncio.AbstractEventLoop, used: ServerConnection) -> None:
         """Close the sessions of other owners that were not used for long. They are opened again when they are needed."""
         before = loop.time() - OWNER_IDLE_SECONDS - self._options.timeout
         for key, one in list(self.items()):
@@ -60,7 +60,7 @@ class ServerConnections(dict[tuple[int, str], ServerConnection]):
                 self._closing.add(closing)
                 closing.add_done_callback(self._closing.discard)
 
-    def forget(self) -> None:
+    def drop_after_fork(self) -> None:
         """Drop all connections in a forked child, since they belong to the parent."""
         keep_referenced(list(self.values()))
         self.clear()
@@ -86,7 +86,7 @@ class ServerConnections(dict[tuple[int, str], ServerConnection]):
             if connection.loop is here:
                 await connection.aclose()
             elif connection.loop is blocked:
-                connection.loop.call_soon(connection.abandon)
+                connection.loop.call_soon(connection.end_without_waiting)
             elif connection.loop.is_running():
                 ending = asyncio.run_coroutine_threadsafe(connection.aclose(), connection.loop)
                 with suppress(TimeoutError):

@@ -76,11 +76,11 @@ RUN: ContextVar[McpRun] = ContextVar("stepengine_mcp_run", default=NO_RUN)
 ELSE = "its reply is a message of the protocol, and none to what was asked"
 
 
-async def _send_signed(give: Callable[[McpRun], Any], request: Any) -> AsyncGenerator[Any, Any]:
-    """Send a request with the run's headers from *give*, which is called again if the server refuses them."""
+async def _run_header_auth_flow(make_headers: Callable[[McpRun], Any], request: Any) -> AsyncGenerator[Any, Any]:
+    """Send a request with the run's headers from *make_headers*, which is called again if the server refuses them."""
     before: dict[str, str] | None = None
     for _ in range(2):
-        given = give(RUN.get())
+        given = make_headers(RUN.get())
         headers = dict(await given if inspect.isawaitable(given) else given)
         if headers == before:
             return
@@ -95,7 +95,7 @@ class _ReplyTooLong(Exception):
     """A reply exceeds the byte limit."""
 
 
-async def _read_body(response: Any) -> None:
+async def _read_capped_body(response: Any) -> None:
     """
     Read the body of *response*, up to a limit that is far lower for compressed bodies.
 
@@ -121,8 +121,8 @@ async def _read_body(response: Any) -> None:
         await stream.aclose()
 
 
-def _repair_events(response: Any, reread: Callable[[bytes], bytes]) -> None:
-    """Pass each line of a stream of events through *reread* before the package reads it."""
+def _wrap_event_lines(response: Any, repair_line: Callable[[bytes], bytes]) -> None:
+    """Pass each line of a stream of events through *repair_line* before the package reads it."""
     import httpx2
 
     stream = response.stream
@@ -135,7 +135,7 @@ def _repair_events(response: Any, reread: Callable[[bytes], bytes]) -> None:
             async for chunk in stream:
                 *lines, rest = bytes(chunk).split(b"\n")
                 for line in lines:
-                    yield reread(bytes(begun + line).removesuffix(b"\r")) + b"\n"
+                    yield repair_line(bytes(begun + line).removesuffix(b"\r")) + b"\n"
                     begun.clear()
                 begun += rest
             yield bytes(begun)
@@ -206,7 +206,7 @@ class EndpointAnswers:
         headers = {"accept-encoding": "identity", **self._headers}
         timeout = httpx2.Timeout(REQUEST_SECONDS, read=READ_SECONDS)
         async with httpx2.AsyncClient(headers=headers, auth=self._make_auth(), timeout=timeout) as client:
-            client.event_hooks["response"].append(partial(self._record_answer, incoming))
+            client.event_hooks["response"].append(partial(self._record_and_repair_answer, incoming))
             async with streamable_http_client(self._url, http_client=client) as (received, write):
                 passing = asyncio.create_task(_forward_messages(received, incoming, self._repair))
                 try:
@@ -231,7 +231,9 @@ class EndpointAnswers:
 
             async def async_auth_flow(self, request: Any) -> AsyncGenerator[Any, Any]:
                 flow = (
-                    auth.async_auth_flow(request) if hasattr(auth, "async_auth_flow") else _send_signed(auth, request)
+                    auth.async_auth_flow(request)
+                    if hasattr(auth, "async_auth_flow")
+                    else _run_header_auth_flow(auth, request)
                 )
                 response: Any = None
                 try:
@@ -251,7 +253,7 @@ class EndpointAnswers:
 
         return Signing()
 
-    async def _record_answer(self, incoming: Any, response: Any) -> None:
+    async def _record_and_repair_answer(self, incoming: Any, response: Any) -> None:
         """Record the answer to a message. Answers to the optional stream are ignored."""
         if response.request.method != "POST":
             return
@@ -265,9 +267,9 @@ class EndpointAnswers:
         if self._repair is not None:
             self._repair.record_request(asked)
             if kind.startswith("text/event-stream"):
-                _repair_events(response, partial(self._repair_line, asked))
+                _wrap_event_lines(response, partial(self._repair_line, asked))
         if kind.startswith("application/json"):
-            await self._answer_instead(incoming, response, asked)
+            await self._answer_unusable_reply(incoming, response, asked)
 
     def _repair_line(self, asked: Any, line: bytes) -> bytes:
         """Return a line of events; one with a reply that the package cannot parse becomes one that it can."""
@@ -278,7 +280,7 @@ class EndpointAnswers:
         reply = self._repair.repair_reply(content.strip(), number)
         return line if reply is None else b"data: " + reply.model_dump_json(by_alias=True, exclude_unset=True).encode()
 
-    async def _answer_instead(self, incoming: Any, response: Any, asked: Any) -> None:
+    async def _answer_unusable_reply(self, incoming: Any, response: Any, asked: Any) -> None:
         """
         Answer a request whose reply is unusable, so that the caller does not wait for its timeout.
 
@@ -292,7 +294,7 @@ class EndpointAnswers:
             return
         problem = mcp_types.ErrorData(code=mcp_types.PARSE_ERROR, message=ELSE)
         try:
-            await _read_body(response)
+            await _read_capped_body(response)
             content = await response.aread()
             reply = _parse_message(content)
             if reply is None and self._repair is not None:

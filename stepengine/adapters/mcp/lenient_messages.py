@@ -64,7 +64,7 @@ class MessageRepair:
         import mcp_types
 
         try:
-            text = json.dumps(json.loads(_cut_depth(content.decode("utf-8", "replace"))), ensure_ascii=False)
+            text = json.dumps(json.loads(_cut_deep_values(content.decode("utf-8", "replace"))), ensure_ascii=False)
             reply = mcp_types.jsonrpc_message_adapter.validate_json(replace_surrogates(text), by_name=False)
         except (ValueError, RecursionError):
             return None
@@ -78,12 +78,12 @@ class MessageRepair:
         method = "" if number is None else self._methods.pop(number, "")
         if not isinstance(result, Mapping):
             return message
-        changed = self._repair(method, result)
+        changed = self._repair_result_or_list(method, result)
         if changed is result:
             return message
-        return _replace_inner(message, inner.model_copy(update={"result": changed}))  # type: ignore[union-attr]
+        return _replace_protocol_message(message, inner.model_copy(update={"result": changed}))  # type: ignore[union-attr]
 
-    def _repair(self, method: str, result: Mapping[str, Any]) -> Mapping[str, object]:
+    def _repair_result_or_list(self, method: str, result: Mapping[str, Any]) -> Mapping[str, object]:
         if "task" in result and "content" not in result:
             return _result_from_task(result)
         if method in RESULTS:
@@ -159,13 +159,13 @@ def read_result_as_sent(result: Any) -> dict[str, Any]:
     return dumped
 
 
-def list_left_out(page: Any) -> list[dict[str, Any]]:
+def list_left_out_placeholders(page: Any) -> list[dict[str, Any]]:
     """Return placeholders for the entries that ``MessageRepair`` left out of a list."""
     odd = (page.meta or {}).get(LEFT_OUT)
     return [one for one in odd if isinstance(one, dict)] if isinstance(odd, list) else []
 
 
-def _cut_depth(text: str) -> str:
+def _cut_deep_values(text: str) -> str:
     """Return JSON without values that are nested too deep for any parser."""
     made, start, depth = list[str](), 0, 0
     for token in TOKEN.finditer(text):
@@ -180,7 +180,7 @@ def _cut_depth(text: str) -> str:
     return "".join([*made, text[start:]])
 
 
-def _replace_inner(message: Any, inner: Any) -> Any:
+def _replace_protocol_message(message: Any, inner: Any) -> Any:
     """Return a session message with *inner* as its protocol message."""
     from mcp.shared.message import SessionMessage
 

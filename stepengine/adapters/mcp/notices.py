@@ -82,8 +82,8 @@ class Notices:
         """Whether the application or the log receives log lines of the server."""
         return self._level is not None or self._told is not None
 
-    async def handle_log_line(self, params: Any) -> None:
-        """Process a log line of the server."""
+    async def forward_log_line(self, params: Any) -> None:
+        """Pass a log line to the application, and log it if its level is high enough."""
         try:
             line = Notice(
                 server=self._server,
@@ -94,7 +94,7 @@ class Notices:
             )
         except DataError:
             return
-        self._notify(line)
+        self._notify_application(line)
         if self._level is not None and LEVELS.get(line.level, logging.INFO) >= LEVELS[self._level]:
             self._log_line(line)
 
@@ -111,20 +111,20 @@ class Notices:
         if self._logged == LOG_LINES:
             LOGGER.warning("the MCP server %r has said %d lines; no more of them are logged", self._server, LOG_LINES)
 
-    async def handle_notification(self, message: Any) -> None:
-        """Process a notification of any kind."""
+    async def forward_notification(self, message: Any) -> None:
+        """Pass a notification about changed tools, prompts or resources to the application."""
         method = getattr(message, "method", "")
         if method == "notifications/tools/list_changed":
             self._on_tools()
-            self._notify(Notice(server=self._server, kind="tools"))
+            self._notify_application(Notice(server=self._server, kind="tools"))
         elif method == "notifications/prompts/list_changed":
-            self._notify(Notice(server=self._server, kind="prompts"))
+            self._notify_application(Notice(server=self._server, kind="prompts"))
         elif method == "notifications/resources/list_changed":
-            self._notify(Notice(server=self._server, kind="resources"))
+            self._notify_application(Notice(server=self._server, kind="resources"))
         elif method == "notifications/resources/updated":
-            self._notify(Notice(server=self._server, kind="resource", uri=str(message.params.uri)))
+            self._notify_application(Notice(server=self._server, kind="resource", uri=str(message.params.uri)))
 
-    def _notify(self, notice: Notice) -> None:
+    def _notify_application(self, notice: Notice) -> None:
         if self._told is None:
             return
         try:

@@ -30,20 +30,20 @@ class OwnedSessions:
         # Requests under way by session, of each owner; the session that was used least recently comes first.
         self._sessions: dict[str, dict[str, int]] = {}
 
-    async def answer(self, scope: Any, receive: Any, send: Any, *, owner: str) -> None:
+    async def forward_request(self, scope: Any, receive: Any, send: Any, *, owner: str) -> None:
         """Answer a request of *owner*, and end its oldest sessions if it opened one too many."""
         sessions = self._sessions.setdefault(owner, {})
-        session = _find_session(scope["headers"])
+        session = _find_session_id(scope["headers"])
         status = 0
 
         async def watch(message: Any) -> None:
             nonlocal session, status
             if message["type"] == "http.response.start":
-                status, opened = message["status"], _find_session(message.get("headers", ()))
+                status, opened = message["status"], _find_session_id(message.get("headers", ()))
                 if session is None and opened is not None and status < HTTP_OK_BELOW:
                     session = opened
                     sessions[session] = 1
-                    await self._end_oldest(scope, sessions)
+                    await self._end_oldest_idle_sessions(scope, sessions)
             await send(message)
 
         if session in sessions:
@@ -56,22 +56,22 @@ class OwnedSessions:
                 if scope["method"] == "DELETE" and status < HTTP_OK_BELOW:
                     del sessions[session]
 
-    async def _end_oldest(self, scope: Any, sessions: dict[str, int]) -> None:
+    async def _end_oldest_idle_sessions(self, scope: Any, sessions: dict[str, int]) -> None:
         idle = [one for one, under_way in sessions.items() if not under_way]
         for one in idle[: max(0, len(sessions) - SESSIONS_PER_OWNER)]:
             del sessions[one]
             # As its client would end it. One that has ended for its time already answers 404.
             headers = [(SESSION_HEADER, one.encode("latin-1"))]
-            await self._handle({**scope, "method": "DELETE", "headers": headers}, _receive_nothing, _ignore)
+            await self._handle({**scope, "method": "DELETE", "headers": headers}, _receive_empty_body, _ignore_message)
 
 
-def _find_session(headers: Any) -> str | None:
+def _find_session_id(headers: Any) -> str | None:
     return next((value.decode("latin-1") for name, value in headers if name.lower() == SESSION_HEADER), None)
 
 
-async def _receive_nothing() -> dict[str, Any]:
+async def _receive_empty_body() -> dict[str, Any]:
     return {"type": "http.request", "body": b"", "more_body": False}
 
 
-async def _ignore(_message: Any) -> None:
+async def _ignore_message(_message: Any) -> None:
     """Ignore the message."""

@@ -9,14 +9,14 @@ from stepengine.adapters.mcp._caps import DESCRIPTION_CHARS, PARTS
 from stepengine.adapters.mcp.connection import ServerConnection
 from stepengine.adapters.mcp.lenient_messages import read_result_as_sent
 from stepengine.adapters.mcp.results import (
-    as_list,
     binary_side_effects,
     content_parts,
     failed_result,
     make_recordable,
     readable_blocks,
+    replace_excess_media,
     resource_part,
-    without_excess_media,
+    wrap_in_list,
 )
 from stepengine.adapters.mcp.tool_list import annotations_from_hints, clean_server_text, find_recorded_problem
 from stepengine.data.messages import ResultPart, TextPart, ToolResult
@@ -42,7 +42,7 @@ def make_resource_tools(server: str, session: Session) -> list[ToolLike]:
             )
         except ToolError as error:
             return failed_result(server, error)
-        found = [*map(_list_resource, resources), *map(_list_resource, templates)]
+        found = [*map(_make_resource_entry, resources), *map(_make_resource_entry, templates)]
         most = 10 * PARTS
         more = [{"left_out": f"{len(found) - most:,} more"}] if len(found) > most else []
         return as_result([*found[:most], *more])
@@ -53,9 +53,9 @@ def make_resource_tools(server: str, session: Session) -> list[ToolLike]:
             result = await connection.await_response(client.read_resource(input["uri"]))
         except ToolError as error:
             return failed_result(server, error)
-        found = as_list(make_recordable(read_result_as_sent(result)).get("contents"))
+        found = wrap_in_list(make_recordable(read_result_as_sent(result)).get("contents"))
         contents = [{"type": "resource", "resource": one} for one in found[:PARTS]]
-        blocks = without_excess_media(readable_blocks(contents))
+        blocks = replace_excess_media(readable_blocks(contents))
         parts = [resource_part(b["resource"]) if b["type"] == "resource" else TextPart(b["text"]) for b in blocks]
         return as_result(ToolResult((*parts, *_make_omission_note(found)), side_effects=binary_side_effects(blocks)))
 
@@ -82,7 +82,7 @@ def make_resource_tools(server: str, session: Session) -> list[ToolLike]:
 
 def make_prompt_tool(server: str, prompts: Sequence[Mapping[str, object]], session: Session) -> ToolLike:
     """Return a tool that reads one of a server's prompts with its arguments filled in."""
-    lines = [_introduce_prompt(prompt) for prompt in prompts]
+    lines = [_describe_prompt(prompt) for prompt in prompts]
     arguments = {"type": "object", "additionalProperties": {"type": "string"}}
     names = [str(prompt["name"]) for prompt in prompts]
 
@@ -92,9 +92,9 @@ def make_prompt_tool(server: str, prompts: Sequence[Mapping[str, object]], sessi
             result = await connection.await_response(client.get_prompt(input["name"], input.get("arguments") or {}))
         except ToolError as error:
             return failed_result(server, error)
-        found = as_list(make_recordable(read_result_as_sent(result)).get("messages"))
-        said = [(role, block) for message in found[:PARTS] for role, block in _read_message(message)]
-        kept = without_excess_media([block for _, block in said])
+        found = wrap_in_list(make_recordable(read_result_as_sent(result)).get("messages"))
+        said = [(role, block) for message in found[:PARTS] for role, block in _split_message_blocks(message)]
+        kept = replace_excess_media([block for _, block in said])
         parts: list[ResultPart] = []
         for (role, _), block in zip(said, kept, strict=True):
             parts += [TextPart(f"{role}: "), *content_parts([block])]
@@ -114,7 +114,7 @@ def make_prompt_tool(server: str, prompts: Sequence[Mapping[str, object]], sessi
     )
 
 
-def _list_resource(one: Mapping[str, Any]) -> dict[str, Any]:
+def _make_resource_entry(one: Mapping[str, Any]) -> dict[str, Any]:
     """Return the entry of a resource or template for a model; for an unreadable one, the reason."""
     if odd := find_recorded_problem(one):
         return {"name": visible(one["name"], strict=True), "left_out": odd}
@@ -124,12 +124,12 @@ def _list_resource(one: Mapping[str, Any]) -> dict[str, Any]:
     return {"uri": one["uri"], "name": one["name"], "about": about}
 
 
-def _read_message(message: object) -> list[tuple[str, dict[str, Any]]]:
+def _split_message_blocks(message: object) -> list[tuple[str, dict[str, Any]]]:
     """Return the blocks of a message of a prompt, each with the role."""
     if not isinstance(message, Mapping):
         return [("?", block) for block in readable_blocks([message])]
     role = message.get("role")
-    blocks = readable_blocks(as_list(message.get("content"), none=[None]))
+    blocks = readable_blocks(wrap_in_list(message.get("content"), none=[None]))
     return [(role if isinstance(role, str) else "?", block) for block in blocks]
 
 
@@ -138,6 +138,6 @@ def _make_omission_note(found: Sequence[object]) -> list[ResultPart]:
     return [TextPart(f"[{len(found) - PARTS:,} more parts were left out]")] if len(found) > PARTS else []
 
 
-def _introduce_prompt(prompt: Mapping[str, Any]) -> str:
+def _describe_prompt(prompt: Mapping[str, Any]) -> str:
     named = [f"{one['name']}{'' if one.get('required') else '?'}" for one in prompt.get("arguments") or ()]
     return clean_server_text(f"- {prompt['name']}({', '.join(named)}): {prompt.get('description') or ''}")

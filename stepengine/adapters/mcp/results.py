@@ -160,7 +160,7 @@ def make_result(raw: Mapping[str, Any], channel: Channel = "once", *, page: str 
     """
     raw = make_recordable(raw)
     given = readable_blocks(raw.get("content"))
-    content = without_excess_media(given)
+    content = replace_excess_media(given)
     parts = content_parts(content)
     structured = raw.get("structuredContent")
     unknown = {name: value for name, value in raw.items() if name not in OF_RESULT}
@@ -169,20 +169,20 @@ def make_result(raw: Mapping[str, Any], channel: Channel = "once", *, page: str 
     data: JsonValue = None
     if structured is not None:
         if channel == "text" and parts:
-            data = freeze(_without_media(structured, _media_data(given)))
+            data = freeze(_replace_media(structured, _media_data(given)))
         elif channel == "structured":
             others = [part for part in parts if not isinstance(part, TextPart)]
-            parts = [JsonPart(freeze(_without_media(structured, _media_data(given)))), *others]
+            parts = [JsonPart(freeze(_replace_media(structured, _media_data(given)))), *others]
         else:
-            parts = _add_structured(parts, structured, given)
+            parts = _merge_structured_value(parts, structured, given)
     is_unread = bool(given) and structured is None and all(block["type"] == UNREAD for block in given)
     if is_unread or is_error_result(raw):
-        return _make_error(raw, parts)
+        return _make_error_result(raw, parts)
     effects = (*binary_side_effects(content), *page_side_effects(content, page))
     return as_result(ToolResult(tuple(parts), side_effects=effects, structured=data))
 
 
-def _make_error(raw: Mapping[str, Any], parts: Sequence[ResultPart]) -> ToolResult:
+def _make_error_result(raw: Mapping[str, Any], parts: Sequence[ResultPart]) -> ToolResult:
     """Return the error result of a call that failed, or of which nothing can be read."""
     texts = [
         p.text if isinstance(p, TextPart) else compact(p.value) for p in parts if isinstance(p, TextPart | JsonPart)
@@ -190,7 +190,7 @@ def _make_error(raw: Mapping[str, Any], parts: Sequence[ResultPart]) -> ToolResu
     if not is_error_result(raw):
         texts.insert(0, "the call was carried out, but nothing of its result can be read:")
     elif not isinstance(raw["isError"], bool):
-        texts.append(f"[isError is {_shorten(raw['isError'])}, which is taken for an error]")
+        texts.append(f"[isError is {_format_short_json(raw['isError'])}, which is taken for an error]")
     return error_result("\n".join(texts) or "the server says that the call failed, and not why")
 
 
@@ -202,10 +202,10 @@ def is_error_result(raw: Mapping[str, Any]) -> bool:
 
 def readable_blocks(content: object) -> list[dict[str, Any]]:
     """Return the content of a result as readable blocks; an unreadable one has the type ``UNREAD`` and the reason."""
-    return [_readable_block(block) for block in as_list(content)]
+    return [_readable_block(block) for block in wrap_in_list(content)]
 
 
-def as_list(value: object, *, none: Sequence[Any] = ()) -> list[Any]:
+def wrap_in_list(value: object, *, none: Sequence[Any] = ()) -> list[Any]:
     """Return the items of a list; of anything else a list of it alone, and *none* for nothing."""
     return list(value if isinstance(value, list | tuple) else none if value is None else [value])
 
@@ -214,7 +214,7 @@ def _readable_block(block: object) -> dict[str, Any]:
     if isinstance(block, str):
         return {"type": "text", "text": block}
     if not isinstance(block, Mapping):
-        return _make_left_out_block(f"{_shorten(block)} is no block of content")
+        return _make_left_out_block(f"{_format_short_json(block)} is no block of content")
     kind = block.get("type")
     if not isinstance(kind, str):
         text = block.get("text")
@@ -239,7 +239,7 @@ def _make_left_out_block(why: str) -> dict[str, Any]:
     return {"type": UNREAD, "text": f"[{why}, so it was left out]"}
 
 
-def _shorten(value: object) -> str:
+def _format_short_json(value: object) -> str:
     """Return a value of a server for a message."""
     return cut_middle(visible(json.dumps(value, ensure_ascii=False), strict=True), BLOCK_CHARS)
 
@@ -257,7 +257,7 @@ def make_recordable(value: Any, levels: int = RESULT_DEPTH) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def without_excess_media(content: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+def replace_excess_media(content: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
     """Return *content* with placeholders for media and pages that would make its record too large."""
     kept, left = list[Mapping[str, Any]](), MEDIA_BYTES
     for block in content:
@@ -278,7 +278,7 @@ def _media_data(content: Sequence[Mapping[str, object]]) -> set[str]:
     return {data for block in content if (data := _base64_data(block))}
 
 
-def _add_structured(
+def _merge_structured_value(
     parts: Sequence[ResultPart], structured: object, content: Sequence[Mapping[str, object]]
 ) -> list[ResultPart]:
     """
@@ -292,32 +292,32 @@ def _add_structured(
     texts = [part.text for part in parts if isinstance(part, TextPart)]
     if isinstance(structured, Mapping) and len(structured) == 1:
         (plain,) = structured.values()
-        if (isinstance(plain, str) and texts == [plain]) or _is_content(plain, content):
+        if (isinstance(plain, str) and texts == [plain]) or _is_same_content(plain, content):
             return list(parts)
         if "result" in structured and (
-            _is_said_by_one(texts, plain) or (isinstance(plain, list | tuple) and _is_said_by_each(texts, plain))
+            _is_only_text_equal(texts, plain) or (isinstance(plain, list | tuple) and _are_texts_equal(texts, plain))
         ):
             return [JsonPart(freeze(plain)), *others]
-    value = freeze(_without_media(structured, _media_data(content)))
-    if _is_said_by_one(texts, structured):
+    value = freeze(_replace_media(structured, _media_data(content)))
+    if _is_only_text_equal(texts, structured):
         return [JsonPart(value), *others]
-    held = set(_texts_in(value, HELD_DEPTH))
+    held = set(_iter_value_texts(value, HELD_DEPTH))
     return [JsonPart(value), *[p for p in parts if not (isinstance(p, TextPart) and _text_forms(p.text) & held)]]
 
 
-def _texts_in(value: object, depth: int) -> Iterator[str]:
+def _iter_value_texts(value: object, depth: int) -> Iterator[str]:
     """Yield the texts that represent *value* or a part of it."""
     yield canonical(value)
     if isinstance(value, str):
         yield value
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
     for each in inner if depth else ():
-        yield from _texts_in(each, depth - 1)
+        yield from _iter_value_texts(each, depth - 1)
 
 
 def _text_forms(text: str) -> set[str]:
     """Return a text and, if it is JSON, its canonical form."""
-    read = _parse_json(text, None)
+    read = _parse_json_unless_text(text, None)
     if read is text:
         return {text}
     try:
@@ -326,7 +326,7 @@ def _text_forms(text: str) -> set[str]:
         return {text}
 
 
-def _is_content(value: object, content: Sequence[Mapping[str, object]]) -> bool:
+def _is_same_content(value: object, content: Sequence[Mapping[str, object]]) -> bool:
     """Return whether *value* only repeats the content of the result; absent members may be null."""
     return (
         isinstance(value, list | tuple)
@@ -343,7 +343,7 @@ def _base64_data(block: Mapping[str, object]) -> str:
     return found if isinstance(found, str) else ""
 
 
-def _without_media(value: object, shown: Collection[str]) -> object:
+def _replace_media(value: object, shown: Collection[str]) -> object:
     """
     Return *value* with placeholders for media.
 
@@ -352,10 +352,10 @@ def _without_media(value: object, shown: Collection[str]) -> object:
     if isinstance(value, str):
         return SHOWN if value in shown else value
     if isinstance(value, Mapping):
-        kept = {name: _without_media(each, shown) for name, each in value.items()}
+        kept = {name: _replace_media(each, shown) for name, each in value.items()}
         return {**kept, **_placeholder_member(value, shown)}
     if isinstance(value, list | tuple):
-        return [_without_media(each, shown) for each in value]
+        return [_replace_media(each, shown) for each in value]
     return value
 
 
@@ -369,15 +369,17 @@ def _placeholder_member(value: Mapping[str, object], shown: Collection[str]) -> 
     return {member: f"[{len(data.rstrip('=')) * 3 // 4:,} bytes were left out]"}
 
 
-def _is_said_by_one(texts: Sequence[str], value: object) -> bool:
-    return len(texts) == 1 and _is_said_by_each(texts, [value])
+def _is_only_text_equal(texts: Sequence[str], value: object) -> bool:
+    return len(texts) == 1 and _are_texts_equal(texts, [value])
 
 
-def _is_said_by_each(texts: Sequence[str], values: Sequence[object]) -> bool:
-    return len(texts) == len(values) and all(_parse_json(t, v) == v for t, v in zip(texts, values, strict=True))
+def _are_texts_equal(texts: Sequence[str], values: Sequence[object]) -> bool:
+    return len(texts) == len(values) and all(
+        _parse_json_unless_text(t, v) == v for t, v in zip(texts, values, strict=True)
+    )
 
 
-def _parse_json(text: str, value: object) -> Any:
+def _parse_json_unless_text(text: str, value: object) -> Any:
     """Return the JSON value in a text; the text itself if it is not JSON, is too long, or *value* is a text."""
     if isinstance(value, str) or len(text) > RESULT_CHARS:
         return text
@@ -409,7 +411,7 @@ def _make_part(block: Mapping[str, Any]) -> ResultPart:
     if kind == "resource":
         return resource_part(block.get("resource") or {})
     if kind != "audio" and isinstance(block.get("text"), str):
-        return TextPart(f"[{_shorten(kind)}, shown as text] {block['text']}")
+        return TextPart(f"[{_format_short_json(kind)}, shown as text] {block['text']}")
     return TextPart(
         f"[{kind[:BLOCK_CHARS] or 'something'} of the type {block.get('mimeType', 'unknown')} was left out]"
     )
@@ -425,7 +427,7 @@ def resource_part(resource: Mapping[str, Any]) -> ResultPart:
 
 
 def _make_media_part(encoded: object, mime: str, what: str) -> ResultPart:
-    mime = resolve_media_type(mime, _decode_begin(encoded))
+    mime = resolve_media_type(mime, _decode_start(encoded))
     cap = IMAGE_BYTES if mime in IMAGES else DOCUMENT_BYTES
     if mime not in (*IMAGES, PDF):
         return TextPart(f"[{what} of the type {mime or 'unknown'} was left out]")
@@ -440,7 +442,7 @@ def _make_media_part(encoded: object, mime: str, what: str) -> ResultPart:
     return TextPart(f"[{what} was left out: {result.text}]") if result.is_error else result.content[0]
 
 
-def _decode_begin(encoded: object) -> bytes:
+def _decode_start(encoded: object) -> bytes:
     """Return the first bytes of base64 text, of which the whole may be too large; none if it cannot be decoded."""
     try:
         return base64.b64decode(encoded[:BEGIN_CHARS]) if isinstance(encoded, str) else b""

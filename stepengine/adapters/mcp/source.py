@@ -42,7 +42,7 @@ from stepengine.adapters.mcp.tool_list import (
     definition_digest,
     is_for_page_only,
     parse_tool_list,
-    usable_prompts,
+    select_usable_prompts,
 )
 from stepengine.data.definition import HookContext
 from stepengine.data.estimate import CHARS_PER_TOKEN
@@ -288,7 +288,7 @@ class McpTools:
 
     def reset_after_fork(self) -> None:
         """Drop the connections in a forked child, which starts its own servers."""
-        self._connections.forget()
+        self._connections.drop_after_fork()
 
     def for_engine(self) -> McpTools:
         """Return this source for one engine: closing it ends a server only if no other engine uses it."""
@@ -319,7 +319,7 @@ class McpTools:
         listed = [ListedTool.from_json(one) for one in recorded["tools"]]
         known = _ServerOfRun(run, {one.name: one.digest for one in listed}, frozenset(ctx.state.tool_definitions))
         known.reported.update(recorded["left_out"])
-        known.use_room(len(listed), recorded)
+        known.reserve_tool_room(len(listed), recorded)
         tools = self._make_tools(listed, known)
         session = partial(self.open_session, run)
         beside: list[ToolLike] = (
@@ -345,14 +345,14 @@ class McpTools:
 
         async def run(ctx: ToolContext, input: dict[str, Any]) -> ToolResult:
             result = await self._call_tool(listed, known.run, ctx, input)
-            return await self._pending_for_new_tools(result, known) if ctx.is_of_run else result
+            return await self._make_pending_if_new_tools(result, known) if ctx.is_of_run else result
 
         return _ServerTool(
             listed.tool,
             listed.description,
             listed.input_schema,
             run,
-            follow=partial(self._follow_up, listed, known),
+            follow=partial(self._continue_pending_call, listed, known),
             category=CATEGORY,
             annotations=annotations,
             about=self._about.get(listed.name),
@@ -365,11 +365,11 @@ class McpTools:
 
     async def open_session(self, run: McpRun) -> tuple[ServerConnection, Any]:
         """Return the connection for a run in the running event loop, and its session."""
-        connection = self._connection(run)
+        connection = self._get_connection(run)
         return connection, await connection.open_session()
 
-    def _connection(self, run: McpRun) -> ServerConnection:
-        return self._connections.connect(run, self)
+    def _get_connection(self, run: McpRun) -> ServerConnection:
+        return self._connections.get_connection(run, self)
 
     async def listing(self, name: str, *, run: McpRun = NO_RUN) -> dict[str, Any]:
         """
@@ -378,7 +378,7 @@ class McpTools:
         Raises:
             ToolServerError: when it cannot be asked.
         """
-        connection = self._connection(run)
+        connection = self._get_connection(run)
         try:
             raw = await connection.fetch_lists(prompts=self._prompts)
         except ToolServerError:
@@ -401,7 +401,7 @@ class McpTools:
                     f"{pinned}, this one {tool.digest}; accept it with accept({tool.name!r}, digest)"
                 )
         connection.offered = {tool["name"]: tool["digest"] for tool in kept}
-        prompts = usable_prompts(raw["prompts"], left_out) if self._prompts else []
+        prompts = select_usable_prompts(raw["prompts"], left_out) if self._prompts else []
         left_out += [f"its prompts: {raw['prompts_problem']}"] if raw["prompts_problem"] else []
         return freeze_object({"tools": kept, "prompts": prompts, "left_out": left_out})
 
@@ -419,42 +419,42 @@ class McpTools:
     ) -> ToolResult:
         """Call a tool. If the server asks something first, the result is pending."""
         try:
-            return await self._try_call(listed, run, ctx, input)
+            return await self._call_tool_once(listed, run, ctx, input)
         except ConnectionLost as lost:
             if not (self._trusts and listed.hints.get("idempotentHint")):
                 return failed_result(self.name, lost)
         except ToolError as error:
             return failed_result(self.name, error)
         try:
-            return await self._try_call(listed, run, ctx, input)  # the caller vouches for it (reliability:MC05)
+            return await self._call_tool_once(listed, run, ctx, input)  # the caller vouches for it (reliability:MC05)
         except ToolError as error:
             return failed_result(self.name, error)
 
-    async def _try_call(
+    async def _call_tool_once(
         self, listed: ListedTool, run: McpRun, ctx: ToolContext, input: Mapping[str, object]
     ) -> ToolResult:
-        connection = self._connection(run)
+        connection = self._get_connection(run)
 
         async def progress(done: float, total: float | None, message: str | None) -> None:
             percent = min(100.0, max(0.0, 100 * done / total)) if total else None
             ctx.emit(ToolProgress(message=visible(message or ""), percent=percent))
 
         session = await connection.open_session((*ctx.ancestor_run_ids, ctx.run_id)[0])
-        refusal = await self._find_change(connection, listed, run)
+        refusal = await self._find_definition_change(connection, listed, run)
         if refusal:
             return error_result(refusal)
         more: dict[str, Any] = {"task": {}} if listed.task else {}
-        ticket, call = connection.start_call(connection.request(session, listed.name, input, progress, **more))
+        ticket, call = connection.start_call(connection.call_tool(session, listed.name, input, progress, **more))
         try:
-            outcome = await call.outcome()
+            outcome = await call.wait_for_outcome()
         finally:
             if call.task.done():
                 connection.remove_call(ticket)
         if not call.task.done() and ctx.is_of_run:
             ctx.of_run(("mcp", ticket), partial(_HeldRequest, connection, ticket))
-        return self._result_or_wait(connection, listed, outcome, ticket)
+        return self._make_result_or_pending(connection, listed, outcome, ticket)
 
-    async def _find_change(self, connection: ServerConnection, listed: ListedTool, run: McpRun) -> str:
+    async def _find_definition_change(self, connection: ServerConnection, listed: ListedTool, run: McpRun) -> str:
         """Return why a tool differs from the list of the run; ``""`` if it does not."""
         if not connection.digests or connection.is_stale:
             # The list was read from a record, or the server has another one by now.
@@ -469,21 +469,21 @@ class McpTools:
             f"digest {listed.digest}, and has {now}"
         )
 
-    def _result_or_wait(
+    def _make_result_or_pending(
         self, connection: ServerConnection, listed: ListedTool, outcome: Any, ticket: str
     ) -> ToolResult:
         if isinstance(outcome, ServerRequests):
-            return ToolResult.json(freeze_object(self._next_round(outcome, ticket)), status="pending")
+            return ToolResult.json(freeze_object(self._requests_to_json(outcome, ticket)), status="pending")
         wrong = _find_schema_problem(connection, listed, outcome)
         return error_result(wrong) if wrong else make_result(outcome, self._channel, page=listed.page)
 
     # --- lists that change during a run -----------------------------------------------------------------------------------
 
-    async def _pending_for_new_tools(self, result: ToolResult, known: _ServerOfRun) -> ToolResult:
+    async def _make_pending_if_new_tools(self, result: ToolResult, known: _ServerOfRun) -> ToolResult:
         """Return the result as pending if the server has new tools, which the run then adds first."""
         if result.status not in SETTLED or any(effect.kind == CUT_OFF for effect in result.side_effects):
             return result
-        connection = self._connection(known.run)
+        connection = self._get_connection(known.run)
         if connection.is_stale:
             try:
                 await self.listing(self.name, run=known.run)
@@ -511,7 +511,7 @@ class McpTools:
                 LOGGER.warning("%s", LEFT_OUT_TEXT.format(server=self.name, reason=reason))
         listed = [ListedTool.from_json(one) for one in recorded["tools"]]
         new = [one for one in listed if known.is_new(one)]
-        kept = known.use_room(len(new), recorded)
+        kept = known.reserve_tool_room(len(new), recorded)
         if kept < len(new):
             LOGGER.warning(
                 "the MCP server %r has more tools than one run keeps (%d, and %d bytes of lists): %d are left out, and later lists "
@@ -525,7 +525,7 @@ class McpTools:
 
     # --- what a server wants to know first --------------------------------------------------------------------------------
 
-    def _follow_up(
+    def _continue_pending_call(
         self, listed: ListedTool, known: _ServerOfRun, input: JsonDict, given: ToolResult
     ) -> Generator[object, Any, ToolResult]:
         """Answer the server's requests in the run and continue the call, or add new tools to the run."""
@@ -534,7 +534,7 @@ class McpTools:
             return (yield from self._list_and_add_new_tools(known, given, given.structured))
         for _ in range(self._asking.rounds):
             answers = yield from self._asking.answer_requests(
-                waits["requests"], _make_open_check(partial(self._connection, known.run), waits)
+                waits["requests"], _make_waiting_check(partial(self._get_connection, known.run), waits)
             )
             outcome: Any = yield from Perform(
                 partial(self.going_on, run=known.run),
@@ -545,11 +545,11 @@ class McpTools:
                 answers,
             )
             if "requests" not in outcome:
-                return self._recorded_result(listed, outcome)
+                return self._result_from_record(listed, outcome)
             waits = outcome
         return error_result(f"{listed.tool!r} asked more than {self._asking.rounds} times, so it was given up")
 
-    def _recorded_result(self, listed: ListedTool, outcome: Mapping[str, Any]) -> ToolResult:
+    def _result_from_record(self, listed: ListedTool, outcome: Mapping[str, Any]) -> ToolResult:
         """Return the result that ``going_on`` recorded."""
         if "error" not in outcome:
             return make_result(outcome["result"], self._channel, page=listed.page)
@@ -566,7 +566,7 @@ class McpTools:
         run: McpRun,
     ) -> JsonValue:
         """Send the answers to the server, and return the result, an error or more questions."""
-        connection = self._connection(run)
+        connection = self._get_connection(run)
         listed = ListedTool.from_json(tool)
         call = connection.find_call(ticket)
         try:
@@ -578,13 +578,13 @@ class McpTools:
                 connection.remove_call(ticket)
                 more = {"input_responses": self._asking.make_responses(answers), "request_state": state or None}
                 session = await connection.open_session()
-                ticket, call = connection.start_call(connection.request(session, listed.name, input, None, **more))
+                ticket, call = connection.start_call(connection.call_tool(session, listed.name, input, None, **more))
             else:
-                call.answer(self._asking.make_response(answers["asked"]))
+                call.answer_server_request(self._asking.make_response(answers["asked"]))
             async with asyncio.timeout(self._options.timeout):
-                outcome = await call.outcome()
+                outcome = await call.wait_for_outcome()
             if isinstance(outcome, ServerRequests):
-                return self._next_round(outcome, ticket)
+                return self._requests_to_json(outcome, ticket)
         except ToolServerError as error:
             return {"error": error.message, "lost": True}
         except ToolError as error:
@@ -597,7 +597,7 @@ class McpTools:
         wrong = _find_schema_problem(connection, listed, outcome)
         return {"error": wrong} if wrong else {"result": make_recordable(outcome)}
 
-    def _next_round(self, wanted: ServerRequests, ticket: str) -> dict[str, Any]:
+    def _requests_to_json(self, wanted: ServerRequests, ticket: str) -> dict[str, Any]:
         """Return the requests of a server for the journal; raise ``ToolError`` if they are too large."""
         requests = mark_oversized_requests(self.name, wanted.requests, wanted.state)
         return {"requests": requests, "state": wanted.state, "ticket": ticket}
@@ -613,7 +613,7 @@ class McpTools:
         await self._connections.aclose(self, is_shared=self._is_shared, blocked=blocked)
 
 
-def _make_open_check(connect: Callable[[], ServerConnection], waits: Mapping[str, Any]) -> IsOpen | None:
+def _make_waiting_check(connect: Callable[[], ServerConnection], waits: Mapping[str, Any]) -> IsOpen | None:
     """Return the check that a server of an older protocol still waits; ``None`` for one that can be called again."""
     if waits["state"] is not None:
         return None
@@ -657,7 +657,7 @@ class _ServerOfRun:
     bytes_left: int = RUN_LIST_BYTES
     reported: set[str] = attrs.field(factory=set)
 
-    def use_room(self, tools: int, recorded: Mapping[str, Any]) -> int:
+    def reserve_tool_room(self, tools: int, recorded: Mapping[str, Any]) -> int:
         """Count a recorded list with *tools* new tools, and return how many of them the run may add."""
         self.bytes_left -= len(compact(freeze_object(recorded)))
         kept = min(tools, self.tools_left) if self.bytes_left >= 0 else 0

@@ -174,7 +174,7 @@ class Pipe:
                 self._waiting.discard(message.id)
             return SessionMessage(message)
         except (ValueError, RecursionError):
-            number = self._answered_id(line)
+            number = self._pop_answered_id(line)
             reply = None if number is None or self._repair is None else self._repair.repair_reply(line, number)
             if reply is not None:
                 return SessionMessage(reply)
@@ -190,7 +190,7 @@ class Pipe:
                 self.problem = f"it wrote more than {JUNK_LINES} lines that are no messages, the first: {first}"
             return None
 
-    def _answered_id(self, line: bytes) -> int | str | None:
+    def _pop_answered_id(self, line: bytes) -> int | str | None:
         """Return the id of the waiting request that an unreadable line answers; ``None`` if there is none."""
         if not ANSWER.search(line):
             return None

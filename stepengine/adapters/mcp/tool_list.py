@@ -106,7 +106,7 @@ def parse_tool_list(
     left = LIST_BYTES
     for number, tool in enumerate(wanted[:TOOLS]):
         try:
-            one = _list_tool(server, tool, tasks=tasks)
+            one = _make_listed_tool(server, tool, tasks=tasks)
         except (DefinitionError, DataError) as error:
             left_out.append(f"{_quote_tool_name(tool)}: {error.message}")
             continue
@@ -140,7 +140,7 @@ def _quote_tool_name(tool: Mapping[str, object]) -> str:
     return repr(visible(str(tool.get("name", ""))[:200], strict=True))
 
 
-def _list_tool(server: str, tool: Mapping[str, Any], *, tasks: bool) -> ListedTool:
+def _make_listed_tool(server: str, tool: Mapping[str, Any], *, tasks: bool) -> ListedTool:
     if odd := find_recorded_problem(tool):
         raise DefinitionError(odd)
     is_task = (tool.get("execution") or {}).get("taskSupport") == "required"
@@ -224,12 +224,12 @@ def annotations_from_hints(hints: Mapping[str, object], *, trusted: bool) -> Too
     )
 
 
-def usable_prompts(raw: Sequence[Mapping[str, Any]], left_out: list[str]) -> list[dict[str, Any]]:
+def select_usable_prompts(listed: Sequence[Mapping[str, Any]], left_out: list[str]) -> list[dict[str, Any]]:
     """Return the usable prompts of a server. Problems are appended to *left_out*."""
-    if len(raw) > PROMPTS:
-        left_out.append(f"{len(raw) - PROMPTS:,} prompts after the first {PROMPTS:,}")
+    if len(listed) > PROMPTS:
+        left_out.append(f"{len(listed) - PROMPTS:,} prompts after the first {PROMPTS:,}")
     made: list[dict[str, object]] = []
-    for prompt in raw[:PROMPTS]:
+    for prompt in listed[:PROMPTS]:
         name = prompt["name"]
         if odd := find_recorded_problem(prompt):
             left_out.append(f"the prompt {_quote_tool_name(prompt)}: {odd}")

@@ -115,7 +115,7 @@ class _RunSpans:
     calls: dict[int | str, _OpenSpan] = attrs.field(factory=dict)
 
     @property
-    def innermost(self) -> _OpenSpan:
+    def innermost_span(self) -> _OpenSpan:
         return self.step or self.own
 
 
@@ -155,8 +155,8 @@ class Tracing:
             msg = "Tracing needs the package opentelemetry-api: pip install 'stepengine[otel]'"
             raise DefinitionError(msg) from None
         self._trace = trace
-        self._tracer = trace.get_tracer(NAME, _version(), tracer_provider, SCHEMA)
-        meter = metrics.get_meter(NAME, _version(), meter_provider, SCHEMA)
+        self._tracer = trace.get_tracer(NAME, _get_package_version(), tracer_provider, SCHEMA)
+        meter = metrics.get_meter(NAME, _get_package_version(), meter_provider, SCHEMA)
         self._tokens = meter.create_histogram(
             "gen_ai.client.token.usage",
             unit="{token}",
@@ -187,7 +187,7 @@ class Tracing:
 
     # --- runs and steps -----------------------------------------------------------------------------------------------
 
-    def _run_started(self, event: RunStarted) -> None:
+    def _start_or_update_run_span(self, event: RunStarted) -> None:
         tree = self._trees.setdefault(event.run_id, {})
         run = tree.get(event.path) or self._start_run_span(
             event, event.path, event.agent_id, self._parent_context(tree, event.path)
@@ -196,10 +196,10 @@ class Tracing:
         if self._content:
             run.own.span.set_attributes(_input_attributes(event.prompt, plain(event.params)))
 
-    def _agent_spawned(self, event: AgentSpawned) -> None:
-        parent = self._find_run(event)
+    def _start_child_span(self, event: AgentSpawned) -> None:
+        parent = self._find_run_spans(event)
         if parent is not None:
-            caller = parent.calls.get(event.tool_call_id, parent.innermost)
+            caller = parent.calls.get(event.tool_call_id, parent.innermost_span)
             run = self._start_run_span(event, event.child_path, event.agent_id, caller.context, name=event.display_name)
             if event.is_background:
                 run.own.span.set_attribute("stepengine.is_background", True)
@@ -219,10 +219,10 @@ class Tracing:
     def _parent_context(self, tree: Mapping[str, _RunSpans], path: str) -> Context | None:
         # Without a parent it is the span that is current where the run was called.
         above = tree.get(path.rpartition(".")[0]) if path else None
-        return None if above is None else above.innermost.context
+        return None if above is None else above.innermost_span.context
 
-    def _step_started(self, event: StepStarted) -> None:
-        run = self._find_run(event)
+    def _start_step_span(self, event: StepStarted) -> None:
+        run = self._find_run_spans(event)
         if run is None or not self._steps:
             return
         if run.step is not None:
@@ -230,8 +230,8 @@ class Tracing:
         about = {"stepengine.step": event.step, **STEP}
         run.step = self._open_span(event, f"stepengine.step {event.step}", about, run.own.context)
 
-    def _step_finished(self, event: StepFinished) -> None:
-        run = self._find_run(event)
+    def _end_step_span(self, event: StepFinished) -> None:
+        run = self._find_run_spans(event)
         if run is not None and run.step is not None:
             span = run.step.span
             span.set_attributes({"stepengine.ended_turn": event.ended_turn, "stepengine.status": event.status.value})
@@ -240,16 +240,16 @@ class Tracing:
             self._close_span(run.step)
             run.step = None
 
-    def _run_failed(self, event: RunFailed) -> None:
-        run = self._find_run(event)
+    def _mark_run_failed(self, event: RunFailed) -> None:
+        run = self._find_run_spans(event)
         if run is not None:
             run.has_failed = True
             self._mark_failed(run.own.span, event.kind, event.error)
 
-    def _agent_finished(self, event: AgentFinished) -> None:
-        self._end_run(event, event.child_path, event.status, event.usage, event.text)
+    def _end_child_spans(self, event: AgentFinished) -> None:
+        self._end_run_spans(event, event.child_path, event.status, event.usage, event.text)
 
-    def _run_finished(self, event: RunFinished) -> None:
+    def _end_tree_spans(self, event: RunFinished) -> None:
         result, tree = event.result, self._trees.get(event.run_id, {})
         root = tree.get("")
         if root is not None and result.session_id is not None:
@@ -258,10 +258,12 @@ class Tracing:
             root.own.span.set_attribute("operation.cost", float(result.cost))
         # The deepest first: what is left of children was cut off with the run.
         for path in sorted(tree, key=len, reverse=True):
-            self._end_run(event, path, result.status, *(() if path else (result.usage, _output_text(result))))
+            self._end_run_spans(event, path, result.status, *(() if path else (result.usage, _output_text(result))))
         self._trees.pop(event.run_id, None)
 
-    def _end_run(self, event: Event, path: str, status: RunStatus, usage: Usage | None = None, said: str = "") -> None:
+    def _end_run_spans(
+        self, event: Event, path: str, status: RunStatus, usage: Usage | None = None, said: str = ""
+    ) -> None:
         run = self._trees.get(event.run_id, {}).pop(path, None)
         if run is None:
             return
@@ -281,8 +283,8 @@ class Tracing:
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
-    def _model_started(self, event: ModelStarted) -> None:
-        run = self._find_run(event)
+    def _start_model_span(self, event: ModelStarted) -> None:
+        run = self._find_run_spans(event)
         if run is None:
             return
         provider, model = _split_model(event.model)
@@ -294,17 +296,17 @@ class Tracing:
         about = {**told, "stepengine.purpose": event.purpose}
         if event.request is not None:
             about |= _request_attributes(event.request)
-            about |= _request_content(event.request) if self._content else {}
+            about |= _request_content_attributes(event.request) if self._content else {}
         name = f"chat {model}"
-        call = self._open_span(event, name, about, run.innermost.context, kind=self._trace.SpanKind.CLIENT)
+        call = self._open_span(event, name, about, run.innermost_span.context, kind=self._trace.SpanKind.CLIENT)
         call.told = told
         run.calls[event.seq] = call
         if not run.has_model:
             run.has_model = True
             run.own.span.set_attributes({name: told[name] for name in ("gen_ai.provider.name", "gen_ai.request.model")})
 
-    def _record_chunk(self, event: TextDelta | ThinkingDelta | ToolInputDelta) -> None:
-        run = self._find_run(event)
+    def _record_first_chunk(self, event: TextDelta | ThinkingDelta | ToolInputDelta) -> None:
+        run = self._find_run_spans(event)
         call = None if run is None else run.calls.get(event.seq)
         if call is not None and not call.has_chunk:
             call.has_chunk = True
@@ -312,8 +314,8 @@ class Tracing:
             call.span.set_attribute("gen_ai.response.time_to_first_chunk", seconds)
             self._first_chunk.record(seconds, call.told)
 
-    def _model_finished(self, event: ModelFinished) -> None:
-        run = self._find_run(event)
+    def _end_model_span(self, event: ModelFinished) -> None:
+        run = self._find_run_spans(event)
         call = None if run is None else run.calls.pop(event.seq, None)
         if call is None:
             return
@@ -342,13 +344,13 @@ class Tracing:
             self._tokens.record(reply.usage.completion_tokens, {**call.told, "gen_ai.token.type": "output"})
         if self._content:
             said = {
-                **_make_role_message("assistant", _set_call_ids(reply.content, call_ids)),
+                **_make_role_message("assistant", _replace_call_ids(reply.content, call_ids)),
                 "finish_reason": reply.stop_reason.value,
             }
-            span.set_attribute("gen_ai.output.messages", _to_text([said]))
+            span.set_attribute("gen_ai.output.messages", _to_json_text([said]))
 
-    def _tool_started(self, event: ToolStarted) -> None:
-        run = self._find_run(event)
+    def _start_tool_span(self, event: ToolStarted) -> None:
+        run = self._find_run_spans(event)
         if run is None:
             return
         about: Attributes = {
@@ -359,20 +361,20 @@ class Tracing:
             "stepengine.source": event.source,
         }
         if self._content:
-            about["gen_ai.tool.call.arguments"] = _to_text(plain(event.input))
+            about["gen_ai.tool.call.arguments"] = _to_json_text(plain(event.input))
         call = run.calls[event.tool_call_id] = self._open_span(
-            event, f"execute_tool {event.tool_name}", about, run.innermost.context
+            event, f"execute_tool {event.tool_name}", about, run.innermost_span.context
         )
         if event.child_path:
             # What the body of a tool asks for stands below the call: it is no agent.
             self._trees[event.run_id][event.child_path] = _RunSpans(call)
 
-    def _tool_finished(self, event: ToolFinished) -> None:
+    def _end_tool_span(self, event: ToolFinished) -> None:
         if event.child_path:
             body = self._trees.get(event.run_id, {}).pop(event.child_path, None)
             for left in reversed(body.calls.values()) if body is not None else ():
                 self._close_span(left)
-        run = self._find_run(event)
+        run = self._find_run_spans(event)
         call = None if run is None else run.calls.pop(event.tool_call_id, None)
         if call is None:
             return
@@ -387,16 +389,16 @@ class Tracing:
     # --- what happens within a span -----------------------------------------------------------------------------------
 
     def _add_call_event(self, event: ModelRetry | RateLimited) -> None:
-        run = self._find_run(event)
+        run = self._find_run_spans(event)
         if run is not None:
             wait: Attributes = {} if event.wait is None else {"wait": event.wait}
             about: Attributes = (
                 {"attempt": event.attempt, **wait} if isinstance(event, ModelRetry) else {"limit": event.limit, **wait}
             )
-            run.calls.get(event.seq, run.innermost).span.add_event(f"stepengine.{event.type}", about)
+            run.calls.get(event.seq, run.innermost_span).span.add_event(f"stepengine.{event.type}", about)
 
     def _add_run_event(self, event: Event) -> None:
-        run = self._find_run(event)
+        run = self._find_run_spans(event)
         if run is None:
             return
         about: Attributes = {}
@@ -416,11 +418,11 @@ class Tracing:
                 about = {"by": event.by, "tokens_before": event.tokens_before, "tokens_after": event.tokens_after}
             case _:
                 pass
-        run.innermost.span.add_event(f"stepengine.{event.type}", about)
+        run.innermost_span.span.add_event(f"stepengine.{event.type}", about)
 
     # --- spans --------------------------------------------------------------------------------------------------------
 
-    def _find_run(self, event: Event) -> _RunSpans | None:
+    def _find_run_spans(self, event: Event) -> _RunSpans | None:
         return self._trees.get(event.run_id, {}).get(event.path)
 
     def _open_span(
@@ -446,20 +448,20 @@ class Tracing:
         opened.span.end()
 
     _TRACED: ClassVar[Mapping[type[Event], Callable[[Tracing, Any], None]]] = {
-        RunStarted: _run_started,
-        RunFailed: _run_failed,
-        RunFinished: _run_finished,
-        AgentSpawned: _agent_spawned,
-        AgentFinished: _agent_finished,
-        StepStarted: _step_started,
-        StepFinished: _step_finished,
-        ModelStarted: _model_started,
-        ModelFinished: _model_finished,
+        RunStarted: _start_or_update_run_span,
+        RunFailed: _mark_run_failed,
+        RunFinished: _end_tree_spans,
+        AgentSpawned: _start_child_span,
+        AgentFinished: _end_child_spans,
+        StepStarted: _start_step_span,
+        StepFinished: _end_step_span,
+        ModelStarted: _start_model_span,
+        ModelFinished: _end_model_span,
         ModelRetry: _add_call_event,
         RateLimited: _add_call_event,
-        ToolStarted: _tool_started,
-        ToolFinished: _tool_finished,
-        **dict.fromkeys((TextDelta, ThinkingDelta, ToolInputDelta), _record_chunk),
+        ToolStarted: _start_tool_span,
+        ToolFinished: _end_tool_span,
+        **dict.fromkeys((TextDelta, ThinkingDelta, ToolInputDelta), _record_first_chunk),
         **dict.fromkeys(
             (QuestionAsked, PermissionRequested, PermissionDecided, Compacted, WaitStarted, WaitFinished),
             _add_run_event,
@@ -468,7 +470,7 @@ class Tracing:
     """The events that change a span."""
 
 
-def _version() -> str:
+def _get_package_version() -> str:
     try:
         return version("stepengine")
     except PackageNotFoundError:  # a checkout that is not installed
@@ -479,21 +481,21 @@ def _input_attributes(prompt: str, params: Any) -> Attributes:
     """Return the input attributes of a run: its prompt as a message, and prompt and params as one value."""
     told: Attributes = {}
     if prompt:
-        told["gen_ai.input.messages"] = _to_text([_make_role_message("user", prompt)])
+        told["gen_ai.input.messages"] = _to_json_text([_make_role_message("user", prompt)])
     if params:
-        told["stepengine.params"] = _to_text(params)
+        told["stepengine.params"] = _to_json_text(params)
         return {
             **told,
-            "input.value": _to_text({"prompt": prompt, "params": params}),
+            "input.value": _to_json_text({"prompt": prompt, "params": params}),
             "input.mime_type": "application/json",
         }
     return {**told, "input.value": prompt, "input.mime_type": "text/plain"} if prompt else told
 
 
-def _output_attributes(said: str) -> Attributes:
-    """Return the output attributes of a run, in the same two forms."""
-    message = {**_make_role_message("assistant", said), "finish_reason": "stop"}
-    return {"gen_ai.output.messages": _to_text([message]), "output.value": said, "output.mime_type": "text/plain"}
+def _output_attributes(text: str) -> Attributes:
+    """Return the output attributes of a run: its text as a message, and as one value."""
+    message = {**_make_role_message("assistant", text), "finish_reason": "stop"}
+    return {"gen_ai.output.messages": _to_json_text([message]), "output.value": text, "output.mime_type": "text/plain"}
 
 
 def _output_text(result: RunResult[Any]) -> str:
@@ -501,10 +503,10 @@ def _output_text(result: RunResult[Any]) -> str:
     output = result.output
     if output is None or (isinstance(output, Sequence) and any(isinstance(one, Message) for one in output)):
         return result.text
-    return output if isinstance(output, str) else _to_text(plain(output))
+    return output if isinstance(output, str) else _to_json_text(plain(output))
 
 
-def _set_call_ids(parts: Sequence[AssistantPart], call_ids: Sequence[str]) -> Iterator[AssistantPart]:
+def _replace_call_ids(parts: Sequence[AssistantPart], call_ids: Sequence[str]) -> Iterator[AssistantPart]:
     """Yield the parts of a reply, with the ids of this package for tool calls."""
     ids = iter(call_ids)
     for part in parts:
@@ -540,10 +542,10 @@ def _request_attributes(request: ModelRequest) -> Attributes:
     return {name: value for name, value in told.items() if value is not None}
 
 
-def _request_content(request: ModelRequest) -> Attributes:
-    shown = {"gen_ai.input.messages": _to_text([_message_to_dict(message) for message in request.all_messages])}
+def _request_content_attributes(request: ModelRequest) -> Attributes:
+    shown = {"gen_ai.input.messages": _to_json_text([_message_to_dict(message) for message in request.all_messages])}
     if request.system_prompt:
-        shown["gen_ai.system_instructions"] = _to_text([{"type": "text", "content": request.system_prompt}])
+        shown["gen_ai.system_instructions"] = _to_json_text([{"type": "text", "content": request.system_prompt}])
     return shown
 
 
@@ -575,5 +577,5 @@ def _part_to_dict(part: object) -> dict[str, object]:
             return {"type": type(part).__name__}
 
 
-def _to_text(value: object) -> str:
+def _to_json_text(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

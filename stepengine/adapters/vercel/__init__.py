@@ -102,14 +102,14 @@ async def vercel(
     try:
         for number, source in enumerate(sources, 1):
             async for event in source:
-                for chunk in page.show(event, goes_on=number < len(sources)):
+                for chunk in page.translate(event, goes_on=number < len(sources)):
                     yield chunk
     except StepEngineError as error:
-        for chunk in page.fail(error.message):
+        for chunk in page.end_with_error(error.message):
             yield chunk
     finally:
         for source in sources:
-            await _close(source)
+            await _close_if_generator(source)
 
 
 async def sse(chunks: AsyncIterable[Chunk]) -> AsyncGenerator[str, None]:
@@ -118,11 +118,11 @@ async def sse(chunks: AsyncIterable[Chunk]) -> AsyncGenerator[str, None]:
         async for chunk in chunks:
             yield f"data: {json.dumps(chunk)}\n\n"
     finally:
-        await _close(chunks)
+        await _close_if_generator(chunks)
     yield "data: [DONE]\n\n"
 
 
-async def _close(source: object) -> None:
+async def _close_if_generator(source: object) -> None:
     close = getattr(source, "aclose", None)
     if close is not None:
         await close()
@@ -149,7 +149,7 @@ def prompt_of(messages: Sequence[object], *, trigger: str = "submit-message", me
     if last.get("role") != "user":
         msg = f"the last message of a page is what its user says; this one is {last.get('role')!r:.80}"
         raise InputError(msg, issues=("messages: the last one is not a user message",))
-    texts = [part.get("text") if part.get("type") == "text" else None for part in _parts(last)]
+    texts = [part.get("text") if part.get("type") == "text" else None for part in _get_message_parts(last)]
     if not all(isinstance(text, str) for text in texts):
         msg = "a page sent a message with something that is not text; only text parts are read"
         raise InputError(msg, issues=("messages: the last one has a part that is not text",))
@@ -175,7 +175,7 @@ def read_approvals(messages: Sequence[object]) -> dict[str, AnswerLike]:
     """
     last = _last_message(messages)
     found: dict[str, AnswerLike] = {}
-    for number, part in enumerate(_parts(last) if last.get("role") == "assistant" else ()):
+    for number, part in enumerate(_get_message_parts(last) if last.get("role") == "assistant" else ()):
         if part.get("state") != "approval-responded":
             continue
         match part.get("approval"):
@@ -196,7 +196,7 @@ def _last_message(messages: Any) -> dict[str, object]:
     return last
 
 
-def _parts(message: Mapping[str, object]) -> list[dict[str, object]]:
+def _get_message_parts(message: Mapping[str, object]) -> list[dict[str, object]]:
     parts = message.get("parts")
     if not (isinstance(parts, list) and all(isinstance(part, dict) for part in parts)):
         msg = "a page sent a message without parts; each message has a list of objects"
@@ -221,13 +221,13 @@ class _ChunkTranslator:
         self._in_step = False
         self._is_over = False
 
-    def show(self, event: Event, *, goes_on: bool = False) -> Iterator[Chunk]:
+    def translate(self, event: Event, *, goes_on: bool = False) -> Iterator[Chunk]:
         """Yield the chunks for *event*. With *goes_on*, the message continues after the end of the run."""
         if self._is_over:
             return
-        yield from self._start_message(event.run_id)
+        yield from self._start_message_once(event.run_id)
         if goes_on and isinstance(event, RunFinished):
-            yield from self._end_blocks()
+            yield from self._end_texts()
             yield from self._end_waiting_calls()
             yield from self._end_step()
             return
@@ -238,14 +238,14 @@ class _ChunkTranslator:
             value = {name: held for name, held in event.to_json().items() if name != "type"}
             yield self._data_chunk(event.type.replace("_", "-"), value, transient=True)
 
-    def fail(self, message: str) -> Iterator[Chunk]:
+    def end_with_error(self, message: str) -> Iterator[Chunk]:
         """Yield the end of a failed run; nothing if the run has ended."""
         if self._is_over:
             return
-        yield from self._start_message("")
+        yield from self._start_message_once("")
         yield from self._end_message("error", {"type": "error", "errorText": message})
 
-    def _start_message(self, run_id: str) -> Iterator[Chunk]:
+    def _start_message_once(self, run_id: str) -> Iterator[Chunk]:
         if not self._has_begun:
             self._has_begun = True
             about = {"messageMetadata": {"runId": run_id}} if run_id else {}
@@ -253,14 +253,14 @@ class _ChunkTranslator:
 
     def _end_message(self, reason: str, *last: Chunk) -> Iterator[Chunk]:
         """Yield the end of the message; with a *reason* it is a finished one."""
-        yield from self._end_blocks()
+        yield from self._end_texts()
         yield from self._end_step()
         self._is_over = True
         yield from last
         if reason:
             yield {"type": "finish", "finishReason": reason}
 
-    def _run_finished(self, event: RunFinished) -> Iterator[Chunk]:
+    def _show_run_end(self, event: RunFinished) -> Iterator[Chunk]:
         result = event.result
         match result.status:
             case RunStatus.FAILED:
@@ -268,29 +268,31 @@ class _ChunkTranslator:
             case RunStatus.CANCELLED:
                 yield from self._end_message("", {"type": "abort", "reason": "cancelled"})
             case RunStatus.SUSPENDED:
-                yield from self._end_blocks()
+                yield from self._end_texts()
                 yield from self._end_waiting_calls()
-                yield from self._parts(self._texts.show_output(event, describe_waits(result.waits_for)))
+                yield from self._show_text_items(self._texts.make_output_items(event, describe_waits(result.waits_for)))
                 yield from self._end_message("tool-calls" if result.pending_questions else "other")
             case RunStatus.MAX_STEPS:
                 yield from self._end_message("other")
             case RunStatus.TRUNCATED:
                 yield from self._end_message("length")
             case _:
-                yield from self._parts(self._texts.show_output(event, result.text))
+                yield from self._show_text_items(self._texts.make_output_items(event, result.text))
                 yield from self._end_message("stop")
 
     def _end_waiting_calls(self) -> Iterator[Chunk]:
         """End the calls that wait for the answer to another call: a page sends answers only when every call has one."""
         if not self._approvals:
             return
-        for path, call in self._calls.reopen(lambda *key: _join_call_id(*key) in {*self._approvals, *self._over}):
+        for path, call in self._calls.reopen_unsettled_calls(
+            lambda *key: _join_call_id(*key) in {*self._approvals, *self._over}
+        ):
             told = {"errorText": "not begun: another call waits for an answer", "dynamic": True}
             yield {"type": "tool-output-error", "toolCallId": _join_call_id(path, call), **told}
 
     # --- the root's steps, texts and thoughts ---------------------------------------------------------------------------
 
-    def _step_started(self, event: StepStarted) -> Iterator[Chunk]:
+    def _show_step_start(self, event: StepStarted) -> Iterator[Chunk]:
         yield from self._end_step()
         if event.resumed:
             # Calls of it stand in the message that the page has, and are found there only while no other step has begun.
@@ -298,8 +300,8 @@ class _ChunkTranslator:
         self._in_step = True
         yield {"type": "start-step"}
 
-    def _step_finished(self, event: StepFinished) -> Iterator[Chunk]:
-        yield from self._end_blocks()
+    def _show_step_end(self, event: StepFinished) -> Iterator[Chunk]:
+        yield from self._end_texts()
         yield from self._end_step()
 
     def _end_step(self) -> Iterator[Chunk]:
@@ -308,9 +310,9 @@ class _ChunkTranslator:
             yield {"type": "finish-step"}
 
     def _show_text(self, event: TextEvent) -> Iterator[Chunk]:
-        yield from self._parts(self._texts.show(event))
+        yield from self._show_text_items(self._texts.make_items(event))
 
-    def _parts(self, items: Iterable[TextItem]) -> Iterator[Chunk]:
+    def _show_text_items(self, items: Iterable[TextItem]) -> Iterator[Chunk]:
         for step, text, piece, is_discarded in items:
             kind = "text" if text.kind == "text" else "reasoning"
             id_ = f"{kind}-{text.number}"
@@ -321,13 +323,13 @@ class _ChunkTranslator:
             if is_discarded:
                 yield self._data_chunk("discarded", {"id": id_, "text": text.shown})
 
-    def _end_blocks(self, discarded: Literal["all"] | None = None) -> Iterator[Chunk]:
-        yield from self._parts(self._texts.end("", discarded=discarded))
+    def _end_texts(self, discarded: Literal["all"] | None = None) -> Iterator[Chunk]:
+        yield from self._show_text_items(self._texts.end_texts("", discarded=discarded))
 
     def _discard_reply(self, event: ReplyDiscarded) -> Iterator[Chunk]:
         resets = self._version >= RESET_FROM and self._in_step
-        yield from self._end_blocks(None if resets else "all")
-        for call in self._calls.end_incomplete("", are_over=False):
+        yield from self._end_texts(None if resets else "all")
+        for call in self._calls.end_incomplete_inputs("", are_over=False):
             if not resets:
                 yield {
                     "type": "tool-output-error",
@@ -341,7 +343,7 @@ class _ChunkTranslator:
     # --- tools of the root, and whatever is asked ------------------------------------------------------------------------
 
     def _show_call(self, event: CallEvent) -> Iterator[Chunk]:
-        for step, path, call, name, piece, given, _ in self._calls.show(event):
+        for step, path, call, name, piece, given, _ in self._calls.make_items(event):
             about = {"type": f"tool-input-{STEPS[step]}", "toolCallId": _join_call_id(path, call)}
             if step == "piece":
                 yield {**about, "inputTextDelta": piece}
@@ -349,28 +351,28 @@ class _ChunkTranslator:
                 told = {} if step == "start" else {"input": None if given is ABSENT else plain(given)}
                 yield {**about, "toolName": name, **told, "dynamic": True}
 
-    def _tool_started(self, event: ToolStarted) -> Iterator[Chunk]:
+    def _show_tool_start(self, event: ToolStarted) -> Iterator[Chunk]:
         yield from self._show_call(event)
-        yield from self._body_started(event)
+        yield from self._show_body_start(event)
 
-    def _body_started(self, event: ToolStarted) -> Iterator[Chunk]:
+    def _show_body_start(self, event: ToolStarted) -> Iterator[Chunk]:
         if event.child_path:
             # What a tool that yields asks for is shown as what a child does.
             name = event.tool_name
             yield self._agent_chunk(event.child_path, agentId=name, name=name, status="running", text="", tool="")
 
-    def _body_finished(self, event: ToolFinished) -> Iterator[Chunk]:
+    def _show_body_end(self, event: ToolFinished) -> Iterator[Chunk]:
         if event.child_path and event.result.status != "pending":
             yield self._agent_chunk(
                 event.child_path, status="failed" if event.result.is_error else "completed", tool=""
             )
 
-    def _tool_finished(self, event: ToolFinished) -> Iterator[Chunk]:
+    def _show_tool_end(self, event: ToolFinished) -> Iterator[Chunk]:
         call, result = _call_id(event), event.result
         if result.status != "pending":
             self._over.add(call)
         yield from self._show_call(event)
-        yield from self._body_finished(event)
+        yield from self._show_body_end(event)
         if result.status == "denied" and self._version >= APPROVALS_FROM and call in self._decided_calls:
             yield {"type": "tool-output-denied", "toolCallId": call}
         elif result.is_error:
@@ -413,7 +415,7 @@ class _ChunkTranslator:
             answer = {"approvalId": approval, "approved": event.decision == "allow"}
             yield {"type": "tool-approval-response", **answer, **({"reason": event.reason} if event.reason else {})}
 
-    def _file_changed(self, event: FileChanged) -> Iterator[Chunk]:
+    def _show_file_change(self, event: FileChanged) -> Iterator[Chunk]:
         yield self._data_chunk(
             "file-changed", {"file": event.file, "action": event.action, "toolCallId": _call_id(event)}
         )
@@ -444,20 +446,20 @@ class _ChunkTranslator:
             isBackground=event.is_background,
         )
 
-    def _child_text(self, event: TextCompleted) -> Iterator[Chunk]:
+    def _show_child_text(self, event: TextCompleted) -> Iterator[Chunk]:
         yield self._agent_chunk(event.path, text=event.text)
 
-    def _child_tool(self, event: ToolStarted | ToolFinished) -> Iterator[Chunk]:
+    def _show_child_tool(self, event: ToolStarted | ToolFinished) -> Iterator[Chunk]:
         yield self._agent_chunk(event.path, tool=event.tool_name if isinstance(event, ToolStarted) else "")
         # What a person was asked about has a part of its own, which would wait for ever.
         if _call_id(event) in self._decided_calls:
-            yield from self._tool_started(event) if isinstance(event, ToolStarted) else self._tool_finished(event)
+            yield from self._show_tool_start(event) if isinstance(event, ToolStarted) else self._show_tool_end(event)
         elif isinstance(event, ToolStarted):
-            yield from self._body_started(event)
+            yield from self._show_body_start(event)
         else:
-            yield from self._body_finished(event)
+            yield from self._show_body_end(event)
 
-    def _agent_finished(self, event: AgentFinished) -> Iterator[Chunk]:
+    def _show_child_end(self, event: AgentFinished) -> Iterator[Chunk]:
         why = {"error": event.error} if event.error else {}
         yield self._agent_chunk(event.child_path, agentId=event.agent_id, status=event.status.value, tool="", **why)
 
@@ -470,12 +472,12 @@ class _ChunkTranslator:
         return {"type": f"data-{name}", **told, "data": data, **({"transient": True} if transient else {})}
 
     SHOWN: ClassVar[Shows] = {
-        RunFinished: _run_finished,
+        RunFinished: _show_run_end,
         AgentSpawned: _show_child,
-        AgentFinished: _agent_finished,
+        AgentFinished: _show_child_end,
         ToolProgress: _show_progress,
         ToolLog: _show_progress,
-        FileChanged: _file_changed,
+        FileChanged: _show_file_change,
         TodosChanged: _show_todos,
         QuestionAsked: _show_question,
         PermissionRequested: _show_permission_request,
@@ -485,18 +487,22 @@ class _ChunkTranslator:
     }
     """The events that the page is shown of every run."""
     OF_ROOT: ClassVar[Shows] = {
-        StepStarted: _step_started,
-        StepFinished: _step_finished,
+        StepStarted: _show_step_start,
+        StepFinished: _show_step_end,
         TextDelta: _show_text,
         ThinkingDelta: _show_text,
         TextCompleted: _show_text,
         ThinkingCompleted: _show_text,
         ReplyDiscarded: _discard_reply,
         ToolInputDelta: _show_call,
-        ToolStarted: _tool_started,
-        ToolFinished: _tool_finished,
+        ToolStarted: _show_tool_start,
+        ToolFinished: _show_tool_end,
     }
-    OF_CHILD: ClassVar[Shows] = {TextCompleted: _child_text, ToolStarted: _child_tool, ToolFinished: _child_tool}
+    OF_CHILD: ClassVar[Shows] = {
+        TextCompleted: _show_child_text,
+        ToolStarted: _show_child_tool,
+        ToolFinished: _show_child_tool,
+    }
 
 
 def _call_id(event: Any) -> str:

@@ -273,7 +273,7 @@ def serve_runs(options: Options, wanted: ServeOptions) -> Exit:
             def listens(url: str) -> None:
                 if logins is not None:
                     host = next((name for name in wanted.hosts if name != "*"), url.partition("://")[2])
-                    until_end.enter_context(announce_studio(wanted.folder, url, host, logins.make_token()))
+                    until_end.enter_context(announce_studio(wanted.folder, url, host, logins.make_operator_token()))
                 begun(url)
 
             return run_deployment_command(_serve_until_signal(served, wanted, listens))

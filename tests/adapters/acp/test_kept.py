@@ -21,28 +21,28 @@ def kept(tmp_path: Path) -> KeptSessions:
 
 @pytest.mark.spec("interfaces:IF50")
 def test_session_is_reloaded_unchanged_and_a_copy_diverges(kept: KeptSessions, tmp_path: Path) -> None:
-    session = kept.new(tmp_path)
+    session = kept.create_session(tmp_path)
     turn = session.start_turn("Fix\n\x1b[2J it")
     turn.journal.write_text("recorded")
     session.end_turn(turn, is_in_conversation=True)
 
-    found = kept.find(session.id)
+    found = kept.load_session(session.id)
     assert (session.turns, session.cwd, session.updated) == (found.turns, found.cwd, found.updated)
     assert "Fix \\x1b[2J it" == found.title
     time.sleep(0.002)
-    copy = kept.copy(found, tmp_path)
+    copy = kept.copy_session(found, tmp_path)
     copy.start_turn("Go on")
     assert ("recorded", 1, 2) == (
         copy.turns[0].journal.read_text(),
-        len(kept.find(session.id).turns),
-        len(kept.find(copy.id).turns),
+        len(kept.load_session(session.id).turns),
+        len(kept.load_session(copy.id).turns),
     )
     assert [copy.id, session.id] == [each.id for each in kept.list_sessions(tmp_path)]
     assert [] == kept.list_sessions(tmp_path / "elsewhere")
 
 
 def test_failed_session_write_raises_and_adds_no_turn(kept: KeptSessions, tmp_path: Path) -> None:
-    session = kept.new(tmp_path)
+    session = kept.create_session(tmp_path)
     (session.folder / "session.json").unlink()
     (session.folder / "session.json").mkdir()
 
@@ -64,30 +64,30 @@ def test_failed_session_write_raises_and_adds_no_turn(kept: KeptSessions, tmp_pa
     ],
 )
 def test_unreadable_session_raises_and_is_not_listed(kept: KeptSessions, tmp_path: Path, about: str) -> None:
-    session = kept.new(tmp_path)
+    session = kept.create_session(tmp_path)
     (session.folder / "session.json").write_text(about, encoding="latin-1")
 
     with pytest.raises(SessionError):
-        kept.find(session.id)
+        kept.load_session(session.id)
     assert [] == kept.list_sessions(None)
 
 
 def test_session_files_stay_inside_their_folder(kept: KeptSessions, tmp_path: Path) -> None:
-    session = kept.new(tmp_path)
+    session = kept.create_session(tmp_path)
     for wrong in ("..", ".", "", "../editors", "A" * 16, "0" * 16, f"{session.id}/"):
         with pytest.raises(SessionError):
-            kept.find(wrong)
+            kept.load_session(wrong)
     turns = [{"prompt": "x", "journal": "../../../etc/passwd", "kept": True}]
     (session.folder / "session.json").write_text(json.dumps({"cwd": "/", "updated": "", "turns": turns}))
-    assert session.folder / "passwd" == kept.find(session.id).turns[0].journal
+    assert session.folder / "passwd" == kept.load_session(session.id).turns[0].journal
 
 
 @pytest.mark.spec("interfaces:IF94")
 def test_session_folder_writable_by_others_is_refused(kept: KeptSessions, tmp_path: Path) -> None:
-    session = kept.new(tmp_path)
+    session = kept.create_session(tmp_path)
     assert 0o700 == session.folder.stat().st_mode & 0o777
     assert 0o600 == (session.folder / "session.json").stat().st_mode & 0o777
     (tmp_path / "editors").chmod(0o777)
-    for call in (lambda: kept.new(tmp_path), lambda: kept.find(session.id)):
+    for call in (lambda: kept.create_session(tmp_path), lambda: kept.load_session(session.id)):
         with pytest.raises(SessionError, match="others may write"):
             call()

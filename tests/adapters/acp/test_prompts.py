@@ -54,7 +54,7 @@ def test_prompt_images_and_files_reach_the_model_and_are_replayed(
 
     file = tmp_path_factory.mktemp("kept") / "0001.media.json"
     file.write_text(prompts.encode_media(said.media))
-    shown = [update.content for update in prompts.replay_prompt(text, file)]
+    shown = [update.content for update in prompts.make_prompt_updates(text, file)]
     assert [text, *[encoded(one) for one in images], "(b.pdf)"] == [
         getattr(one, "text", None) if one.type == "text" else one.data for one in shown
     ]
@@ -83,7 +83,11 @@ def test_oversized_prompt_media_are_refused(monkeypatch: pytest.MonkeyPatch) -> 
 def test_unreadable_saved_images_are_not_shown(tmp_path: Path, text: str) -> None:
     file = tmp_path / "0001.media.json"
     file.write_text(text)
-    assert 1 == len(prompts.replay_prompt("hello", file)) == len(prompts.replay_prompt("hello", tmp_path / "none"))
+    assert (
+        1
+        == len(prompts.make_prompt_updates("hello", file))
+        == len(prompts.make_prompt_updates("hello", tmp_path / "none"))
+    )
 
 
 def test_only_existing_skills_are_expanded_in_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,9 +97,9 @@ def test_only_existing_skills_are_expanded_in_prompts(tmp_path: Path, monkeypatc
     (skill / "SKILL.md").write_text("---\nname: tidy\ndescription: Tidy up\n---\nSort the imports.\n")
 
     assert ["tidy"] == [command.name for command in prompts.list_skill_commands(tmp_path)]
-    told = prompts.add_instructions("/tidy  a.py", tmp_path)
+    told = prompts.add_skill_instructions("/tidy  a.py", tmp_path)
     assert told.startswith("# Skill tidy")
     assert "Sort the imports." in told
     assert told.endswith("\n\na.py")
     for other in ("/etc/passwd is what?", "tidy a.py", "//tidy", "/"):
-        assert other == prompts.add_instructions(other, tmp_path)
+        assert other == prompts.add_skill_instructions(other, tmp_path)

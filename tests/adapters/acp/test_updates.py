@@ -114,7 +114,7 @@ def test_root_steps_report_context_use_and_session_cost() -> None:
 def test_permission_request_shows_the_call_in_words(given: Any, preview: Any, said: list[str]) -> None:
     question = Question("q1", "May it?", tool_name="own", details=given)
     event = ev.PermissionRequested(question=question, tool_name="own", tool_call_id="c1", input=given, preview=preview)
-    (content,) = ShownTurn(1, Path("/work"), is_live=True).request(event).content
+    (content,) = ShownTurn(1, Path("/work"), is_live=True).make_permission_call(event).content
 
     assert "\n\n".join(said) == content.content.text
 

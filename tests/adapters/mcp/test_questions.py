@@ -158,9 +158,9 @@ async def test_abandoned_call_closes_its_servers_questions() -> None:
     call = OpenCall(asyncio.Event().wait())
     answers = [asyncio.get_running_loop().create_future() for _ in range(2)]
     for answer in answers:
-        call.ask(SimpleNamespace(model_dump=lambda **_: {}), answer)
-    asked = await call.outcome()
-    await call.end()
+        call.add_server_request(SimpleNamespace(model_dump=lambda **_: {}), answer)
+    asked = await call.wait_for_outcome()
+    await call.cancel()
 
     assert ServerRequests({"asked": {}}) == asked
     assert ["was given up"] * 2 == [answer.result().message[-12:] for answer in answers]

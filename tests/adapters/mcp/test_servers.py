@@ -371,7 +371,7 @@ def test_local_folder_named_mcp_is_not_the_package(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(connection, "find_spec", lambda name: folder)
 
     with pytest.raises(DefinitionError, match=r"pip install 'stepengine\[mcp\]'"):
-        connection.require_package()
+        connection.require_mcp_package()
 
 
 @pytest.mark.deep

@@ -258,7 +258,7 @@ class Stage:
             try:
                 yield self
             finally:
-                served.end_watching()
+                served.end_event_streams()
 
     def start(self, agent: str, prompt: str = "", **more: Any) -> str:
         """

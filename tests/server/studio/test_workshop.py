@@ -38,12 +38,12 @@ async def test_missing_records_occupy_no_desk_or_job_slot() -> None:
 
     for _ in range(MOST_JOBS + 1):
         with pytest.raises(JournalMissing):
-            await workshop.start(ANNA, "impact", [ROW], {})
+            await workshop.start_job(ANNA, "impact", [ROW], {})
     for _ in range(MOST_DESKS + 1):
         with pytest.raises(JournalMissing):
             await workshop.start_inspection(ANNA, ROW, "#0")
 
-    assert [] == workshop.jobs(ANNA)
+    assert [] == workshop.list_jobs(ANNA)
 
 
 async def test_failed_process_start_leaves_no_copy_of_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,12 +62,12 @@ async def test_failed_process_start_leaves_no_copy_of_a_record(tmp_path: Path, m
     monkeypatch.setattr(JsonChildProcess, "start", refused)
 
     with pytest.raises(OSError, match="no process"):
-        await workshop.start(ANNA, "impact", [ROW], {})
+        await workshop.start_job(ANNA, "impact", [ROW], {})
     with pytest.raises(OSError, match="no process"):
         await workshop.start_inspection(ANNA, ROW, "#0")
 
     assert [] == files()
-    assert [] == workshop.jobs(ANNA)
+    assert [] == workshop.list_jobs(ANNA)
 
 
 async def test_job_with_oversized_output_line_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,12 +80,12 @@ async def test_job_with_oversized_output_line_fails(tmp_path: Path, monkeypatch:
     workshop = InspectionService(records.content, EngineSpec("tests.server.house:engine_in"))
     monkeypatch.setattr("stepengine.server.processes.LINE", 10)
 
-    job = await workshop.start(ANNA, "impact", [ROW], {})
+    job = await workshop.start_job(ANNA, "impact", [ROW], {})
     assert job.task is not None
     await job.task
 
     assert (tmp_path / "python.ran").exists()
     assert ("failed", "its process ended before anything came of it") == (job.status, job.error)
     with pytest.raises(Problem, match="waits for no agreement"):
-        await workshop.approve(job, None)
+        await workshop.approve_job(job, None)
     await workshop.close()
