@@ -197,7 +197,7 @@ class Trial:
             "where function_name like 'tool:%%' or function_name like 'perform:%%'"
         )
         again = 0
-        for output, completed in await operator.deployment.rows(statement):
+        for output, completed in await operator.deployment.fetch_rows(statement):
             form = json.loads(output)
             value = form.get("value", {})
             name = value.get("value") or (value.get("content") or [{}])[0].get("text")

@@ -641,7 +641,7 @@ def received(text: str) -> None:
     index = Provenance()
     index.add(Source("tool"), text)
     index.add(Source("prompt", "trusted"), text)
-    index.find(text)
+    index.find_sources(text)
     for value in (text, f"{text} z"):
         index.is_trusted(value)
         index.make_prompt_index([value])

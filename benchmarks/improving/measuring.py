@@ -117,7 +117,7 @@ async def _guessed(trials: Trials, search: list[str], held_out: list[str], seed:
         return Found(False, trials.book.spent, tried)
     for version in ({}, best):
         await _mean(trials, version, held_out)
-    scores = await trials.compare(best, held_out, seed)
+    scores = await trials.compare_with_original(best, held_out, seed)
     (low,) = [pair.difference.low for pair in scores.pairs if pair.check == "pass"]
     return Found(low is not None and low > 0, trials.book.spent, tried)
 
