@@ -104,7 +104,7 @@ def test_the_http_view_of_a_question_contains_its_origins(client: httpx2.Client)
 def test_an_editor_shows_origins_with_the_permission_request(request_for_pay: PermissionRequested) -> None:
     from stepengine.adapters.acp.updates import ShownTurn
 
-    call = ShownTurn(1, Path("/project"), is_live=True).request(request_for_pay)
+    call = ShownTurn(1, Path("/project"), is_live=True).make_permission_call(request_for_pay)
     first, *_ = call.content or []
 
     assert f"{FROM_BILL}\n{FROM_USER}" == first.content.text
