@@ -71,7 +71,7 @@ def cut_end(text: str, limit: int, total: int = 0) -> str:
     note = ""
     for _ in range(3):  # the number may have one more digit where the note itself makes it larger
         note = f" [{length - limit + len(note):,} more characters]…"
-    return text[: max(0, limit - len(note))] + note
+    return text[: max(0, limit - len(note))] + note[:limit]
 
 
 def cut_after(text: str, limit: int, note: str = "...") -> str:

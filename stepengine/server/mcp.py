@@ -85,6 +85,8 @@ class McpEndpoint:
         opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._run_until_stopped(server, opened))
         await asyncio.wait((self._task, opened), return_when=asyncio.FIRST_COMPLETED)
+        if not opened.done():
+            self._task.result()  # raises the error of the failed start; the next call tries again
 
     async def _run_until_stopped(self, server: AgentServer, opened: asyncio.Future[None]) -> None:
         """Open the MCP server, serve until the run server stops, and close it. The same task must open and close it."""

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepengine.data.visible import HIDDEN, JOINERS, visible
+from stepengine.data.visible import HIDDEN, JOINERS, cut_end, visible
 
 
 @pytest.mark.deep
@@ -52,3 +52,11 @@ def test_emoji_survive_in_text_and_their_joiners_show_in_names() -> None:
     assert family == visible(family)
     assert "\\u200d" in visible(family, strict=True)
     assert "\\ufe0f" in visible(family, strict=True)
+
+
+@given(st.text(), st.integers(0, 60), st.integers(0, 10**6))
+def test_cut_text_is_within_its_limit(text: str, limit: int, total: int) -> None:
+    cut = cut_end(text, limit, total)
+
+    assert len(cut) <= limit
+    assert (text == cut) == (max(len(text), total) <= limit)

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepengine import AgentDefinition, Ask, Engine, Receive, Sleep, call, tool
-from stepengine.adapters.mcp import owned_sessions
+from stepengine.adapters.mcp import AgentServer, owned_sessions
 from stepengine.server import Caps, Quotas, run_recovery
 from stepengine.server.ledger import Ledger
 from stepengine.server.owner_shares import OwnerShares
@@ -271,6 +271,25 @@ def test_mcp_session_above_the_limit_closes_the_owners_oldest(house: House, monk
         assert 202 == in_session(client, first).status_code
         assert {202} == {in_session(client, one).status_code for one in more}
         assert 202 == in_session(other, of_bob).status_code
+
+
+def test_failed_start_of_mcp_is_reported_and_tried_again(
+    house: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    @contextlib.asynccontextmanager
+    async def fail(_: object) -> Any:
+        msg = "no room"
+        raise OSError(msg)
+        yield
+
+    with house.client() as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(AgentServer, "open_http", fail)
+            refused = client.post("/mcp", json={})
+
+        assert (500, "internal") == (refused.status_code, kind_of(refused))
+        assert opened_session(client)
+    caplog.clear()  # it holds the frames of the error, and they hold the engine with its open folder
 
 
 def opened_session(client: httpx2.Client) -> str:

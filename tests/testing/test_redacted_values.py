@@ -118,9 +118,9 @@ def test_another_value_under_a_user_rule_is_a_miss(rule: RedactField | RedactPat
     def ask(email: str) -> RecordedRequest:
         return RecordedRequest("POST", URL, JSON, json.dumps({"customer": {"email": email}}).encode())
 
-    cassette = record(ask("ada@shop.test"), ask("bob@shop.test"), redactor=make_redactor([rule], {}))
+    cassette = record(ask("olga@shop.test"), ask("bob@shop.test"), redactor=make_redactor([rule], {}))
 
-    assert "ada" not in cassette.interactions[0].request.body.decode()
+    assert "olga" not in cassette.interactions[0].request.body.decode()
     assert not matches(cassette, ask("eve@shop.test"))
     assert b"1" == cassette.take(ask("bob@shop.test")).response.body
 
@@ -195,10 +195,10 @@ def test_a_replayed_cookie_that_a_client_quotes_matches() -> None:
 @pytest.mark.spec("replay:C8", "replay:K4")
 @pytest.mark.parametrize("name", ["sessid", "PHPSESSID"])
 def test_a_session_in_an_address_is_replaced_and_counts(name: str) -> None:
-    asked, other = [RecordedRequest("GET", f"{URL}?{name}={value}") for value in ("a81", "b92")]
+    asked, other = [RecordedRequest("GET", f"{URL}?{name}={value}") for value in ("w81", "x92")]
 
     cassette = record(asked)
 
-    assert "a81" not in cassette.interactions[0].request.url
+    assert "w81" not in cassette.interactions[0].request.url
     assert not matches(cassette, other)
     assert matches(cassette, asked)
