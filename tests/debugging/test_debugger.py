@@ -381,7 +381,7 @@ WALK = """
 from types import SimpleNamespace
 from stepengine.debugging.walks import ForkedWalk
 
-walk = ForkedWalk(SimpleNamespace(position=0, tape=SimpleNamespace(last=0), close=lambda: None))
+walk = ForkedWalk(SimpleNamespace(position=0, tape=SimpleNamespace(last_position=0), close=lambda: None))
 {}
 code = walk.fork_first_process()
 if code is None:

@@ -178,7 +178,7 @@ def test_an_interrupted_or_leaking_test_keeps_the_old_record(run, pytester, agen
     run(agent_test(1, f"{stops}    raise KeyboardInterrupt\n"), "--stepengine-record=rewrite", no_reraise_ctrlc=True)
     assert (first, [file]) == (file.read_bytes(), [*file.parent.iterdir()])
     # A rule that finds after the cleaning what no cleaning takes out: the last scan stands for itself.
-    planted = f"{stops}    journal.redactor.rules.given\n    object.__setattr__(journal.redactor, 'findings', lambda *_: iter([('/effect', 'planted')]))\n"
+    planted = f"{stops}    journal.redactor.rules.given\n    object.__setattr__(journal.redactor, 'find_secret_pointers', lambda *_: iter([('/effect', 'planted')]))\n"
     refused = run(agent_test(1, planted, prompt="Other."), "--stepengine-record=rewrite")
     refused.assert_outcomes(failed=1)
     refused.stdout.fnmatch_lines(["*SecretFound*"])
