@@ -726,26 +726,30 @@ class TextRedactor:
     def _replace_unless_exempt(self, text: str, name: str) -> str:
         return text if not text or self._is_exempt(text) else self.make_placeholder(text, name)
 
-    def make_placeholder(self, secret: str, name: str, *, may_differ: bool = True) -> str:
+    def make_placeholder(self, secret: str, name: str, *, differs_by_machine: bool = True) -> str:
         """
         Return the placeholder for *secret* with this *name*.
 
-        The mark is preceded by ``~`` for a credential, which *may_differ* between machines, else by ``=``.
+        The mark is preceded by ``~`` for a credential, which *differs_by_machine*, else by ``=``.
         """
         if self._mark is None:
             return f"<redacted:{name}>"
-        return f"<redacted:{name}{'~' if may_differ else '='}{self._mark(secret)}>"
+        return f"<redacted:{name}{'~' if differs_by_machine else '='}{self._mark(secret)}>"
 
     def make_named_placeholder(self, secret: str, name: str, place: Place) -> str:
         """Return the placeholder for *secret*, a value with a secret *name* in a *place* such as a member."""
         is_known = secret in self._configured or (self._keys is not None and secret in self._keys.names)
         return self.make_placeholder(
-            secret, name, may_differ=is_known or may_differ_between_machines(name, secret, place)
+            secret, name, differs_by_machine=is_known or may_differ_between_machines(name, secret, place)
         )
 
     def _make_pattern_placeholder(self, text: str, rule: RedactPattern) -> str:
         """Return the placeholder for a match of a user's pattern; it is no known credential, so its mark always counts."""
-        return text if not text or self._is_exempt(text) else self.make_placeholder(text, rule.name, may_differ=False)
+        return (
+            text
+            if not text or self._is_exempt(text)
+            else self.make_placeholder(text, rule.name, differs_by_machine=False)
+        )
 
     def _is_exempt(self, text: str) -> bool:
         allowed = self.rules.allowed
@@ -793,7 +797,7 @@ class Redactor(TextRedactor):
         if isinstance(value, str) and PLACEHOLDER.fullmatch(value):
             return value
         text = value if isinstance(value, str) else _encode_compact_json(value)
-        return self.make_placeholder(text, name, may_differ=is_secret_name(name, "member"))
+        return self.make_placeholder(text, name, differs_by_machine=is_secret_name(name, "member"))
 
     def redact_for_run(self, value: object) -> Any:
         """Return *value* without secrets, but with details of the local machine, as a run may see it."""

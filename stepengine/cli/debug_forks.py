@@ -15,7 +15,7 @@ from stepengine import errors
 from stepengine.cli.bench import make_engine_setup
 from stepengine.cli.code_trust import refuse_inside_tool
 from stepengine.cli.debug_navigation import LOOK_SECONDS
-from stepengine.cli.debug_screen import DebugScreen, RefusedCommand, redirect_handler_output
+from stepengine.cli.debug_screen import DebugScreen, RefusedCommand, hide_or_redirect_handler_output
 from stepengine.cli.journals import create_journal, load_recorded_agent
 from stepengine.cli.options import read_value_file
 from stepengine.cli.screen.confirm import can_ask, confirm
@@ -143,7 +143,7 @@ def _run_fork_to_json(screen: DebugScreen, asked: ForkRequest, into: str) -> str
                     trust=asked.trusts or None,
                 )
 
-        with redirect_handler_output(screen.asked, as_json=screen.is_json):
+        with hide_or_redirect_handler_output(screen.asked, as_json=screen.is_json):
             result = asyncio.run(fork_to_end())
     except (StepEngineError, UsageProblem, OSError, ValueError) as error:
         said = error.message if isinstance(error, StepEngineError) else str(error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Never
 
-from stepengine.cli.debug_screen import DebugScreen, RefusedCommand, parse_count, redirect_handler_output
+from stepengine.cli.debug_screen import DebugScreen, RefusedCommand, hide_or_redirect_handler_output, parse_count
 from stepengine.cli.exits import print_error
 from stepengine.errors import ReplayDivergence
 
@@ -38,7 +38,7 @@ class DebugNavigation:
         """Move to a position without printing; *kept* is passed to the process that continues there."""
         self.jumps = jumps
         try:
-            with redirect_handler_output(self._screen.asked, as_json=self._screen.is_json):
+            with hide_or_redirect_handler_output(self._screen.asked, as_json=self._screen.is_json):
                 self._debugger.move_to(position, **kept)
         finally:
             self.jumps = True
@@ -116,7 +116,7 @@ class DebugNavigation:
             raise RefusedCommand(msg)
         start = self._debugger.position
         if self._forked is None or has_no_side_effects(typed):
-            with redirect_handler_output(self._screen.asked, as_json=self._screen.is_json):
+            with hide_or_redirect_handler_output(self._screen.asked, as_json=self._screen.is_json):
                 found = self._debugger.run_until(typed)
             self._report_search_problems(typed, self._debugger.problem, self._debugger.looked_at, found=found)
         else:
@@ -139,7 +139,7 @@ class DebugNavigation:
             if self._forked is not None:
                 self._forked.stays = True
             try:
-                with redirect_handler_output(self._screen.asked, as_json=self._screen.is_json):
+                with hide_or_redirect_handler_output(self._screen.asked, as_json=self._screen.is_json):
                     debugger = self._debugger
                     found = debugger.search(what, first, last, backwards=backwards)
                     return json.dumps({"found": found, "problem": debugger.problem, "looked_at": debugger.looked_at})
@@ -174,7 +174,7 @@ class DebugNavigation:
             self._raise_at_start()
         parse_condition(typed)
         if self._forked is None:
-            with redirect_handler_output(self._screen.asked, as_json=self._screen.is_json):
+            with hide_or_redirect_handler_output(self._screen.asked, as_json=self._screen.is_json):
                 found = self._debugger.run_until(typed, backwards=True)
             self._report_search_problems(typed, self._debugger.problem, self._debugger.looked_at, found=found)
             self._screen.show_position()

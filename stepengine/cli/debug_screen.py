@@ -76,7 +76,7 @@ class SharedCounters:
 
 
 @contextlib.contextmanager
-def redirect_handler_output(asked: DebugOptions, *, as_json: bool) -> Iterator[None]:
+def hide_or_redirect_handler_output(asked: DebugOptions, *, as_json: bool) -> Iterator[None]:
     """While the block runs, discard what the handler prints or send it to stderr, if requested."""
     if not (asked.quiet_handler or as_json):
         yield
@@ -152,7 +152,7 @@ class DebugScreen:
         print_error(f"{said}\n  {NO_MORE}", Exit.DIVERGED)
 
     def report_failure(self, said: str) -> None:
-        """Report that a command failed."""
+        """Print that a command failed; a scripted session then ends with ``FAILED``."""
         if self.asked.is_scripted:
             self.tally.record_failure(Exit.FAILED)
         if self.is_json:

@@ -104,7 +104,7 @@ class _WatchScreen:
         return make_engine_setup(self._options, agent, performs=False, recorded=history).engine, agent
 
     def close(self) -> None:
-        """Stop watching."""
+        """Stop watching, and end the processes that watch."""
         self._watched.close()
 
     def load_and_print_preview(self, saved: list[str]) -> None:
@@ -160,7 +160,7 @@ class _WatchScreen:
             yield " still showing the last version" if self._last is not None else ""
             return
         yield f" step {place['step']} · {place['address'] or 'the end'}{' (the last place before it)' if found.is_before else ''}"
-        if changes is None or self._has_changed_position(found):
+        if changes is None or self._has_changed_lines_or_request(found):
             yield from self._preview_source_lines(found)
         if changes is None:
             yield from self._effect_lines(place)
@@ -171,7 +171,7 @@ class _WatchScreen:
             yield from [f" and {len(changes) - MOST} lines more: --json has all"] if len(changes) > MOST else ()
         yield from self._remaining_run_lines(found)
 
-    def _has_changed_position(self, found: MomentPreview) -> bool:
+    def _has_changed_lines_or_request(self, found: MomentPreview) -> bool:
         """Return whether the source line or the request differs from the last version."""
         good = self._last
         return (

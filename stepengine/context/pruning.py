@@ -224,7 +224,7 @@ def cut_to_tokens(text: str, tokens: int) -> str:
     return cut_middle(text, kept, f"[... {len(text) - kept} characters left out ...]", head=int(kept * HEAD_RATIO))
 
 
-def clip_to_line(text: str, chars: int) -> str:
+def clip_to_one_line(text: str, chars: int) -> str:
     """Return *text* on one line and at most *chars* characters long."""
     return _cut_with_ellipsis(" ".join(text.split()), chars)
 
@@ -257,7 +257,7 @@ def _describe_search(call_input: Mapping[str, Any]) -> str:
 def _describe_command(call_input: Mapping[str, object]) -> str:
     command = call_input.get("command")
     words = " ".join(map(_format_json_value, command)) if isinstance(command, list) else _format_json_value(command)
-    return f"Ran {clip_to_line(words, COMMAND_CHARS)}"
+    return f"Ran {clip_to_one_line(words, COMMAND_CHARS)}"
 
 
 def _describe_docs_lookup(call_input: Mapping[str, object]) -> str:
@@ -277,7 +277,7 @@ def _describe_todos(call_input: Mapping[str, object]) -> str:
 
 def _describe_questions(call_input: Mapping[str, object]) -> str:
     asked = [_format_json_value(q.get("question")) for q in _get_object_list(call_input, "questions")]
-    return f"Asked the user: {clip_to_line(' / '.join(asked), QUESTION_CHARS)}"
+    return f"Asked the user: {clip_to_one_line(' / '.join(asked), QUESTION_CHARS)}"
 
 
 def _describe_agents(call_input: Mapping[str, object]) -> str:
@@ -285,7 +285,7 @@ def _describe_agents(call_input: Mapping[str, object]) -> str:
     for agent in _get_object_list(call_input, "agents") or [call_input]:
         name = _format_json_value(agent.get("agent_type") or agent.get("agent"))
         parts = [_format_json_value(agent.get("prompt")), compact(agent["params"]) if agent.get("params") else ""]
-        said = [clip_to_line(part, AGENT_CHARS) for part in parts if part]
+        said = [clip_to_one_line(part, AGENT_CHARS) for part in parts if part]
         shown.append(f"{name} ({'; '.join(said)})" if said else name)
     return f"Delegated to {', '.join(shown)}"
 
@@ -381,7 +381,7 @@ def _list_failure_lines(data: object, text: str) -> Iterator[str]:
         yield f"Exit code {code}"
     said = fields.get("error_message") or fields.get("errorMessage") or ("" if code else text)
     if said:
-        yield f"Error: {clip_to_line(_format_json_value(said), ERROR_CHARS)}"
+        yield f"Error: {clip_to_one_line(_format_json_value(said), ERROR_CHARS)}"
 
 
 def _cut_with_ellipsis(text: str, chars: int) -> str:
@@ -406,7 +406,7 @@ def _list_agent_outputs(children: Sequence[Mapping[str, object]], forgotten: fro
     for child in children:
         name = _format_json_value(child.get("agent_type"))
         if "error" in child:
-            yield f"{name} failed: {clip_to_line(_format_json_value(child['error']), ERROR_CHARS)}"
+            yield f"{name} failed: {clip_to_one_line(_format_json_value(child['error']), ERROR_CHARS)}"
         if name not in forgotten and (said := split_thoughts(_format_json_value(child.get("output"))).said.strip()):
             yield f"{name}: {cut_to_tokens(said, OUTPUT_TOKENS)}"
 

@@ -236,7 +236,7 @@ def find_addresses(value: object) -> Iterator[tuple[str, str]]:
 
 
 def iterate_leaves(value: object, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the texts and numbers in a JSON value, each with its path; member names with an address are texts, too."""
+    """Yield path and text of each text and number in a JSON value; member names with an address are texts, too."""
     if isinstance(value, str):
         yield path, value
     elif isinstance(value, Mapping):

@@ -41,7 +41,7 @@ from stepengine.errors import InputError, JournalError, StepEngineError
 from stepengine.journal import Journal, JournalLike, MemoryJournal, as_journal
 from stepengine.journal.pending_items import open_questions
 from stepengine.journal.provenance import replace_with_derived
-from stepengine.journal.questions import make_outcome
+from stepengine.journal.questions import make_edited_outcome
 from stepengine.journal.records import Address, Result, format_address
 
 if TYPE_CHECKING:
@@ -441,7 +441,7 @@ def _copy_journal_with_edit(tape: Tape, address: Address, edit: object) -> Journ
     if known is None or edit is None:
         msg = f"what is served stands after another outcome: say which one effect {format_address(*address)} has"
         raise JournalError(msg)
-    made = make_outcome(history, history.intents[address], edit, known.at)
+    made = make_edited_outcome(history, history.intents[address], edit, known.at)
     changed = Result(known.path, known.seq, known.at, attrs.evolve(made, inputs=history.outcome(known).inputs))
     copy = MemoryJournal(redact="off", link=tape.journal.link).use_redaction_rules_of(tape.journal)
     records = [changed if record is known else record for record in history.records]

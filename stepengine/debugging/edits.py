@@ -542,7 +542,7 @@ def _replaceable_outcome(moment: Moment, debugger: Debugger) -> dict[str, Any]:
     intent = None if address is None else debugger.stepper.tape.history.intents.get(address)
     kind = (
         None
-        if intent is None or (intent.begins_run and intent.type == "tool_call")
+        if intent is None or (intent.starts_child_or_body and intent.type == "tool_call")
         else KINDS[intent.type].replaced_by or None
     )
     if kind is None or moment.outcome is None:

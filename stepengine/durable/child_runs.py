@@ -248,7 +248,7 @@ class _RemoteIO(ForwardingIO):
         self._queued = asyncio.Event()
 
     async def run_child(self, plan: RunPlan, state: AgentState, path: str) -> Finished:
-        """Put the child on its queue unless it is there, and wait for its end; cancel it if it is stopped from here."""
+        """Put the child on its queue unless it is there, and wait for its end; cancel it if it or its group is stopped, or at a limit."""
         run, order = self._run, self._run.order
         tree = run.tree
         # The order holds all that the child needs, since another worker has the code, and nothing of this process.

@@ -637,7 +637,7 @@ def make_order_from_journal(journal: Journal, redactor: Redactor, *, pool: str) 
     outcomes: dict[Address, tuple[str, str, dict[str, object] | None]] = {}
     for address, intent in history.intents.items():
         result = history.results.get(address)
-        if intent.begins_run and result is None:
+        if intent.starts_child_or_body and result is None:
             continue
         fp = intent.fp or prints.for_effect(intent.effect)
         attempts = [] if result is None else list(result.attempts)

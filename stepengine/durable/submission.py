@@ -54,7 +54,7 @@ def get_durable_options(engine: Engine) -> dict[str, Any]:
 
 
 def refuse_unsupported_agents(launcher: Launcher) -> None:
-    """Raise ``DefinitionError`` for models and limits of agents that no durable run can have."""
+    """Raise ``DefinitionError`` if the engine's models are a ``RunScript``, or an agent's limits have ``ask=True``."""
     if launcher.models.registry.for_run() is not launcher.models.registry:
         # A child is a run of its own, and any worker resumes either: each would start at the first reply again.
         msg = (

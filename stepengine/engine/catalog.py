@@ -413,7 +413,7 @@ class Catalog:
         for name, binding in direct.items():
             tools[name] = binding
         uses = _collect_uses_and_add_tools(definition, tools, ids)
-        offered = _expand_offered_names([*listed, *direct], tools)
+        offered = _add_offered_names([*listed, *direct], tools)
         schemas = compile_schemas(definition)
         # The tool is made for each agent, since its parameters are the agent's own output schema: a provider can hold
         # the model to it then.
@@ -616,7 +616,7 @@ def _find_body_run_at_provider(tool: object) -> Yielding | None:
     return runs if isinstance(runs, Yielding) and runs.at_provider else None
 
 
-def _expand_offered_names(names: Sequence[str], tools: Mapping[str, ToolBinding]) -> tuple[str, ...]:
+def _add_offered_names(names: Sequence[str], tools: Mapping[str, ToolBinding]) -> tuple[str, ...]:
     """Return the names of the tools that a model is offered: *names*, and the tools that these offer in addition."""
     runs = [tools[name].runs for name in names]
     more = [name for one in runs if isinstance(one, Yielding) for name in one.offers]

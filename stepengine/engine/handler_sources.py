@@ -260,6 +260,7 @@ def _find_python_function(fn: object) -> FunctionType | None:
 
 
 def _find_name_uses(function: FunctionType) -> tuple[_NameUse, ...]:
+    """Return the calls by name and the bare names in a function, without names that it binds itself."""
     code = function.__code__
     if code not in PARSED:
         found = _parse_name_uses(_read_function_file(function)).get((code.co_firstlineno, code.co_name), ())

@@ -111,7 +111,7 @@ class AgentLocation:
 
 def load_agent(path_or_id: str | Path, *, folders: Iterable[Path] = (), sandboxed: bool = False) -> AgentDefinition:
     """
-    Return one agent.
+    Return the agent in a file, or the one with this id in ``./agents``, *folders*, installed packages or stepengine itself.
 
     Args:
         path_or_id: A path to a ``.py`` file, with ``#id`` where it holds several agents, or an agent's id. An id is looked for

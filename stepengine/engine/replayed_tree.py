@@ -249,7 +249,7 @@ class ReplayedTree:
             said = "the run does not wait for the result that is recorded here"
             location = find_waiting_location(run.machine)
             unused = make_divergence_error(self._history, address, "unused", asked=said, location=location)
-        return self._writer.record_fatal_error(unused)
+        return self._writer.keep_first_fatal_error(unused)
 
     def _send_outcomes(self, run: ReplayedRun) -> None:
         """Send the outcomes of all waiting effects to the machine of a run."""

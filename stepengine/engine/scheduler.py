@@ -194,9 +194,9 @@ class Scheduler:
 
     # --- what is due --------------------------------------------------------------------------------------------------
 
-    def list_due(self, now: datetime) -> list[DueTime]:
+    def collect_due_and_skip_missed(self, now: datetime) -> list[DueTime]:
         """
-        Return the times to start now, oldest first; times that are only reported as missed are skipped here.
+        Return the times to start now, oldest first; record times that are only reported as missed as skipped.
 
         Raises:
             JournalError: when the book of what was started cannot be used.
@@ -238,7 +238,7 @@ class Scheduler:
         async with self._ticking:
             moment = now or self._clock.now()
             begun = [await self._start_due_run(due) for due in await asyncio.to_thread(self._recover_unstarted_claims)]
-            for due in await asyncio.to_thread(self.list_due, moment):
+            for due in await asyncio.to_thread(self.collect_due_and_skip_missed, moment):
                 if len(self._under_way) >= self._at_once:
                     break
                 claim = asyncio.to_thread(self.book.claim_time, due.schedule.id, due.at, run=due.run, missed=due.missed)

@@ -411,7 +411,7 @@ class Turn:
         if not journal.records():
             return None
         if waits and not self._open_questions:
-            self._refuse_while_asleep(journal, waits)
+            self._refuse_unless_due(journal, waits)
         if self._journal is not None:
             msg = (
                 f"the session {self._session_id!r} waits for an answer, and the run that asked goes on in the journal that the "
@@ -426,8 +426,8 @@ class Turn:
         self._name = name
         return recording
 
-    def _refuse_while_asleep(self, journal: Journal, waits: Sequence[Waits]) -> None:
-        """Refuse a message to a run that still waits for something other than a person."""
+    def _refuse_unless_due(self, journal: Journal, waits: Sequence[Waits]) -> None:
+        """Refuse a message to a run unless one of its *waits* is due, and always one to a run of another agent."""
         from stepengine.journal.sleepers import is_due
 
         info, request = self._session.before.info, self._request

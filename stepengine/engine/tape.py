@@ -62,7 +62,11 @@ class Tape:
         if history.is_complete:
             return None
         asked = [address for address, _ in open_questions(history).values()]
-        left = [a for a, i in history.intents.items() if a not in history.results and a != ROOT and not i.begins_run]
+        left = [
+            a
+            for a, i in history.intents.items()
+            if a not in history.results and a != ROOT and not i.starts_child_or_body
+        ]
         # What was cancelled with a run that has ended never finishes.
         return next((a for a in [*asked, *left] if not history.tree.has_ended(a[0])), None)
 

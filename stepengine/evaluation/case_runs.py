@@ -654,7 +654,7 @@ class _EvaluationRun:
             made = await self._run_with_engine(slot, copy, run, models)
             if isinstance(made.result.error, UnknownModel | MissingKey):
                 raise made.result.error  # it would be so in every run
-            if self._stop_if_budget_spent(made.result, reserved):
+            if self._stop_if_budget_ended_run(made.result, reserved):
                 slot.remove_earlier_files()
                 return None
             # The files are still there for checks that need them.
@@ -684,7 +684,7 @@ class _EvaluationRun:
             if not self.keep:
                 copy.remove()
 
-    def _stop_if_budget_spent(self, result: RunResult, reserved: Decimal | None) -> bool:
+    def _stop_if_budget_ended_run(self, result: RunResult, reserved: Decimal | None) -> bool:
         """Return whether the total budget, not its own limit, ended a run; if so, prevent further runs. Raise for an unpriced model."""
         error = result.error
         if reserved is None or not isinstance(error, LimitExceeded):
@@ -729,7 +729,7 @@ class _EvaluationRun:
         """Return an earlier run, replayed or continued with new calls from its first change; ``None`` if neither is possible."""
         journal = FileJournal(old.journal_path)
         history = journal.history()
-        if not history.is_complete or _find_interruption(history):
+        if not history.is_complete or _find_interrupted_effect(history):
             return None
         changed, differs = self._find_changed_call(history, slot.side, note), ""
         try:
@@ -785,7 +785,7 @@ class _EvaluationRun:
     async def _judge_and_store(self, slot: _SampleSlot, made: _EndedSample) -> Sample:
         """Run the checks of an ended run, store their verdicts in its note, and return its sample."""
         result, note = made.result, made.note
-        cut = _find_interruption(FileJournal(slot.journal_path).history())
+        cut = _find_interrupted_effect(FileJournal(slot.journal_path).history())
         status = ERROR if cut else _run_status(result)
         checks = self.evaluation.checks_of(slot.case)
         if status == RunStatus.COMPLETED.value:
@@ -884,8 +884,8 @@ def _run_status(result: RunResult) -> str:
     return ERROR if is_provider else result.status.value
 
 
-def _find_interruption(history: History) -> str:
-    """Return the cause of an interruption that the agent did not cause, such as a lost tool server; ``""`` if there is none."""
+def _find_interrupted_effect(history: History) -> str:
+    """Return address and cause of the first effect that the agent did not interrupt itself, such as by a lost tool server; or ``""``."""
     for address, intent in sort_in_program_order(history):
         known = history.results.get(address)
         if known is None or not KINDS[intent.type].changes_world:

@@ -142,7 +142,7 @@ def _tools_called_by_programs(result: RunResult) -> Iterator[str]:
         return
     history = result.journal.history()
     for (path, seq), intent in sorted(history.intents.items()):
-        if not path and intent.begins_run and get_program(history.form(intent)) is not None:
+        if not path and intent.starts_child_or_body and get_program(history.form(intent)) is not None:
             yield from [
                 str(form["tool_name"])
                 for form in map(history.form, history.tree.list_effects(child_path(path, seq)))

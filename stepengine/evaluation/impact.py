@@ -446,14 +446,14 @@ async def impact(
         start = next(i for i, each in enumerate(asked) if each is one) * n
         mine = [tuple([each for each in some[start : start + n] if each is not None]) for some in (now, was)]
         judged.append(Judged(one, summarize_run_from(one.journal.history(), one.broke_at), *mine))
-    agents = [_find_agent_id(one, agent) for one in found if one.journal is not None]
+    agents = [_find_current_or_recorded_agent_id(one, agent) for one in found if one.journal is not None]
     stopped = "the budget is spent; what is not finished is left out" if money.is_empty else ""
     tools = str(options.get("tools", "recorded"))
     return Impact(", ".join(dict.fromkeys(agents)), n, tools, tuple(judged), money.spent_if_known, stopped)
 
 
-def _find_agent_id(one: RepeatedJournal, agent: AgentDefinition | None) -> str:
-    """Return the id of the current agent of a run, by default the recorded one."""
+def _find_current_or_recorded_agent_id(one: RepeatedJournal, agent: AgentDefinition | None) -> str:
+    """Return the id of the journal's current agent, else of *agent*, else the recorded one, or ``""`` without a journal."""
     known = one.agent or agent
     if known is not None:
         return known.id

@@ -72,10 +72,11 @@ async def replay_waiting(
         journals: The journals of the runs.
         agent: The current agent of the runs; by default the engine's agent with the recorded id.
     """
-    return [await _replay_run(engine, as_journal(one), agent) for one in journals]
+    return [await _check_waiting_run(engine, as_journal(one), agent) for one in journals]
 
 
-async def _replay_run(engine: Engine, journal: Journal, agent: AgentDefinition | None) -> WaitingRun:
+async def _check_waiting_run(engine: Engine, journal: Journal, agent: AgentDefinition | None) -> WaitingRun:
+    """Return whether the current code can resume a waiting run; an error of ours is part of the result."""
     run, outcome, first = WaitingRun(journal.address, FAILED), READY, None
     try:
         run = read_waiting_run(journal)

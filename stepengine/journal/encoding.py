@@ -703,7 +703,7 @@ def unpack_texts(value: object, blobs: Mapping[str, object], depth: int = 0) -> 
 # The old content of a file is kept so that a write can be undone. One that holds a secret is not: with a placeholder in
 # it, an undo would write the placeholder into the file.
 def remove_secret_content(write: FileWrite, redactor: Redactor) -> FileWrite:
-    """Return a file write without its old content if that content must not be in a journal."""
+    """Return a file write without its old content if the redactor finds a secret in it."""
     old = write.before
     if old is None or old.content is None:
         return write

@@ -259,7 +259,7 @@ class EventProjection:
             opened.is_shown = False  # until when it waits stands in a record of its own, which comes next
         else:
             yield from self._make_effect_start_events(opened)
-        if intent.begins_run:
+        if intent.starts_child_or_body:
             self._register_run(child_path(path, seq), form)
             if intent.is_background:
                 self._background[child_path(path, seq)] = item

@@ -315,7 +315,7 @@ def _list_changing_effects(
 ) -> Iterator[tuple[Intent, Result | None]]:
     """Yield the dropped effects that change the world, with their results; effects that start a run are left out."""
     for address, intent in history.intents.items():
-        if KINDS[intent.type].changes_world and not intent.begins_run and not keeps(address):
+        if KINDS[intent.type].changes_world and not intent.starts_child_or_body and not keeps(address):
             yield intent, history.results.get(address)
 
 

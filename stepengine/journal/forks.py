@@ -18,7 +18,7 @@ from stepengine.errors import JournalError
 from stepengine.journal.file_undo import Roots, UndoOptions, refuse_untrusted_journal, undo_writes
 from stepengine.journal.history import History, parse_created
 from stepengine.journal.provenance import is_written_by_user, replace_with_derived
-from stepengine.journal.questions import make_outcome
+from stepengine.journal.questions import make_edited_outcome
 from stepengine.journal.recorded_part import JournalCut, check_no_repeats, parse_result_address
 from stepengine.journal.records import (
     INPUTS,
@@ -156,6 +156,6 @@ def _replace_outcome(history: History, records: Sequence[Record], address: Addre
     outcome = history.outcome(known)
     value = outcome.value if isinstance(outcome, Value) else outcome.error
     wanted = edit(value) if callable(edit) else edit
-    made = make_outcome(history, history.intents[address], wanted, known.at)
+    made = make_edited_outcome(history, history.intents[address], wanted, known.at)
     changed = Result(*address, known.at, attrs.evolve(made, inputs=outcome.inputs), history.extras(known))
     return [changed if record is known else record for record in records]

@@ -180,7 +180,7 @@ class History:
             return "the head stands first and only there"
         # Of these two there are most; a `match` would ask of each what it is not.
         if isinstance(record, Intent):
-            return self._append_intent(record)
+            return self._append_and_check_intent(record)
         if isinstance(record, Result):
             return self._append_result(record)
         match record:
@@ -207,7 +207,8 @@ class History:
             self._next[record.path] = record.seq
         self.facts.add(record)
 
-    def _append_intent(self, record: Intent) -> str:
+    def _append_and_check_intent(self, record: Intent) -> str:
+        """Append *record*; return what is wrong with its kind or its order, or ``""``."""
         path, seq, kind = record.path, record.seq, record.type
         if kind not in KINDS:
             return f"{kind[:SHOWN_CHARS]!r} is not an effect"

@@ -201,7 +201,7 @@ def _is_valid_name(text: object) -> bool:
 
 
 def _shorten_value(value: object) -> str:
-    """Return the start of a value for a message."""
+    """Return the start of a text, or the type of another value, for an error message."""
     text = repr(value[: MAX_NAME_CHARS + 1] if isinstance(value, str) else type(value).__name__)
     return cut_after(text, MAX_NAME_CHARS)
 

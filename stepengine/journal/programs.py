@@ -31,5 +31,6 @@ def get_program(form: Mapping[str, Any]) -> str | None:
 def has_programs(history: History) -> bool:
     """Return whether a run has called a program, as far as ``get_program`` knows."""
     return any(
-        intent.begins_run and get_program(history.form(intent)) is not None for intent in history.intents.values()
+        intent.starts_child_or_body and get_program(history.form(intent)) is not None
+        for intent in history.intents.values()
     )

@@ -228,7 +228,7 @@ def _check_stated_result(history: History, key: str, answer: Answer) -> None:
         raise AnswerRejected(msg)
     intent = next(i for a, i in history.intents.items() if f"{DOUBT}{format_address(*a)}" == key)
     try:
-        make_outcome(history, intent, answer.result, 0)
+        make_edited_outcome(history, intent, answer.result, 0)
     except JournalError as error:
         msg = f"the answer to {key!r} is not a result of it: {error.message}"
         raise AnswerRejected(msg) from None
@@ -287,7 +287,7 @@ def decide_outcome(
     if answer is None and policy == "ask":
         return Stop("suspended", 0, questions=(question,))
     if answer is not None and answer.result is not ABSENT:
-        return make_outcome(history, history.intents[item.path, effect.seq], answer.result, 0)
+        return make_edited_outcome(history, history.intents[item.path, effect.seq], answer.result, 0)
     if policy == "retry" if answer is None else answer.agrees:
         return None
     before = _find_fork_address(item.path, item.effect.seq)
@@ -307,15 +307,15 @@ def decide_outcome(
 # --- outcomes that somebody says ----------------------------------------------------------------------------------------
 
 
-def make_outcome(history: History, intent: Intent, value: object, at: int) -> Value | Failure:
+def make_edited_outcome(history: History, intent: Intent, value: object, at: int) -> Value | Failure:
     """
-    Return *value* as the outcome of an effect of this kind; used for the edits of ``branch``.
+    Return *value*, a person's edit, as the outcome of an effect; used by ``branch``.
 
     Raises:
         JournalError: when it cannot be one.
     """
     where = format_address(intent.path, intent.seq)
-    if intent.begins_run and intent.type == "tool_call":
+    if intent.starts_child_or_body and intent.type == "tool_call":
         what = "a program" if get_program(history.form(intent)) is not None else "a tool that yields"
         msg = (
             f"the result of {where}, a call of {what}, follows from what that asks for; fork at one of its effects, such as "

@@ -159,7 +159,7 @@ class RecordPlayer:
     async def _perform_and_compare(self, known: Result, item: Item, io: IO) -> Single:
         """Perform a recorded effect again and compare the results; raise for one that only a record of others asks for."""
         if self._unknown_calls is not None and self._unknown_calls.needs_approval(item):
-            raise self._writer.record_fatal_error(self._unknown_calls.make_refusal_error(item))
+            raise self._writer.keep_first_fatal_error(self._unknown_calls.make_refusal_error(item))
         outcome = await self._inner.perform(item, io)
         if not isinstance(outcome, Stop):
             outcome = self._recorder.to_recorded_form(item, outcome, known.at)

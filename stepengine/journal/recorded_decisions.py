@@ -181,7 +181,7 @@ def check_recorded_calls(journal: JournalLike, policy: Policy, tools: Mapping[st
         if intent.type == "agent_call":
             child = "" if seq < 0 else child_path(path, seq)
             agents[child] = str(intent.effect["agent_id"])  # type: ignore[index]  # only a model call is not a mapping
-        elif intent.begins_run:
+        elif intent.starts_child_or_body:
             agents[child_path(path, seq)] = agents.get(path, "")
         if intent.type != "tool_call":
             continue

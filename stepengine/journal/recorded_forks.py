@@ -31,7 +31,7 @@ from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.modes import OpenJournal
 from stepengine.journal.permission_reset import refuse_approvals_of_others
 from stepengine.journal.provenance import has_trusted_calls, replace_with_derived
-from stepengine.journal.questions import make_outcome
+from stepengine.journal.questions import make_edited_outcome
 from stepengine.journal.record_ends import RecordEnds
 from stepengine.journal.recorded_machines import RecordedMachines
 from stepengine.journal.recorded_part import AllowedDifferences, RecordedPart, parse_address
@@ -397,7 +397,7 @@ class ForkReplayer(Replayer):
         known = self._past.intent(address)
         if known is None:
             return self._try_answer_unrecorded(asked, item)
-        if self._has_left_record and not asked.begins_run and self._past.result(address) is None:
+        if self._has_left_record and not asked.starts_child_or_body and self._past.result(address) is None:
             return self._try_answer_by_rules(asked, item)  # it was begun when a crash ended the record
         if self._past.is_same_effect(known, asked) or self._past.was_difference_accepted(address, asked.fp):
             self._past.mark_used(address)
@@ -424,7 +424,7 @@ class ForkReplayer(Replayer):
     def _leave_record_or_raise(self, address: Address, error: ReplayDivergence, *, is_model_request: bool) -> None:
         """Leave the record at an effect that differs; raise *error* if the fork has a fixed place that is not reached yet."""
         if self._rules.at is not None and not self._has_left_record:
-            raise self._writer.record_fatal_error(error)
+            raise self._writer.keep_first_fatal_error(error)
         if not self._has_left_record:
             self._count.difference, self._count.by_request = error, is_model_request
         self._discard_record_from(address)
@@ -448,7 +448,7 @@ class ForkReplayer(Replayer):
         """Answer an effect by a recorded or simulated outcome; return False for one to be performed, or raise."""
         count, past, rules = self._count, self._past, self._rules
         # Which children have ended, and who was told or ended, is so of the children of today.
-        if asked.begins_run or KINDS[asked.type].follows_children:
+        if asked.starts_child_or_body or KINDS[asked.type].follows_children:
             return False
         place = past.find_equal_unused(asked, models=rules.reuse and asked.address != rules.at)
         if place is not None:
@@ -468,7 +468,7 @@ class ForkReplayer(Replayer):
             return False
         error = self._errors.make_unrecorded_error(asked, item)
         count.refused = count.refused or _call_from_form(past.history.form(asked), asked)
-        raise self._writer.record_fatal_error(error)
+        raise self._writer.keep_first_fatal_error(error)
 
     def _append_answered_intent(self, asked: Intent, outcome: Value | Failure, known: Result | None = None) -> None:
         """Append an effect, and store the recorded or simulated outcome that answers it."""
@@ -485,10 +485,10 @@ class ForkReplayer(Replayer):
         call = _call_from_form(history.form(asked), asked)
         try:
             said = self._rules.simulate(call, tuple(self._find_recorded_calls(asked.type, call.name)))
-            return None if said is None else make_outcome(history, asked, said, 0)
+            return None if said is None else make_edited_outcome(history, asked, said, 0)
         except Exception as error:
             msg = f"simulate= failed for {call.name} {call.address}: {type(error).__name__}: {error}"
-            raise self._writer.record_fatal_error(JournalError(msg)) from error
+            raise self._writer.keep_first_fatal_error(JournalError(msg)) from error
 
     def _find_recorded_calls(self, kind: str, name: str) -> Sequence[ExternalCall]:
         """Return the recorded calls of a tool or function, with their results."""

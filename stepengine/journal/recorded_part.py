@@ -328,12 +328,12 @@ class RecordedPart:
         """
         # A child is not an answer but a run, with effects of its own below it. And a model that is asked the same twice
         # may say two things, so its recorded reply serves only where it is said to.
-        if asked.begins_run or (asked.type == "model_call" and not models):
+        if asked.starts_child_or_body or (asked.type == "model_call" and not models):
             return None
         if self._by_print is None:
             self._by_print = {}
             for address, intent in reversed(self.history.intents.items()):
-                if not intent.begins_run and self._has_final_result(address, intent):
+                if not intent.starts_child_or_body and self._has_final_result(address, intent):
                     intent.fp = intent.fp or self.prints.for_effect(intent.effect)
                     self._by_print.setdefault(intent.fp, {}).setdefault(address[0], []).append(address)
         asked.fp = asked.fp or self.prints.for_effect(asked.effect)

@@ -89,7 +89,7 @@ class RecordedPermissions:
                 f"{self._past.history.name} was written by others, and its record at {format_address(*address)} is no permission for the "
                 f"call of {item.effect.questions[0].tool_name!r}. Fork the run before that, and you are asked"  # type: ignore[union-attr]
             )
-            raise self._writer.record_fatal_error(JournalError(msg))
+            raise self._writer.keep_first_fatal_error(JournalError(msg))
         if not self._leeway.doubts_yes:
             return False
         # A journal that somebody else wrote may hold any permission. It is believed for a call whose result is recorded
@@ -105,7 +105,7 @@ class RecordedPermissions:
             f"{self._past.history.name} is somebody else's, and its permission at {format_address(*address)} would let "
             f"{item.effect.questions[0].tool_name!r} run, which nobody here allowed; a replay asks nobody"  # type: ignore[union-attr]
         )
-        raise self._writer.record_fatal_error(JournalError(msg))
+        raise self._writer.keep_first_fatal_error(JournalError(msg))
 
     def refuse_untrusted_call(self, item: Item) -> None:
         """
@@ -125,7 +125,7 @@ class RecordedPermissions:
                     f"{self._past.history.name} is somebody else's, and its permission at {format_address(*address)} would let "
                     f"a call run anew that nobody here allowed; fork it before that, so that you are asked"
                 )
-                raise self._writer.record_fatal_error(JournalError(msg))
+                raise self._writer.keep_first_fatal_error(JournalError(msg))
 
     def _is_of_same_call(self, item: Item) -> bool:
         """Return whether the record asks for permission there, too, and for the same call: no fingerprint covers its id."""

@@ -49,7 +49,7 @@ from stepengine.journal.run_mailbox import RunMailbox
 from stepengine.journal.run_writer import Outcomes, PendingOutcomes
 from stepengine.machine.plan import RunPlan
 from stepengine.runtime.core_performer import is_deferred_call
-from stepengine.runtime.performer import IO, ForwardingIO, Item, Performer, RetryWait
+from stepengine.runtime.performer import IO, ForwardingIO, Item, Performer, RoomWait
 
 if TYPE_CHECKING:
     from stepengine.journal.replayer import Replayer
@@ -147,7 +147,7 @@ class Recorder:
             try:
                 self._writer.append(intent)
             except StepEngineError as error:
-                raise self._writer.record_fatal_error(error) from error.__cause__
+                raise self._writer.keep_first_fatal_error(error) from error.__cause__
         self._next[path] = seq + 1
         if isinstance(effect, RUNS):
             self._mail.register_run((path, seq))
@@ -178,7 +178,7 @@ class Recorder:
         try:
             self._writer.append(record)
         except StepEngineError as error:
-            raise self._writer.record_fatal_error(error) from error.__cause__
+            raise self._writer.keep_first_fatal_error(error) from error.__cause__
 
     def wrap_performer(self, inner: Performer) -> Performer:
         """Return a recorder that writes to the same record as this one the effects of *inner*, which starts no run."""
@@ -412,7 +412,7 @@ class AttemptsIO(ForwardingIO):
 
     _entries: list[object]
 
-    def report_failed_attempt(self, failure: Failure, usage: Usage | None) -> RetryWait | None:
+    def report_failed_attempt(self, failure: Failure, usage: Usage | None) -> RoomWait | None:
         """Record a failed attempt."""
         entry: dict[str, object] = {"error": encode_stored(to_storable_error(failure.error))}
         self._entries.append(entry | ({"usage": encode_stored(usage)} if usage is not None else {}))

@@ -445,7 +445,7 @@ class Intent:
         return self._type
 
     @property
-    def begins_run(self) -> bool:
+    def starts_child_or_body(self) -> bool:
         """Whether it starts a run at a path of its own: a child, or the body of a tool that yields."""
         kind = self.type
         return kind == "agent_call" or (kind == "tool_call" and "yields" in cast("Any", self.effect))

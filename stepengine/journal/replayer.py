@@ -74,7 +74,7 @@ class Acceptance:
         if self._leeway.keeps if keeps is None else keeps:
             self.record_accepted_difference(address, fp)
         elif error.kind not in ("changed", "end") or self._leeway.accepts is None or not self._leeway.accepts(error):
-            raise self._writer.record_fatal_error(error)
+            raise self._writer.keep_first_fatal_error(error)
 
 
 class Replayer:
@@ -138,7 +138,7 @@ class Replayer:
                 self._cut_off_record(address)
                 return False
             if over:
-                raise self._writer.record_fatal_error(self._errors.make_extra_effect_error(asked, item))
+                raise self._writer.keep_first_fatal_error(self._errors.make_extra_effect_error(asked, item))
             ends = self._closed or ended is not None
             past.has_new_effects = past.has_new_effects or not ends
             return ends
@@ -191,7 +191,7 @@ class Replayer:
         try:
             self._past.cut_off(address)
         except JournalError as error:
-            raise self._writer.record_fatal_error(error) from None
+            raise self._writer.keep_first_fatal_error(error) from None
 
     def result(self, address: Address) -> Result | None:
         """Return the recorded result at an address."""
@@ -227,7 +227,9 @@ class Replayer:
         # decoded. So what does not decode any more shows here, and is told as a divergence with its place, which ends
         # the run like one.
         except JournalCorrupt as error:
-            raise self._writer.record_fatal_error(self._errors.make_undecodable_error(error.message, item)) from error
+            raise self._writer.keep_first_fatal_error(
+                self._errors.make_undecodable_error(error.message, item)
+            ) from error
         # Providers that count (a rehearsed model, a test's script) have to be at the right place when the run goes
         # live; so they are told of each call that the record answers, with its lost attempts.
         if isinstance(item.effect, CallModel):
@@ -257,7 +259,7 @@ class Replayer:
         if isinstance(outcome, Stop):
             return outcome
         if not past.is_same_outcome(recorded, outcome):
-            raise self._writer.record_fatal_error(self._errors.make_different_result_error(recorded, outcome, item))
+            raise self._writer.keep_first_fatal_error(self._errors.make_different_result_error(recorded, outcome, item))
         return recorded
 
     def _count_and_copy_result(self, known: Result, outcome: Value | Failure, item: Item) -> None:
@@ -351,7 +353,7 @@ class Replayer:
         try:
             return None if was.output is None else decode(was.output)
         except Exception as cause:
-            raise self._writer.record_fatal_error(error) from cause
+            raise self._writer.keep_first_fatal_error(error) from cause
 
     def _resolve_child_difference(self, known: Result, recorded: Any, outcome: Single, item: Item) -> Single:
         """Return the recorded end of a child that ended differently now, if the caller accepts it; else raise."""
@@ -361,7 +363,7 @@ class Replayer:
         error = self._errors.make_child_end_error(recorded, outcome, item)
         child: object = outcome.value if isinstance(outcome, Value) else None
         if not isinstance(child, ChildResult):
-            raise self._writer.record_fatal_error(error)
+            raise self._writer.keep_first_fatal_error(error)
         fp = past.fingerprint_child_end(child)
         if not past.was_difference_accepted(address, fp):
             self.acceptance.accept_or_raise(error, address, fp)
@@ -379,7 +381,7 @@ class Replayer:
         past = self._past
         if not isinstance(outcome, Value):
             msg = f"the body of the tool {item.effect.tool_name!r} was stopped where it is recorded to have ended"  # type: ignore[union-attr]
-            raise self._writer.record_fatal_error(JournalError(msg))
+            raise self._writer.keep_first_fatal_error(JournalError(msg))
         error = self._errors.make_different_result_error(recorded, outcome, item, "changed")
         fp = past.fingerprint_result(outcome.value)
         if not past.was_difference_accepted(item.address, fp):
@@ -445,7 +447,7 @@ def make_parallel_record(replayer: Replayer, past: RecordedPart) -> ParallelReco
     """
     history = past.history
     goes_on_apart = any(
-        i.is_background or (i.gather is not None and i.begins_run and address not in history.results)
+        i.is_background or (i.gather is not None and i.starts_child_or_body and address not in history.results)
         for address, i in history.intents.items()
     )
     return ParallelRecord(replayer, past) if goes_on_apart else None

@@ -143,7 +143,7 @@ class _HistoryComparison:
         places = format_address(a.path, a.seq), format_address(b.path, b.seq)
         if not equal:
             yield RunChange("changed", *places, describe_effect(b.effect), tuple(self._compare_fields(a, b)))
-        if a.begins_run and b.begins_run:
+        if a.starts_child_or_body and b.starts_child_or_body:
             yield from self._compare_runs(child_path(a.path, a.seq), child_path(b.path, b.seq))
         yield from self._compare_outcomes(a.address, b.address, "outcome", describe_effect(b.effect))
 

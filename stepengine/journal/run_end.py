@@ -60,7 +60,7 @@ def _write_end_and_close(run: JournaledRun, finished: Finished, waits: Sequence[
                     entry.record_sleep(waits, finished.state.agent_id)
             finished = _record_end(run, finished)
     except StepEngineError as error:
-        writer.record_fatal_error(error)
+        writer.keep_first_fatal_error(error)
     finally:
         writer.close()
         if writer.is_own:

@@ -66,7 +66,7 @@ def start_run(
         return _start_recorded_run(run, plan, state, limits, chosen)
     except StepEngineError as error:
         run.writer.close()
-        raise run.writer.record_fatal_error(error) from error.__cause__
+        raise run.writer.keep_first_fatal_error(error) from error.__cause__
     except BaseException:
         run.writer.close()
         raise

@@ -160,8 +160,8 @@ class RunWriter:
         if self._writer is not None and intent.live is not None:
             self._writer.set_request_base(intent.path, intent.seq, intent.live.request.messages)
 
-    def record_fatal_error(self, error: StepEngineError) -> StepEngineError:
-        """Stop everything with an error; return the first error that stopped the run."""
+    def keep_first_fatal_error(self, error: StepEngineError) -> StepEngineError:
+        """Keep *error* as the reason why the run stops, unless there is one already; return the kept one."""
         # The first reason only: once one record could not be written, or one effect was another, all that follows are
         # consequences.
         self.fatal = self.fatal or error
@@ -252,7 +252,7 @@ class PendingOutcomes:
         """Stop the run, and note in the error the outcomes that could not be recorded (reliability:JR09)."""
         for item, outcome in owed:
             _add_outcome_note(error, item, outcome)
-        return self._writer.record_fatal_error(error)
+        return self._writer.keep_first_fatal_error(error)
 
 
 def _add_outcome_note(error: StepEngineError, item: Item, outcome: Value | Failure) -> None:

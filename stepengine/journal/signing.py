@@ -155,7 +155,7 @@ def make_missing_package_error() -> JournalError:
 
 
 def key_fingerprint(public: str) -> str:
-    """Return the fingerprint of a public key, as ``ssh-keygen -l`` shows it."""
+    """Return the fingerprint of a public key, given as the base64 of its blob, as ``ssh-keygen -l`` shows it."""
     digest = hashlib.sha256(base64.b64decode(public)).digest()
     return f"SHA256:{base64.b64encode(digest).decode().rstrip('=')}"
 

@@ -58,6 +58,6 @@ def bind_fork_journal(journal: Journal, run: str) -> Journal:
 
 
 def parse_database_path(text: str) -> tuple[str, str] | None:
-    """Return the SQLite file and the run that *text* names (empty without one), or ``None`` for other files."""
+    """Split ``FILE.db#RUN`` into the SQLite file and the run, ``""`` without one; return ``None`` for other files."""
     name, _, run = (text, "", "") if Path(text).suffix in DATABASES or "#" not in text else text.rpartition("#")
     return (name, run) if Path(name).suffix in DATABASES else None

@@ -49,7 +49,7 @@ class WireSettings:
 
 
 def convert_settings(settings: ModelSettings, ways: Mapping[str, Way]) -> WireSettings:
-    """Return the body members for all *settings* that have a value, by the *ways* of a wire."""
+    """Return the body members for all *settings* with a value, and the names of those that the wire cannot express."""
     members: Json = {}
     dropped: list[str] = []
     for name in TUNING:

@@ -303,7 +303,7 @@ def _find_item_id(part: object) -> object:
     return (getattr(part, "provider_data", None) or {}).get("id")
 
 
-def plain_text(parts: Iterable[ResultPart]) -> str:
+def non_media_text(parts: Iterable[ResultPart]) -> str:
     """Return texts, JSON values and tool references, one per line, without images and documents."""
     texts = [part for part in parts if isinstance(part, TextPart | JsonPart | ToolReferencePart)]
     return "\n".join([compact(part.value) if isinstance(part, JsonPart) else part.text for part in texts])
@@ -311,7 +311,7 @@ def plain_text(parts: Iterable[ResultPart]) -> str:
 
 def result_text(message: ToolMessage) -> str:
     """Return the text of a result, with ``Error:`` before that of an error, for APIs without an error flag."""
-    text = plain_text(remove_empty_texts(message.content))
+    text = non_media_text(remove_empty_texts(message.content))
     return f"Error: {text}" if message.is_error and not text.lower().startswith("error") else text
 
 

@@ -1035,7 +1035,7 @@ class Untrusted:
 
 
 def _find_addresses_in_texts(request: Request) -> list[tuple[str, JsonValue]]:
-    """Return the addresses and URLs in the texts that leave with a call."""
+    """Return each address and URL in the texts that leave with a call, after the path of its argument."""
     texts = [one for path in request.tool.texts for one in find_values_at_path(request.input, path)]
     return [(place, address) for place, value in texts for _, address in find_addresses(value)]
 

@@ -265,7 +265,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
         told.written += [account.written for r in recordings for account in r.write_recordings()]
         told.written += [line for r in recordings for line in getattr(r, "remarks", list)()]
     except BaseException as error:
-        _add_failure_notes(item, recordings, error)
+        _explain_failure(item, recordings, error)
         raise
     finally:
         told.lines += [f"{node_id_without_group(item)}: {account}" for r in recordings for account in r.list_accounts()]
@@ -308,8 +308,8 @@ def _raise_first_blocked(refused: Sequence[NetworkBlocked]) -> None:
         raise refused[0]
 
 
-def _add_failure_notes(item: pytest.Item, recordings: Sequence[Any], error: BaseException) -> None:
-    """Add a note on how to record again, and a report section with misses and divergences that the test's failure hides."""
+def _explain_failure(item: pytest.Item, recordings: Sequence[Any], error: BaseException) -> None:
+    """Add a note on how to record again and a section with hidden misses and divergences; trim the traceback of a miss."""
     from stepengine.workspace.network import NetworkBlocked
 
     add_advice_note(item, error, replays=all(recording.replaying for recording in recordings))

@@ -510,7 +510,7 @@ class CorePerformer:
         ended = self._outcomes.make_value(item, fit_child_result(child))
         return attrs.evolve(ended, child=child) if isinstance(ended, Stop) else ended
 
-    async def _call_body(self, item: Item, io: IO) -> Single:
+    async def _call_body_or_return_failure(self, item: Item, io: IO) -> Single:
         """Run the body of a tool that yields; one that fails is an error result."""
         effect = cast("CallBody", item.effect)
         path = child_path(item.path, effect.seq)
@@ -539,7 +539,7 @@ class CorePerformer:
     _PERFORM: ClassVar[Mapping[type[Leaf], Callable[[CorePerformer, Item, IO], Awaitable[Single]]]] = {
         CallModel: _call_model,
         CallTool: _call_tool,
-        CallBody: _call_body,
+        CallBody: _call_body_or_return_failure,
         CallFunction: _call_function,
         Spawn: _spawn,
         AskPerson: _ask,

@@ -514,7 +514,7 @@ def _record_permissions(tree: DrivenTree, effect: AskPerson, outcome: Single) ->
     if not isinstance(outcome, Value):
         return
     if effect.purpose == "limit":
-        tree.questions.limits.record_answer(effect.questions[0], outcome.value[0])
+        tree.questions.limits.remember_answer(effect.questions[0], outcome.value[0])
         tree.performers.raise_limit(effect.questions[0], outcome.value[0])
     else:
         # A yes "for the rest of the run" must hold after a crash as it did before, so it is learnt from the outcome,

@@ -215,12 +215,12 @@ class RunHandle(Generic[Out]):
 
     @property
     def path(self) -> str:
-        """The run's path in its tree, ``""``."""
+        """The run's path in its tree: always ``""``."""
         return ""
 
     @property
     def parent(self) -> str | None:
-        """The id of the parent run, ``None``."""
+        """The id of the parent run, or ``None``."""
         return self._tree.root.state.parent_id
 
     @property

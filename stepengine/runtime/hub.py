@@ -199,7 +199,7 @@ class EventRedactor:
         """Return the part of a delta that can be shown now; a possible start of a secret is held back."""
         shown: list[Event] = []
         if isinstance(delta, ToolInputDelta):
-            delta = _redact_tool_name(delta)
+            delta = _redact_name_and_call_id(delta)
         last, trickle = self._flows.get(delta.path, (delta, None))
         if trickle is None or not _continues_delta(last, delta):
             shown += self._flush_held_text(delta.path)
@@ -256,8 +256,8 @@ class EventRedactor:
         return clean
 
 
-def _redact_tool_name(event: ToolInputDelta) -> ToolInputDelta:
-    """Return *event* with a redacted tool name."""
+def _redact_name_and_call_id(event: ToolInputDelta) -> ToolInputDelta:
+    """Return *event* with its tool name and call id redacted."""
     # Cleaned as wholes, while the text of the input comes in pieces: a name arrives in one.
     name, call = KNOWN_RECORDS.redact(event.tool_name), KNOWN_RECORDS.redact(event.tool_call_id)
     is_clean = name is event.tool_name and call is event.tool_call_id

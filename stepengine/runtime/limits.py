@@ -35,7 +35,7 @@ from stepengine.data.state import ChildResult, RunStatus
 from stepengine.data.usage import Usage
 from stepengine.errors import LimitExceeded, ModelError, StepEngineError
 from stepengine.machine.plan import RunPlan
-from stepengine.runtime.performer import IO, ForwardingIO, Item, Performer, RetryWait, child_path
+from stepengine.runtime.performer import IO, ForwardingIO, Item, Performer, RoomWait, child_path
 from stepengine.runtime.prices import Prices
 from stepengine.runtime.sizes import estimated_tokens
 
@@ -471,9 +471,9 @@ def estimate_call(
 class _MeteredIO(ForwardingIO):
     """The ``IO`` of a model call: settles its failed attempts."""
 
-    _settle: Callable[[Usage | None], RetryWait | None]
+    _settle: Callable[[Usage | None], RoomWait | None]
 
-    def report_failed_attempt(self, failure: Failure, usage: Usage | None) -> RetryWait | None:
+    def report_failed_attempt(self, failure: Failure, usage: Usage | None) -> RoomWait | None:
         """Pass on a failed attempt, and settle it."""
         super().report_failed_attempt(failure, usage)
         return self._settle(usage)
@@ -692,7 +692,7 @@ class UsageMeter:
             self._queue.end_call(call)
         return outcome
 
-    def _settle_attempt(self, item: Item, call: MeteredCall, usage: Usage | None) -> RetryWait | None:
+    def _settle_attempt(self, item: Item, call: MeteredCall, usage: Usage | None) -> RoomWait | None:
         """Count the usage of a failed attempt, if it had any; then the next attempt waits for room like a new call."""
         if usage is None or not usage.total_tokens:
             return None

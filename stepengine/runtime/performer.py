@@ -24,7 +24,7 @@ from stepengine.data.waits import Waits
 from stepengine.errors import ReplayDivergence, StepEngineError
 from stepengine.machine.plan import Finished, RunPlan
 
-RetryWait: TypeAlias = Callable[[], Awaitable[StepEngineError | None]]
+RoomWait: TypeAlias = Callable[[], Awaitable[StepEngineError | None]]
 
 
 class Item(NamedTuple):
@@ -67,7 +67,7 @@ class IO(Protocol):
     def emit(self, event: Event) -> None:
         """Show an event; call it in the run's event loop."""
 
-    def report_failed_attempt(self, failure: Failure, usage: Usage | None) -> RetryWait | None:
+    def report_failed_attempt(self, failure: Failure, usage: Usage | None) -> RoomWait | None:
         """
         Report a failed attempt that is to be retried, and its known usage.
 
@@ -112,7 +112,7 @@ class ForwardingIO:
         """Show an event."""
         self._io.emit(event)
 
-    def report_failed_attempt(self, failure: Failure, usage: Usage | None) -> RetryWait | None:
+    def report_failed_attempt(self, failure: Failure, usage: Usage | None) -> RoomWait | None:
         """Report a failed attempt that is to be retried."""
         return self._io.report_failed_attempt(failure, usage)
 

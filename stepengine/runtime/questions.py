@@ -239,8 +239,8 @@ class LimitQuestions:
                 asking.cancel()
         return self._allowed[question.id]
 
-    def record_answer(self, question: Question, answer: Answer) -> None:
-        """Record the answer to a question about a limit, live or replayed."""
+    def remember_answer(self, question: Question, answer: Answer) -> None:
+        """Remember the answer to a question about a limit, live or replayed, so that other runs at this limit share it."""
         self._allowed[question.id] = answer
 
     def announce_once(self, question: Question) -> bool:

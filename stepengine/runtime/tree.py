@@ -40,7 +40,7 @@ from stepengine.runtime.hub import Hub
 from stepengine.runtime.leftovers import Leftovers
 from stepengine.runtime.messages import Inboxes, Message, RunMessages
 from stepengine.runtime.outside_messages import apply_outside_message
-from stepengine.runtime.performer import Item, RetryWait, wrap_error
+from stepengine.runtime.performer import Item, RoomWait, wrap_error
 from stepengine.runtime.performer_stack import PerformerStack
 from stepengine.runtime.prices import Prices
 from stepengine.runtime.questions import AdvanceAnswers, OpenQuestions
@@ -165,7 +165,7 @@ class RunTree:
         """Whether anyone receives events."""
         return self.hub.watched
 
-    def report_failed_attempt(self, failure: Failure, usage: Usage | None) -> RetryWait | None:
+    def report_failed_attempt(self, failure: Failure, usage: Usage | None) -> RoomWait | None:
         """Ignore a failed attempt; a recorder wraps this method."""
         return None
 

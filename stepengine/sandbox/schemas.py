@@ -669,7 +669,7 @@ class _SchemaClassReader:
         return attrs.evolve(read, schema={**read.schema, **self._read_documentation(values)}, given=given)
 
     def _field_settings(self, words: Mapping[str | None, ast.expr]) -> dict[str, Any]:
-        """Return the settings of a ``Field`` that only apply to fields."""
+        """Return the default and the alias of a ``Field``, which only fields have."""
         given: dict[str, Any] = {}
         default = words.get("default")
         if default is not None:
@@ -771,7 +771,7 @@ class _SchemaClassReader:
         reads: list[_Read] = []
         for one in members:
             if one not in nulls:
-                read = self._read_non_union(one)
+                read = self._read_non_union_annotation(one)
                 if len(members) > 1 and read.given:
                     self._refuse("a member of a union has no default and no alias; the whole field may have them")
                 reads.append(read)
@@ -851,7 +851,7 @@ class _SchemaClassReader:
         if isinstance(node, ast.Name) and node.id in self._own:
             self._refuse(f"{node.id!r} stands for the field of that name here; another name of the field would be fine")
 
-    def _read_non_union(self, at: _At) -> _Read:
+    def _read_non_union_annotation(self, at: _At) -> _Read:
         node = at.node
         if isinstance(node, ast.Name | ast.Attribute):
             return self._read_name(node, at.depth)

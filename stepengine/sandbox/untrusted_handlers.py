@@ -276,7 +276,7 @@ class _Definitions:
 
     def _make_agent(self, returned: Any) -> AgentDefinition:
         """Return the definition for an ``AgentDefinition`` that the sandbox returned; refuse hooks and too many agents."""
-        name, fields = _split_object(returned)
+        name, fields = _read_sandbox_object(returned)
         given, agent_id = fields.get("fields"), _id_or_short_repr(fields.get("id"))
         if name != "AgentDefinition" or not isinstance(given, Mapping):
             self._refuse(f"expected `AgentDefinition(...)` of stepengine, found {_short_repr(returned)}")
@@ -334,7 +334,7 @@ class _Definitions:
                 else self._thaw_field(agent_id, field, one)
                 for key, one in value.items()
             }
-        name, fields = _split_object(value)
+        name, fields = _read_sandbox_object(value)
         schema = self._known.schemas.get(str(fields.get("name"))) if name == "_se_Schema" else None
         if schema is None:
             self._refuse(
@@ -345,7 +345,7 @@ class _Definitions:
     def _read_spawnable(self, value: Any) -> Any:
         if isinstance(value, str):
             return value
-        name, fields = _split_object(value)
+        name, fields = _read_sandbox_object(value)
         if (
             name == "AgentDefinition"
             and isinstance(fields.get("fields"), Mapping)
@@ -357,7 +357,7 @@ class _Definitions:
     def _make_settings_or_limits(self, agent_id: str, field: str, value: Any, kind: type) -> Any:
         if value is None:
             return None
-        name, fields = _split_object(value)
+        name, fields = _read_sandbox_object(value)
         given = fields.get("fields")
         if name != kind.__name__ or not isinstance(given, Mapping):
             self._refuse(f"agent {agent_id!r}: {field} is {kind.__name__}(...), not {_short_repr(value)}")
@@ -368,7 +368,7 @@ class _Definitions:
             self._refuse(f"agent {agent_id!r}: {error}")
 
     def _thaw_field(self, agent_id: str, field: str, value: Any) -> Any:
-        name, fields = _split_object(value)
+        name, fields = _read_sandbox_object(value)
         try:
             if name == "Thinking":
                 return Thinking(*thaw_plain(fields["words"]), **thaw_plain(fields["fields"]))
@@ -454,10 +454,10 @@ def _mend_texts(value: Any) -> Any:
 
 
 def _is_sandbox_object(value: object) -> bool:
-    return bool(_split_object(value)[0])
+    return bool(_read_sandbox_object(value)[0])
 
 
-def _split_object(value: Any) -> tuple[str, Mapping[str, Any]]:
+def _read_sandbox_object(value: Any) -> tuple[str, Mapping[str, Any]]:
     """Return the class's name and the attributes of an object of the sandbox; ``""`` for anything else."""
     attributes = getattr(value, "attributes", None)
     # A named tuple may have attributes of any name.
@@ -467,7 +467,7 @@ def _split_object(value: Any) -> tuple[str, Mapping[str, Any]]:
 
 
 def _short_repr(value: Any) -> str:
-    name, _ = _split_object(value)
+    name, _ = _read_sandbox_object(value)
     if name:
         return f"an object of the class {name[:60]}"
     if value is not None and type(value) not in (str, int, float, bool, list, tuple, dict):
@@ -1056,7 +1056,7 @@ def _sandbox_value_to_json(value: Any) -> Any:
         return {"dict": [[_dict_key_to_json(key), _sandbox_value_to_json(one)] for key, one in value.items()]}
     if isinstance(value, datetime):
         return value.isoformat()
-    name, attributes = _split_object(value)
+    name, attributes = _read_sandbox_object(value)
     if name:
         return {"object": name, "has": {str(key): _sandbox_value_to_json(one) for key, one in attributes.items()}}
     msg = f"a value of type {type(value).__name__} is no JSON"

@@ -96,7 +96,7 @@ def _choose_answerer(thread: CallerConversation, asked: Asked) -> str | None:
 
 
 async def _stream_turns(request: Request, taken: StartedTurn, asked: Asked) -> AsyncGenerator[Event, None]:
-    """Yield the events of a turn; if its run waits for a result that the page has sent already, also those of the next."""
+    """Yield the events of a turn, and of the next turns while the run waits for results that the page has sent; of their ends, the last."""
     while True:
         results: dict[str, Any] = {}
         try:

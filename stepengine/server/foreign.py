@@ -193,7 +193,7 @@ def _summarize_journal(journal: Journal, name: str) -> ForeignSummary:
 def _list_pending_effects(history: History) -> list[PendingEffect]:
     clean, found = PageTexts().clean, []
     for (path, seq), intent in list(history.open.items())[-MOST_PENDING:]:
-        if intent.begins_run and any(other[0] == f"{path}.{seq}".removeprefix(".") for other in history.open):
+        if intent.starts_child_or_body and any(other[0] == f"{path}.{seq}".removeprefix(".") for other in history.open):
             continue  # what its child does stands here itself
         form = history.form(intent)
         name = form.get("tool_name") or form.get("agent_id") or form.get("name") or form.get("model") or ""

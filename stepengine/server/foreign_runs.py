@@ -67,7 +67,7 @@ class ForeignRuns:
         return sorted(found, key=lambda one: (one.changed, one.name), reverse=True)
 
     def journal(self, name: str) -> Journal:
-        """Return a journal by its name."""
+        """Return a journal by its name, without a check that it exists."""
         return self._store.journal(name)
 
     async def resume(self, caller: Caller, name: str, *, listed_agent: str, listed_prompt: str) -> None:

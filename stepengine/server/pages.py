@@ -112,7 +112,7 @@ class CallerConversation:
     @classmethod
     async def load(cls, request: Request, name: str) -> CallerConversation:
         """
-        Return the caller's conversation by name. Conversations of other owners are not visible.
+        Return the caller's conversation by name, a new one without runs. Conversations of other owners are not visible.
 
         Raises:
             InputError: for what is not a name.

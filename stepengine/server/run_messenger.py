@@ -108,7 +108,7 @@ class RunMessenger:
         except InputError:
             msg = f"somebody else has answered {' or '.join(map(repr, given))} in the meantime"
             raise AnswerRejected(msg) from None
-        await self._trigger_mailbox_read(row)
+        await self._notify_or_resume_run(row)
 
     async def find_answers(self, row: RunRow, questions: Collection[str]) -> list[tuple[str, str, str]]:
         """Return the id, the answerer and the answer of each of the *questions* answered in the mailbox."""
@@ -168,7 +168,7 @@ class RunMessenger:
                 raise error_for_client(error, StepEngineError, row, journal, status=409, kind="not_possible") from None
             if not is_new:
                 use.refund()
-        await self._trigger_mailbox_read(row)
+        await self._notify_or_resume_run(row)
         return is_new
 
     async def send_user_input(self, row: RunRow, text: str) -> None:
@@ -209,7 +209,7 @@ class RunMessenger:
             raise Problem(error.message, status=409, kind="no_such_call") from error
         except StepEngineError as error:
             raise error_for_client(error, StepEngineError, row, journal, status=409, kind="not_possible") from None
-        await self._trigger_mailbox_read(row)
+        await self._notify_or_resume_run(row)
 
     async def _send_mailbox_message(self, row: RunRow, message: MailboxMessage) -> MailboxMessage | None:
         """Send a mailbox message and return it; ``None`` if the run is here, did nothing and has no mailbox yet."""
@@ -221,7 +221,7 @@ class RunMessenger:
             return None
         except InputError:  # the run was cancelled before, with another reason
             return message
-        await self._trigger_mailbox_read(row)
+        await self._notify_or_resume_run(row)
         return message
 
     def _write_mailbox_messages(self, row: RunRow, messages: Iterable[MailboxMessage]) -> None:
@@ -229,7 +229,7 @@ class RunMessenger:
         for letter in messages:
             box.send(letter)
 
-    async def _trigger_mailbox_read(self, row: RunRow) -> None:
+    async def _notify_or_resume_run(self, row: RunRow) -> None:
         """Make a run read its mailbox: notify it if this process runs it, resume it if no process does."""
         # In the ledger first, also for a run of this process, which may be suspended at this moment: if this process dies
         # now, the run is resumed.

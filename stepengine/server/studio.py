@@ -167,7 +167,7 @@ class RunPageData:
         """
         reader = self._runs.reader
         journal, engine = await reader.journal(row), reader.engine_for(row)
-        work = _collect_current_lines if last else _collect_all_source_lines
+        work = _collect_current_lines if last else _collect_source_lines_and_variables
         try:
             async with self._walking:
                 return await asyncio.to_thread(work, engine, journal, row.run)
@@ -216,8 +216,8 @@ def _read_page_data_once(journal: Journal, name: str, after: int | None) -> byte
     return json.dumps(told).encode()
 
 
-def _collect_all_source_lines(engine: Engine, journal: Journal, name: str) -> bytes:
-    """Replay a run, and return the source lines of its handlers at each step, as JSON."""
+def _collect_source_lines_and_variables(engine: Engine, journal: Journal, name: str) -> bytes:
+    """Replay a run, and return the source lines and variables of its handlers at each step as JSON, also if the replay fails."""
     view = RunPayload(PageTexts(), name)
     view.add_records(load_stored_history(journal))
     own = len(view.texts.all)

@@ -471,7 +471,7 @@ class SharedJournals:
         return found
 
     def stop_idle_streams(self) -> None:
-        """Stop following journals without a reader for a while."""
+        """Stop following the journals that no client has read for a while."""
         now = asyncio.get_running_loop().time()
         idle = [run for run, one in self._known.items() if not one.readers]
         for number, run in enumerate(reversed(idle)):

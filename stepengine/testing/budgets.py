@@ -26,7 +26,7 @@ from stepengine.data.usage import Usage
 from stepengine.errors import AgentError
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.limits import Ledgers, LimitGate, Refusals, UsageMeter
-from stepengine.runtime.performer import IO, Item, Middleware, Performer, RetryWait
+from stepengine.runtime.performer import IO, Item, Middleware, Performer, RoomWait
 from stepengine.runtime.prices import Prices
 from stepengine.runtime.services import get_named_output_limit
 from stepengine.runtime.sizes import estimated_tokens
@@ -87,7 +87,7 @@ class _SilentIO:
     def emit(self, event: Event) -> None:
         """Do nothing."""
 
-    def report_failed_attempt(self, failure: Failure, usage: Usage | None) -> RetryWait | None:
+    def report_failed_attempt(self, failure: Failure, usage: Usage | None) -> RoomWait | None:
         """Do nothing."""
         return None
 
@@ -216,8 +216,8 @@ class Budgets:
                 node.add_children(effect, -1)
         return outcome
 
-    def cancel_child_start(self, path: str, effect: Spawn) -> None:
-        """Cancel the planned start of a child, because another child of its group failed."""
+    def refuse_child_start(self, path: str, effect: Spawn) -> None:
+        """Refuse the planned start of a child, because another child of its group failed."""
         self._refusals.refuse(path, (effect,), AgentError("given up, because another child failed"))
 
     # --- the second count ---------------------------------------------------------------------------------------------

@@ -537,7 +537,7 @@ def _interaction_to_yaml(interaction: Interaction) -> dict[str, object]:
     headers = _headers_to_yaml(response)
     if style:
         extras["json"] = style
-    if response.header("content-encoding") and (text := _decode_readable_text(response)):
+    if response.header("content-encoding") and (text := _render_compressed_body(response)):
         extras["text"] = text
     if [(n, v) for n, values in headers.items() for v in values] != [*response.headers]:
         extras["headers"] = [[*pair] for pair in response.headers]
@@ -578,8 +578,8 @@ def _body_to_yaml(message: RecordedRequest | RecordedResponse) -> tuple[str | by
     return (text, "") if is_raw else indent_json(text)
 
 
-def _decode_readable_text(response: RecordedResponse) -> str:
-    """Return the text of a compressed body, for readers of the file; ``""`` if it contains none."""
+def _render_compressed_body(response: RecordedResponse) -> str:
+    """Return the text of a compressed body with JSON indented, for readers of the file; ``""`` if it is no text."""
     try:
         text = decode_body(response.body, response.header("content-encoding")).decode()
     except UnicodeDecodeError:

@@ -283,7 +283,7 @@ class WorkerMiss(Exception):
         return WorkerMiss, (self.miss,)
 
 
-def wrap_miss_for_pool(miss: CassetteMiss) -> BaseException:
+def wrap_miss_for_pool_worker(miss: CassetteMiss) -> BaseException:
     """Return *miss*, as a ``WorkerMiss`` if a worker of ``multiprocessing.pool`` is to raise it."""
     pool: Any = sys.modules.get("multiprocessing.pool")
     frame = None if pool is None else sys._getframe()  # noqa: SLF001 - `inspect` has no cheaper way

@@ -152,7 +152,7 @@ class EffectPerformer:
             return Value(child, self.clock.elapsed)
         return self._find_stop(finished, child=child) or Value(child, self.clock.elapsed)
 
-    def _run_tool_body(self, item: Item) -> Single:
+    def _run_yielding_tool_body(self, item: Item) -> Single:
         """Run the body of a tool that yields."""
         effect = cast("CallBody", item.effect)
         try:
@@ -191,7 +191,7 @@ class EffectPerformer:
 
 HAPPENS: Mapping[type[Leaf], Callable[[EffectPerformer, Item], Single]] = {
     **dict.fromkeys((CallModel, CallTool, CallFunction, AskPerson), EffectPerformer._get_canned_outcome),  # noqa: SLF001 - its own table
-    CallBody: EffectPerformer._run_tool_body,  # noqa: SLF001
+    CallBody: EffectPerformer._run_yielding_tool_body,  # noqa: SLF001
     Spawn: EffectPerformer._spawn,  # noqa: SLF001
     AwaitTime: EffectPerformer._sleep,  # noqa: SLF001
     AwaitMessage: EffectPerformer._receive,  # noqa: SLF001

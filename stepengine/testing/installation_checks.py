@@ -286,7 +286,7 @@ def _find_undeclared_tools(found: Iterable[ListedAgent]) -> Iterator[Finding]:
         for tool in one.agent.tools if one.agent is not None else ():
             if not isinstance(tool, ToolLike) or not isinstance(tool.binding().runs, Ordinary):
                 continue
-            if _has_third_party_body(tool) and not is_checkable_by_path_rules(tool.spec):
+            if _has_body_outside_stepengine(tool) and not is_checkable_by_path_rules(tool.spec):
                 tools.setdefault(one.source, {})[tool.spec.name] = None
     for source, names in tools.items():
         yield Finding(
@@ -297,7 +297,7 @@ def _find_undeclared_tools(found: Iterable[ListedAgent]) -> Iterator[Finding]:
         )
 
 
-def _has_third_party_body(tool: object) -> bool:
+def _has_body_outside_stepengine(tool: object) -> bool:
     """Return whether the body of a tool is third-party code; bundled tools check each file themselves."""
     module = getattr(getattr(tool, "fn", None), "__module__", None)
     return not (

@@ -252,7 +252,7 @@ def _probe_package(site: Path, path: Path, scratch: Path) -> dict[str, Any]:
 # --- a wheel that is only read ------------------------------------------------------------------------------------------
 
 
-def _read_package_metadata(site: Path) -> Package:
+def _read_agent_package(site: Path) -> Package:
     """
     Return the package of an unpacked wheel from its metadata, without an import.
 
@@ -292,7 +292,7 @@ def _find_declaration_folder(site: Path, module: Sequence[str]) -> Path | None:
 def _is_package_approved(site: Path) -> bool:
     """Return whether a person approved the requests of the package when it was installed."""
     try:
-        return find_unapproved_access(_read_package_metadata(site).access_request) == ()
+        return find_unapproved_access(_read_agent_package(site).access_request) == ()
     except DefinitionError:
         return False
 
@@ -300,7 +300,7 @@ def _is_package_approved(site: Path) -> bool:
 def _check_without_import(site: Path, path: Path, found: PackageCheck) -> None:
     """Check a wheel by its files, without an import."""
     try:
-        package = _read_package_metadata(site)
+        package = _read_agent_package(site)
     except DefinitionError as error:
         found.problems.append(error.message)
     else:

@@ -46,7 +46,7 @@ class RecordedRunIndex:
         for address, intent in history.intents.items():
             if intent.type == "tool_call":
                 self.tools.add(str(history.form(intent)["tool_name"]))
-            if not intent.begins_run and address in history.results:
+            if not intent.starts_child_or_body and address in history.results:
                 fp = MODEL if intent.type == MODEL else self._prints.for_effect(history.form(intent))
                 self._places.setdefault((address[0], fp), []).append(address)
 

@@ -336,6 +336,7 @@ class CassetteFixture(Cassette):
         return [*kept, self.make_account()] if self._write_if_changed() else kept
 
     def _write_if_changed(self) -> bool:
+        """Write the used and the new interactions, or delete a file to rewrite without new ones; return whether it was written."""
         dropped = set(self.unused) if self.mode == "extend" and not self.allow_unused else set()
         if not self._keeps or self.replaying:
             return False

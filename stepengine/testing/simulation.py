@@ -265,12 +265,12 @@ def _expect_same_in_any_order(first: World, due: Finished, world: World, finishe
         "WT4",
         f"when children end in the order {', '.join(world.child_order)} the run is {finished.status.value} with the output "
         f"{finished.output!r}, in the order {', '.join(first.child_order)} {due.status.value} with {due.output!r}; "
-        f"{_find_first_difference(first, world)}",
+        f"{_describe_first_difference(first, world)}",
     )
 
 
-def _find_first_difference(first: World, world: World) -> str:
-    """Return a text about the first effect in which two runs differ."""
+def _describe_first_difference(first: World, world: World) -> str:
+    """Describe the first effect in which two runs differ, or that they differ in none."""
     before, now = first.effects.performed, world.effects.performed
     for at in sorted({*before, *now}, key=lambda at: (at[0].count(".") + bool(at[0]), at)):
         asked, other = before.get(at), now.get(at)

@@ -56,7 +56,7 @@ def is_stream_complete(body: str, *, read_to_end: bool, with_errors: bool = Fals
 
 
 def _is_last_event(tree: dict[str, Any]) -> bool:
-    return _event_type(tree) in ENDS or _is_blocked_by_google(tree) or _is_rpc_answer(tree)
+    return _event_type(tree) in ENDS or _is_prompt_blocked_by_google(tree) or _is_rpc_answer(tree)
 
 
 def _is_error_event(tree: dict[str, Any]) -> bool:
@@ -98,7 +98,7 @@ def _find_google_candidates(tree: dict[str, Any]) -> dict[object, bool]:
     return {str(c.get("index", 0)): bool(c.get("finishReason")) for c in listed}
 
 
-def _is_blocked_by_google(tree: dict[str, Any]) -> bool:
+def _is_prompt_blocked_by_google(tree: dict[str, Any]) -> bool:
     feedback = tree.get("promptFeedback")
     return isinstance(feedback, dict) and bool(feedback.get("blockReason"))
 

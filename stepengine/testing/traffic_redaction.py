@@ -540,8 +540,8 @@ class Cleaner:
         if not value or PLACEHOLDER.fullmatch(value.strip('"')):
             return name + sign + value.strip('"')
         name_alone = name.strip()
-        may_differ = is_credential_cookie(name_alone, value)
-        return f"{name}{sign}{self.redactor.make_placeholder(value, name_alone, may_differ=may_differ)}"
+        differs_by_machine = is_credential_cookie(name_alone, value)
+        return f"{name}{sign}{self.redactor.make_placeholder(value, name_alone, differs_by_machine=differs_by_machine)}"
 
     def _replace_secret(self, secret: str, name: str, place: Place) -> str:
         return secret if PLACEHOLDER.fullmatch(secret) else self.redactor.make_named_placeholder(secret, name, place)

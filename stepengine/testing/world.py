@@ -536,7 +536,7 @@ class SimulatedProcess:
                 done[index] = attrs.evolve(stop, child=None, questions=())
                 continue
             if failed and isinstance(member, Spawn):
-                self._budgets.cancel_child_start(path, member)
+                self._budgets.refuse_child_start(path, member)
             done[index] = outcome = self._budgets.perform(run, member, gather if gather.races else None)
             stop = outcome if isinstance(outcome, Stop) else None
             failed = failed or (fail_fast and has_failed(outcome))

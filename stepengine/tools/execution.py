@@ -66,7 +66,11 @@ async def execute(
         if tool.runs_inline and not Checks.inline:
             # As it is bound, where it is bound to nothing but arguments.
             is_plain = not (body.wants_context or body.positional or body.whole_input)
-            outcome = _call_body(body.fn, **arguments) if is_plain else _call_body(bind_body(body, scoped, arguments))
+            outcome = (
+                _call_body_or_return_failure(body.fn, **arguments)
+                if is_plain
+                else _call_body_or_return_failure(bind_body(body, scoped, arguments))
+            )
         else:
             outcome = await _run_body_once(tool, arguments, scoped, overrides, seconds)
         if not isinstance(outcome, BodyFailure):
@@ -98,7 +102,7 @@ async def _run_body_once(
     try:
         with mark:
             if tool.runs_inline:
-                return _call_body(bind_body(tool.body, ctx, arguments))
+                return _call_body_or_return_failure(bind_body(tool.body, ctx, arguments))
             return await _make_body_coroutine(tool, arguments, ctx, overrides, seconds)
     finally:
         if left := mark.find_unfinished_tasks():
@@ -145,7 +149,7 @@ def bind_body(
     return functools.partial(body.fn, *first, **arguments)
 
 
-def _call_body(body: Callable[..., object], /, **arguments: object) -> Any:
+def _call_body_or_return_failure(body: Callable[..., object], /, **arguments: object) -> Any:
     """Call a synchronous body and return its value, or the error that it raised."""
     try:
         return body(**arguments)
@@ -222,11 +226,11 @@ async def _run_in_thread(
     in_thread = functools.partial(pool.run, name, signal=signal, leaked=ctx.leaked)
     try:
         if not body.needs:
-            job = functools.partial(_call_body, bind_body(body, inside, arguments))
+            job = functools.partial(_call_body_or_return_failure, bind_body(body, inside, arguments))
             return await _await_with_limit(functools.partial(in_thread, job), limit)
         if not body.is_async and not any(is_asynchronous(node, overrides) for _, node in body.needs.values()):
             whole = functools.partial(
-                _run_with_dependencies, body, arguments, inside, overrides, _call_inline, _await_without_loop
+                _run_with_dependencies, body, arguments, inside, overrides, _call_inline, _await_or_return_failure
             )
             return await _await_with_limit(
                 functools.partial(in_thread, functools.partial(_run_coroutine_without_loop, whole)), limit
@@ -279,8 +283,8 @@ async def _call_inline(make: Callable[[], object]) -> Any:
     return make()
 
 
-async def _await_without_loop(work: Callable[[], Awaitable[object]]) -> Any:
-    """Await *work* in a thread, where nothing can be cancelled."""
+async def _await_or_return_failure(work: Callable[[], Awaitable[object]]) -> Any:
+    """Await *work* in a thread, where nothing can be cancelled; return its value, or its error as a ``BodyFailure``."""
     import asyncio
 
     try:

@@ -156,7 +156,7 @@ class _Splitter:
         return [] if made is None else ["".join(made)]
 
     def _read_char(self, char: str) -> None:
-        """Read one character outside of quotes, or a whole quotation."""
+        """Append a character, an escaped one or a whole quotation to the word; refuse what a shell would interpret."""
         if char in SHELL_CHARACTERS or not char.isprintable():
             _raise_not_argv(f"{char!r} outside of quotes")
         if char == "'":

@@ -73,7 +73,7 @@ def _is_system_path(path: str) -> bool:
 
 
 def _system_options() -> Iterator[str]:
-    """Yield the options that mount the system's programs and libraries."""
+    """Yield the options that mount the system's programs and libraries, and hide its secrets."""
     for folder in SYSTEM:
         if os.path.islink(folder):  # noqa: PTH114  (the target as written is wanted)
             yield from ("--symlink", os.readlink(folder), folder)  # noqa: PTH115  (as above)

@@ -138,7 +138,7 @@ class RemoteFile:
             size = min(size, READ_BYTES)
             data = self._call("pread", handle=self.number, offset=at, size=size).data
             if len(data) > size:
-                self.system.raise_protocol_error("more bytes than were asked for")
+                self.system.close_and_raise_protocol_error("more bytes than were asked for")
         self.position += len(data)
         return data
 
@@ -155,7 +155,7 @@ class RemoteFile:
         """Return where a symbolic link in it points."""
         target = self._call("readlink", folder=self.number, name=name).head.get("target")
         if not isinstance(target, str) or len(target) > NAME_BYTES:
-            self.system.raise_protocol_error("no target of a link")
+            self.system.close_and_raise_protocol_error("no target of a link")
         return target
 
     def mkdir(self, name: str, mode: int) -> None:
@@ -256,8 +256,8 @@ class RemoteSystem:
         """Return an unused number for an open file or folder."""
         return next(self._numbers)
 
-    def raise_protocol_error(self, what: str) -> NoReturn:
-        """Raise an error for an unreadable reply; the connection is ended."""
+    def close_and_raise_protocol_error(self, what: str) -> NoReturn:
+        """Close the connection and raise an error for an unreadable reply."""
         self.close()
         msg = f"the workspace {self.name} does not keep to the protocol: its answer is {what}"
         raise WorkspaceLost(msg)
@@ -382,7 +382,7 @@ class RemoteSystem:
             raise DefinitionError(msg)
         real = answer.head.get("real")
         if not isinstance(real, str) or not real.startswith("/") or len(real) > NAME_BYTES:
-            self.raise_protocol_error("no path")
+            self.close_and_raise_protocol_error("no path")
         found = RemoteFile(self, answer.line, made).store_info(answer)
         info = found.fstat()
         found.is_root = True
@@ -401,7 +401,7 @@ class RemoteSystem:
             ).head
             given, user, home = head.get("variables"), head.get("user"), head.get("home")
             if not isinstance(given, dict) or not all(_is_text(v) for v in (*given, *given.values(), user, home)):
-                self.raise_protocol_error("no environment")
+                self.close_and_raise_protocol_error("no environment")
             known = self._variables[key] = ({k: v for k, v in given.items() if k in key}, str(user), str(home))
         return known
 
@@ -429,7 +429,7 @@ class RemoteSystem:
             msg = f"the workspace {self.name} has no place for temporary files: {error.strerror}; commands need one, such as /tmp"
             raise ToolError(msg) from None
         if not _is_text(folder) or not folder.startswith("/"):
-            self.raise_protocol_error("no path")
+            self.close_and_raise_protocol_error("no path")
         return str(folder)
 
     def make_folders(self, paths: Sequence[str]) -> None:
@@ -531,10 +531,10 @@ def _read_listing(data: bytes, system: RemoteSystem) -> Iterator[Any]:
         while at < len(text):
             part, at = decode(text, at)
             if not isinstance(part, list):
-                system.raise_protocol_error("no listing")
+                system.close_and_raise_protocol_error("no listing")
             yield from part
     except (ValueError, RecursionError):
-        system.raise_protocol_error("no listing")
+        system.close_and_raise_protocol_error("no listing")
 
 
 def _parse_entry(told: Any) -> FarEntry:

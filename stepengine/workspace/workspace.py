@@ -72,9 +72,9 @@ def _check_web(workspace: object, field: attrs.Attribute[Any], web: Any) -> None
     make_validator(allow_none(TEXT))(workspace, field, web)
     if web is not None:
         # Imported here alone: every usable import loads this module, and hardly a workspace has web=.
-        from stepengine.workspace.urls import check_service_url
+        from stepengine.workspace.urls import normalize_service_url
 
-        check_service_url(web)
+        normalize_service_url(web)
 
 
 def _check_shell(_workspace: object, _field: attrs.Attribute[Any], shell: object) -> None:

@@ -120,7 +120,7 @@ async def test_a_call_records_its_sandbox_and_old_journals_replay(sandbox: Watch
     path, agent = tmp_path / "run.jsonl", shopper(sandbox)
     result = await recorded(agent, "await price('tea')", journal=path)
     history = FileJournal(path).history()
-    (call,) = [i for i in history.intents.values() if i.begins_run and i.type == "tool_call"]
+    (call,) = [i for i in history.intents.values() if i.starts_child_or_body and i.type == "tool_call"]
     before = {k: v for k, v in history.form(call).items() if k != "sandbox"}
     old = [
         attrs.evolve(r, line=None)

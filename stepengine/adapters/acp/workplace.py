@@ -254,7 +254,7 @@ class BorrowedTerminals:
         return {"terminalId": name}
 
     def _open_folder(self, folder: Path) -> Fd:
-        """Open a folder of the workspace where that is."""
+        """Open a folder of the workspace, on the workspace's machine."""
         if self._place.system is None:
             return os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         if self._root is None:
@@ -324,7 +324,7 @@ def _find_program(name: str, search_path: str, system: RemoteSystem | None) -> s
 
 
 def parse_variables(given: Mapping[str, Any]) -> dict[str, str]:
-    """Return the environment variables that a program requests for a command."""
+    """Return the valid ones of the first 1,000 environment variables that a program requests for a command."""
     listed = given.get("env")
     pairs = listed[:1_000] if isinstance(listed, list) else []
     made = {one.get("name"): one.get("value") for one in pairs if isinstance(one, dict)}

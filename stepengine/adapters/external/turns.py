@@ -84,7 +84,7 @@ def make_external_handler(
                 break
             asks = data["asks"]
             decided = (yield Parallel(*[_make_question_call(name, ask) for ask in asks])).value
-            answers = [_make_answer(ask, one) for ask, one in zip(asks, decided, strict=True)]
+            answers = [_encode_answer(ask, one) for ask, one in zip(asks, decided, strict=True)]
             wanted = {"answers": answers, **{member: data[member] for member in carried}}
         if data["text"]:
             # Never as `StepText`: that would carry out what looks like a call in it.
@@ -108,7 +108,8 @@ def _make_question_call(name: str, ask: Mapping[str, Any]) -> ToolCall | Ask:
     )
 
 
-def _make_answer(ask: Mapping[str, Any], decided: Any) -> dict[str, Any]:
+def _encode_answer(ask: Mapping[str, Any], decided: Any) -> dict[str, Any]:
+    """Return the answer to a question or permission request as JSON for the agent."""
     if ask["kind"] == QUESTION:
         return {"id": ask["id"], "answer": decided}
     return {"id": ask["id"], "allowed": not decided.is_error, "input": ask["input"]}

@@ -177,7 +177,7 @@ class ServerQuestions:
                 max_tokens=min(int(tokens), SAMPLED_TOKENS) if tokens else SAMPLED_TOKENS,
                 temperature=params.get("temperature"),
             )
-            messages = [_parse_message(one) for one in params["messages"]]
+            messages = [_try_parse_message(one) for one in params["messages"]]
             reply = yield from Complete(messages, system_prompt=params.get("systemPrompt"), settings=settings)
         except StepEngineError as error:
             return {"error": f"The model could not be called: {error.message}"}
@@ -240,7 +240,7 @@ def make_roots(addresses: Sequence[str]) -> dict[str, Any]:
 
 
 def _are_form_fields(fields: object) -> bool:
-    """Return True if these are valid form fields. The package does not check them."""
+    """Return whether *fields* maps names to mappings. The package does not check this."""
     return isinstance(fields, Mapping) and all(isinstance(field, Mapping) for field in fields.values())
 
 
@@ -416,7 +416,7 @@ def _list_or_empty(value: object) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else []
 
 
-def _parse_message(said: Mapping[str, object]) -> UserMessage | AssistantMessage:
+def _try_parse_message(said: Mapping[str, object]) -> UserMessage | AssistantMessage:
     content = said.get("content")
     blocks = content if isinstance(content, list | tuple) else [content]
     texts = [

@@ -146,7 +146,7 @@ def _wrap_event_lines(response: Any, repair_line: Callable[[bytes], bytes]) -> N
     response.stream = Lines()
 
 
-def _parse_message(content: bytes) -> Any:
+def _try_parse_message(content: bytes) -> Any:
     """Parse a message; ``None`` if the bytes are not a message."""
     import mcp_types
 
@@ -262,7 +262,7 @@ class EndpointAnswers:
             answer.status, answer.challenge = response.status_code, challenge
         if response.status_code >= HTTPStatus.BAD_REQUEST:
             return
-        asked = _parse_message(response.request.content)
+        asked = _try_parse_message(response.request.content)
         kind = response.headers.get("content-type", "").lower()
         if self._repair is not None:
             self._repair.record_request(asked)
@@ -275,7 +275,7 @@ class EndpointAnswers:
         """Return a line of events; one with a reply that the package cannot parse becomes one that it can."""
         name, _, content = line.partition(b":")
         number = getattr(asked, "id", None)
-        if name != b"data" or number is None or self._repair is None or _parse_message(content.strip()) is not None:
+        if name != b"data" or number is None or self._repair is None or _try_parse_message(content.strip()) is not None:
             return line
         reply = self._repair.repair_reply(content.strip(), number)
         return line if reply is None else b"data: " + reply.model_dump_json(by_alias=True, exclude_unset=True).encode()
@@ -296,7 +296,7 @@ class EndpointAnswers:
         try:
             await _read_capped_body(response)
             content = await response.aread()
-            reply = _parse_message(content)
+            reply = _try_parse_message(content)
             if reply is None and self._repair is not None:
                 readable = self._repair.repair_reply(content, number)
                 if readable is not None:

@@ -28,7 +28,7 @@ from stepengine.cli.debug_screen import (
     DebugScreen,
     RefusedCommand,
     SharedCounters,
-    redirect_handler_output,
+    hide_or_redirect_handler_output,
 )
 from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.journals import load_recorded_agent, open_journal, run_on_journal
@@ -130,7 +130,7 @@ def _load_and_debug(options: Options, asked: DebugOptions, tally: SharedCounters
         history = journal.history()
         agent = load_recorded_agent(options, history)
         bench = make_engine_setup(options, agent, performs=False, recorded=history)
-        with redirect_handler_output(asked, as_json=options.as_json):
+        with hide_or_redirect_handler_output(asked, as_json=options.as_json):
             stepper = bench.engine.stepper(journal, agent=agent)
     except ReplayDivergence:
         raise

@@ -64,7 +64,7 @@ class ConsoleLogger:
         self.debug("tool call", input, tool=tool_name)
 
     def on_tool_result(self, tool_name: str, result: ToolResult) -> None:
-        """Print the result of a tool call."""
+        """Print the result of a tool call, at the level debug."""
         self.debug("tool result", tool=tool_name, status=result.status, text=one_line(result.text, MAX_TEXT))
 
     def on_step(self, step: int, messages: Sequence[Message]) -> None:

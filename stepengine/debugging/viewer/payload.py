@@ -299,7 +299,7 @@ class RunPayload:
             self._mark_changed(run.row)
         else:
             self._add_row(run, intent, call["kind"])["calls"].append(call)
-        if intent.begins_run:
+        if intent.starts_child_or_body:
             call["child"] = path = child_path(intent.path, intent.seq)
             is_body = form["type"] == "tool_call"
             self._add_agent(

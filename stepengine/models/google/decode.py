@@ -147,7 +147,7 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
         _raise_if_unusable(candidate, raw, call, usage)
     mark: Json = {"provider": call.provider, "model": model}
     stop = STOPS.get(raw or "") if candidates else StopReason.REFUSAL
-    parts = _join_all_arguments(objects_at(object_at(candidate, "content"), "parts"), stop, call, usage)
+    parts = _join_streamed_calls(objects_at(object_at(candidate, "content"), "parts"), stop, call, usage)
     content = tuple([part for part in [_decode_part(part, mark) for part in parts] if part is not None])
     content = (*content, *_decode_citations(candidate))
     if raw == CONTINUATION and (token := text_at(candidate, GOES_ON_WITH)) and not any(map(_is_partial_call, parts)):
@@ -202,7 +202,7 @@ def _raise_if_unusable(
         raise make_aborted_reply_error(call, said, usage)
 
 
-def _join_all_arguments(
+def _join_streamed_calls(
     parts: list[Mapping[str, Any]], stop: StopReason | None, call: RequestLabel, usage: Usage | None
 ) -> list[Mapping[str, object]]:
     """

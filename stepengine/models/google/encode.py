@@ -56,7 +56,7 @@ from stepengine.models._wire import (
     make_safe_tool_name,
     make_unsupported_part_error,
     media_kind,
-    plain_text,
+    non_media_text,
     remove_blank_texts,
     result_media_heading,
 )
@@ -251,7 +251,7 @@ def _get_signature_and_newer(data: Mapping[str, object] | None, flags: GoogleEnc
 def _encode_result(message: ToolMessage, flags: GoogleEncodeOptions) -> GoogleEncoded:
     said = [part for part in message.content if isinstance(part, TextPart | JsonPart | ToolReferencePart)]
     media = [part for part in message.content if isinstance(part, ImagePart | DocumentPart)]
-    value = said[0].value if len(said) == 1 and isinstance(said[0], JsonPart) else plain_text(said)
+    value = said[0].value if len(said) == 1 and isinstance(said[0], JsonPart) else non_media_text(said)
     inside = [part for part in media if flags.signed and part.mime_type in IN_RESULTS]
     outside = [part for part in media if part not in inside]
     after: list[Json | None] = []

@@ -122,7 +122,7 @@ def _decode_parts(step: Mapping[str, Any], mark: Json, call: RequestLabel, usage
 
 
 def _decode_output(piece: Mapping[str, Any], mark: Json) -> list[AssistantPart]:
-    """Return the parts of a piece of output: a text and its sources, or a medium."""
+    """Return the parts of a piece of output: a text and its sources, a medium, or an opaque part for anything else."""
     kind, text = piece.get("type"), piece.get("text")
     if kind == "text" and isinstance(text, str):
         more = {name: value for name, value in piece.items() if name not in {"type", "text"} and value is not None}

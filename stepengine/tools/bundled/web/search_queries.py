@@ -37,7 +37,7 @@ from stepengine.tools.bundled.web.fetcher import (
     read_body,
 )
 from stepengine.tools.bundled.web.pages import read_page
-from stepengine.workspace.urls import check_service_url
+from stepengine.workspace.urls import normalize_service_url
 
 WEB_SEARCH_RESULTS = 5
 """A model opens one or two of them."""
@@ -104,7 +104,7 @@ class SearxngSearch:
     """
 
     def __init__(self, url: str, *, language: str = "", seconds: float = WEB_SECONDS) -> None:
-        self._url = check_service_url(url)
+        self._url = normalize_service_url(url)
         self._language = language
         self._seconds = seconds
 
@@ -146,7 +146,7 @@ class BraveSearch:
             raise DefinitionError(msg)
         GIVEN.add(key, "brave_api_key", os.environ)
         self._key = key
-        self._url = check_service_url(url)
+        self._url = normalize_service_url(url)
         self._country = country
         self._seconds = seconds
 
@@ -321,14 +321,14 @@ async def _fetch_excerpts(fetcher: Fetcher, links: Sequence[SearchHit], topic: s
         room = left - len(head) - len(MORE)
         if room < (SMALLEST_PART_CHARS if texts else 1):
             break
-        text = await _fetch_text(fetcher, link.url)
+        text = await _fetch_text_or_empty(fetcher, link.url)
         if text:
             texts.append(f"{head}{_cut_excerpt(text, topic, room)}\n")
             left -= len(texts[-1]) + 1
     return "\n".join(texts)
 
 
-async def _fetch_text(fetcher: Fetcher, url: str) -> str:
+async def _fetch_text_or_empty(fetcher: Fetcher, url: str) -> str:
     """Return the text of a page, or ``""`` if it cannot be fetched, so that the others still count."""
     count_page.get()()
     try:
