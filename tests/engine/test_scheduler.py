@@ -166,7 +166,7 @@ async def test_scheduled_run_is_due_for_another_process_until_it_ends(tmp_path: 
         await begun.wait()
         now = datetime.now(UTC)
         with open_wake_index(tmp_path / place) as index:
-            soon, later = index.list_due(now), index.list_due(now + timedelta(seconds=61))
+            soon, later = index.collect_due_and_skip_missed(now), index.list_due(now + timedelta(seconds=61))
         gate.set()
         await scheduler.wait_until_idle()
     with open_wake_index(tmp_path / place) as index:
@@ -212,8 +212,8 @@ async def test_catch_up_after_years_is_capped_at_a_thousand(tmp_path: Path) -> N
     schedule = Schedule(agent, cron="* * * * *", id="minutely", catch_up="all")
     async with Engine([agent]) as engine:
         scheduler = Scheduler(engine, [schedule], runs=tmp_path)
-        scheduler.list_due(at("2020-01-01T00:00"))
-        due = scheduler.list_due(at("2026-01-01T00:00"))
+        scheduler.collect_due_and_skip_missed(at("2020-01-01T00:00"))
+        due = scheduler.collect_due_and_skip_missed(at("2026-01-01T00:00"))
 
     assert (1_000, at("2026-01-01T00:00")) == (len(due), due[-1].at)
 
