@@ -263,7 +263,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
         _check_recordings(item, recordings)
         _raise_first_blocked([*everywhere, *refused])
         told.written += [account.written for r in recordings for account in r.write_recordings()]
-        told.written += [line for r in recordings for line in getattr(r, "remarks", list)()]
+        told.written += [line for r in recordings for line in getattr(r, "list_remarks", list)()]
     except BaseException as error:
         _explain_failure(item, recordings, error)
         raise

@@ -44,6 +44,7 @@ from stepengine.data.events import (
     ToolInputDelta,
     ToolLog,
 )
+from stepengine.data.functions import unwrap_function
 from stepengine.data.json import JsonDict, freeze
 from stepengine.data.messages import ToolCallPart, ToolResult
 from stepengine.data.models import (
@@ -451,7 +452,7 @@ class CorePerformer:
     async def _call_in_place_or_thread(self, name: str, body: Callable[[], Any], fn: object) -> object:
         """Call an author's function, in a thread if it is synchronous, and return its result."""
         # Synchronous functions go to a thread: one that blocks would hold up every run of the loop.
-        if inspect.iscoroutinefunction(_unwrap_callable(fn)):
+        if inspect.iscoroutinefunction(unwrap_function(fn)):
             return await body()
         threads, leaked = self._services.tools.threads, self._tree.leftovers.leaked
         value, error = await threads.run(name, partial(_call_catching_errors, body), leaked=leaked)
@@ -559,13 +560,6 @@ def _find_tool_interactor(item: Item) -> Interactor | None:
     of_tool = effect.tool_call_id and effect.purpose == "question"
     binding = item.plan.tools.get("ask_user") if of_tool else None
     return binding.runs.interactor if binding is not None and isinstance(binding.runs, Asking) else None
-
-
-def _unwrap_callable(fn: object) -> object:
-    """Return the function behind partials and callable objects."""
-    while isinstance(fn, partial):
-        fn = fn.func
-    return fn if inspect.isroutine(fn) else getattr(fn, "__call__", fn)  # noqa: B004
 
 
 def _call_catching_errors(body: Callable[[], object]) -> tuple[Any, Exception | None]:

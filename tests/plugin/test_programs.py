@@ -96,6 +96,7 @@ def test_one(cassette):
 
 
 @pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:C7", "replay:Y6")
 def test_error_replies_are_recorded_only_with_the_mark(project, server, pytester):
     """

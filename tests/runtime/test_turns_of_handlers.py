@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,3 +82,21 @@ async def test_handler_turn_over_the_time_limit_is_stopped(tmp_path: Path, monke
 
     assert stopped.is_set()
     assert (RunStatus.COMPLETED, "cancelled") == (result.status, result.output)
+
+
+class Greeting:
+    """
+    An object whose call is asynchronous.
+    """
+
+    async def __call__(self) -> str:
+        return "hello"
+
+
+@pytest.mark.parametrize("function", [Greeting(), partial(Greeting())])
+def test_perform_awaits_callable_objects_and_partials_of_them(function: Any) -> None:
+    def performs(_: Any) -> Any:
+        return (yield from Perform(function))
+
+    with Engine([AgentDefinition("a", handle_steps=performs)]) as engine:
+        assert "hello" == engine.run_sync("a").unwrap()

@@ -61,7 +61,7 @@ async def there(tmp_path: Path) -> Any:
     made = Remote(tmp_path)
     made.server.start()
     try:
-        await made.server.ready(60)
+        await made.server.ready()
         yield made
     finally:
         made.server.stop()
