@@ -295,7 +295,7 @@ async def fetch_value(connection: Any, statement: str, *values: object) -> Any:
 
 @contextlib.asynccontextmanager
 async def hold_lock(connection: Any, name: str) -> AsyncIterator[None]:
-    """Hold an advisory lock of the database over the connection *connection* while the block runs."""
+    """Hold an advisory lock of the database over *connection* while the block runs."""
     await connection.execute("select pg_advisory_lock(hashtextextended(%s, 0))", (name,))
     try:
         yield

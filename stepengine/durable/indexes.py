@@ -77,7 +77,7 @@ THERE = "select " + " and ".join([f"to_regclass('dbos.{name}') is not null" for 
 
 async def create_indexes(connection: Any) -> None:
     """
-    Create missing indexes over the connection *connection*; safe to call concurrently.
+    Create missing indexes over *connection*; safe to call concurrently.
 
     Without the right to do so, they stay missing, and a warning is logged.
     """

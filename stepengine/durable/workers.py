@@ -39,7 +39,7 @@ async def has_worker_table(connection: Any) -> bool:
 
 async def create_worker_table(connection: Any, *, role: str | None = None) -> None:
     """
-    Create the list of workers if missing, over the connection *connection*, and let *role* use it; safe to call concurrently.
+    Create the list of workers if missing, over *connection*, and let *role* use it; safe to call concurrently.
 
     Without the right to do so, it stays missing, and workers without runs are not shown.
     """

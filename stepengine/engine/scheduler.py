@@ -196,7 +196,7 @@ class Scheduler:
 
     def collect_due_and_skip_missed(self, now: datetime) -> list[DueTime]:
         """
-        Return the times to start now, oldest first; record times that are only reported as missed as skipped.
+        Return the due times to start now, oldest first, and record the missed times, which are only reported, as skipped.
 
         Raises:
             JournalError: when the book of what was started cannot be used.

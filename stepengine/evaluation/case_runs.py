@@ -885,7 +885,7 @@ def _run_status(result: RunResult) -> str:
 
 
 def _find_interrupted_effect(history: History) -> str:
-    """Return address and cause of the first effect that the agent did not interrupt itself, such as by a lost tool server; or ``""``."""
+    """Return address and cause of the first effect that was cut off from outside, such as by a lost tool server; or ``""``."""
     for address, intent in sort_in_program_order(history):
         known = history.results.get(address)
         if known is None or not KINDS[intent.type].changes_world:

@@ -76,7 +76,7 @@ async def replay_waiting(
 
 
 async def _check_waiting_run(engine: Engine, journal: Journal, agent: AgentDefinition | None) -> WaitingRun:
-    """Return whether the current code can resume a waiting run; an error of ours is part of the result."""
+    """Return whether the current code can resume a waiting run; an error of this engine becomes part of the result."""
     run, outcome, first = WaitingRun(journal.address, FAILED), READY, None
     try:
         run = read_waiting_run(journal)

@@ -464,7 +464,7 @@ class CallIds:
     def __init__(self, history: RunHistory, prefix: str, next: int) -> None:
         self._history = history
         self._prefix = prefix
-        # The id that `peek` found for the next call, the number after it, and the record and view in which it was looked up.
+        # The id that `peek_id` found for the next call, the number after it, and the record and view in which it was looked up.
         self._peeked: tuple[str, int, Transcript, Transcript] | None = None
         self.next = next
 

@@ -327,7 +327,7 @@ class GoogleAuth(CloudAuth):
         return self._is_given
 
     def resolve_credentials(self, provider: str) -> Credentials:
-        """Return the source of the credentials, or raise ``MissingKey`` without a sign of any; ``google-auth`` reads them later."""
+        """Return the source of the credentials, or raise ``MissingKey`` if no setting or file names any; ``google-auth`` reads them later."""
         folder = Path(os.environ.get("CLOUDSDK_CONFIG") or "~/.config/gcloud").expanduser()
         saved = folder / "application_default_credentials.json"
         found = find_set_variable(self.variables)

@@ -755,7 +755,7 @@ class Hub:
         if self.watched:
             if is_queued:
                 self.index_waiting_events()
-            # As `EventNumbers.assign`, without a call for each event of a watched run.
+            # As `EventNumbers.assign_ids`, without a call for each event of a watched run.
             numbers = self.numbers
             object.__setattr__(event, "run_id", numbers.run_id)
             object.__setattr__(event, "epoch", numbers.drawn_epoch)

@@ -227,16 +227,16 @@ class _RunSession(ProgramVariables):
         self.other: ReplayDivergence | None = None
         self._running: _ProgramRun | None = None
 
-    def is_busy_else_claim(self, run: _ProgramRun, known: Any) -> bool:
-        """Record that a program runs, and return False; True if another program runs, or did in the record."""
+    def try_claim(self, run: _ProgramRun, known: Any) -> bool:
+        """Claim the session for a program and return True; False if another program runs, or ran according to the record *known*."""
         if known is not None and known.get("refused") == BUSY:
-            return True
-        with _LOCK:
-            # What is recorded has run, whichever program is noted.
-            if self._running is not None:
-                return known is None
-            self._running = run
             return False
+        with _LOCK:
+            if self._running is not None:
+                # A recorded program has run, whichever program holds the claim.
+                return known is not None
+            self._running = run
+            return True
 
     def mark_ended(self, run: _ProgramRun) -> None:
         """Record that a program has ended."""
@@ -364,7 +364,7 @@ class _ProgramRun(RunningProgram):
 
         def work(keeps: RunObjects, known: Any) -> Mapping[str, Any]:
             kept: _RunSession = keeps.get(self._programs, _RunSession)
-            if kept.is_busy_else_claim(self, known):
+            if not kept.try_claim(self, known):
                 return {"refused": BUSY}
             self._kept, kept.programs = kept, self._programs
             self._is_first, kept.is_new = kept.is_new and not restart, False

@@ -324,7 +324,7 @@ def _find_program(name: str, search_path: str, system: RemoteSystem | None) -> s
 
 
 def parse_variables(given: Mapping[str, Any]) -> dict[str, str]:
-    """Return the valid ones of the first 1,000 environment variables that a program requests for a command."""
+    """Return the valid environment variables among the first 1,000 in a request to run a command."""
     listed = given.get("env")
     pairs = listed[:1_000] if isinstance(listed, list) else []
     made = {one.get("name"): one.get("value") for one in pairs if isinstance(one, dict)}

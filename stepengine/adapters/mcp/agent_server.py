@@ -120,7 +120,7 @@ class CallRunner(Protocol):
         """Store a call whose run waits for answers, and return a key that only its caller can use."""
 
     async def find_waiting_call(self, ctx: Any, key: str) -> WaitingCall | None:
-        """Remove and return the call stored under *key*; ``None`` if there is none for this caller."""
+        """Return the call stored under *key*, which may be removed; ``None`` if this caller has none."""
 
 
 class LocalRuns:
