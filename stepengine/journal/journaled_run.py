@@ -205,8 +205,12 @@ class JournaledRun:
         """
         Return a recorded run that repeats while it matches its record, then continues live.
 
-        The journal is replaced when the run has ended, and stays as it is when it fails. Effects that changed the world
-        and do not hold any more end the run, unless they may be repeated.
+        The journal is locked until the run ends. It is replaced then, and stays as it is when the run fails. Effects that changed
+        the world and do not hold any more end the run, unless they may be repeated.
+
+        Raises:
+            JournalMissing: when there is none; nothing is made.
+            JournalLocked: when a run of this or another process has it.
         """
         return cls._open_repetition(Extending(), journal, answers, leeway)
 
@@ -258,8 +262,15 @@ class JournaledRun:
         replayer: Callable[[OpenJournal, RecordedPart, RecordedMachines], Replayer] | None = None,
     ) -> JournaledRun:
         given, writer = GivenAnswers(answers), RunWriter(journal)
-        run = cls(mode, writer, given, journal.history(), leeway, replayer=replayer)
-        writer.open_memory_copy()
+        # Before it is read: another process could otherwise continue the run meanwhile, and its records would be replaced.
+        if mode.cuts_off:
+            writer.lock_source()
+        try:
+            run = cls(mode, writer, given, journal.history(), leeway, replayer=replayer)
+            writer.open_memory_copy()
+        except BaseException:
+            writer.close()
+            raise
         return run
 
     def wrap_services(self, services: Services) -> Services:

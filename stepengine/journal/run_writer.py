@@ -62,6 +62,7 @@ class RunWriter:
         self._write: Callable[[Record], None] = _ignore_record
         self._commits: Commits | None = None
         self._release: Callable[[], Any] | None = None
+        self._unlock_source: Callable[[], Any] | None = None
 
     # --- opening ------------------------------------------------------------------------------------------------------
 
@@ -106,6 +107,18 @@ class RunWriter:
         copy.is_own = determine_ownership(source)
         self.journal = copy.use_redaction_rules_of(source)
         self.attach_writer(copy.writer())
+
+    def lock_source(self) -> None:
+        """
+        Lock the source journal until ``close``, for a run that replaces it at the end.
+
+        Raises:
+            JournalMissing: when there is none; nothing is made.
+            JournalLocked: when a run of this or another process has it.
+        """
+        if not self.source.is_there():
+            raise self.source.make_missing_error()
+        self._unlock_source = weakref.finalize(self, self.source.lock())
 
     def attach_writer(self, writer: Writer) -> Writer:
         """Write with this writer, and release it at the end."""
@@ -170,9 +183,11 @@ class RunWriter:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Release the journal; may be called twice."""
+        """Release the journal, and the source journal if it is locked; may be called twice."""
         if self._release is not None:
             self._release()
+        if self._unlock_source is not None:
+            self._unlock_source()
 
     def replace_source(self) -> None:
         """Replace the records of the source journal by this run's, and return to that journal."""

@@ -265,9 +265,18 @@ class Journal(abc.ABC):
             JournalError: when it cannot be written.
         """
 
+    def lock(self) -> Callable[[], None]:
+        """
+        Lock the journal for one writer and return the function that unlocks it; a missing journal may be created.
+
+        Raises:
+            JournalLocked: when a writer of this or another process has it.
+        """
+        return self.writer().close
+
     @abc.abstractmethod
     def replace(self, records: Sequence[Record]) -> None:
-        """Replace all records at once; on failure nothing changes."""
+        """Replace all records at once, also while the caller has the lock; on failure nothing changes."""
 
     def discard(self) -> None:
         """Delete the records; a file is removed."""

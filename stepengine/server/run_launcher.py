@@ -270,7 +270,7 @@ class RunLauncher(RunStarts[RunRow]):
         if asked.on_divergence == "keep":
             status = "running"
         else:
-            # An extension holds no lock until it replaces the journal, and nobody may resume or answer the run meanwhile.
+            # An extension writes a copy of the journal until it ends: it cannot receive answers.
             if await asyncio.to_thread(journal.is_held):
                 msg = f"another process has the run {row.run}"
                 raise JournalLocked(msg)

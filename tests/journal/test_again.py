@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,8 @@ from stepengine import (
     ToolCall,
 )
 from stepengine.data.tools import ToolAnnotations
-from stepengine.errors import JournalError, ReplayDivergence
-from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, check
+from stepengine.errors import JournalError, JournalLocked, JournalMissing, ReplayDivergence
+from stepengine.journal import FileJournal, Journal, MemoryJournal, SqliteJournal, check
 from stepengine.testing import ScriptedModel, text, tool_call
 
 
@@ -216,6 +217,41 @@ def test_extend_decides_effects_in_doubt_like_resume(in_doubt: Any, status: RunS
 
     assert ([5] if status is RunStatus.FAILED else [5, 5]) == charged
     assert (status is RunStatus.FAILED) == (before == cut.lines())
+
+
+@pytest.mark.parametrize("fails", [False, True])
+@pytest.mark.spec("replay:D10", "replay:J2")
+def test_extending_journal_is_locked_until_the_end(store: Callable[..., Journal], *, fails: bool) -> None:
+    tried: list[str] = []
+
+    def agent(word: str) -> AgentDefinition[Any]:
+        def look() -> str:
+            for other in (lambda: engine.resume_sync(store()), lambda: store().writer()):
+                with pytest.raises(JournalLocked):
+                    other()
+                tried.append(word)
+            if fails:
+                msg = "the shelf is empty"
+                raise LookupError(msg)
+            return word
+
+        def handle_steps(ctx: Any) -> Any:
+            yield from Perform.idempotent(str, word) if word == "old" else Perform(look)
+
+        return AgentDefinition("shop", handle_steps=handle_steps)
+
+    with Engine([agent("old")]) as engine:
+        engine.run_sync("shop", journal=store())
+    with Engine([agent("new")]) as engine:
+        result = engine.resume_sync(store(), on_divergence="extend")
+    assert (result.status, tried) == (RunStatus.FAILED if fails else RunStatus.COMPLETED, ["new", "new"])
+    store().writer().close()
+
+
+def test_extending_missing_journal_makes_no_file(tmp_path: Path) -> None:
+    with Engine([Shop().agent]) as engine, pytest.raises(JournalMissing):
+        engine.resume_sync(tmp_path / "run.jsonl", on_divergence="extend")
+    assert not list(tmp_path.iterdir())
 
 
 # --- at its own pace ------------------------------------------------------------------------------------------------
