@@ -60,12 +60,12 @@ class Compaction:
 
     @property
     def removed_tokens(self) -> int:
-        """The estimated size of the removed messages."""
+        """The estimated number of tokens in the removed messages."""
         return sum(map(message_tokens, self.left_out))
 
     @property
     def replacement_tokens(self) -> int:
-        """The estimated size of the messages that replace them."""
+        """The estimated number of tokens in the messages that replace them."""
         return sum(map(message_tokens, self.instead))
 
 

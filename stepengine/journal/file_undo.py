@@ -1,8 +1,8 @@
 """
 ``undo``: restore the files that a run wrote, to their content before the run or before a part of it.
 
-A journal is only read. It says of each write what the file held before and after; whether that still holds is looked up
-on the disk, under the rules by which the tools write: below the root, through held folders, through no link.
+The records of the journal do not change. They contain the content of each file before a write, and its hash after it. The files are
+compared with them under the rules of the file tools: below the root, through held folders, through no link.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def undo(
     be done again.
 
     Args:
-        journal: The journal of the run, or the path of its file; it is only read.
+        journal: The journal of the run, or the path of its file. It is locked, and a torn tail is cut off; no record changes.
         root: The folder that ``file_tools`` was given; several where there were several.
         at: The last effect whose writes stay: a number of the root's effects, or ``"path#number"``; by default none.
         partial: Leave the files that cannot be brought back, and bring back the rest.

@@ -311,6 +311,7 @@ def _describe_record(record: Record) -> str:
 
 
 def _format_members(record: Record) -> str:
+    """Return the content of a record as one shortened line of JSON, without its address and checks."""
     hidden = ("kind", "path", "seq", "at", "fp", "crc")
     text = to_compact_json({k: v for k, v in (record.line or {}).items() if k not in hidden})
     return cut_after(text, SHOWN_CHARS)

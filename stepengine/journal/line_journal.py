@@ -109,6 +109,7 @@ class LineJournal(Journal):
 
     @override
     def head(self) -> Head | None:
+        """Return the first record, from as few bytes as possible; ``None`` while there is none."""
         most = HEAD_BYTES
         while True:
             data = self.read_piece(0, most)

@@ -318,12 +318,11 @@ class Mailbox(abc.ABC):
         """
         Return the messages after a position, in order of arrival, and the new position.
 
-        Only what is new is read. A mailbox message is given at least once: one that was read before its sender had it on the disk may come
-        again at another place after a power cut, so whoever must not take it twice knows it by its id. Messages of kinds
-        that this version does not know are left out.
+        Only new messages are read. A message is returned at least once. After a power cut, one that was not yet on the disk may be returned
+        again at another position, so compare the ids. Messages of unknown kinds are left out.
 
         Args:
-            after: A place that an earlier reading returned; 0 is the beginning.
+            after: A position that an earlier call returned; 0 is the start.
 
         Raises:
             JournalCorrupt: when a mailbox message that is not the last one is damaged; it says which.
@@ -381,7 +380,7 @@ class Mailbox(abc.ABC):
 
 
 class MemoryMailbox(Mailbox):
-    """The mailbox of a journal in memory. A place is a number of letters."""
+    """The mailbox of a journal in memory. A position is a number of messages."""
 
     def __init__(self, journal: MailboxOwner) -> None:
         super().__init__(journal)

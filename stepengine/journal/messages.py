@@ -200,7 +200,7 @@ def send_cancel(journal: JournalLike, reason: str = "") -> None:
 
 
 def _read_open_run(journal: Journal, path: str = "") -> History:
-    """Return the history of a run; raise if the run, or the child at *path*, has ended or never started."""
+    """Return the history of a run; raise if the journal is missing, or if the run or the child at *path* has ended."""
     if not journal.is_there():
         raise journal.make_missing_error()
     history = journal.history()

@@ -40,14 +40,14 @@ class Mode:
     Attributes:
         name: The name of the mode in the documentation.
         writes: Whether anything is recorded.
-        copies: Whether repeated effects are recorded in a new journal, next to the source journal.
+        copies: Whether repeated effects are recorded in a new journal in memory, so that the source journal is only read.
         takes_over: Whether the new journal shares the records of equal effects with the source journal, since copies would
             be a third of the memory of a long run.
         replaces: Whether the source journal is replaced at the end.
         cuts_off: Whether the record is cut off where it does not hold any more, and the run continues live from there.
         resumes: Whether the run appends to the source journal, unless that is complete.
         keeps_writes: Whether the file writes of calls are recorded, so that they can be undone.
-        takes_letters: Whether the run receives the letters in the mailbox of the journal.
+        takes_letters: Whether the run receives the messages in the mailbox of the journal.
         waits: Whether a tree that only waits for a near time waits for it, instead of being suspended.
     """
 

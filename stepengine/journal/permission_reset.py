@@ -1,9 +1,9 @@
 """
 Remove the permissions from a third-party journal, so that a resumed run asks again.
 
-A journal says who allowed what, and whoever writes one can say it. What is recorded as done stays done; but a yes whose call
-has not begun would let it run now, and one for good would let later calls run, under rules that ask. An answer without a result would
-be given to whichever question has its id or text, also a permission that the run asks for later.
+The author of a journal can put any approval into it. Finished calls stay recorded. An approval whose call has not started would run it
+now, and a lasting approval would run later calls without a question. An answer without a result would answer any question with its id or
+text, also a permission question that the run asks later.
 """
 
 from __future__ import annotations
@@ -72,9 +72,9 @@ def _find_question_ids(history: History, address: Address) -> set[str]:
 
 def remove_approvals(journal: Journal) -> tuple[str, ...]:
     """
-    Remove the recorded approvals of later calls, so that the run asks again; return the question ids.
+    Remove the recorded approvals of calls that have not started, so that the run asks again; return the question ids.
 
-    What stood there is kept beside the journal, where that has a place.
+    The journal is backed up first, if its store can do that. It is not locked here, so no process may be running it.
 
     Raises:
         JournalError: when the journal is damaged, holds no run, or cannot be written.
@@ -184,7 +184,7 @@ def _has_ended(history: History, path: str, cut: JournalCut) -> bool:
 
 def drop_approvals(history: History, *, keep: Address | None = None) -> Iterator[Record]:
     """
-    Yield the records without approvals of later calls; lasting approvals become approvals for one call.
+    Yield the records without unused answers and approvals of calls that have not started; lasting approvals cover one call.
 
     Args:
         history: What was recorded.

@@ -235,7 +235,7 @@ def _check_stated_result(history: History, key: str, answer: Answer) -> None:
 
 
 def load_recorded_answers(history: History) -> dict[str, AnswerLike]:
-    """Return the answers that were recorded before a result of their effect, by question id."""
+    """Return the answers in the input records, which an effect may still wait for, by question id."""
     kept = [record.input for record in history.inputs if record.input.get("type") == "answer"]
     return {entry["question_id"]: decode_stored(entry["answer"]) for entry in kept}
 

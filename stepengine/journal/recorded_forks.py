@@ -1,9 +1,9 @@
 """
 A fork with ``tools=``: a recorded run is repeated up to an address, then continues with new model calls.
 
-What happened outside is not done again: after the place a tool call is answered from the record when an equal one stands
-there, by a function of the caller's, by the tool itself where that may be repeated, or not at all, which ends the run as
-unknown. What lies beside the place, such as a sibling that had begun with it, stays as recorded.
+Recorded calls are not performed again. After the address, a tool call is answered by an equal recorded call, by a function of the
+caller or by the tool itself, if *tools* allows it. Any other call ends the run with an error. Siblings that started together with the
+effect at the address stay as recorded.
 """
 
 from __future__ import annotations
@@ -408,7 +408,12 @@ class ForkReplayer(Replayer):
         return self._try_answer_by_rules(asked, item)
 
     def _try_answer_unrecorded(self, asked: Intent, item: Item) -> bool:
-        """Answer an effect after the place, or after the end of the record, if possible; return whether it is."""
+        """
+        Return True if an effect without a valid record is answered, or its run stops before it; False if it is performed.
+
+        Raises:
+            ReplayDivergence: when the fork has not reached its address, or nothing may answer the effect.
+        """
         if asked.address in self._past.history.intents:
             return self._try_answer_by_rules(asked, item)
         ended = self.ends.find_nearest_end(item.path)

@@ -436,7 +436,7 @@ class RecordedPart:
         # run that was cut, or may leave something, has a reason to.
         #
         # What is left over shows that the code does less than it did when the run was recorded, which no other check
-        # would notice. It is returned and not raised, since who asks decides what it means (`Replayer.ends`): a replay
+        # would notice. It is returned and not raised, since the caller decides what it means (`Replayer.report_unused_records`): a replay
         # raises it unless its mode may leave something, and a fork with `tools=` notes it as the place where the runs part.
         if len(self._used) == len(self.history.intents) or self.cut or self.leeway.may_leave:
             return None

@@ -82,12 +82,12 @@ class RecordedRun(NamedTuple):
         return self.status in ENDED
 
     def get_text(self, *names: str) -> str:
-        """Return a text in the companion by its path of keys; ``""`` if there is none."""
+        """Return the text in the companion file at this path of keys; ``""`` if there is none."""
         value = self._get_value(names)
         return value if isinstance(value, str) else ""
 
     def get_flag(self, *names: str) -> bool:
-        """Return whether the value at a path of keys in the companion is true."""
+        """Return whether the value in the companion file at this path of keys is true."""
         return self._get_value(names) is True
 
     def _get_value(self, names: tuple[str, ...]) -> object:

@@ -405,7 +405,7 @@ class Intent:
         subject: The model of a model call, the tool of a tool call; ``None`` for others, and until somebody needs it.
         program_line: The line of the program that asks for it, from 1; 0 where no program does, and where nobody noted it.
         read_from: What stood in the line it was read from, or the journal's bytes; ``None`` for one of this process.
-        start: Where its line begins in these bytes, or and no object of its own: a long journal has many records.
+        start: Where its line begins in these bytes. It is a number and not an object, because a long journal has many records.
         end: Where its line ends, without its newline.
     """
 

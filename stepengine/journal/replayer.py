@@ -247,10 +247,10 @@ class Replayer:
 
     def confirm_repeated_outcome(self, known: Result, outcome: Single, item: Item) -> Single:
         """
-        Compare the outcome of a repeated effect with the recorded one, and return the recorded one.
+        Compare the outcome of a repeated effect with the recorded one, and return the recorded one; a stop is returned as it is.
 
         Raises:
-            ReplayDivergence: when it had another one.
+            ReplayDivergence: when the outcomes differ.
         """
         past = self._past
         # The recorded value is what the run goes on with, though it was performed again: what is only equal may still
@@ -300,10 +300,10 @@ class Replayer:
 
     def confirm_child_end(self, known: Result, outcome: Single, item: Item) -> Single | None:
         """
-        Return the outcome of a repeated child, or ``None`` if it is new and may be.
+        Return the recorded end of a repeated child or tool body, or ``None`` if it differs and the record is cut off after it.
 
         Raises:
-            ReplayDivergence: when it ended in another way than it is recorded.
+            ReplayDivergence: when it ended differently, and the caller does not accept that.
         """
         past = self._past
         # A child is run again over its own records, although its parent's record has its result: only so are its

@@ -79,11 +79,11 @@ class RunMailbox:
         box = self.open_mailbox()
         if box is None or not self._journal.writer.has_opened:
             return ()
-        async with self._looking:  # two at once would find the same mailbox messages, and each do what they say
+        async with self._looking:  # two at once would find and act on the same messages
             letters, self._place = await self._journal.writer.run_blocking(
                 partial(_read_new_messages, box, self._place)
             )
-        # Letters to a child that had not begun when they were read: they are looked at again each time, until it has.
+        # Messages to a child that has not started are tried again at each call, until it has.
         early, self._early = self._early, []
         return [*self._cancels.values(), *self._record_new_messages([*early, *letters])]
 
@@ -168,7 +168,7 @@ class RunMailbox:
                 self._record_refusal(letter, f"{letter.topic!r} is not a question of this run")
 
     def _accept_or_refuse_answer(self, letter: MailboxMessage, question: Question, *, asks_again: bool) -> None:
-        """Use a mailbox message as the answer to a question, unless the caller answers it."""
+        """Use a mailbox message as the answer unless the caller answers the question; refuse an invalid one, or all if *asks_again*."""
         answer = parse_answer(letter.value)
         problem = answer_problem(answer, question)
         # Whoever wrote the journal could put a mailbox message beside it, and say of a permission that it is another question.
@@ -243,7 +243,7 @@ class RunMailbox:
         self._journal.writer.append(Input(path, seq, self._journal.timing.last, {"type": "answer", **said}))
 
     def record_collected_messages(self) -> None:
-        """Record the collected mailbox messages once the run has started; ``unread`` returns them."""
+        """Record the collected mailbox messages once the run has started; ``list_unread`` returns them."""
         if self._came:
             self._first = self._record_new_messages(self._came)
             self._came = []
@@ -259,5 +259,5 @@ class RunMailbox:
 
 
 def _read_new_messages(box: Mailbox, place: int) -> tuple[list[MailboxMessage], int]:
-    """Return the messages after a position and the next position; waits for the disk."""
+    """Read the messages after a position from the disk; return them and the next position."""
     return box.read(place) if box.may_have_messages(place) else ([], place)

@@ -223,14 +223,14 @@ class PendingOutcomes:
     # calls in it begin, as their intents are behind it in the same file and cannot be durable without it.
     def commit(self) -> tuple[Outcomes, asyncio.Future[None] | None]:
         """
-        Commit the intents of effects that must not happen twice, may be undone, or are shown (reliability:R1).
+        Start a commit of all appended records.
 
-        So must what people are asked: who has seen a question may answer it, whatever became of the process that asked.
-        The first of a run waits, too, so that whatever was paid for belongs to a run that can be resumed. So does whatever
-        comes after a reply that is owed: nothing follows from a reply that may be lost.
+        An effect waits for it if it must not happen twice, may be undone, or is shown to people (reliability:R1). A question must be
+        durable, because its answer may arrive after the process has ended. The first effect of a run waits, too, so that a paid call
+        belongs to a run that can be resumed. So does every effect after an owed reply, which a crash could lose.
 
         Returns:
-            What becomes durable with them, and what to wait for until then.
+            The owed outcomes that become durable, and a future that is done then; ``None`` if they are durable already.
         """
         owed, request_commit = self.owed.copy(), self._writer.request_commit
         self.owed.clear()
@@ -240,7 +240,7 @@ class PendingOutcomes:
             raise self.stop_with_unrecorded(error, owed) from error.__cause__
 
     async def wait(self, waiting: asyncio.Future[None], owed: Outcomes) -> None:
-        """Wait until a commit is done; raise if it failed."""
+        """Wait until a commit is done. If it fails, stop the run and raise an error that lists the *owed* outcomes."""
         try:
             await waiting
         except StepEngineError as error:

@@ -50,7 +50,7 @@ def list_files(path: str | os.PathLike[str]) -> Iterator[Path]:
     """
     Yield the files of a folder and its subfolders by name, or the file itself.
 
-    Folders of version control, of environments and of caches are left out, and so are symbolic links.
+    Folders of version control, of environments and of caches are left out. Symbolic links to folders are not followed.
 
     Raises:
         DataError: when there is nothing at *path*.

@@ -94,7 +94,7 @@ class SigningKey:
 
     @property
     def folder_parts(self) -> tuple[str, ...]:
-        """The components of the real path of the folder that the file is in."""
+        """The components of the resolved path of the folder that contains the key file."""
         return tuple([part for part in os.path.realpath(self.path.parent).split("/") if part])
 
     def signature(self, words: bytes) -> str:
@@ -280,7 +280,7 @@ class SignatureChain:
 
     @property
     def is_signature_due(self) -> bool:
-        """Whether a signature has to follow now."""
+        """Whether a signature must be appended now, because of the number or the age of unsigned records."""
         key = self._key
         many = len(self._marks) >= key.records
         return self._is_open and (many or time.monotonic() - self._since >= key.seconds)

@@ -1,8 +1,8 @@
 """
 The store of a journal, and the sleeping runs of a store.
 
-A place is an SQLite database of journals, or a folder of several: what ``WakeIndex`` is kept for. A file that is alone in its
-folder is somebody's own, and nothing is put beside it. Whoever makes an index anew reads the journals here.
+A store is an SQLite database of journals, or a folder with several files ``*.jsonl``; each has a ``WakeIndex``. A journal that is alone
+in its folder gets no index next to it. An index is rebuilt from the journals that this module lists.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ def make_wake_row(name: str, waits: Sequence[Waits], agent_id: str) -> Sleeping 
 
 
 def is_due(journal: Journal, waits: Sequence[Waits], now: datetime) -> bool:
-    """Return whether one of the wake times has passed, or a mailbox message with a message is unread."""
+    """Return whether one of the wake times has passed, or the mailbox has an unread message of the kind ``message``."""
     if any(one.wakes_at is not None and one.wakes_at <= now for one in waits):
         return True
     known = {one.input.get("id") for one in journal.history().inputs}

@@ -95,7 +95,7 @@ class SqliteJournal(LineJournal):
         return f"{self.path}#{self.run}"
 
     def wake_place(self) -> WakePlace | None:
-        """Return the file and the run; without a run, the only one in the file."""
+        """Return the wake place of the run; without a run, that of the first one in the file, or ``None`` if there is none."""
         run = self.run or next(iter(self.runs()), None)
         return None if run is None else WakePlace(self.path, run)
 
@@ -106,7 +106,7 @@ class SqliteJournal(LineJournal):
         with _open_for_reading(self.path) as database:
             if not _has_lines_table(database):
                 return []
-            # No mailbox message of an id comes after the tilde.
+            # All characters of an id sort before the tilde.
             # By a range and not by LIKE: the index serves a range, and `%` and `_` in an id are letters.
             found = database.execute(
                 "SELECT DISTINCT run FROM lines WHERE run >= ? AND run < ? ORDER BY run", (prefix, f"{prefix}~")
@@ -490,7 +490,7 @@ def _open_for_reading(path: Path) -> Iterator[sqlite3.Connection]:
 
 @contextlib.contextmanager
 def _open_for_writing(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open the connection of this process in a transaction; a missing file is created."""
+    """Yield the connection that this process shares, in a write transaction; a missing file or table is created."""
     import sqlite3
 
     database: Database | None = None

@@ -1,8 +1,8 @@
 """
 The mailbox of a run in an SQLite file: a table for all runs of the file.
 
-Senders commit as the runs do, so a mailbox message survives what a record survives. The number of a mailbox message is given once, in the order of
-the commits, and never again: whoever has read up to one has missed none before it.
+Senders commit as the runs do, so a mailbox message survives what a record survives. Numbers follow the order of the commits and are never
+reused, so a reader at a number has missed no earlier message.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ IDS = "CREATE INDEX IF NOT EXISTS ids_of_letters ON letters (run, id)"
 
 class SqliteMailbox(Mailbox):
     """
-    A mailbox in an SQLite file. A place is the number of a letter.
+    A mailbox in an SQLite file. A position is the number of a message.
 
     Args:
         journal: The journal of the run.

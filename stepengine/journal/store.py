@@ -1,9 +1,9 @@
 """
 The base classes ``Journal`` and ``Writer``, and ``MemoryJournal``, which encodes lines on demand.
 
-``Commits`` makes durable what a writer was given, while the event loop goes on: one commit of a
-journal is under way at a time, so records reach the disk in the order in which they were appended; whoever asks meanwhile
-shares the next one. The threads belong to all journals of the process, and end with the last of them.
+``Commits`` makes appended records durable in a thread. Each journal has one running commit at a time, so records reach the disk in the
+order in which they were appended. Later requests share the next commit. All journals of a process share the threads, which end with the
+last of them.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class Journal(abc.ABC):
 
     Args:
         redact: Which secrets are taken out: ``"known"`` values (default), ``"all"`` shapes too, ``"off"`` none; or a list
-            of ``Header``, ``Field``, ``Pattern``, ``Value`` and functions that hold beside those of ``"all"``.
+            of ``RedactHeader``, ``RedactField``, ``RedactPattern``, ``RedactValue`` and functions, in addition to those of ``"all"``.
         secrets: Further known secret values, each with the name that stands for it.
         allow_secrets: Hashes of values that look like secrets and are none, such as ``"sha256:..."``.
         machine: Texts that tell of this machine, each with its placeholder, such as ``machine_data()``. Recorded are the
@@ -672,6 +672,7 @@ class Commits:
             tell(None, error)
 
     def _finish_batch(self, batch: Sequence[asyncio.Future[None]], _: None, error: BaseException | None) -> None:
+        """Complete the futures of a commit that has ended, and start the next commit if others wait."""
         for future in batch:
             if not future.done():
                 future.set_result(None) if error is None else future.set_exception(error)

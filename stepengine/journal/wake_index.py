@@ -1,11 +1,11 @@
 """
 The wake index of a folder or database: its sleeping runs and their wake times.
 
-Whoever wakes runs asks it in place of ten thousand journals. It is only an index: what counts is what the journals say. One that
-is missing, damaged or of another version is made anew from them, and a row that is wrong costs one look at its journal.
+A waker reads it instead of ten thousand journals. The journals decide: an index that is missing, damaged or of another version is rebuilt
+from them, and a wrong row only costs one read of its journal.
 
-So that no run sleeps for ever: note a run *before* its suspension is durable, and look into its mailbox once *after* that;
-tell the index of a mailbox message *after* it was posted, also when it was there already.
+So that every run wakes: record a run *before* its suspension is durable, and check its mailbox once *after* that. Notify the index of a
+mailbox message *after* it was sent, also if it was sent before.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ class WakeIndex:
         return self._write_with_retries(arrive)
 
     def list_due(self, now: datetime, limit: int = DUE_RUNS) -> list[Sleeping]:
-        """Return at most *limit* runs to wake at *now*, by time."""
+        """Return at most *limit* runs whose wake time is *now* or earlier, the earliest first."""
         given = (_to_microseconds(now), limit)
         return self._read_with_retries(
             lambda database: [_sleeping_from_row(row) for row in database.execute(DUE, given)]
