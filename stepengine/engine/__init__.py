@@ -2,9 +2,13 @@
 The engine: definitions, tools, models and policies wired into runs. The only package that knows all packages below.
 
 The ``Catalog`` compiles agents when the engine is created: schemas, tools, and the agents that each may spawn. So an invalid agent
-is refused before any model is paid for. ``Launcher.plan`` turns a request into a ``PlannedRun``; its ``Planner`` makes the plan and
-the first state of the root and of each child, with the models that ``EngineModels`` chooses. ``Launcher`` then creates the run:
-recorded or not, in a session (``Turn``) or alone, resumed or forked. The runtime drives it, and ``EngineRuns`` lists the running ones.
+is refused before any model is paid for. ``Launcher.plan_root_run`` turns a ``RunRequest`` into a ``PlannedRun``; its ``Planner`` makes the
+plan and the first state of the root and of each child, with the models that ``EngineModels`` chooses. ``Launcher`` then creates an
+``EngineRun``: recorded or not, in a session (``Turn``) or alone, resumed or forked. The ``EngineRun`` runs to its end; ``EngineRuns``
+lists the running ones.
+
+A recorded run starts in ``journal.runs``, which opens the journal and calls ``Launcher.create_run_from_record``. In a session, ``Turn``
+loads the state when the run has access, and fills the ``EngineRun`` that the caller already has.
 ``Stepper`` drives the machines of a recorded run by its ``Tape``, without the runtime.
 
 Objects that all runs share are in ``Services``; the data of one run is in its plan. Nothing here watches a running run: a rule that

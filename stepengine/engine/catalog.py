@@ -131,7 +131,7 @@ class Agent:
 
     @property
     def known_agents(self) -> Iterable[Agent]:
-        """All agents that were compiled together with it, and those of its engine."""
+        """All agents that were compiled together with it, and those of its engine; for a packaged agent, those that its package names."""
         return self._family.values()
 
     def _collect_reachable(self) -> list[Agent]:
@@ -733,7 +733,12 @@ def _is_in_other_package(definition: AgentDefinition, within: packages.PackagedA
 def _find_spawnable_packaged_agents(
     found: Mapping[str, AgentDefinition], others: Mapping[str, object], within: packages.PackagedAgent | None
 ) -> list[tuple[str, AgentDefinition]]:
-    """Return the packaged agents that *found* name, by the ids they use; within a package also its own agents."""
+    """
+    Return the packaged agents that the agents in *found* may spawn, without those in *found* or *others*.
+
+    An id with a publisher is its own key. An id without one, in an agent of a package, means an agent of that package or a bundled
+    agent; its key is that of ``_catalog_key``.
+    """
     named: dict[str, AgentDefinition] = {}
     for definition in [d for d in found.values() if not _is_in_other_package(d, within)]:
         member = packages.packaged_agent_from_definition(definition)
@@ -867,7 +872,7 @@ def _unknown_agent_hint(agent_id: str, known: Iterable[str]) -> str:
 
 def make_instructions_note(agent: Agent, inherited: Sequence[ToolSpec] | None) -> str:
     """
-    Return the note about other agents and tools that is added to the instructions of a run; ``""`` if there is none.
+    Return the note for the instructions of a run: the agents and, of inherited tools, those it may use; ``""`` if there is none.
 
     Args:
         agent: The agent that runs.
@@ -932,6 +937,7 @@ def _describe_own_tools(agent: Agent, inherited: Sequence[ToolSpec]) -> str:
 
 
 def _describe_child_in_full(key: str, child: AgentDefinition[object]) -> str:
+    """Return an agent's id and description, with the description of its prompt and the schema of its params."""
     lines = [f"You may run the agent {_describe_child(key, child)}"]
     if child.input_schema is not None and child.input_schema.prompt:
         lines.append(f"Its prompt: {child.input_schema.prompt}")

@@ -69,7 +69,7 @@ Out = TypeVar("Out")
 
 class Engine:
     """
-    Runs agents. An engine holds no state of runs: any number may run at once, in any number of event loops.
+    Runs agents. Any number may run at once, in any number of event loops.
 
     Usable as a sync or async context manager; closing it ends background runs and gives back connections and threads.
 

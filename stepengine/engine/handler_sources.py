@@ -334,7 +334,11 @@ def _dotted_name(node: ast.expr | None) -> _Dotted | None:
 
 
 def _resolve_name(function: FunctionType, name: _Dotted) -> object:
-    """Resolve a name in a function; ``MISSING`` if only a run could tell."""
+    """
+    Return the value of a name among a function's closure variables and globals, with attributes of modules only.
+
+    ``MISSING`` stands for all other names, such as builtins and attributes of objects.
+    """
     (first, *rest), code = name, function.__code__
     value: Any = MISSING
     if first in code.co_freevars:

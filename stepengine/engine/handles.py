@@ -44,7 +44,13 @@ class EngineRuns:
         self.handles.clear()
 
     def start_in_background(self, live: EngineRun, turns: Turns | None = None) -> RunHandle:
-        """Start a run in the background of the running event loop; its handle can be found until it ends."""
+        """
+        Start a run in the background of the running event loop; ``find_by_id`` finds the handle until the handle ends.
+
+        Args:
+            live: The run.
+            turns: Creates the later turns of a handle that is kept open; ``None`` for a single run.
+        """
         handle = live.start(turns)
         self.handles[handle] = None
         handle.on_end(lambda: self.handles.pop(handle, None))

@@ -60,7 +60,7 @@ Wrap: TypeAlias = Callable[[Services], Services]
 @attrs.define(eq=False)
 class Launcher:
     """
-    Starts the runs of one engine.
+    Creates the runs of one engine. A caller starts a run by calling it or its ``start``.
 
     Attributes:
         catalog: The engine's agents.
@@ -112,7 +112,7 @@ class Launcher:
     def create_requested_run(
         self, agent: AgentLike, prompt: str | None, options: dict[str, Any], hub: Hub | None = None
     ) -> EngineRun:
-        """Return the run for a caller's options, those of ``RunOptions``; *hub* is an event stream to continue."""
+        """Return the run for a caller's ``RunOptions``, also with ``run_id``; it is not started. *hub* is an event stream to continue."""
         journal = options.pop("journal", None)
         info = pop_run_info(options)
         request = RunRequest(agent=self.catalog.get_agent(agent), prompt=prompt, info=info, hub=hub, **options)
@@ -411,7 +411,11 @@ class StepRun:
         self.agent = attrs.evolve(agent, definition=definition, hooks=hooks)
 
     def with_given_state(self, plan: RunPlan, fresh: AgentState) -> tuple[RunPlan, AgentState]:
-        """Return the plan and state of the step: the given state under its own run id, if it has one."""
+        """
+        Return the plan and state of the step: the caller's state, under its own run id if it has one.
+
+        The tools are those of the agent. So is the system prompt if the caller's state has none.
+        """
         before = self._before
         run_id = before.run_id or fresh.run_id
         state = attrs.evolve(

@@ -312,7 +312,7 @@ def load_schedules(path: str | Path) -> tuple[Schedule, ...]:
 
 def load_folder(folder: Path) -> LoadedFolder:
     """
-    Return the agents and the schedules of all files of a folder, and why some are missing.
+    Return the agents, schedules and tools of all files of a folder, and the problems of files that cannot be loaded.
 
     Raises:
         DefinitionError: when there is no such folder, it holds files and none of them can be loaded, or schedules of two files
@@ -560,7 +560,14 @@ def _agent_files(folder: Path) -> Iterator[Path]:
 
 
 def _find_agent_in_folder(folder: Path, wanted: str, broken: list[str]) -> AgentLocation | None:
-    """Return the location of an agent in a folder, or ``None``; append load errors of other files to *broken*."""
+    """
+    Return the location of an agent in a folder, or ``None``; append load errors of other files to *broken*.
+
+    The file that is named like the id comes first, whatever the id of its only agent is. Then the ids in all files are compared.
+
+    Raises:
+        DefinitionError: when the file that is named like the id cannot be loaded.
+    """
     named = folder / f"{wanted.replace('-', '_')}.py"
     if named.is_file():
         return AgentLocation(named, wanted if len(load_agents_of_file(named)) > 1 else "")

@@ -70,7 +70,7 @@ class LoopThread:
             other.close()
 
     def close(self) -> None:
-        """Stop the loop and wait for its thread to end; the next ``run`` starts another one."""
+        """Stop the loop and wait for its thread to end, ten seconds at most; the next ``run`` starts another one."""
         with self._lock:
             thread, loop = self._thread, self._loop
             self._thread = self._loop = None

@@ -13,7 +13,7 @@ EXPECTED = "`agent = AgentDefinition(...)` or `agents = [AgentDefinition(...), .
 
 def get_module_agents(module: ModuleType, name: str) -> tuple[AgentDefinition, ...]:
     """
-    Return the agents of a module, which is called *name* in messages; at least one.
+    Return the agent in ``agent``, or those in ``agents``, of a module; at least one. Errors call the module *name*.
 
     Raises:
         DefinitionError: when it holds none, or both ``agent`` and ``agents``, or two of one id.

@@ -147,7 +147,7 @@ class _AgentFileLoader(SourceFileLoader):
 
     def get_code(self, fullname: str) -> CodeType | None:
         """
-        Return the code of the module.
+        Return the module's code, compiled with imports from its folder changed to imports from the made-up package.
 
         Raises:
             DefinitionError: when a name that it imports is one of the standard library and of a file beside it.

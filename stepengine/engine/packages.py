@@ -526,7 +526,7 @@ def published_id(definition: AgentDefinition) -> str:
 
 
 def _load_and_verify_agents(package: Package) -> PackageAgents:
-    """Return the agents of a package, imported and compared with its metadata once."""
+    """Return the agents of a package, compared with its metadata. They are imported, or loaded for the sandbox, once."""
     key = (package.name, package.version, package.value, package.folder, package.name in trust.SANDBOXED.get())
     if key not in _HELD:
         held = (

@@ -186,7 +186,7 @@ class ReplayedTree:
         )
 
     def list_accepted_addresses(self) -> list[str]:
-        """Return the addresses of the effects that differ from the record and got its outcome, as ``AllowedDifferences`` permits."""
+        """Return the addresses of the effects and ends that differ from the record and were accepted; see ``AllowedDifferences``."""
         return [format_address(note.path, note.seq) for note in self._replayer.acceptance.notes]
 
     def get_program_variables(self, path: str) -> dict[str, str]:
@@ -211,6 +211,7 @@ class ReplayedTree:
     # --- results ------------------------------------------------------------------------------------------------------
 
     def _apply_result(self, path: str, seq: int) -> None:
+        """Apply one recorded result. A run continues once all effects that it waits for have their outcomes."""
         run = self.get_or_start_run(path)
         known = self._history.results[run.path, seq]
         if seq == -1:
@@ -259,7 +260,7 @@ class ReplayedTree:
         self._send_to_machine(run, Gathered(tuple(outcomes)) if isinstance(effect, Gather) else outcomes[0])
 
     def _send_to_machine(self, run: ReplayedRun, outcome: Outcome | None) -> None:
-        """Send an outcome to a machine, and let it continue to its next effect or its end."""
+        """Send an outcome to a machine, continue it to its next effect or its end, and compare that effect with the record."""
         run.effect, run.waits, run.slots = None, {}, {}
         try:
             effect = run.machine.send(outcome)
@@ -371,7 +372,7 @@ class ReplayedTree:
         return confirmed
 
     def _finish_run(self, run: ReplayedRun) -> Finished:
-        """Return the end of a run; one that waits where its record ends is stopped as it was when recorded."""
+        """Continue a run to its end and return the end. Effects without a recorded result are stopped as when recorded."""
         while run.finished is None:
             for seq, item in run.waits.items():
                 if seq not in run.slots:

@@ -113,7 +113,7 @@ class EngineModels:
         return own if "" in own else {**recorded.own, **own}
 
     def _choose_root_default(self, models: Models, recorded: RecordedModels) -> str | None:
-        """Return the model of roots that name none: of a recorded run the one that it had, else the only provider's."""
+        """Return the model of roots that name none: the engine's, unless the record has another one; else the only provider's."""
         # A recorded run keeps the model that it had, though the engine's default is another one today: it is to be
         # repeated, not improved. Only a default that the record knows itself is taken.
         own = self.default

@@ -135,7 +135,7 @@ class PlannedRun:
     services: Services
 
     def replan(self, request: RunRequest, created: datetime) -> PlannedRun:
-        """Return the plan for *request*, made when the run starts, at *created*; definition, tools and models stay."""
+        """Return this plan with the prompt and previous state of *request*, and *created* as its time; all else stays as planned."""
         plan = attrs.evolve(self.plan, prompt=request.prompt, created=created)
         return attrs.evolve(
             self, request=request, plan=plan, state=make_root_state(plan, request.agent, request.previous)

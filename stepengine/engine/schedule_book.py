@@ -157,7 +157,7 @@ class ScheduleBook:
             return tuple([claimed_time_from_row(row) for row in rows])
 
     def set_run_status(self, schedule: str, at: datetime, status: str, error: str = "") -> None:
-        """Record the status of a claimed time: that of its run."""
+        """Record the status and the error of the run of a claimed time."""
         with self._write_transaction() as database:
             database.execute(
                 "UPDATE schedule_times SET status = ?, error = ? WHERE schedule = ? AND at = ?",

@@ -126,7 +126,7 @@ class AnyScheduleBook(Protocol):
         """Return the times that were claimed but have no reported journal."""
 
     def set_run_status(self, schedule: str, at: datetime, status: str, error: str = "") -> None:
-        """Record the status of a claimed time: that of its run."""
+        """Record the status and the error of the run of a claimed time."""
 
     def load_known_schedules(self) -> dict[str, KnownSchedule]:
         """Return the recorded state of each schedule by id."""
@@ -145,7 +145,7 @@ class Scheduler:
         runs: Where the runs are recorded: a folder, or an SQLite file such as ``RUNS.db``. What was started stands there, too.
         clock: Date and sleep; the machine's by default.
         at_once: How many runs may be under way at a time; what is due then begins when one of them has ended.
-        tell: Is told of each run that was started: its name, its agent and its handle.
+        tell: Called for each run that was started, with its name, its agent and its handle.
 
     Raises:
         AgentError: when the engine has no agent that a schedule names.
@@ -233,7 +233,7 @@ class Scheduler:
             now: The present moment; by default what the clock says.
 
         Raises:
-            JournalError: when the book of what was started cannot be used; nothing was started then.
+            JournalError: when the book of what was started cannot be used; runs that were started before continue.
         """
         async with self._ticking:
             moment = now or self._clock.now()
@@ -304,6 +304,7 @@ class Scheduler:
             )
 
     def _forget_run(self, run: str) -> None:
+        """Remove an ended run from the running ones, and wake the loop, which may start another run now."""
         self._under_way.pop(run, None)
         self._changed.set()
 
@@ -367,6 +368,7 @@ class Scheduler:
         return min(times, default=None)
 
     async def _wait_for_next_time(self, looked: datetime) -> None:
+        """Wait for the next time after *looked*, a change of schedules, the end of a run, or one minute at most."""
         # From when it was looked: a time that came since then is one, too.
         comes, seconds = self.next_after(looked), MAX_LOOK_SECONDS
         if comes is not None:

@@ -167,7 +167,7 @@ def _validate_model_params(agent_id: str, model: Any, given: Any) -> Params:
 
 
 def _parse_or_list_problems(model: Any, value: JsonValue) -> Any:
-    """Return the model, or the list of problems of *value*."""
+    """Return *value* as an instance of the model, or a list of its problems; a problem does not raise."""
     from pydantic import ValidationError
 
     try:

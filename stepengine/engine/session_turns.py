@@ -197,7 +197,7 @@ class LoadedSession:
         self, result: RunResult, plan: RunPlan, name: str, metadata: Mapping[str, object]
     ) -> None:
         """
-        Save the end of an earlier run that was recorded in the journal *name*, as ``save`` does.
+        Save the end of an earlier run that was recorded in the journal *name*, as ``save_run`` does.
 
         Raises:
             SessionConflict: when another process saved the session since it was loaded, and the store detects that.
@@ -391,7 +391,14 @@ class Turn:
         return {self._open_questions[0].id: said}
 
     def _open_record_to_resume(self) -> JournaledRun | None:
-        """Return the record of the suspended run, with the answer, to continue it; ``None`` to start a new run."""
+        """
+        Open the record of the session's suspended run with the caller's answer; return ``None`` to start a new run.
+
+        A new run starts if there is no such record, ``previous=`` is given, or the saved state alone is enough to continue.
+
+        Raises:
+            SessionError: when a message is for a run that still waits for something else, or the caller names another journal.
+        """
         from stepengine.journal.journaled_run import JournaledRun
         from stepengine.journal.permission_reset import remove_approvals
         from stepengine.journal.provenance import has_trusted_permissions

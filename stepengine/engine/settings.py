@@ -57,7 +57,7 @@ class SettingDefinition(NamedTuple):
         kind: What a value is, in words.
         default: Its default; ``None`` for nothing.
         help: What it does.
-        project: Whether a project's file may set it: ``yes``, ``lower`` (not above what others say), or ``no``.
+        project: Whether a project's file may set it: ``yes``, ``lower`` (not above the user's own value), or ``no``.
         read: Turns a value of a file into the setting's, or raises ``ValueError``.
         parse: Turns the text of a variable into a value of a file.
     """

@@ -90,7 +90,7 @@ class Stepper:
 
     @property
     def accepted_changes(self) -> list[str]:
-        """The addresses of changed model requests that got the recorded reply; see ``AllowedDifferences``."""
+        """The addresses of effects and ends that differ from the record and were accepted; see ``AllowedDifferences``."""
         return self._tree.list_accepted_addresses()
 
     @property
@@ -197,7 +197,11 @@ class Stepper:
         return None if known is None else self.tape.history.outcome(known)
 
     def _get_address_and_start_run(self) -> Address | None:
-        """Return the address of the effect with the next outcome; start its run if necessary."""
+        """
+        Return the address of the effect with the next outcome; start its run if necessary.
+
+        After a divergence it is the effect that differs, and at the end of the record the waiting effect; ``None`` without one.
+        """
         address = self._find_divergence_address() or self.tape.address_at(self.position)
         if address is not None and address[0] not in self._tree.runs:
             self._call_and_store_divergence(partial(self._tree.get_or_start_run, address[0]))

@@ -75,7 +75,11 @@ class Tape:
         return self.order[position] if position < self.last_position else self.find_waiting_effect()
 
     def find_position(self, path: str, seq: int) -> int | None:
-        """Return the position before the outcome of an effect is sent; ``None`` when the record has no such effect."""
+        """
+        Return the position before the outcome of an effect is sent; ``None`` if the record has no such position.
+
+        For the effect that waits where the record ends, it is the last position.
+        """
         known = self.positions.get((path, seq))
         return self.last_position if known is None and self.find_waiting_effect() == (path, seq) else known
 

@@ -119,13 +119,13 @@ _RAN: set[Path] = set()
 
 
 def is_sandboxed(file: Path) -> bool:
-    """Return whether a file's code runs in the sandbox alone, as ``SANDBOXED`` lists it."""
+    """Return whether ``SANDBOXED`` lists a file or a folder above it, so that its code runs in the sandbox alone."""
     listed = SANDBOXED.get()
     return bool(listed) and any(str(place) in listed for place in (file.resolve(), *file.resolve().parents))
 
 
 def find_untrusted_folder(folder: Path) -> UntrustedFolder | None:
-    """Return a folder of agent files that is not trusted; ``None`` when it is trusted, or holds none."""
+    """Return a folder of agent files that is not trusted; ``None`` when it is trusted, holds none, or cannot be read."""
     try:
         real = folder.resolve(strict=True)
         files = tuple(sorted([f.name for f in real.glob("*.py") if not f.name.startswith("_")]))
@@ -377,7 +377,14 @@ def hash_folder(folder: Path) -> str:
 
 
 def _walk_files(folder: Path) -> Iterator[tuple[bytes, Path]]:
-    """Yield the relative name and the path of each file, in the order of their names; a link to a file counts as that file."""
+    """
+    Yield the relative name and the path of each file, sorted within each folder; a link to a file counts as that file.
+
+    Folders called ``__pycache__`` are left out.
+
+    Raises:
+        DefinitionError: for a link to a folder.
+    """
     for above, folders, files in os.walk(folder):
         folders[:] = sorted([name for name in folders if name != CACHE])
         for name in folders:
