@@ -90,6 +90,7 @@ class _KnownRun:
         step: The number of its step; -1 before the first.
         is_open: Whether the step is under way.
         was_left: Whether it was when the run was stopped, so that it begins again when somebody goes on.
+        has_no_end: Whether a shutdown left the step without an end event.
         ended_turn: Whether the model asked for nothing more in it.
         spent: What it and its children spent so far.
     """
@@ -101,6 +102,7 @@ class _KnownRun:
     step: int = -1
     is_open: bool = False
     was_left: bool = False
+    has_no_end: bool = False
     ended_turn: bool = False
     spent: Spending = Spending(usage=Usage(), cost=Decimal(0))
 
@@ -207,7 +209,7 @@ class EventProjection:
         for above in ["", *[".".join(parts[:n]) for n in range(1, len(parts) + 1)]]:
             run = self._runs[above]
             if run.was_left:
-                run.was_left, run.is_open = False, True
+                run.was_left, run.has_no_end, run.is_open = False, False, True
                 at = seq if above == path else int(parts[above.count(".") + 1 if above else 0])
                 yield StepStarted(path=above, seq=at, step=run.step, steps_remaining=UNKNOWN_STEPS, resumed=True)
 
@@ -216,7 +218,7 @@ class EventProjection:
         run = self._runs.get(path)
         if run is None or not run.is_open:
             return
-        run.is_open = False
+        run.is_open = run.has_no_end = False
         yield StepFinished(
             path=path,
             seq=seq,
@@ -373,14 +375,16 @@ class EventProjection:
         if said["kind"] == "shutdown":
             # Its process was to end, and leaves it to the next one: as where that was killed, nobody is told of an end.
             for run in self._runs.values():
-                run.was_left, run.is_open = run.is_open or run.was_left, False
+                run.was_left, run.has_no_end = run.is_open or run.was_left, run.is_open or run.has_no_end
+                run.is_open = False
             self._is_stopped = True
             return
         error = decode_stored(said["error"]) if "error" in said else None
         status = status_from_stop(Stop(said["kind"], error=error))
         for path in sorted(self._runs, key=lambda path: (-path.count("."), path)):
             run = self._runs[path]
-            run.was_left = run.is_open
+            run.is_open = run.is_open or run.has_no_end
+            run.was_left = run.is_open or run.was_left
             yield from self._end_open_step(path, 0, status)
         if status is RunStatus.FAILED and error is not None:
             yield _make_failed_event("", error)

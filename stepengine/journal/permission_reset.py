@@ -23,7 +23,7 @@ from stepengine.journal.recorded_calls import RecordedCalls
 from stepengine.journal.recorded_part import JournalCut
 from stepengine.journal.recorded_permissions import limit_to_one_call, list_answers
 from stepengine.journal.records import Address, Input, Intent, Record, Result, format_address, get_starter_address
-from stepengine.journal.store import Journal
+from stepengine.journal.store import Journal, hold_lock
 from stepengine.redaction import Redactor
 
 PERMISSION = "permission"
@@ -77,13 +77,16 @@ def remove_approvals(journal: Journal) -> tuple[str, ...]:
     The journal is backed up first, if its store can do that. It is not locked here, so no process may be running it.
 
     Raises:
-        JournalError: when the journal is damaged, holds no run, or cannot be written.
+        JournalError: when the journal is damaged, holds no run, or cannot be written; ``JournalLocked`` when a run writes it.
     """
-    history = journal.history()
-    found = find_effective_approvals(history)
-    if found:
-        journal.make_backup()
-        replace_with_derived(journal, list(drop_approvals(history)), journal)
+    if not find_effective_approvals(journal.history()):
+        return ()
+    with hold_lock(journal):
+        history = journal.history()
+        found = find_effective_approvals(history)
+        if found:
+            journal.make_backup()
+            replace_with_derived(journal, list(drop_approvals(history)), journal)
     return tuple(found)
 
 

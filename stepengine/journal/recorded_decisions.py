@@ -92,9 +92,9 @@ def _find_decisions(history: History, created: datetime) -> Iterator[RecordedDec
 def _find_decisions_in_result(
     history: History, record: Result, number: int, created: datetime
 ) -> Iterator[RecordedDecision]:
-    intent = history.intents[record.address]
-    outcome = history.outcome(record) if intent.type == "ask" else None
-    if isinstance(outcome, Value):
+    intent = history.intents.get(record.address)  # the end of a background child has none
+    outcome = history.outcome(record) if intent is not None and intent.type == "ask" else None
+    if intent is not None and isinstance(outcome, Value):
         form = history.form(intent)
         for question, answer in zip(questions_of(form), outcome.value, strict=True):
             yield _make_decision(_make_place_and_time(record, number, created), form, question, answer)

@@ -23,6 +23,7 @@ from stepengine.data.waits import describe_wait
 from stepengine.errors import JournalError
 from stepengine.journal.journal_files import lock_file, unlock_and_close
 from stepengine.journal.pending_items import find_waits, open_questions
+from stepengine.journal.sources import as_journal, parse_database_path
 from stepengine.redaction import ANY
 from stepengine.workspace.user_state import RUNS, is_writable_only_by_user, state_folder
 
@@ -116,8 +117,16 @@ class RecordedRun(NamedTuple):
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[bool]:
-        """Lock the journal while the block runs; yield whether it was free. A missing journal is free."""
-        path = Path(self.journal.rpartition("#")[0] or self.journal)
+        """
+        Lock the journal while the block runs; yield whether it was free. A missing journal is free.
+
+        A run in a database is not locked: its database stays in any case.
+        """
+        database = parse_database_path(self.journal)
+        if database is not None and database[1]:
+            yield not as_journal(self.journal).is_held()
+            return
+        path = Path(self.journal)
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError:

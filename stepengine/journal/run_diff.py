@@ -23,6 +23,8 @@ from stepengine.runtime.performer import child_path
 ChangeKind: TypeAlias = Literal["added", "removed", "changed", "outcome", "start", "end"]
 # What differs between two runs of the same thing without meaning anything (replay:J23).
 VOLATILE = frozenset({"at", "run_id", "request_id", "provider_data", "spending", "tool_call_id"})
+VOLATILE_OF_CHILD_REF = VOLATILE | {"id"}
+"""The id of a child starts with that of its run."""
 MARKS: Mapping[str, str] = {"added": "+", "removed": "-", "changed": "~", "outcome": "=", "start": "^", "end": "$"}
 SHOWN_FIELDS = 12
 """A change with more fields than this is a different request; the first dozen shows that."""
@@ -144,7 +146,10 @@ class _HistoryComparison:
         if not equal:
             yield RunChange("changed", *places, describe_effect(b.effect), tuple(self._compare_fields(a, b)))
         if a.starts_child_or_body and b.starts_child_or_body:
-            yield from self._compare_runs(child_path(a.path, a.seq), child_path(b.path, b.seq))
+            ours, theirs = child_path(a.path, a.seq), child_path(b.path, b.seq)
+            yield from self._compare_runs(ours, theirs)
+            if a.is_background and b.is_background:
+                yield from self._compare_outcomes((ours, -1), (theirs, -1), "end", describe_effect(b.effect))
         yield from self._compare_outcomes(a.address, b.address, "outcome", describe_effect(b.effect))
 
     def _compare_fields(self, a: Intent, b: Intent) -> list[FieldDifference]:
@@ -186,7 +191,8 @@ def _encode_outcome(history: History, address: Address) -> Any:
 
 def _drop_volatile(value: object) -> object:
     if isinstance(value, Mapping):
-        return {k: _drop_volatile(v) for k, v in value.items() if k not in VOLATILE}
+        dropped = VOLATILE_OF_CHILD_REF if value.get("type") == "child_ref" else VOLATILE
+        return {k: _drop_volatile(v) for k, v in value.items() if k not in dropped}
     return [_drop_volatile(v) for v in value] if isinstance(value, list | tuple) else value
 
 

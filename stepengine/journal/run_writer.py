@@ -18,8 +18,8 @@ from stepengine.errors import JournalError, StepEngineError
 from stepengine.journal.encoding import encode_effect
 from stepengine.journal.provenance import determine_ownership, has_macs_of_user, replace_with_derived
 from stepengine.journal.record_order import sort_by_address
-from stepengine.journal.records import Input, Intent, Record
-from stepengine.journal.store import Commits, Journal, MemoryJournal, Writer
+from stepengine.journal.records import Head, Input, Intent, Record
+from stepengine.journal.store import Commits, Journal, MemoryJournal, Writer, hold_lock
 from stepengine.runtime.performer import Item
 
 T = TypeVar("T")
@@ -75,10 +75,12 @@ class RunWriter:
         """
         self.journal = self.source.bind_run(run_id)
         writer = self.journal.writer()
-        if writer.history.head is not None and len(self.journal.records()) == 1:
+        if _has_head_alone(self.journal):
             # A crash left the head alone: no run has started.
             writer.close()
-            self.journal.replace([])
+            with hold_lock(self.journal):
+                if _has_head_alone(self.journal):
+                    self.journal.replace([])
             writer = self.journal.writer()
         self.attach_writer(writer)
         # Refused and not appended to: one file is one run. To record over one by a slip would destroy what may have
@@ -199,6 +201,11 @@ class RunWriter:
         records = self.journal.records()
         # Whose they are was looked up when the copy was opened: the file may be another one by now.
         replace_with_derived(target, sort_by_address(records) if target.stable else records, self.journal)
+
+
+def _has_head_alone(journal: Journal) -> bool:
+    records = journal.records()
+    return len(records) == 1 and isinstance(records[0], Head)
 
 
 class PendingOutcomes:

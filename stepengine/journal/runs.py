@@ -264,18 +264,19 @@ async def fork(
     made = branch(
         source, at, edit, allow_repeat=allow_repeat, into=into, restore_files=restore_files, run_id=run_id, now=now
     )
-    if asks_about_calls:
-        _drop_approvals_of_others(made, at if edit is not None else None)
-    waiting = open_questions(made.history())
-    texts = {question.text for _, question in waiting.values()}
-    asked = {key: answer for key, answer in given.items() if key in waiting or key in texts}
-    # What is asked only after the fork may be answered up front, as in a new run.
-    run = JournaledRun.resume(made, asked, ahead=given, asks_again=asks_again, asks_about_calls=asks_about_calls)
     branched = len(made.records())
     try:
+        if asks_about_calls:
+            _drop_approvals_of_others(made, at if edit is not None else None)
+            branched = len(made.records())
+        waiting = open_questions(made.history())
+        texts = {question.text for _, question in waiting.values()}
+        asked = {key: answer for key, answer in given.items() if key in waiting or key in texts}
+        # What is asked only after the fork may be answered up front, as in a new run.
+        run = JournaledRun.resume(made, asked, ahead=given, asks_again=asks_again, asks_about_calls=asks_about_calls)
         return await _run_to_end(run, launch, "raise")
     except StepEngineError as error:
-        # It could not start, for lack of a model or a key: nothing is left in the way of the next try.
+        # It could not start, for a wrong answer or for lack of a model or a key: nothing is left in the way of the next try.
         if not isinstance(error, ReplayDivergence) and len(made.records()) == branched:
             made.discard()
         raise

@@ -19,9 +19,9 @@ from attrs import frozen
 
 from stepengine.data.waits import Waits
 from stepengine.errors import JournalError, JournalMissing
-from stepengine.journal.files import FileJournal
+from stepengine.journal.files import JOURNAL_FILE, FileJournal
 from stepengine.journal.pending_items import find_unread_messages, find_waits, list_message_ids, open_questions
-from stepengine.journal.sources import as_journal, parse_database_path
+from stepengine.journal.sources import parse_database_path
 from stepengine.journal.sqlite import SqliteJournal
 from stepengine.journal.wake_index import MAX_NAME_CHARS, WAKING, Sleeping, WakeIndex
 
@@ -166,8 +166,18 @@ def _list_journals(place: Path) -> Iterator[tuple[Journal, str]]:
                 yield SqliteJournal(place, run), run
         return
     for path in sorted(place.iterdir()):
-        if _is_journal_name(path.name) and path.is_file():
-            yield as_journal(path), path.name
+        if path.is_file() and (_is_journal_name(path.name) or _has_journal_content(path)):
+            yield open_journal(place, path.name), path.name
+
+
+def _has_journal_content(path: Path) -> bool:
+    """Return whether a file with another suffix holds a journal that is not a backup: a run may be recorded into any file."""
+    if path.suffix == SUFFIX or is_backup_name(path.stem):
+        return False
+    try:
+        return path.stat().st_size > 0 and JOURNAL_FILE.matches(path)
+    except OSError:
+        return False
 
 
 def read_wake_row(journal: Journal, name: str) -> Sleeping | None:

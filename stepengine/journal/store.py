@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import contextlib
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
@@ -395,8 +396,10 @@ class Journal(abc.ABC):
 
         Raises:
             JournalError: when this journal cannot be read, or *other* not be written; see ``records`` and ``encode_lines``.
+            JournalLocked: when a run writes *other*.
         """
-        other.replace(self.records())
+        with hold_lock(other):
+            other.replace(self.records())
 
 
 # What signs is loaded for journals that are signed: few are, and it takes 2 ms of each start.
@@ -426,6 +429,16 @@ def _encode_signed_lines(key: SigningKey, records: Sequence[Record], encoder: En
         marks=[compute_line_digest(line[:-1]) for line in lines],
     )
     return [*lines, encoder.encode_text_line(chain.make_signature_text(closes=True))] if lines else []
+
+
+@contextlib.contextmanager
+def hold_lock(journal: Journal) -> Iterator[None]:
+    """Lock a journal while the block runs; raises as ``Journal.lock``."""
+    unlock = journal.lock()
+    try:
+        yield
+    finally:
+        unlock()
 
 
 class MemoryJournal(Journal):

@@ -644,15 +644,15 @@ class JournalFixture(SelfOpeningJournal):
         if self._fresh is None or self.begun is None or self.replaying:
             return []
         past = self.begun.recorded_part
-        results = self._fresh.history().results.items()
-        return [r for a, r in results if a != ROOT and (past is None or past.result(a) is None)]
+        history = self._fresh.history()
+        # The ends of the root and of background children are no effects: they have no intent of their own.
+        results = [(a, r) for a, r in history.results.items() if a != ROOT and a in history.intents]
+        return [r for a, r in results if past is None or past.result(a) is None]
 
 
 def _list_model_replies(results: Iterable[Result], history: History) -> list[ModelReply]:
     """Return the model replies among *results*."""
-    values = [
-        history.outcome(result) for result in results if history.intents[result.path, result.seq].type == "model_call"
-    ]
+    values = [history.outcome(result) for result in results if history.intents[result.address].type == "model_call"]
     return [v.value for v in values if isinstance(v, Value) and isinstance(v.value, ModelReply)]
 
 

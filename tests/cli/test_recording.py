@@ -11,6 +11,7 @@ import signal
 import stat
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,8 @@ from stepengine.engine.trust import trust_folder
 from stepengine.errors import JournalError
 from stepengine.journal import FileJournal, MemoryJournal, list_runs
 from stepengine.journal.mailbox import MailboxMessage
-from stepengine.journal.recorded_runs import runs_folder
+from stepengine.journal.recorded_runs import RecordedRun, runs_folder
+from stepengine.journal.sources import as_journal
 from stepengine.workspace.environment import MARKER
 from tests.cli.command import command
 
@@ -334,6 +336,22 @@ def test_killed_run_is_interrupted_and_resumed_as_last() -> None:
     assert ["completed", "interrupted"] == [entry.status for entry in list_recorded_runs()]
     assert "alive\n" == command("resume", "--last", "-q").stdout
     assert ["completed", "completed"] == [entry.status for entry in list_recorded_runs()]
+
+
+@pytest.mark.spec("interfaces:IF96")
+@pytest.mark.parametrize("store", ["runs.db#one", "odd#name.jsonl"])
+def test_run_that_a_process_writes_is_running_in_any_store(store: str, tmp_path: Path) -> None:
+    """Also where its process cannot be seen, as in another container."""
+    (tmp_path / "odd").touch()
+    journal = as_journal(f"{tmp_path}/{store}")
+    entry = RecordedRun(
+        "20261130T000000Z-00ff00", {"journal": journal.address, "status": "running", "pid": 2**22}, tmp_path
+    )
+    with closing(journal.writer()):
+        assert "running" == entry.status
+        with entry.lock() as is_free:
+            assert not is_free
+    assert "interrupted" == entry.status
 
 
 # --- undo ---------------------------------------------------------------------------------------------------------------

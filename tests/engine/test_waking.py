@@ -756,6 +756,21 @@ async def test_waker_resumes_runs_of_a_store_of_another_project(tmp_path: Path) 
 
 
 @pytest.mark.spec("waiting:WT21")
+async def test_rebuilt_index_has_journals_of_any_file_name(tmp_path: Path) -> None:
+    async with Engine([agent(sleeps)]) as engine:
+        for name in ("one.jsonl", "two.journal", "three"):
+            await engine.run("napper", "7200", journal=tmp_path / name)
+        (tmp_path / "two.before-1.journal").write_bytes((tmp_path / "two.journal").read_bytes())
+        (tmp_path / "notes.txt").write_text("not a journal")
+        (tmp_path / "empty").touch()
+        before = indexed(tmp_path)
+        (tmp_path / WAKING).unlink()
+
+    assert ["one.jsonl", "three", "two.journal"] == [one.run for one in before]
+    assert before == indexed(tmp_path)
+
+
+@pytest.mark.spec("waiting:WT21")
 async def test_failing_run_is_retried_with_backoff_and_blocks_no_other(tmp_path: Path) -> None:
     place, told = tmp_path / "runs.db", list[WakeResult]()
     async with Engine([agent(sleeps), agent(sleeps, "lost")]) as engine:

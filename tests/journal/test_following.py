@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from stepengine import STEP, AgentCall, AgentDefinition, Ask, Engine, Parallel, Perform, Receive, Sleep, tool
 from stepengine.errors import JournalCorrupt, JournalMissing, StepEngineError
 from stepengine.events import Event
-from stepengine.journal import FileJournal, Follower, MemoryJournal, follow_events
+from stepengine.journal import FileJournal, Follower, MemoryJournal, follow_events, send_cancel
 from stepengine.journal import follower as module
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
 
@@ -294,3 +294,39 @@ def test_run_left_to_another_process_has_not_ended():
     assert [told(event) for event in before] == [told(event) for event in whole[: len(before)]]
     assert [True] == [event.resumed for event in whole[len(before) :] if event.type == "run_started"]
     assert ["run_finished"] == [event.type for event in whole if event.type == "run_finished"]
+
+
+@pytest.mark.spec("studio:SV3")
+@pytest.mark.parametrize("shutdowns", [1, 2])
+def test_step_left_by_a_shutdown_ends_once(shutdowns: int):
+    """Whether or not another process started it again before somebody cancelled the run."""
+    journal, agent = MemoryJournal(), AgentDefinition("a", model="x/big")
+
+    class Waits(ScriptedModel):
+        async def stream(self, request: Any) -> Any:
+            self.reached.set()
+            await asyncio.Event().wait()
+            yield
+
+    async def left() -> None:
+        model = Waits([])
+        model.reached = asyncio.Event()
+        async with Engine([agent], models=model) as engine:
+            handle = (
+                await engine.start_resume(journal) if journal.records() else engine.start("a", "go", journal=journal)
+            )
+            await model.reached.wait()
+            await handle.shutdown()
+
+    async def cancelled() -> list[Event]:
+        async with Engine([agent], models=ScriptedModel([])) as engine:
+            assert "cancelled" == (await engine.resume(journal)).status
+            return await followed(journal, stay=False)
+
+    for _ in range(shutdowns):
+        asyncio.run(left())
+    send_cancel(journal)
+    shown = [event.type for event in asyncio.run(cancelled()) if event.type.startswith(("step_", "run_f"))]
+
+    assert ["step_finished", "run_finished"] == shown[-2:]
+    assert 1 == shown.count("step_finished")

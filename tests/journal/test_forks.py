@@ -19,12 +19,14 @@ from stepengine import (
     Parallel,
     Perform,
     RunStatus,
+    Start,
     Tool,
     ToolCall,
+    Wait,
 )
 from stepengine.debugging import describe_run, render_text
-from stepengine.errors import JournalError, PerformError
-from stepengine.journal import MemoryJournal, SqliteJournal, check, diff
+from stepengine.errors import AnswerRejected, JournalError, PerformError
+from stepengine.journal import MemoryJournal, SqliteJournal, check, decisions, diff
 from stepengine.journal.forks import branch
 from stepengine.journal.runs import fork
 from stepengine.testing import Clock, ScriptedModel
@@ -215,6 +217,45 @@ def test_diff_aligns_added_removed_and_changed_effects(rig):
     assert "/messages/0/content/0/text" in str(said)
     assert said.to_json()["changes"][2]["fields"][0]["now"] == '"bad"'
     assert said.totals["model calls"] == (1, 1)
+
+
+@pytest.mark.spec("replay:D13", "reliability:JR48")
+def test_background_childs_end_is_compared_and_no_decision():
+    def recording(word):
+        def kid_steps(ctx):
+            answer = yield from Ask("Which?", options=["a", "b"])
+            return f"{answer}, {word}"
+
+        def handle_steps(ctx):
+            child = yield from Start(AgentCall("kid"))
+            yield from Wait(child)
+
+        kid = AgentDefinition("kid", handle_steps=kid_steps)
+        agent = AgentDefinition("a", spawnable_agents=[kid], handle_steps=handle_steps)
+        with Engine([agent]) as engine:
+            return engine.run_sync("a", journal=MemoryJournal(), answers={"Which?": "b"}).journal
+
+    here, there = recording("said here"), recording("said there")
+    assert ("end", "0#-1", "0#-1") in [(c.kind, c.a, c.b) for c in diff(here, there).changes]
+    assert not diff(here, recording("said here"))
+    assert [("Which?", "b")] == [(one.asked, one.said) for one in decisions(here)]
+
+
+@pytest.mark.spec("replay:D11")
+def test_fork_with_rejected_answer_leaves_nothing_behind(tmp_path):
+    def handle_steps(ctx):
+        return (yield from Parallel(Ask("Which?", options=["red", "blue"]), Perform(str, "done")))
+
+    into = tmp_path / "fork.jsonl"
+    with Engine([AgentDefinition("a", handle_steps=handle_steps)]) as engine:
+        waits = engine.run_sync("a", journal=MemoryJournal())
+        question = waits.pending_questions[0].id
+        with pytest.raises(AnswerRejected):
+            engine.fork_sync(waits.journal, at=1, into=into, answers={question: "green"})
+        assert not into.exists()
+        assert (
+            engine.fork_sync(waits.journal, at=1, into=into, answers={question: "blue"}).status is RunStatus.COMPLETED
+        )
 
 
 # --- checks and copies ----------------------------------------------------------------------------------------------

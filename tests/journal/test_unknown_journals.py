@@ -39,7 +39,7 @@ from stepengine.data.messages import ToolResult, UserMessage
 from stepengine.data.outcomes import Value
 from stepengine.data.tools import ToolAnnotations
 from stepengine.debugging import debug
-from stepengine.errors import JournalError
+from stepengine.errors import JournalError, JournalLocked
 from stepengine.journal import FileJournal, Journal, MemoryJournal, SigningKey, SqliteJournal, repair
 from stepengine.journal import scrub as scrub_journal
 from stepengine.journal.forks import branch
@@ -363,6 +363,27 @@ def test_recorded_answer_before_its_question_approves_nothing(
 
     assert [] == done
     assert ("suspended" if entry == "fork" else "completed") == result.status
+
+
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.spec("replay:J2")
+def test_resume_changes_no_journal_that_a_run_writes(store: str, tmp_path: Path) -> None:
+    """Not even to remove approvals, which happens before the run starts."""
+    agent = make_keeper([])
+    journal = STORES[store](tmp_path, "run")
+    with Engine([agent], permissions=ASKS) as engine:
+        (question,) = engine.run_sync("keeper", "act", journal=journal).pending_questions
+        records = list(journal.records())
+        (place,) = [n for n, record in enumerate(records) if isinstance(record, Intent) and record.type == "ask"]
+        answer = {"type": "answer", "question_id": question.id, "answer": {"type": "answer", "text": "yes"}}
+        journal.replace([*records[:place], Input("", 0, 0, answer)])
+        before = journal.content()
+        with contextlib.closing(journal.writer()):
+            with pytest.raises(JournalLocked):
+                engine.resume_sync(STORES[store](tmp_path, "run"), trust=False)
+            with pytest.raises(JournalLocked):
+                MemoryJournal(journal.lines()).copy_to(STORES[store](tmp_path, "run"))
+        assert journal.content() == before
 
 
 def test_mailbox_answer_next_to_an_unknown_journal_approves_nothing(

@@ -9,7 +9,7 @@ import re
 
 import pytest
 
-from stepengine import AgentDefinition, Engine
+from stepengine import AgentCall, AgentDefinition, Engine, Start, Wait
 from stepengine.errors import JournalError, ReplayDivergence
 from stepengine.testing import JournalFixture, ScriptedModel, text
 
@@ -254,3 +254,18 @@ def test_only_its_own_run_writes_the_journal_of_a_test(tmp_path):
     with pytest.raises(ReplayDivergence):
         third.check_usage()
     assert [] == again.write_recordings()
+
+
+@pytest.mark.spec("replay:Y3")
+def test_run_with_a_background_child_is_recorded(tmp_path):
+    def handle_steps(ctx):
+        child = yield from Start(AgentCall("kid", "go"))
+        return (yield from Wait(child))[child].text
+
+    kid = AgentDefinition("kid", model="test/m")
+    agent = AgentDefinition("w", spawnable_agents=[kid], handle_steps=handle_steps)
+    for mode, replies, effects in (("once", [text("fine")], 3), ("none", [], 0)):
+        journal = JournalFixture(tmp_path / "one.jsonl", mode)
+        with Engine([agent], models={"test": ScriptedModel(replies)}) as engine:
+            assert "fine" == engine.run_sync("w", "go", journal=journal).output
+        assert effects == sum(account.recorded for account in journal.write_recordings())
