@@ -10,7 +10,7 @@ says where the files are, which mode holds, and when the test is over.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from decimal import Decimal
 from functools import lru_cache
@@ -539,6 +539,10 @@ class JournalFixture(SelfOpeningJournal):
             "answers=; to resume a run in a test, record it into a journal of its own, such as FileJournal(tmp_path / 'run.jsonl')"
         )
         raise JournalError(msg)
+
+    def lock(self) -> Callable[[], None]:
+        """Return a function that does nothing: only the run of its test replaces this journal."""
+        return lambda: None
 
     def _make_memory_journal(self) -> MemoryJournal:
         return MemoryJournal(redact="off", link=self.link, stable=self.stable).use_redaction_rules_of(self)

@@ -208,6 +208,12 @@ def _check_replace_and_discard(make: MakeJournal) -> None:
     make("replace").discard()
     require_equal([], make("replace").records(), "records after `discard`")
     _append_records(make("replace"), records)
+    locked = make("replace")
+    unlock = locked.lock()
+    locked.replace(others)
+    unlock()
+    _require_same_records(others, make("replace").records(), "records after a replacement under the lock")
+    make("replace").replace(records)
     _require_same_records(records, make("replace").records(), "a new run after `discard`")
     if isinstance(make("gap"), LineJournal):
         _check_replacement_is_atomic(_require_line_journal(make("gap")), make("gap"))
