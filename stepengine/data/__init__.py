@@ -2,8 +2,9 @@
 Frozen values and their JSON codec.
 
 Every value that packages pass to each other is declared here: messages and transcripts, states and definitions, yieldables, effects
-and outcomes, events, results, and small protocols. A value never changes; ``attrs.evolve`` makes another one. So a state that
-somebody holds stays the same, a record can be compared with a new request, and threads read values without a lock.
+and outcomes, events, results, and small protocols. A value never changes; ``attrs.evolve`` makes another one. So a state stays
+the same for each holder, a record can be compared with a new request, and threads read values without a lock. ``Provenance``, an
+index of the data of a run, is the exception: it grows.
 
 There are two ways to make a value. The constructor converts and checks its arguments. The codec (``codec``) reads stored values; its
 list of classes is closed, so nothing that is loaded can run code. Text and numbers from outside are checked where they become values

@@ -112,12 +112,12 @@ class Spawn:
         tool_call_id: The call that spawned it; ``""`` for a handler's ``AgentCall``.
         definition: The definition, when the handler gave one; else the engine looks *agent_id* up.
         parent: Gives the parent's state as the child may inherit it.
-        is_inline: Whether the child goes on from the parent's history, and leaves its own in ``ChildResult.left``.
+        is_inline: Whether the child continues the parent's history, and returns its own in ``ChildResult.left``.
         of: How many children are asked for at once.
         at: What time it is for the parent, which is when the child begins; milliseconds since the root's start.
         provenance: What the child has received when it begins; ``None`` where no policy asks.
-        is_background: Whether the parent goes on at once, with a ``ChildRef`` for an outcome; how the child ended is an outcome
-            of its own, at the child's path and -1.
+        is_background: Whether the parent continues at once, with a ``ChildRef`` as the outcome. The end of the child is a separate
+            outcome, at the child's path and -1.
     """
 
     seq: int
@@ -164,7 +164,7 @@ class AskPerson:
         questions: What to ask.
         purpose: ``"question"``, ``"permission"``, or ``"limit"`` where a limit asks for more.
         tool_call_id: For a permission, the call that waits for it.
-        place: Of a call that a program makes, the program and its line, from 1; whoever is asked is shown both.
+        place: For a call of a program, the program and its line, from 1; the person is shown both.
     """
 
     seq: int
@@ -180,7 +180,7 @@ class RunInBackground:
     """
     A child in the background, from its first effect to its end. Outcome: ``Value(ChildResult)`` or ``Stop``.
 
-    No machine asks for it: whoever starts the child does, at the child's own path, so that its end is recorded there.
+    No machine yields it. The starter of the child requests it at the child's own path, so that its end is recorded there.
 
     Attributes:
         agent_id: The agent.
@@ -328,13 +328,12 @@ class Gather:
 
     Attributes:
         effects: The members.
-        concurrency: How many may be under way at once, whatever their kind: the width of a window that moves on by one when
-            one of them has ended. It stands in place of default limits; those that somebody set hold beside it. With
-            ``None`` all begin at once, and the limits in force say how many of a kind run at once.
+        concurrency: How many may run at once, of any kind; when one ends, the next starts. It replaces default limits, and limits
+            that were set apply, too. With ``None`` all start at once, and limits decide how many of a kind run at once.
         fail_fast: Whether the other children are cancelled as soon as one member fails.
-        has_failed: Whether one failed before the others could begin.
-        races: The first member of each race among them and the one behind its last: the others of a race are given up as soon
-            as one of them has ended.
+        has_failed: Whether one failed before the others could start.
+        races: The index of the first member of each race and the index after its last. When one member of a race ends, the others
+            are abandoned.
     """
 
     effects: tuple[Leaf, ...]
@@ -564,7 +563,7 @@ CHILD_ENDS: tuple[type[Effect], ...] = tuple([row.cls for row in EFFECTS if row.
 
 
 def summarize_effect(effect: Effect) -> str:
-    """Return the verb of an effect and the members of its record, in a line."""
+    """Return the verb of an effect and the members of its record, in a line, if these are attributes with JSON values."""
     row = ROWS[type(effect)]
     values = [getattr(effect, member.rstrip("?")) for member in row.members]
     return " ".join([row.verb, *[compact(value) for value in values if value not in (None, "")]])

@@ -86,7 +86,7 @@ class Event:
         path: The run's path in the tree; ``""`` for the root.
         seq: The number of the effect that the event belongs to, or of the next effect.
         run_id: The root run's id; ``""`` until the event is emitted.
-        epoch: 8 hex digits that are others each time a process drives the run: on from its start, a resume or a fork.
+        epoch: 8 hex digits, new each time that a process starts, resumes or forks the run.
         index: The event's place in the stream of its epoch, over the whole tree, from 0; -1 until it is emitted.
     """
 
@@ -115,7 +115,7 @@ class RunStarted(Event):
     """
     A run began; *own_id* is its own id, *run_id* that of the root run.
 
-    *resumed* says of a root run that it goes on from its journal: what is recorded there is not shown again.
+    With *resumed* a root run continues from its journal; the events of its record are not shown again.
     """
 
     type: ClassVar[str] = "run_started"
@@ -460,7 +460,8 @@ class AgentSpawned(Event):
     """
     A child run starts; its own events have *child_path*.
 
-    *of* children were asked for at once, 0 where that is more than one and not known; its parent goes on meanwhile where it *is_background*.
+    *of* is the number of children that were requested at once; 0 for an unknown number above one. With *is_background* its parent
+    continues meanwhile.
     """
 
     type: ClassVar[str] = "agent_spawned"
@@ -482,8 +483,8 @@ class AgentFinished(Event):
     """
     A child run ended, for better or worse.
 
-    *text* and *error* are what it said last and why it did not complete, ``""`` where there is none; *usage* and *cost*, in US
-    dollars, ``None`` when a part of it is unknown, are what it and its own children spent.
+    *text* is its last text, and *error* the reason if it did not complete; ``""`` without one. *usage* and *cost* are the totals of it
+    and its own children. *cost* is in US dollars, ``None`` if a part of it is unknown.
     """
 
     type: ClassVar[str] = "agent_finished"
@@ -503,7 +504,7 @@ class WaitStarted(Event):
     """
     A run waits for something that is not a person: ``kind`` is ``"time"``, ``"message"`` or ``"child"``.
 
-    *wakes_at* is when it goes on at the latest (UTC, RFC 3339), ``""`` for never; *topic* is that of the message, *children* are the
+    *wakes_at* is the latest time of its end (UTC, RFC 3339), ``""`` for none; *topic* is that of the message, *children* are the
     paths of the children.
     """
 

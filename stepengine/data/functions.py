@@ -100,7 +100,7 @@ def discards_result(caller: FrameType) -> bool:
     """
     Return whether a frame discards the result of its current call or ``yield``.
 
-    Only the instruction behind that says so; a value that is kept and never looked at cannot be told from one that is.
+    Only the next instruction is examined: a result that is assigned and never used counts as used.
     """
     code = caller.f_code.co_code
     follows = caller.f_lasti + 2

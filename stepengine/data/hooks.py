@@ -1,4 +1,4 @@
-"""``Hooks``, and the arguments of author code: ``StepContext`` for handlers, ``HookContext`` for hooks, a logger for both."""
+"""``Hooks``, their ``Change``, ``StepContext`` for handlers, and the logger. ``HookContext`` is in ``stepengine.data.definition``."""
 
 from __future__ import annotations
 
@@ -189,8 +189,8 @@ class Hooks:
     Author code that the machine calls at fixed points, in list order.
 
     A hook is a plain function that returns a ``Change``, a ``Decision`` or ``None``. It may also be a generator function that
-    yields ``Perform``, ``Complete`` or ``ToolCall`` and returns one of these. ``async def`` hooks raise an error. A point
-    accepts one hook or several.
+    yields ``Perform``, ``Complete``, ``ToolCall`` or a wait and returns one of these; ``YIELDS`` has all yieldables for hooks.
+    ``async def`` hooks raise an error. A point accepts one hook or several.
 
     Raises:
         DefinitionError: for a point with another value.

@@ -2,8 +2,8 @@
 JSON values that cannot change.
 
 ``JsonDict`` and ``JsonList`` are real ``dict`` and ``list`` objects, so ``==``, ``isinstance`` and ``json.dumps`` work on
-them, but every mutator raises. ``freeze`` is the one door through which outside values become data: it
-refuses what is not JSON and says where. There is no fallback for what it refuses.
+them, but every mutator raises. Outside values become data only by ``freeze``. It raises an error with the path of
+any part that is not JSON; there is no fallback.
 """
 
 from __future__ import annotations
@@ -343,8 +343,8 @@ class JsonDifference(NamedTuple):
 
     Attributes:
         pointer: JSON pointer; empty for the whole.
-        recorded: What stands there in the first value, or ``ABSENT``.
-        now: What stands there in the second.
+        recorded: The part of the first value at the pointer, or ``ABSENT``.
+        now: The part of the second value there, or ``ABSENT``.
     """
 
     pointer: str

@@ -2,7 +2,7 @@
 Names of a package that are loaded when they are first used.
 
 Most of what an import costs is building classes. A package of which few use all, such as ``stepengine.models``, names its
-modules, and each is loaded by whoever asks for one of its names. Type checkers read the same imports below ``TYPE_CHECKING``.
+modules, and each is loaded when one of its names is first used. Type checkers read the same imports below ``TYPE_CHECKING``.
 """
 
 from __future__ import annotations

@@ -73,8 +73,8 @@ class Limits:
             model is told to stop calling it; default 10.
         max_wait_seconds: Seconds that an ended turn waits for background children; default seven days.
         ask: Whether a person is asked for more before ``max_steps``, ``max_tokens`` or ``max_cost_usd`` would be passed; off by
-            default. Yes allows as much again, a number that much more, and the run goes on where it stood; with no, or where
-            nobody can answer, it ends as it would have. A limit of a run and its children asks once for all of them.
+            default. Yes allows as much again, a number that much more, and the run continues. After no, or if no one can
+            answer, it ends as without *ask*. A limit of a run and its children asks once for all of them.
         on_max_steps: At the step limit ``"final_answer"`` (default) asks the model once more without tools, ``"stop"``
             ends with what there is, ``"raise"`` makes the run raise ``LimitExceeded`` with the result.
 

@@ -290,7 +290,7 @@ def to_parts(content: object, allowed: frozenset[type], where: str) -> tuple[Any
     Return *content* as parts of the *allowed* classes, without their subclasses, which could not be stored.
 
     Raises:
-        DataError: for anything else, naming *where* it was to stand.
+        DataError: for anything else; the message starts with *where*.
     """
     if isinstance(content, tuple) and allowed.issuperset(map(type, content)):
         return content
@@ -413,7 +413,7 @@ class ToolResult:
         tool_name: The tool that was called; set by the machine.
         tool_call_id: The call that this answers; set by the machine.
         credits_used: Credits that the tool reports, never money.
-        usage: Tokens of models that the tool had called, as far as it was told; ``None`` for one that calls none.
+        usage: Tokens of models that the tool called, as far as they are known; ``None`` for a tool that calls none.
         cost: US dollars that the call cost. With a *usage*, ``None`` means that the cost is unknown. Without one, the usage of the
             run becomes a lower bound.
         side_effects: What it did to the world.

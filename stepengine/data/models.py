@@ -223,8 +223,8 @@ class ModelSettings:
             input of a tool that is offered for that; ``None`` is ``"native"`` where the provider and the schema allow it.
         service_tier: At what price and speed it is answered.
         seed: For sampling that can be repeated.
-        logprobs: How many of the likeliest tokens are told for each place, up to 20, with their probabilities; 0 tells only
-            that of the chosen token. They stand in ``ModelReply.provider_data``.
+        logprobs: How many of the likeliest tokens are returned for each place, up to 20, with their probabilities; 0 returns only
+            that of the chosen token. They are in ``ModelReply.provider_data``.
         store: Whether the provider keeps the reply.
         safety: From where on content is blocked, by category: ``"off"``, ``"none"``, ``"only_high"``,
             ``"medium_and_above"`` or ``"low_and_above"`` for ``"harassment"``, ``"hate_speech"`` and the like.
@@ -284,7 +284,7 @@ class ModelSettings:
     extra: JsonDict = attrs.field(factory=JsonDict, converter=_freeze_extra)
 
     def merge(self, over: ModelSettings | None) -> ModelSettings:
-        """Return these settings overridden by those that *over* sets."""
+        """Return these settings overridden by the members of *over* that differ from the defaults."""
         if over is None:
             return self
         default = DEFAULT_SETTINGS

@@ -40,7 +40,7 @@ class BodyEnd:
         questions: The open questions when it is suspended.
         changes: What it wants changed in the caller's run, in the order of the addresses in it: ``Change`` or
             ``SetOutput``; a ``UserMessage`` is one that was sent to it.
-        computed: What each ``Compute`` of it came to, in order; ``None`` for one that failed.
+        computed: The result of each ``Compute`` of it, in order; ``None`` for one that failed.
         warnings: Its warnings without those of its children.
     """
 
@@ -139,7 +139,11 @@ Single: TypeAlias = Value | Failure | Stop
 
 
 def make_descendant_stop(stop: Stop) -> Stop:
-    """Return the stop of the runs below a stopped run: its limit, or the reason of its cancellation, is its own."""
+    """
+    Return the stop for the runs below a run that was stopped by *stop*.
+
+    A limit or a cancellation becomes a cancellation without error and time; any other stop is the same for them.
+    """
     return Stop("cancelled") if stop.kind in {"cancelled", "limit"} else stop
 
 

@@ -1,7 +1,7 @@
 """
 Placeholders of codebuff in the prompts of an agent, such as ``{CODEBUFF_PROJECT_ROOT}``. All other braces are text.
 
-Lives here: their names, and how they are found and filled. What they stand for is known when a run starts.
+Here are their names, and how they are found and filled. Their values are known when a run starts.
 """
 
 from __future__ import annotations

@@ -230,7 +230,7 @@ def _is_short_number(text: str) -> bool:
 
 
 def find_addresses(value: object) -> Iterator[tuple[str, str]]:
-    """Yield the addresses and URLs in the texts of a JSON value, each with the path of its text."""
+    """Yield the e-mail addresses, host names and URLs in the texts of a JSON value, each after the path of its text."""
     for path, text in iterate_leaves(value):
         yield from ((path, token) for token in tokenize(text) if _is_address(token))
 
@@ -296,7 +296,15 @@ class Provenance:
         self.saw_untrusted: bool = outer is not None and outer.saw_untrusted
 
     def add(self, source: Source, value: object, *, at: str = "", taints: bool = True) -> None:
-        """Add a source with its JSON value, or the part of it at a path. With *taints* an untrusted one sets ``saw_untrusted``."""
+        """
+        Add the texts and numbers of a JSON value to the index, as data of *source*.
+
+        Args:
+            source: The source.
+            value: The value, or the part of it at the path *at*.
+            at: The path of *value* in the whole value.
+            taints: Whether a source that is not trusted, a list of names included, sets ``saw_untrusted``.
+        """
         for path, text in iterate_leaves(self._clean(value), at):
             tokens = tokenize(text)
             if tokens:
@@ -416,9 +424,9 @@ class Provenance:
 
     def make_prompt_index(self, values: Iterable[object]) -> Provenance:
         """
-        Return the index of a child with *values*, its prompt and params.
+        Return a new index, that of a child, with only *values*: its prompt and params.
 
-        The parts that occur in a trusted source are trusted in the child, in the longest possible pieces.
+        The parts of these that occur in a trusted source here are trusted in the child, in the longest possible pieces.
         """
         child = Provenance(clean=self._clean)
         is_whole = True

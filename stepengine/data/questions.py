@@ -67,8 +67,8 @@ class Question:
         allow_text: Whether another text than the options is an answer; it matters only with options. A permission may always be
             refused with a text.
         preview: For a permission question, what the tool's own ``preview`` says of the call, as ``action`` and ``details``;
-            ``None`` when it says nothing. It is made when somebody is asked, so it does not count when questions are compared.
-            Where it has a ``problem``, the tool will refuse the call for that reason, and nobody is asked.
+            ``None`` without one. It is made when a person is asked, so it does not count when questions are compared.
+            If it has a ``problem``, the tool will refuse the call for that reason, and no one is asked.
         remember: For a permission question, the rule that ``Answer(remember=...)`` adds, as a policy file has it; its
             ``"id"`` says in words what that allows. ``None`` when a rule would not keep the question from being asked again.
         wider: Rules that allow more than *remember* does, the narrowest first and the last for any input of the tool. One

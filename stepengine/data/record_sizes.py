@@ -169,7 +169,11 @@ WIDEST_FIELDS = 20
 
 # In place, so that the error keeps its identity, class, cause and traceback, and an author's class is not instantiated.
 def cut_error_texts(error: E) -> E:
-    """Return *error* with its texts cut to ``MAX_ERROR_CHARS`` characters each: message, arguments, notes, and fields of ours."""
+    """
+    Cut the long texts of *error* in place, and return it: its notes, and the message and fields of a ``StepEngineError``.
+
+    A text keeps ``MAX_ERROR_CHARS`` characters, and so do all texts of a tuple together.
+    """
     notes = getattr(error, "__notes__", ())
     if any(len(note) > MAX_ERROR_CHARS for note in notes):
         error.__notes__ = [cut_end(note, MAX_ERROR_CHARS) for note in notes]
@@ -190,7 +194,7 @@ def cut_error_texts(error: E) -> E:
 
 
 def _cut_error_field(value: Any) -> Any:
-    """Return a field of an error with its long texts cut; *value* itself if none is long."""
+    """Return a field of an error, a text or a tuple, with long texts cut and a tuple shortened; *value* itself if none is long."""
     if isinstance(value, str):
         return value if len(value) <= MAX_ERROR_CHARS else cut_end(value, MAX_ERROR_CHARS)
     if not isinstance(value, tuple):
@@ -256,7 +260,11 @@ def _cut_parts(parts: Sequence[ResultPart], limit: int) -> tuple[ResultPart, ...
 
 
 def fit_child_result(child: ChildResult) -> ChildResult:
-    """Return *child* within the size limit; a result over it becomes that of a failed child."""
+    """
+    Return *child* within the size limit; a result over it becomes that of a failed child.
+
+    Long texts of its error are cut in place.
+    """
     if child.error is not None:
         cut_error_texts(child.error)
     why = find_length_problem(child)

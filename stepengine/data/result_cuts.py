@@ -47,9 +47,9 @@ def shorten_parts(
     parts: tuple[ResultPart, ...], limit: int, rest: str = "", shorten_json: ShortenJson | None = None
 ) -> tuple[ResultPart, ...]:
     """
-    Return the parts of a result with at most *limit* characters in all, or *parts* itself if they have no more.
+    Return the parts of a result with at most *limit* characters in all and notes, or *parts* itself if they have no more.
 
-    A JSON value over the limit becomes text, unless *shorten_json* says how to shorten it.
+    A JSON value over the limit becomes text. *shorten_json* cuts its long texts to *limit* each instead, so its whole may be longer.
     """
     made: list[ResultPart] = []
     left = limit

@@ -212,6 +212,7 @@ def check_references(where: str, schema: Mapping[str, Any]) -> None:
 
 
 def _collect_references(schema: Mapping[str, Any], at: str, anchors: set[str], references: dict[str, str]) -> None:
+    """Add the reference and the anchor of one schema, not of those inside it, to *references* and *anchors*."""
     if isinstance(schema.get("$ref"), str):
         references.setdefault(schema["$ref"], f"{at}/$ref")
     if isinstance(schema.get("$anchor"), str):

@@ -74,9 +74,9 @@ class AgentState:
         context: A JSON object that hooks and tools share between steps.
         pending: Questions that the run waits for.
         next_call: The number of the next tool call id.
-        id_prefix: What stands before call ids of a child that inherited its history, such as ``"c3_"``; else ``"c"``.
-        left_out: Messages that stood in the record before it was replaced, oldest first; kept only of a run whose agent has
-            the tool ``recall_history``.
+        id_prefix: The prefix of tool call ids: ``"c"``, or for a child that inherited its history one such as ``"c3_"``.
+        left_out: Messages that replacements removed from the record, oldest first; kept only if the agent of the run
+            has the tool ``recall_history``.
         handed_to: The id of the agent to which the conversation was handed over: the next message goes to it, whichever
             agent is named then. ``None`` where it was never handed over.
     """

@@ -2,7 +2,7 @@
 Separating the thoughts in a reply's text from the text for the reader.
 
 Some servers never use thinking parts: their models write thoughts into the text, between tags. The record keeps the text;
-whatever shows or returns what a model said asks ``split_thoughts``, so that nobody else has to know about tags.
+code that shows or returns a model's text calls ``split_thoughts``, so that no other code depends on tags.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class _Buffer:
         return calls
 
     def list_ancestors(self, length: int) -> tuple[tuple[object, int], ...]:
-        """Return the buffers of the first *length* messages, each with its number of messages."""
+        """Return the tokens of this buffer and of its ancestors, each with how many of the first *length* messages it shares."""
         return ((self.token, length), *[(token, min(n, length)) for token, n in self.lineage])
 
 
@@ -276,7 +276,7 @@ class Transcript(Sequence[Message]):
         return self.replace_results({call_id: result})
 
     def replace_results(self, results: Mapping[str, ToolResult]) -> Transcript:
-        """Return this transcript with the results of several calls replaced, as ``resolve`` does for one."""
+        """Return this transcript with the results of several calls replaced, as ``replace_result`` does for one."""
         if not results:
             return self
         items, first = self._copy_items(), self._length
@@ -361,7 +361,7 @@ class Transcript(Sequence[Message]):
         )
 
     def fold_batch(self, key: object, fn: Callable[[T, Sequence[Message]], list[T]], start: T) -> T:
-        """Return the same as ``fold``, where *fn* receives all new messages and returns the value after each."""
+        """Return the same as ``fold``, where *fn* receives the last value and all new messages, and returns the value after each."""
         buffer, length = self._buffer, self._length
         values = buffer.folds.setdefault(key, [])
         known = len(values)
@@ -430,6 +430,7 @@ def _raise_unanswered(waiting: list[ToolCallPart]) -> NoReturn:
 
 
 def _pop_answered_call(message: Any, waiting: list[ToolCallPart]) -> None:
+    """Remove the next call from *waiting*; raise unless *message* is its result."""
     if not waiting:
         msg = f"the result of {message.tool_call_id!r} ({message.tool_name}) stands beside no call"
         raise TranscriptError(msg)

@@ -118,7 +118,7 @@ def to_round_trip_json(
         dumps: Functions that return the JSON of a value; the first result that returns an equal value is used.
         load: Returns the value in a JSON.
         name: The type or the parameter, for messages.
-        source: The JSON from which *value* was validated, if it is known.
+        source: The JSON from which *value* was validated, if it is known. It is returned if no dump fits, unless *value* has a secret.
 
     Raises:
         DataError: if there is no such JSON, with the field and the remedy.

@@ -31,7 +31,7 @@ class Usage:
         cache_write_tokens: Prompt tokens written to the provider's cache.
         reasoning_tokens: Reply tokens spent on thinking.
         requests: Requests that were sent: those that were answered with a reply, and those whose reply was lost or cut off.
-            In the usage of a single reply, its own and the lost ones before it; 0 stands for its own alone.
+            In the usage of a single reply, its own and the lost ones before it; 0 means its own alone.
         at_least: Whether some part is unknown, so that the numbers are lower bounds.
     """
 
@@ -82,7 +82,7 @@ def parse_amount(text: object) -> Decimal | None:
 
 
 def is_amount(value: object) -> bool:
-    """Return whether *value* is a decimal number that can be added to others."""
+    """Return whether *value* is a finite ``Decimal`` of ordinary size, which can be added to others; it may be negative."""
     return isinstance(value, Decimal) and value.is_finite() and abs(value.adjusted()) <= MAX_EXPONENT
 
 

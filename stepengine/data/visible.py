@@ -39,6 +39,7 @@ def visible(text: str, *, strict: bool = False) -> str:
 
 
 def _escape_run(text: str, *, strict: bool) -> str:
+    """Return a part of a text with invisible characters as escapes, and without combining marks after the eighth in a row."""
     shown: list[str] = []
     marks = 0
     for character in text:

@@ -4,8 +4,10 @@ Conversion of histories from and to the common ``{"role", "content"}`` form.
 The content is text or blocks of type ``text``, ``tool_use``, ``tool_result``, ``image`` and the like. Three more forms can be read:
 calls and results of Chat Completions, as ``tool_calls`` of an assistant message and messages with the role ``tool``; our own stored
 form (``{"type": "user_message", ...}``), so that a handler can pass messages on as JSON without a loss; and the AI SDK's form
-(``data.ai_sdk``) of codebuff's histories. Unknown members raise an error with their name. The written form is complete except for
-provider data.
+(``data.ai_sdk``) of codebuff's histories. Unknown members raise an error with their name.
+
+The written form lacks provider data, tags, lifetimes, trust, and arguments that could not be parsed. Of the status of a result it has
+only whether it is an error.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ MEMBERS = {
 
 
 class ImportedHistory(NamedTuple):
-    """An imported history: the system prompt that stood in it, and the messages."""
+    """An imported history: its system prompt and its messages."""
 
     system_prompt: str
     messages: tuple[Message, ...]
@@ -100,9 +102,10 @@ def read_history(messages: Iterable[object]) -> ImportedHistory:
 
 def _append_or_merge_message(found: list[Message], message: Message) -> None:
     """
-    Append a message.
+    Append a message, or merge an assistant message into a preceding one with tool calls.
 
-    Codebuff stores each call of a reply as a message, with all results after the last one. Here they are one message.
+    Codebuff stores each call of a reply as a message, with all results after the last one. Here they are one message, with the tags and
+    the lifetime of the first.
     """
     last = found[-1] if found else None
     if isinstance(message, AssistantMessage) and isinstance(last, AssistantMessage) and last.tool_calls:
@@ -127,7 +130,7 @@ def _read_message(message: Any, names: Mapping[str, str]) -> list[Message]:
 
 
 def _copy_tags_and_lifetime(made: Message, given: Mapping[str, Any]) -> Message:
-    """Return *made* with the tags and the lifetime of the original message."""
+    """Return *made* with the tags and the lifetime of the original message; a tool result has neither."""
     tags: Any = given.get("tags") or ()
     ttl: Any = given.get("ttl") or LIFETIMES.get(given.get("timeToLive", ""))
     if isinstance(made, ToolMessage) or not (tags or ttl):
@@ -338,7 +341,7 @@ def _read_result_part(block: Mapping[str, object]) -> Any:
 
 
 def to_dicts(transcript: Iterable[Message]) -> list[dict[str, JsonValue]]:
-    """Return *transcript* in the ``{"role", "content"}`` form; consecutive results share one user message."""
+    """Return *transcript* in the ``{"role", "content"}`` form, tool results as blocks of user messages; consecutive results share one."""
     written: list[dict[str, Any]] = []
     for message in transcript:
         blocks: list[Any] = [_write_part(p) for p in message.content]

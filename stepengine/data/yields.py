@@ -83,7 +83,7 @@ class _Iterated:
     """
     The protocol that ``yield from`` needs of a value other than a generator: ``__iter__``.
 
-    Checkers that want a whole generator there, as pyrefly does, are told of the rest, which nobody calls.
+    The other methods of a generator are only declared, for type checkers such as pyrefly that require them.
     """
 
     __slots__ = ()
@@ -174,7 +174,7 @@ class ToolCall(Member[ToolResult]):
         input: Its input, a JSON object.
         include_tool_call: Whether call and result enter the history, where the model has the tool. A
             control tool or spawning tool that it lacks leaves no trace there either way: providers refuse calls of tools
-            that they were not told of. Any other tool that it lacks needs ``False``.
+            that are not in the request. Any other tool that it lacks needs ``False``.
 
     Raises:
         ToolError: from ``yield from``, when the result is an error.
@@ -313,6 +313,7 @@ class Perform(Member["T_co | PerformError"], Generic[T_co]):
 
 
 def _check_options(value: Iterable[str]) -> tuple[str, ...]:
+    """Return the options of an ``Ask`` as a tuple of texts; raise ``BadYield`` for a single option and for other values."""
     options = tuple(value)
     if find_iteration_mistake(value) or not all(isinstance(o, str) for o in options):
         msg = f"the options of an Ask are a list of strings, not {value!r}"
@@ -409,9 +410,9 @@ class Parallel(_Iterated, Generic[T_co]):
             cancelled child has an entry that says so.
         concurrency: How many members are under way at once, at least 1: as soon as one has ended, the next one begins. All
             of a race begin together. By default all begin at once, of children ``max_concurrent_children`` (8) and of tool calls
-            ``max_concurrent_tools`` (all). A number stands in place of these defaults, never of a limit that was set.
-            After a crash only members that had begun are in doubt.
-        program_lines: Where a program asks for them (``make_program_parallel``): the line of each member; else none.
+            ``max_concurrent_tools`` (all). A number replaces these defaults, never a limit that was set.
+            After a crash only members that had started are in doubt.
+        program_lines: The line of each member in the program that requests them (``make_program_parallel``); ``()`` without a program.
 
     Raises:
         BadYield: for anything else inside, such as ``STEP``, and for a *concurrency* below 1.
@@ -503,7 +504,7 @@ def make_program_parallel(calls: Sequence[Member[Any]], lines: Sequence[int]) ->
     """
     Return the ``Parallel`` of a program's simultaneous calls, with the line of each, from 1.
 
-    The lines are recorded, so that whoever looks at the run sees each call at its line; nothing else depends on them.
+    The lines are recorded, so that viewers show each call at its line. Nothing else depends on them.
     """
     asked: Parallel[tuple[Any, ...]] = object.__new__(Parallel)
     asked.__attrs_init__(tuple(calls), fail_fast=False, concurrency=None, program_lines=tuple(lines))
@@ -571,7 +572,7 @@ class Sleep(Member[datetime]):
     Wait for a time; a recorded run outlives its process meanwhile.
 
     ``Sleep(90)``, ``Sleep(timedelta(hours=8))`` or ``Sleep(until=date)``. ``yield from`` gives the time at which the run woke
-    (UTC), which is later when nobody resumed it in time. A time that has passed is no wait.
+    (UTC), which is later if the run was resumed late. A time that has passed is no wait.
 
     Attributes:
         seconds: How long, from the run's own time on; at least 0.
@@ -613,14 +614,15 @@ class Receive(Member["T_co | None"], Generic[T_co]):
     """
     Wait for the next message on a topic of this run.
 
-    Messages come in the order in which they arrived; those that came before the run asked wait for it. They are sent with
-    ``handle.send_message``, ``engine.send_message``, ``stepengine send --topic`` or by the run's parent with ``Send``. ``yield from`` gives what the message
-    says: JSON, or with a pydantic model as *schema* an object of it; ``None`` at the timeout.
+    Messages are received in the order of their arrival; earlier ones wait for the request. They are sent with
+    ``handle.send_message``, ``engine.send_message``, ``stepengine send --topic`` or by the run's parent with ``Send``.
+    ``yield from`` returns the value of the message: JSON, or with a pydantic model as *schema* an object of it; ``None`` at the
+    timeout.
 
     Attributes:
         topic: The topic.
-        timeout: The seconds after which nothing more is waited for; ``None`` for ever.
-        schema: What a message has to fit; one that does not is left out, with a warning in the run's result.
+        timeout: The maximum wait in seconds; ``None`` for ever.
+        schema: The schema of messages; one that does not fit is skipped, with a warning in the run's result.
 
     Raises:
         BadYield: for what is not a topic, timeout or schema.
@@ -719,7 +721,7 @@ class Wait(Member["Waited[Out]"], Generic[Out]):
     Attributes:
         refs: The children.
         need: How many must have ended: ``"all"``, ``"any"`` or a number.
-        timeout: The seconds after which it goes on with what there is; ``None`` for ever.
+        timeout: The seconds after which it continues with the children that have ended; ``None`` for ever.
 
     Raises:
         BadYield: for what is no ``ChildRef``, *need* or timeout.
@@ -789,11 +791,11 @@ class Cancel(_Iterated):
     """
     End a child in the background, and the runs below it.
 
-    ``yield from`` gives how it ended: of one that had ended before, its result.
+    ``yield from`` returns its ``ChildResult``; a child that had ended before has its own result.
 
     Attributes:
         ref: The child.
-        reason: Why, for whoever looks at the run.
+        reason: The reason, for viewers of the run.
     """
 
     ref: ChildRef[Any] = attrs.field(converter=_check_child_ref)
@@ -876,7 +878,8 @@ class StepResult:
         tool_results: One result per call, in call order; empty after steps.
         steps_complete: Whether the last model step or ``StepText`` ended the turn, or no more steps are allowed.
         n_responses: The texts of the candidates of a ``GenerateN``, without thoughts; empty otherwise.
-        value: The value of a ``Perform``, ``Ask``, ``Complete``, ``AgentCall``, ``Parallel`` or of a wait; ``None`` otherwise.
+        value: The value of a ``Perform``, ``Ask``, ``Complete``, ``AgentCall``, ``Parallel``, ``Race``, ``Start``, ``Send``, ``Cancel`` or
+            of a wait; ``None`` otherwise.
         output: The output that the current turn has set, as the type of the ``output_schema``; ``None`` without one. It is set
             by ``set_output``, or by a text that ends the turn and is the JSON of the schema. ``agent_state.output`` may also be the
             output of an earlier turn.
@@ -908,7 +911,7 @@ class StepResult:
 
     @property
     def text(self) -> str:
-        """The text of the newest assistant message, stripped and without thoughts; ``""`` for calls alone or no message."""
+        """The text of the newest assistant message in the history, stripped and without thoughts; ``""`` for calls alone or no message."""
         history = reversed(self.agent_state.message_history)
         return next((m.text_without_thoughts.strip() for m in history if isinstance(m, AssistantMessage)), "")
 
@@ -1040,6 +1043,7 @@ at once.
 
 
 def _check_candidate_count(value: int) -> int:
+    """Return an integer from 1, else raise; the machine refuses one above ``MAX_CANDIDATES``."""
     number: object = value
     if isinstance(number, int) and not isinstance(number, bool) and number >= 1:
         return value
@@ -1053,7 +1057,8 @@ class GenerateN(_Iterated):
     """
     Ask the model *n* times for a reply to the present history, which stays untouched.
 
-    ``yield from`` gives what they say, without thoughts, in candidate order; failed candidates are left out. *n* is 1 to 64; more is a spent limit.
+    ``yield from`` returns the texts of the replies, without thoughts, in candidate order; failed candidates are left out. *n* is 1 to 64;
+    more is a spent limit.
     """
 
     n: int = attrs.field(converter=_check_candidate_count)
@@ -1151,7 +1156,7 @@ def parse_reply(reply: ModelReply, schema: type[Reply]) -> Reply:
 
 
 def _describe_issues(error: Any) -> list[str]:
-    """Return a line for each field that pydantic refused."""
+    """Return a line for each field that pydantic refused; of another error, its text."""
     if not hasattr(error, "errors"):
         return [str(error)]
     return [f"{'.'.join(map(str, e['loc'])) or '(the whole)'}: {e['msg']}" for e in error.errors(include_url=False)]
@@ -1192,13 +1197,13 @@ class YieldRow(NamedTuple):
     Attributes:
         name: As authors write it.
         kind: Its class.
-        asks: What it asks for.
-        effects: Tokens of the effects that it leads to by itself, in order; what the called tool or the model adds to them
-            stands in ``CALLS`` and in ``ORDER`` of ``machine/protocol.py``.
-        sent: The field of the ``StepResult`` in which the handler finds what came of it.
-        gives: What that is.
-        state: The state of ``ORDER`` in which those effects are handed out.
-        actions: How many programmatic actions it counts for; ``None`` when that depends on what it holds.
+        asks: The request, as documentation names it.
+        effects: Tokens of the effects that it leads to by itself, in order. ``CALLS`` and ``ORDER`` of ``machine/protocol.py`` have
+            those that the called tool or the model adds.
+        sent: The field of the ``StepResult`` with the result.
+        gives: The result, as documentation names it.
+        state: The state of ``ORDER`` in which the machine yields those effects.
+        actions: How many programmatic actions it counts for; ``None`` if that depends on its content.
         for_hooks: Whether hooks may yield it, too.
         for_tools: Whether the body of a tool may yield it, too: what needs no conversation.
         for_sandbox: Whether a handler in the sandbox may yield it, too.
