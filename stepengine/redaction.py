@@ -31,11 +31,13 @@ from stepengine.data.messages import Message
 from stepengine.data.secret_names import (
     VALUE_WORDS,
     Place,
+    decode_json_levels,
     is_secret,
     is_secret_name,
     is_text_token_member,
     looks_random,
     may_differ_between_machines,
+    may_end_secret_name,
     may_name_secret_member,
 )
 from stepengine.data.spellings import Spelling, make_spellings, make_truncatable_pattern
@@ -652,7 +654,13 @@ class TextRedactor:
             or next(index.find_masked(text), None) is not None
         ):
             return True
-        return self.shapes and (looks_secret(text) or may_name_secret_member(text))
+        return self.shapes and (
+            looks_secret(text)
+            or any(
+                (decoded is not text and looks_secret(decoded)) or may_end_secret_name(decoded)
+                for decoded in decode_json_levels(text)
+            )
+        )
 
     def text(self, text: str) -> str:
         """Return *text* with a placeholder for each secret."""

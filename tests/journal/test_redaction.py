@@ -231,6 +231,28 @@ def test_value_that_cannot_be_stored_is_refused_at_the_yield(rig, tmp_path):
     assert check(journal)
 
 
+@pytest.mark.spec("replay:K4", "reliability:R11")
+@pytest.mark.parametrize(
+    "name", ["Password:", "secret value", "secret__value", "secret_raw_value", "api_key*", "pass_word", "to\u212aen\n"]
+)
+def test_journal_never_stores_the_value_of_a_secret_name(rig, tmp_path, name):
+    nearly_json = json.dumps({name: "hunter2 x"})[:-1] + ","
+
+    def handle_steps(ctx):
+        yield from Perform(lambda: {name: "hunter2 x", "nearly JSON": nearly_json})
+        yield from ToolCall("act", {name: "hunter2 x"})
+
+    act = Tool(
+        name="act", description="d", input_schema={"type": "object"}, run=lambda _: {name: "hunter2 x"}, in_thread=False
+    )
+    journal = FileJournal(tmp_path / "run.jsonl", redact="all")
+    result = rig(AgentDefinition("a", tools=[act], handle_steps=handle_steps)).record(journal)
+
+    assert result.status is RunStatus.COMPLETED, result.error
+    assert b"hunter2" not in b"".join([file.read_bytes() for file in tmp_path.iterdir()])
+    assert journal.content().count(b"<redacted:") > 2
+
+
 # --- what a caller gives ----------------------------------------------------------------------------------------------
 
 

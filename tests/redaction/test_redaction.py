@@ -5,18 +5,20 @@ The one redactor by itself: its time follows the length of the text, nothing hid
 from __future__ import annotations
 
 import base64
+import json
 import re
 import time
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from stepengine import redaction
 from stepengine.data.codec import to_json
 from stepengine.data.events import ToolFinished
 from stepengine.data.messages import ToolResult
+from stepengine.data.secret_names import MEMBER_HINTS, SECRET_ENDINGS, VALUE_WORDS, is_secret_name
 from stepengine.data.spellings import make_spellings
 from stepengine.errors import StepEngineError
 from stepengine.journal.secret_scan import scan
@@ -108,6 +110,62 @@ def test_each_of_many_findings_is_reported_with_its_line(full_of_findings):
     assert 10_000 == len(leaks)
     assert (1, 2, 3) == tuple(leak.line for leak in leaks[:3])
     assert 9_999 == leaks[-2].line
+
+
+SEPARATORS = st.text('_-. :*[]/"\\\n\x01\x7f\u00a0\u200b', max_size=3)
+
+
+def with_separators(words: list[str], data: st.DataObject) -> str:
+    """Return the name of *words* in any case, with separators before, after and within them."""
+    cases = st.sampled_from([str.lower, str.upper, str.title])
+    cut = [(word, data.draw(st.integers(0, len(word)))) for word in words]
+    pieces = [data.draw(cases)(piece) for word, at in cut for piece in (word[:at], word[at:])]
+    return "".join([f"{data.draw(SEPARATORS)}{piece}" for piece in pieces]) + data.draw(SEPARATORS)
+
+
+SECRET_WORDS = sorted({*MEMBER_HINTS, *[end for end, places in SECRET_ENDINGS.items() if "member" in places]})
+
+
+@pytest.mark.spec("replay:K4", "reliability:R11")
+@settings(max_examples=300)
+@given(
+    word=st.sampled_from(SECRET_WORDS),
+    values=st.lists(st.sampled_from(sorted(VALUE_WORDS)), max_size=2),
+    levels=st.integers(0, 3),
+    is_ascii=st.booleans(),
+    missing=st.integers(0, 1),
+    data=st.data(),
+)
+def test_fast_test_finds_every_secret_name(
+    *, word: str, values: list[str], levels: int, is_ascii: bool, missing: int, data: st.DataObject
+) -> None:
+    """Also in JSON inside strings, in its escapes, and where a bracket is missing."""
+    name = with_separators([word, *values, *data.draw(st.sampled_from([[], ["2"]]))], data)
+    assume(is_secret_name(name, "member"))
+    redactor = Redactor({}, shapes=True)
+    text = json.dumps({name: "hunter2-hunter2"}, ensure_ascii=is_ascii)
+    text = text[: len(text) - missing]
+    for _ in range(levels):
+        text = json.dumps({"body": text}, ensure_ascii=is_ascii)
+
+    assert redactor.may_contain_secret(text)
+    assert "hunter2" not in redactor.redact_json_text(text)
+
+
+@pytest.mark.spec("replay:K5", "reliability:R11")
+@given(
+    secret=st.sampled_from(["https://me:hunter22@h.test/a", "https://h.test/a?api_key=hunter22&b=1", KEY]),
+    escaped=st.sets(st.sampled_from("/:@?=&-s1")),
+    levels=st.integers(1, 3),
+)
+def test_fast_test_finds_secrets_behind_escapes(secret: str, escaped: set[str], levels: int) -> None:
+    text = '{"url": "%s"}' % "".join([f"\\u{ord(one):04x}" if one in escaped else one for one in secret])  # noqa: UP031
+    for _ in range(levels):
+        text = json.dumps({"body": text})
+    redactor = Redactor({}, shapes=True)
+
+    assert redactor.value(json.loads(text)) != json.loads(text)
+    assert redactor.may_contain_secret(text)
 
 
 @pytest.mark.spec("reliability:R11")
