@@ -149,7 +149,7 @@ class Answer:
     @property
     def value(self) -> str:
         """The answer as one string: the choices joined by commas, else the text; ``""`` when declined."""
-        return ", ".join(self.selected) or self.text
+        return "" if self.declined else ", ".join(self.selected) or self.text
 
     @property
     def agrees(self) -> bool:

@@ -224,7 +224,7 @@ def _describe_outcome(history: History, entry: _ShownEffect) -> str:
     if isinstance(value, ChildResult):
         return f"{value.status.value}: {value.text if value.output is None else _format_json(value.output)}"
     if isinstance(value, tuple) and value and isinstance(value[0], Answer):
-        return "; ".join([answer.text or ", ".join(answer.selected) or "(declined)" for answer in value])
+        return "; ".join([answer.value or "(declined)" for answer in value])
     return value if isinstance(value, str) else _format_json(value)
 
 

@@ -303,7 +303,10 @@ def _result_from_answers(answers: Sequence[Answer]) -> ToolResult:
     if all(a.declined for a in answers):
         return ToolResult.json({"skipped": True})
     entries: list[Any] = [
-        {"question_index": i, **({"selected": list(a.selected)} if a.selected else {"text": a.text})}
+        {
+            "question_index": i,
+            **({"selected": list(a.selected)} if a.selected and not a.declined else {"text": a.value}),
+        }
         for i, a in enumerate(answers)
     ]
     return ToolResult.json({"answers": entries})

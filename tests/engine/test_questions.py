@@ -121,6 +121,16 @@ async def test_interactor_with_an_invalid_option_is_asked_three_more_times():
     assert "green" == (await Engine(interactor=Fickle("green")).run(choosing(allow_text=True))).output
 
 
+@pytest.mark.spec("requirements:X54")
+@pytest.mark.parametrize("selected", [(), ("red",)])
+@pytest.mark.parametrize("text", ["", "red", "red please"])
+def test_declined_question_gives_the_handler_no_answer(selected, text):
+    declined = Answer(selected=selected, text=text, declined=True)
+    result = Engine(interactor=Saying(declined)).run_sync(choosing())
+
+    assert (RunStatus.COMPLETED, "") == (result.status, result.output)
+
+
 @pytest.mark.spec("requirements:X54", "requirements:K12")
 async def test_invalid_answer_through_a_handle_can_be_corrected():
     async with Engine().start(choosing()) as handle:

@@ -150,6 +150,12 @@ def test_ask_user_asks_all_its_questions_as_one():
     world = World(replies=[reply(call("ask_user", questions=one)), reply("x")], answers={"q1": Answer(declined=True)})
     assert run(world=world, tools=["ask_user"]).tool_calls[0].result.data == {"skipped": True}
 
+    half = {"q1.0": Answer("a", "a, I think", declined=True), "q1.1": Answer(text="so")}
+    world = World(replies=[reply(call("ask_user", questions=asked)), reply("x")], answers=half)
+    assert run(world=world, tools=["ask_user"]).tool_calls[0].result.data == {
+        "answers": [{"question_index": 0, "text": ""}, {"question_index": 1, "text": "so"}]
+    }
+
     waiting = run(reply(call("ask_user", questions=asked)), tools=["ask_user"])
     assert (waiting.status, [q.id for q in waiting.pending]) == (RunStatus.SUSPENDED, ["q1.0", "q1.1"])
 
