@@ -258,6 +258,6 @@ def _are_texts(values: list[Any]) -> bool:
 
 def answer_from_form(question: Question, value: object) -> Answer:
     """Return the answer in a form's field; a value that is none declines the question, with the reason."""
-    answer = Answer(selected=map(str, value)) if isinstance(value, list) else to_answer(str(value or ""), question)
+    answer = to_answer(Answer(selected=map(str, value)) if isinstance(value, list) else str(value or ""), question)
     problem = answer_problem(answer, question)
     return answer if value and problem is None else Answer(declined=True, reason=problem or "")

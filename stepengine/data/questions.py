@@ -167,10 +167,13 @@ def to_answer(value: AnswerLike, question: Question) -> Answer:
     """
     Return a caller's value as the ``Answer`` to *question*.
 
-    A bool is yes or no; a string is a choice, several of them with commas where several can be chosen, or a text.
+    A bool is yes or no; a string is a choice, several of them with commas where several can be chosen, or a text. Choices together with
+    other texts become one text with commas, where several can be chosen and other texts are answers.
     """
     if isinstance(value, Answer):
-        return value
+        has_others = question.multi_select and not set(value.selected) <= set(question.options)
+        is_text = has_others and (question.allow_text or not question.options)
+        return attrs.evolve(value, selected=(), text=value.value) if is_text else value
     text = ("yes" if value else "no") if isinstance(value, bool) else value
     if text in question.options:
         return Answer(selected=(text,))

@@ -5,10 +5,14 @@ The answers that a question offers, and the text of the call that it is about, a
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
+import jsonschema
 import pytest
 from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stepengine.data.call_text import PreviewPart, find_call_subject, find_question_diff, preview_parts
 from stepengine.data.choices import (
@@ -23,7 +27,7 @@ from stepengine.data.choices import (
     question_to_json,
 )
 from stepengine.data.json import JsonDict
-from stepengine.data.questions import Answer, Question, answer_problem
+from stepengine.data.questions import Answer, Question, answer_problem, check_answer
 from tests.phrases import NO_OPTION
 
 
@@ -171,6 +175,22 @@ def test_form_value_becomes_an_answer_or_a_reasoned_refusal() -> None:
         wrong.declined,
         wrong.reason,
     )
+
+
+@given(
+    options=st.sets(st.sampled_from(["a", "b", "c d"])),
+    items=st.lists(st.sampled_from(["a", "b", "c d", "other", "x, y"]), min_size=1),
+    parse=st.sampled_from([answer_from_form, lambda question, value: check_answer(answer_from_json(value), question)]),
+)
+def test_answer_of_the_schema_is_never_lost(
+    options: set[str], items: list[str], parse: Callable[[Question, object], Answer]
+) -> None:
+    question = Question("q", "Which?", sorted(options), multi_select=True, allow_text=True)
+    jsonschema.validate(items, answer_schema(question))
+    answer = parse(question, items)
+
+    assert ", ".join(items) == answer.value
+    assert (tuple(items) if set(items) <= options else ()) == answer.selected
 
 
 # --- calls ------------------------------------------------------------------------------------------------------------
