@@ -51,6 +51,7 @@ def _make_media_block(data: object, kind: str, title: str) -> dict[str, object]:
     elif isinstance(data, str) and is_data_url(data):
         kind = kind or normalize_media_type(data[len("data:") :].partition(",")[0])
         source = {"type": "url", "media_type": kind, "url": data}
-    if normalize_media_type(kind).startswith("image/"):
+    # Another value than text raises an error with its path where the block is read.
+    if isinstance(kind, str) and normalize_media_type(kind).startswith("image/"):
         return {"type": "image", "source": source}
     return {"type": "document", "source": source, "title": title}

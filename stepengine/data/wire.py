@@ -49,6 +49,8 @@ CITED = ("url", "title", "quote", "said", "source")
 TAGGING = {"tags", "ttl", "timeToLive"}
 ABOUT_A_REPLY = {"id", "type", "object", "created", "model", "stop_reason", "stop_sequence", "finish_reason", "usage"}
 """Members about the reply of a message, which are not part of the conversation."""
+EMPTY = (None, "", [], (), {})
+"""Values of a member that count as a missing member."""
 MEMBERS = {
     "user": {"name"},
     "assistant": {"name", "refusal", "tool_calls"},
@@ -131,13 +133,29 @@ def _read_message(message: Any, names: Mapping[str, str]) -> list[Message]:
 
 def _copy_tags_and_lifetime(made: Message, given: Mapping[str, Any]) -> Message:
     """Return *made* with the tags and the lifetime of the original message; a tool result has neither."""
-    tags: Any = given.get("tags") or ()
-    ttl: Any = given.get("ttl") or LIFETIMES.get(given.get("timeToLive", ""))
-    if isinstance(made, ToolMessage) or not (tags or ttl):
-        return made
+    tags = _read_tags(given.get("tags"))
+    own, ai_sdk = _read_lifetime(given, "ttl", LIFETIMES.values()), _read_lifetime(given, "timeToLive", LIFETIMES)
+    ttl: Any = own or LIFETIMES.get(ai_sdk)
+    return made if isinstance(made, ToolMessage) or not (tags or ttl) else attrs.evolve(made, tags=tags, ttl=ttl)
+
+
+def _read_tags(tags: object) -> list[str]:
+    if tags in EMPTY:
+        return []
     if not isinstance(tags, list | tuple):
         raise prefix_path(fault(f"expected a list of texts, not {format_value(tags)}"), ".tags")
-    return attrs.evolve(made, tags=tags, ttl=ttl)
+    return [require_storable_text(tag, f"$.tags[{n}]") for n, tag in enumerate(tags)]
+
+
+def _read_lifetime(given: Mapping[str, Any], member: str, known: Iterable[str]) -> str:
+    """Return the lifetime in a member of a message, one of the *known* ones; ``""`` without one."""
+    value: Any = given.get(member)
+    if value in EMPTY:
+        return ""
+    if not isinstance(value, str) or value not in known:
+        words = " or ".join(map(repr, known))
+        raise prefix_path(fault(f"expected {words}, not {format_value(value)}"), f".{member}")
+    return value
 
 
 def _read_normalized_message(message: Mapping[str, Any], role: str, names: Mapping[str, str]) -> list[Message]:
@@ -165,7 +183,7 @@ def _message_codec() -> ObjectCodec:
 def _refuse_unknown_members(message: Mapping[str, object], role: str) -> None:
     """Raise for unknown members that are not empty."""
     for name in message.keys() - MEMBERS[role] - ABOUT_A_REPLY - TAGGING - {"role", "content"}:
-        if message[name] not in (None, "", [], (), {}):
+        if message[name] not in EMPTY:
             known = list_names(["content", *sorted(MEMBERS[role])], name)
             msg = f"a message of role {role!r} may have {known}, and not this"
             raise prefix_path(fault(msg), f".{name}")

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import base64
+import copy
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from stepengine import AgentDefinition, AgentState, Engine, ToolCall
+from stepengine.data.ai_sdk import LIFETIMES
 from stepengine.errors import DataError, TranscriptError
+from tests import strategies
 
 PNG = base64.b64encode(b"\x89PNG").decode()
 HISTORY: list[dict[str, Any]] = [
@@ -129,6 +134,46 @@ def test_from_messages_rejects_dicts_and_names_from_dicts() -> None:
 def test_unreadable_message_is_rejected_with_its_path(message: dict[str, Any]) -> None:
     with pytest.raises(DataError, match=r"\$\[0\]"):
         AgentState.from_dicts([message])
+
+
+EMPTY: tuple[Any, ...] = (None, "", [], {})
+
+
+@pytest.mark.spec("generator-contract:T26")
+@given(
+    member=st.sampled_from(["tags", "ttl", "timeToLive"]),
+    value=strategies.json_values() | st.lists(st.text() | st.integers()) | st.sampled_from([*LIFETIMES, *LIFETIMES.values()]),
+)
+def test_tags_and_lifetime_are_read_or_rejected_with_their_path(member: str, value: Any) -> None:
+    try:
+        (message,) = AgentState.from_dicts([{"role": "user", "content": "x", member: value}]).message_history
+    except DataError as error:
+        assert error.path.startswith(f"$[0].{member}")  # noqa: PT017
+        assert f"at {error.path}" in error.message  # noqa: PT017
+        assert value not in EMPTY
+    else:
+        assert tuple(value or ()) == message.tags if member == "tags" else () == message.tags
+        assert (LIFETIMES.get(value, value) if member != "tags" and value not in EMPTY else None) == message.ttl
+        assert all(isinstance(tag, str) for tag in message.tags)
+        assert message.ttl in (None, *LIFETIMES.values())
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_mutated_ai_sdk_history_loads_or_raises_our_errors(data: st.DataObject) -> None:
+    history = copy.deepcopy(HISTORY)
+    node: Any = history
+    while isinstance(node, dict | list) and node:
+        key = data.draw(st.sampled_from(sorted(node) if isinstance(node, dict) else range(len(node))))
+        if not isinstance(node[key], dict | list) or not node[key] or data.draw(st.booleans()):
+            node[key] = data.draw(strategies.json_values())
+            break
+        node = node[key]
+
+    try:
+        AgentState.from_dicts(history)
+    except (DataError, TranscriptError) as error:
+        assert error.message  # noqa: PT017
 
 
 def test_file_part_is_read_as_a_document() -> None:
