@@ -106,12 +106,13 @@ def _append_or_merge_message(found: list[Message], message: Message) -> None:
     """
     Append a message, or merge an assistant message into a preceding one with tool calls.
 
-    Codebuff stores each call of a reply as a message, with all results after the last one. Here they are one message, with the tags and
-    the lifetime of the first.
+    Codebuff stores each call of a reply as a message, with all results after the last one. Here they are one message, with the tags of
+    all. It has the lifetime of the first, which does not matter: a message with calls stays.
     """
     last = found[-1] if found else None
     if isinstance(message, AssistantMessage) and isinstance(last, AssistantMessage) and last.tool_calls:
-        found[-1] = attrs.evolve(last, content=(*last.content, *message.content))
+        tags = tuple(dict.fromkeys([*last.tags, *message.tags]))
+        found[-1] = attrs.evolve(last, content=(*last.content, *message.content), tags=tags)
     else:
         found.append(message)
 

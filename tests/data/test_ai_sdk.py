@@ -104,6 +104,20 @@ def test_calls_in_messages_of_their_own_become_one_message() -> None:
 
 
 @pytest.mark.spec("generator-contract:T26")
+@given(st.lists(st.lists(st.sampled_from("abc"), unique=True), min_size=1, max_size=4))
+def test_merged_message_has_the_tags_of_all(tags: list[list[str]]) -> None:
+    calls = [{"type": "tool-call", "toolCallId": f"t{n}", "toolName": "x", "input": {}} for n in range(len(tags))]
+    history = [
+        {"role": "user", "content": "go"},
+        *[{"role": "assistant", "content": [call], "tags": own} for call, own in zip(calls, tags, strict=True)],
+        *[{"role": "tool", "toolCallId": call["toolCallId"], "content": []} for call in calls],
+    ]
+    merged = AgentState.from_dicts(history).message_history[1]
+
+    assert list(dict.fromkeys([tag for own in tags for tag in own])) == list(merged.tags)
+
+
+@pytest.mark.spec("generator-contract:T26")
 def test_set_messages_accepts_the_ai_sdk_shape() -> None:
     def handle_steps(_: Any) -> Any:
         yield from ToolCall("set_messages", {"messages": HISTORY[1:]}, include_tool_call=False)
@@ -142,7 +156,9 @@ EMPTY: tuple[Any, ...] = (None, "", [], {})
 @pytest.mark.spec("generator-contract:T26")
 @given(
     member=st.sampled_from(["tags", "ttl", "timeToLive"]),
-    value=strategies.json_values() | st.lists(st.text() | st.integers()) | st.sampled_from([*LIFETIMES, *LIFETIMES.values()]),
+    value=strategies.json_values()
+    | st.lists(st.text() | st.integers())
+    | st.sampled_from([*LIFETIMES, *LIFETIMES.values()]),
 )
 def test_tags_and_lifetime_are_read_or_rejected_with_their_path(member: str, value: Any) -> None:
     try:
