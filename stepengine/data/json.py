@@ -175,7 +175,7 @@ def replace_lone_surrogates(text: str) -> str:
 def is_nested_deeper(value: Any, levels: int) -> bool:
     """Return whether a parsed JSON value is nested deeper than *levels*; it stops at that level."""
     level = [value]
-    for _ in range(levels + 1):
+    for _ in range(levels):
         level = [
             member
             for node in level

@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from stepengine import AgentCall, AgentDefinition, Engine, Limits, Tool, ToolCall
 from stepengine.cli.app import app
-from stepengine.data.json import MAX_DEPTH_LEVELS, is_text_nested_deeper
+from stepengine.data.json import MAX_DEPTH_LEVELS, compact, is_nested_deeper, is_text_nested_deeper
 from stepengine.errors import DataError, InputError
 from stepengine.journal import FileJournal, check
 from stepengine.testing import ScriptedModel
+from tests import strategies
 from tests.journal.mutants import resealed
 from tests.journal.test_reading_limit import FP, HEAD, written
 
@@ -117,6 +120,15 @@ def test_the_depth_of_a_text_counts_brackets_outside_of_strings() -> None:
     assert not is_text_nested_deeper(b"[]" * 500, 200)
     assert is_text_nested_deeper(b'{"a":"]]]]","b":%s' % (b"[" * 200), 200)
     assert not is_text_nested_deeper(b'{"a":%s' % (b"[" * 199), 200)
+
+
+@pytest.mark.spec("replay:J51")
+@given(depth=st.integers(0, 8), value=strategies.json_values(), levels=st.integers(0, 8))
+def test_depth_of_a_value_equals_the_depth_of_its_text(depth: int, value: Any, levels: int) -> None:
+    for _ in range(depth):
+        value = [value]
+
+    assert is_text_nested_deeper(compact(value).encode(errors="replace"), levels) == is_nested_deeper(value, levels)
 
 
 @pytest.mark.speed
