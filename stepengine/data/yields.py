@@ -999,7 +999,7 @@ class StepWith(_Iterated):
         model: Another model string.
         tools: Names of the tools to offer instead of the agent's.
         tool_choice: ``"auto"``, ``"none"``, ``"required"`` or a tool name.
-        settings: Settings put over the agent's.
+        settings: Settings for the step. Those that differ from their defaults override the agent's, so a step cannot return to a default.
     """
 
     model: str | None = attrs.field(default=None, validator=MODEL)
