@@ -190,7 +190,12 @@ class Transcript(Sequence[Message]):
         return cls(read_messages(messages))
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        """Return the messages in the widespread ``{"role", "content"}`` form."""
+        """
+        Return the messages in the widespread ``{"role", "content"}`` form, to pass them to other programs.
+
+        The form lacks provider data, tags, lifetimes, trust, the text of arguments that could not be parsed, and each status of a result
+        other than error. Store a history with ``AgentState.to_json``, which loses nothing.
+        """
         return to_dicts(self)
 
     def append(self, message: Message) -> Transcript:

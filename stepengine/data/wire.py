@@ -360,7 +360,11 @@ def _read_result_part(block: Mapping[str, object]) -> Any:
 
 
 def to_dicts(transcript: Iterable[Message]) -> list[dict[str, JsonValue]]:
-    """Return *transcript* in the ``{"role", "content"}`` form, tool results as blocks of user messages; consecutive results share one."""
+    """
+    Return *transcript* in the ``{"role", "content"}`` form, tool results as blocks of user messages; consecutive results share one.
+
+    The form loses what the module docstring lists. For example, a pending result is read back as one without an error.
+    """
     written: list[dict[str, Any]] = []
     for message in transcript:
         blocks: list[Any] = [_write_part(p) for p in message.content]
