@@ -126,14 +126,15 @@ def load_agent(path_or_id: str | Path, *, folders: Iterable[Path] = (), sandboxe
 
     Raises:
         DefinitionError: naming the file and what it should hold, or where was searched; when another version is installed, or
-            two packages have that agent.
+            two packages have that agent; with ``sandboxed``, for an id.
     """
-    if (member := find_packaged_agent(path_or_id)) is not None:
-        return member.load()
     is_named = AgentLocation.from_text(path_or_id) is not None
     if sandboxed and not is_named:
-        msg = f"an agent that runs in the sandbox is named by its file, such as './agents/{path_or_id}.py', not {str(path_or_id)!r}"
+        name = find_published_name(str(path_or_id)) or path_or_id
+        msg = f"an agent that runs in the sandbox is named by its file, such as './agents/{name}.py', not {str(path_or_id)!r}"
         raise DefinitionError(msg)
+    if (member := find_packaged_agent(path_or_id)) is not None:
+        return member.load()
     place = locate_agent(path_or_id, folders=folders)
     if sandboxed or place.sandboxed:
         return attrs.evolve(place, sandboxed=True).load()
@@ -303,7 +304,7 @@ def load_schedules(path: str | Path) -> tuple[Schedule, ...]:
         trust.mark_folder_as_run(place.file)
         file = locate_agent(place.file).file
         load_agents_of_file(file)
-        return find_schedules(load_module(file), str(file))
+        return load_schedules_of_file(file)
     loaded = load_folder(Path(path))
     for said in loaded.problems:
         warn_of_skipped_file(said)
@@ -326,11 +327,7 @@ def load_folder(folder: Path) -> LoadedFolder:
     broken: dict[Path, DefinitionError] = {}
     for file in _agent_files(folder):
         try:
-            # Schedules are the host's; a file in the sandbox has none.
-            found = (
-                load_agents_of_file(file),
-                () if trust.is_sandboxed(file) else find_schedules(load_module(file), str(file)),
-            )
+            found = load_agents_of_file(file), load_schedules_of_file(file)
         except DefinitionError as error:
             broken[file] = error
             continue
@@ -489,6 +486,16 @@ def find_schedules(module: ModuleType, name: str) -> tuple[Schedule, ...]:
     except DefinitionError as error:
         msg = f"{name}: {error.message}"
         raise DefinitionError(msg) from None
+def load_schedules_of_file(file: Path) -> tuple[Schedule, ...]:
+    """
+    Return the schedules of an agent file; a file in the sandbox has none, since they are the host's.
+
+    Raises:
+        DefinitionError: when loading the file fails, or as ``find_schedules`` does.
+    """
+    return () if trust.is_sandboxed(file) else find_schedules(load_module(file), str(file))
+
+
 
 
 def load_tools_of_file(file: Path) -> tuple[ToolLike | ToolSource, ...]:

@@ -60,6 +60,7 @@ ID = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 TOOL = re.compile(r"[A-Za-z0-9_-]{1,64}")
 CATEGORY = re.compile(r"[A-Za-z0-9_-]{0,40}")
 HOST = re.compile(r"\*|(?:\*\.)?[a-z0-9_][a-z0-9._-]*(?::[0-9]{1,5})?|\[[0-9a-f:.]+\](?::[0-9]{1,5})?")
+PACKAGE_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 VALUE = re.compile(r"(?P<module>\w+(?:\.\w+)*)(?::(?P<attribute>\w+(?:\.\w+)*))?")
 
 
@@ -527,11 +528,12 @@ def published_id(definition: AgentDefinition) -> str:
 
 def _load_and_verify_agents(package: Package) -> PackageAgents:
     """Return the agents of a package, compared with its metadata. They are imported, or loaded for the sandbox, once."""
-    key = (package.name, package.version, package.value, package.folder, package.name in trust.SANDBOXED.get())
+    is_sandboxed = trust.is_package_sandboxed(package.name) or trust.is_sandboxed(package.folder)
+    key = (package.name, package.version, package.value, package.folder, is_sandboxed)
     if key not in _HELD:
-        held = (
-            _load_sandboxed_agents(package) if package.name in trust.SANDBOXED.get() else import_agents(package.value)
-        )
+        if not is_sandboxed:
+            _report_unknown_sandboxed_names()
+        held = _load_sandboxed_agents(package) if is_sandboxed else import_agents(package.value)
         if problems := find_declaration_mismatches(package, held):
             msg = f"{package} is not as its {FILE} says: {'; '.join(problems)}. Nothing of it is used"
             raise DefinitionError(msg)
@@ -539,6 +541,23 @@ def _load_and_verify_agents(package: Package) -> PackageAgents:
         for agent_id, agent in held.agents.items():
             _MEMBERS[id(agent)] = agent, PackagedAgent(package, package.agents[agent_id])
     return _HELD[key]
+
+
+def _report_unknown_sandboxed_names() -> None:
+    """Report each name in ``SANDBOXED`` without an installed package, a file or a folder: a slip would import what it is about."""
+    listed = trust.SANDBOXED.get()
+    if not listed:
+        return
+    existing = {Path(one).name for one in listed if Path(one).exists()}
+    found = find_installed_agent_packages()
+    known = sorted({*[one.name for one in found.packages], *[name for _, name in found.problems]})
+    plain = {trust.normalise_package_name(name) for name in known}
+    for name in sorted(one for one in listed if PACKAGE_NAME.fullmatch(one) and one not in existing):
+        if trust.normalise_package_name(name) not in plain:
+            trust.print_or_log_message(
+                f"the setting 'sandboxed' lists {name!r}, which is no installed package with agents, and no file or folder; nothing is "
+                f"sandboxed for it. Correct the name; installed are: {list_names(known, name)}"
+            )
 
 
 def _load_sandboxed_agents(package: Package) -> PackageAgents:

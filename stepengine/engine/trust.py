@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import sys
 from collections.abc import Iterator
@@ -38,6 +39,7 @@ MAX_CONTENT_BYTES = 64 * 1024 * 1024
 CACHE = "__pycache__"
 """Not content: agent files are compiled from their source, whatever lies there."""
 PLUGIN = "stepengine.pytest_plugin"
+SEPARATORS = re.compile(r"[-_.]+")
 
 
 @frozen
@@ -124,6 +126,12 @@ def is_sandboxed(file: Path) -> bool:
     return bool(listed) and any(str(place) in listed for place in (file.resolve(), *file.resolve().parents))
 
 
+def is_package_sandboxed(name: str) -> bool:
+    """Return whether ``SANDBOXED`` lists an installed package, in any spelling of its name."""
+    plain = normalise_package_name(name)
+    return any(normalise_package_name(listed) == plain for listed in SANDBOXED.get())
+
+
 def find_untrusted_folder(folder: Path) -> UntrustedFolder | None:
     """Return a folder of agent files that is not trusted; ``None`` when it is trusted, holds none, or cannot be read."""
     try:
@@ -162,8 +170,9 @@ def print_or_log_message(message: str) -> None:
 
 
 def mark_folder_as_run(file: Path) -> None:
-    """Record that code of a file's folder runs in this process, so that the folder needs no more trust."""
-    _RAN.add(file.resolve().parent)
+    """Record that code of a file's folder runs in this process, so that the folder needs no more trust; not for a sandboxed file."""
+    if not is_sandboxed(file):
+        _RAN.add(file.resolve().parent)
 
 
 def _is_running_code_of(foreign: UntrustedFolder) -> bool:
@@ -318,8 +327,8 @@ def _approval_file_name(package: str) -> str:
 
 
 def normalise_package_name(name: str) -> str:
-    """Return the name of a package as an index compares names."""
-    return name.lower().replace("_", "-").replace(".", "-")
+    """Return the name of a package as an index compares names (PEP 503)."""
+    return SEPARATORS.sub("-", name).lower()
 
 
 def _store_record(place: Path, name: str, record: dict[str, Any]) -> None:

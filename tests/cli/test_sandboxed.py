@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import sys
 import zipfile
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from stepengine import load_agent, load_agents
 from stepengine.engine import packages, trust
@@ -128,6 +131,89 @@ def test_sandboxed_folder_loads_without_import_and_skips_broken_files(folder: Pa
     with pytest.raises(DefinitionError, match="is named by its file"):
         load_agent("asker", sandboxed=True)
     assert not (folder / "imported").exists()
+
+
+@pytest.mark.spec("programs:PG40")
+@pytest.mark.parametrize("name", ["agents", "agents/asker.py", "sandboxed:agents/asker.py"])
+def test_sandboxed_file_has_no_schedules_however_it_is_named(folder: Path, name: str) -> None:
+    (folder / "agents").mkdir()
+    (folder / "agents" / "asker.py").write_text(ASKER)
+    (folder / "set.toml").write_text('sandboxed = ["agents"]\n')
+
+    shown = typed("runs", "--schedules", name, "--config", "set.toml")
+
+    assert (0, "") == (shown.exit_code, shown.stdout), shown.output
+    assert not (folder / "imported").exists()
+
+
+@pytest.mark.spec("programs:PG40", "requirements:X72")
+@pytest.mark.parametrize("first", ["run ./agents/asker.py one --no-journal", "runs --schedules agents/asker.py"])
+def test_sandboxed_file_gives_its_folder_no_trust(folder: Path, monkeypatch: pytest.MonkeyPatch, first: str) -> None:
+    monkeypatch.setattr(trust, "is_trusted", lambda folder: False)
+    (folder / "agents").mkdir()
+    (folder / "agents" / "asker.py").write_text(ASKER)
+    (folder / "agents" / "other.py").write_text("from pathlib import Path\n\nPath('imported').touch()\n")
+    (folder / "set.toml").write_text('sandboxed = ["agents/asker.py"]\n')
+
+    ran = typed(*first.split(), "--config", "set.toml")
+    other = typed("run", "other", "one", "--config", "set.toml", "--no-journal")
+
+    assert ran.exit_code in (0, 3), ran.output
+    assert 2 == other.exit_code, other.output
+    assert not (folder / "imported").exists()
+
+
+@pytest.fixture
+def site(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder that Python looks through, with a package that writes down that it was imported."""
+    declared = {"format": packages.FORMAT, "agents": {"asker": {"tools": {"write_todos": "control"}}}}
+    files = {
+        "acme_agents/asker.py": ASKER.partition("try:")[0] + ASKER.partition("pass\n")[2],
+        f"acme_agents/{packages.FILE}": json.dumps(declared),
+    }
+    files["acme_agents/__init__.py"] = "from pathlib import Path\n\nPath('imported').touch()\n"
+    with zipfile.ZipFile(wheel_of(folder, **files)) as opened:
+        opened.extractall(folder / "site")
+    monkeypatch.syspath_prepend(str(folder / "site"))
+    before = {*sys.modules}
+    yield folder / "site"
+    for name in [name for name in {*sys.modules} - before if name.startswith("acme_agents")]:
+        del sys.modules[name]
+
+
+SEPARATORS = st.text("-_.", min_size=1, max_size=3)
+
+
+@pytest.mark.spec("programs:PG40")
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(separator=SEPARATORS, upper=st.sets(st.integers(0, 10)))
+def test_sandboxed_package_is_listed_in_any_spelling(site: Path, separator: str, upper: set[int]) -> None:
+    """As indexes compare names (PEP 503)."""
+    name = "".join([c.upper() if n in upper else c for n, c in enumerate(f"acme{separator}agents")])
+    trust.SANDBOXED.set(frozenset([name]))
+
+    assert "asker" == load_agent("acme/asker").id
+    assert not Path("imported").exists()
+
+
+@pytest.mark.spec("programs:PG40")
+def test_sandboxed_folder_covers_the_packages_below_it(site: Path) -> None:
+    trust.SANDBOXED.set(frozenset([str(site)]))
+
+    assert "asker" == load_agent("acme/asker").id
+    assert not Path("imported").exists()
+
+
+@pytest.mark.spec("programs:PG40")
+def test_sandboxed_name_of_no_package_is_reported(site: Path, folder: Path) -> None:
+    (folder / "here").mkdir()
+    (folder / "set.toml").write_text('sandboxed = ["acme-agent", "here"]\n')
+    typed("agents", "agree", "acme-agents")
+    ran = typed("run", "acme/asker", "one", "--config", "set.toml", "--no-journal")
+
+    assert "lists 'acme-agent', which is no installed package with agents, and no file or folder" in ran.stderr
+    assert "installed are: acme-agents" in " ".join(ran.stderr.split())
+    assert "'here'" not in ran.stderr
 
 
 @pytest.mark.spec("programs:PG40")

@@ -178,6 +178,17 @@ def test_two_packages_with_one_id_are_reported_and_neither_used(site: Site) -> N
     assert "editor" == load_agent("acme/editor").id
 
 
+@pytest.mark.spec("programs:PG40")
+@pytest.mark.parametrize("agent_id", ["acme/reviewer", "acme/reviewer@1.2.0"])
+def test_sandboxed_load_never_imports_a_package(site: Site, agent_id: str) -> None:
+    site.put("acme-agents", {"reviewer": leaf("reviewer", "r")}, {"reviewer": {}})
+
+    with pytest.raises(DefinitionError, match=r"is named by its file, such as './agents/reviewer.py'"):
+        load_agent(agent_id, sandboxed=True)
+
+    assert "acme_agents" not in sys.modules
+
+
 @pytest.mark.spec("packages:PK4")
 def test_package_agent_replaces_no_bundled_one_and_fills_missing_ids(site: Site) -> None:
     site.put("acme-agents", {"a": leaf("editor", "mine"), "b": leaf("unheard", "u")}, {"editor": {}, "unheard": {}})
