@@ -9,7 +9,13 @@ from typing import NamedTuple, Self
 import attrs
 
 from stepengine.data.definition import AgentDefinition, find_published_name, normalised_id
-from stepengine.engine.loader import AgentLocation, find_bundled_agent, find_packaged_agent, load_agent
+from stepengine.engine.loader import (
+    AgentLocation,
+    find_bundled_agent,
+    find_file_named_like,
+    find_packaged_agent,
+    load_agent,
+)
 from stepengine.engine.packages import PackagedAgent, packaged_agent_from_definition, published_id
 
 
@@ -85,7 +91,7 @@ class _AgentLookup(NamedTuple):
             return own
         if self.place is not None:
             # What lies beside a stranger's file is no more trusted than that.
-            file = self.place.file.with_name(f"{agent_id.replace('-', '_')}.py")
-            if file.is_file():
+            file = find_file_named_like(agent_id, self.place.file.parent)
+            if file is not None:
                 return load_agent(str(attrs.evolve(self.place, file=file, id="")), folders=self.folders)
         return load_agent(agent_id, folders=self.folders)

@@ -564,6 +564,13 @@ def _load_with_definition_errors(file: Path, load: Callable[[], ModuleType]) -> 
 
 def _agent_files(folder: Path) -> Iterator[Path]:
     return (f for f in sorted(folder.glob("*.py")) if not f.name.startswith("_"))
+def find_file_named_like(agent_id: str, folder: Path) -> Path | None:
+    """Return the agent file of a folder whose name is an id with ``_`` for ``-``, or ``None``."""
+    file = folder / f"{agent_id.replace('-', '_')}.py"
+    # An id such as '../name', 'sub/name' or '_name' leads to files that whoever trusted the folder was not shown.
+    return file if file.is_file() and file in _agent_files(folder) else None
+
+
 
 
 def _find_agent_in_folder(folder: Path, wanted: str, broken: list[str]) -> AgentLocation | None:
@@ -575,8 +582,8 @@ def _find_agent_in_folder(folder: Path, wanted: str, broken: list[str]) -> Agent
     Raises:
         DefinitionError: when the file that is named like the id cannot be loaded.
     """
-    named = folder / f"{wanted.replace('-', '_')}.py"
-    if named.is_file():
+    named = find_file_named_like(wanted, folder)
+    if named is not None:
         return AgentLocation(named, wanted if len(load_agents_of_file(named)) > 1 else "")
     for file in _agent_files(folder):
         try:

@@ -489,6 +489,26 @@ def test_trusted_local_agent_hides_a_bundled_one_with_a_warning(place: Place) ->
 
 
 @pytest.mark.spec("requirements:X72")
+@pytest.mark.parametrize("is_trusted", [True, False], ids=["a trusted folder", "an empty folder"])
+@pytest.mark.parametrize("agent_id", ["../evil", "../agents/../evil", "below/evil", "_evil", "/evil"])
+def test_ids_lead_to_the_trusted_files_alone(place: Place, agent_id: str, is_trusted: bool) -> None:
+    """Neither a typed id nor one that an agent names leads elsewhere, and a folder without agent files has none."""
+    for name in ("mine", "coder"):
+        place.path.joinpath(f"agents/{name}.py").unlink()
+    for name in ("evil.py", "agents/below/evil.py", "agents/_evil.py"):
+        place.write(name, "evil")
+    agent_id = str(place.path / "evil") if agent_id == "/evil" else agent_id
+    leads = f"AgentDefinition('leads', tools=['spawn_agents'], spawnable_agents=[{agent_id!r}])"
+    for name in ("agents/leads.py", "far/leads.py") if is_trusted else ("far/leads.py",):
+        place.write(name, "leads").write_text(f"from stepengine import AgentDefinition\nagent = {leads}\n")
+    place.type("agents", "trust", code=0 if is_trusted else None)
+    for named in (agent_id, "leads", "./far/leads.py"):
+        place.type("run", named, "Go", "-q", "--no-journal", code=2)
+
+    assert not place.ran.exists()
+
+
+@pytest.mark.spec("requirements:X72")
 def test_file_given_by_path_needs_no_trust(place: Place) -> None:
     assert "Go\n" == place.type("run", "agents/mine.py", "Go", "-q", code=0).stdout
     assert not trust.is_trusted(place.path / "agents")
