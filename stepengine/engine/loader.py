@@ -465,7 +465,7 @@ def find_schedules(module: ModuleType, name: str) -> tuple[Schedule, ...]:
     Return the schedules of a module, which is called *name* in messages; most have none.
 
     Raises:
-        DefinitionError: when ``schedule`` or ``schedules`` is something else, both are there, or two have one id.
+        DefinitionError: when both ``schedule`` and ``schedules`` hold some, the list holds something else, too, or two have one id.
     """
     one, several = getattr(module, "schedule", None), getattr(module, "schedules", None)
     if one is None and several is None:
@@ -473,19 +473,19 @@ def find_schedules(module: ModuleType, name: str) -> tuple[Schedule, ...]:
     # Most modules have none, and need not wait for what schedules are made of.
     from stepengine.engine.schedules import Schedule, require_unique_ids
 
-    if not isinstance(one, Schedule) and not (
-        isinstance(several, list | tuple) and any(isinstance(member, Schedule) for member in several)
-    ):
-        # A file may use these words for something of its own.
-        return ()
-    if one is not None and several is not None:
+    # A file may use either word for something of its own.
+    singles = [one] if isinstance(one, Schedule) else []
+    listed = several if isinstance(several, list | tuple) and any(isinstance(s, Schedule) for s in several) else ()
+    if singles and listed:
         msg = f"{name}: holds both 'schedule' and 'schedules'; one of them would be fine"
         raise DefinitionError(msg)
     try:
-        return require_unique_ids([one] if isinstance(one, Schedule) else several or ())
+        return require_unique_ids(singles or listed)
     except DefinitionError as error:
         msg = f"{name}: {error.message}"
         raise DefinitionError(msg) from None
+
+
 def load_schedules_of_file(file: Path) -> tuple[Schedule, ...]:
     """
     Return the schedules of an agent file; a file in the sandbox has none, since they are the host's.
@@ -494,8 +494,6 @@ def load_schedules_of_file(file: Path) -> tuple[Schedule, ...]:
         DefinitionError: when loading the file fails, or as ``find_schedules`` does.
     """
     return () if trust.is_sandboxed(file) else find_schedules(load_module(file), str(file))
-
-
 
 
 def load_tools_of_file(file: Path) -> tuple[ToolLike | ToolSource, ...]:
@@ -564,13 +562,13 @@ def _load_with_definition_errors(file: Path, load: Callable[[], ModuleType]) -> 
 
 def _agent_files(folder: Path) -> Iterator[Path]:
     return (f for f in sorted(folder.glob("*.py")) if not f.name.startswith("_"))
+
+
 def find_file_named_like(agent_id: str, folder: Path) -> Path | None:
     """Return the agent file of a folder whose name is an id with ``_`` for ``-``, or ``None``."""
     file = folder / f"{agent_id.replace('-', '_')}.py"
     # An id such as '../name', 'sub/name' or '_name' leads to files that whoever trusted the folder was not shown.
     return file if file.is_file() and file in _agent_files(folder) else None
-
-
 
 
 def _find_agent_in_folder(folder: Path, wanted: str, broken: list[str]) -> AgentLocation | None:

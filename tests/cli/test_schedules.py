@@ -124,6 +124,23 @@ def test_schedule_ids_are_unique_and_other_values_are_ignored(project: Path) -> 
         load_schedules(Path("agents"))
 
 
+@pytest.mark.spec("waiting:WT23")
+@pytest.mark.parametrize(
+    ("word", "value"), [("schedule", "'mondays'"), ("schedule", "print"), ("schedules", "{}"), ("schedules", "['x']")]
+)
+def test_schedules_load_beside_an_unrelated_value(project: Path, word: str, value: str) -> None:
+    """Either word may be one of the file's own, such as a module or function that it imports."""
+    file = project / "agents" / "triage.py"
+    given = (
+        FILE
+        if word == "schedule"
+        else FILE.partition("schedules = [")[0] + "schedule = Schedule(agent, cron='0 7 * * *')\n"
+    )
+    file.write_text(f"{given}{word} = {value}\n")
+
+    assert (2 if word == "schedule" else 1) == len(load_schedules(file)) == len(load_schedules(project / "agents"))
+
+
 @pytest.mark.parametrize("words", [["--runs", "runs"], ["--db", "x"], ["--app", "shop"]])
 def test_options_of_schedules_need_schedules(words: list[str]) -> None:
     said = CliRunner().invoke(app, ["runs", *words])
