@@ -277,8 +277,6 @@ class Scheduler:
             handle = self.engine.start(
                 schedule.agent, schedule.prompt, params=schedule.params, metadata=metadata, journal=journal
             )
-            if self._tell is not None:
-                await self._tell(due.run, handle.agent_id, handle)
         except Exception as error:  # noqa: BLE001 - whatever one schedule is wrong about, the others go on
             watch = self._report_run_error(due, journal, "", error)
         else:
@@ -286,7 +284,24 @@ class Scheduler:
             watch = self._record_run_end(started)
         self._under_way[due.run] = asyncio.create_task(watch)
         self._under_way[due.run].add_done_callback(lambda _: self._forget_run(due.run))
+        if started is not None:
+            await self._notify_of_started_run(started)
         return started
+
+    async def _notify_of_started_run(self, started: ScheduledRun) -> None:
+        """Call ``tell``; if it raises, log the error, since the run continues."""
+        due, handle = started.due, started.handle
+        try:
+            if self._tell is not None:
+                await self._tell(due.run, handle.agent_id, handle)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is not an error of the run
+            LOGGER.error(
+                "the run %s of schedule %r was started and continues, but `tell` of the Scheduler raised %s: %s",
+                due.run,
+                due.schedule.id,
+                type(error).__name__,
+                error,
+            )
 
     def _store_or_remove_wake_time(self, due: DueTime, wakes_at: datetime | None) -> None:
         """Store from when other processes may resume this run; ``None`` removes the entry of an ended run."""

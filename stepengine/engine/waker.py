@@ -22,6 +22,7 @@ from stepengine.data.state import RunResult, RunStatus
 from stepengine.errors import JournalLocked, JournalMissing, StepEngineError
 from stepengine.journal.sleepers import open_journal, open_wake_index, read_wake_row
 from stepengine.runtime.clock import SystemClock, TimeSource
+from stepengine.runtime.logs import LOGGER
 
 if TYPE_CHECKING:
     from stepengine.journal import Journal
@@ -140,7 +141,7 @@ class Waker:
                 try:
                     pause = await self._resume_due_runs(every)
                 except StepEngineError as error:
-                    self._tell(WakeResult(run="", agent_id="", state="failed", error=error))
+                    self._notify(WakeResult(run="", agent_id="", state="failed", error=error))
                 if self._under_way:
                     tasks = list(self._under_way.values())
                     await asyncio.wait(tasks, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
@@ -192,22 +193,29 @@ class Waker:
             await self._set_wake_time(one.run, LEASE)
             journal = await asyncio.to_thread(open_journal, self._place, one.run, self._journals)
             result = await self._resume(journal, one)
-            self._tell(
-                attrs.evolve(about, result=result, again_at=await self._update_index_after_resume(one, journal, result))
-            )
+            again_at = await self._update_index_after_resume(one, journal, result)
+            outcome = attrs.evolve(about, result=result, again_at=again_at)
         except asyncio.CancelledError:
             # This waker ends, and not the run: the next one resumes it.
             await asyncio.to_thread(self._record_as_due_now, one)
             raise
         except JournalMissing:
             await asyncio.to_thread(self._index.remove_run, one.run)
-            self._tell(attrs.evolve(about, state="gone"))
+            outcome = attrs.evolve(about, state="gone")
         except JournalLocked as error:
             # Whoever has it may be killed at any time, and then it is due within the time that he was given himself.
             again_at = await self._postpone_run(one.run, LEASE.total_seconds())
-            self._tell(attrs.evolve(about, state="held", error=error, again_at=again_at))
+            outcome = attrs.evolve(about, state="held", error=error, again_at=again_at)
         except Exception as error:  # noqa: BLE001 - an agent file, a hook, whatever: it stops no other run
-            self._tell(attrs.evolve(about, state="failed", error=error, again_at=await self._postpone_run(one.run)))
+            outcome = attrs.evolve(about, state="failed", error=error, again_at=await self._postpone_run(one.run))
+        self._notify(outcome)
+
+    def _notify(self, outcome: WakeResult) -> None:
+        """Call ``tell``; if it raises, log the error, which says nothing about the run."""
+        try:
+            self._tell(outcome)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is not an error of the run
+            LOGGER.error("run %s: `tell` of the Waker raised %s: %s", outcome.run, type(error).__name__, error)
 
     async def _update_index_after_resume(self, one: Sleeping, journal: Journal, result: RunResult) -> datetime | None:
         """Update the index after a run was resumed; return when it is retried, ``None`` if it made progress."""

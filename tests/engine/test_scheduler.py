@@ -335,6 +335,39 @@ async def test_unstartable_schedule_is_reported_and_blocks_no_other(
         assert [True] == [True for r in caplog.records if f"{id_!r}" in r.getMessage() and r.levelname == "ERROR"]
 
 
+@pytest.mark.spec("waiting:WT29")
+async def test_started_run_counts_until_its_end_though_tell_raises(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate = asyncio.Event()
+
+    def slow(ctx):
+        yield Perform(gate.wait)
+        return ctx.prompt
+
+    async def tell(run: str, agent_id: str, handle: object) -> None:
+        raise OSError("no room for that row")
+
+    busy = AgentDefinition("busy", handle_steps=slow)
+    schedules = [Schedule(busy, cron="0 7 * * *", id=id_, prompt="Go") for id_ in ("a", "b")]
+    async with Engine([busy]) as engine:
+        scheduler = Scheduler(engine, schedules, runs=tmp_path, at_once=1, tell=tell)
+        await scheduler.tick(at("2026-05-01T00:00"))
+        (first,) = await scheduler.tick(at("2026-05-01T07:00"))
+        at_once = await scheduler.tick(at("2026-05-01T07:00"))
+        gate.set()
+        await scheduler.wait_until_idle()
+        before = load_schedule_statuses(schedules, runs=tmp_path, now=at("2026-05-01T08:00"))
+        await ticked(scheduler, at("2026-05-01T07:01"))
+
+    assert "Go" == (await first.handle.result()).output
+    assert ([], ["completed"]) == (at_once, [one.last.status for one in before if one.last])
+    told = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert [f"the run {id_}-20260501T070000Z of schedule {id_!r} was started and continues" for id_ in ("a", "b")] == [
+        line.partition(",")[0] for line in told
+    ]
+
+
 async def test_asking_scheduled_run_is_suspended_with_status_in_its_journal(tmp_path: Path) -> None:
     def asking(ctx):
         return (yield Ask("Go on?", key="go"))

@@ -797,6 +797,34 @@ async def test_failing_run_is_retried_with_backoff_and_blocks_no_other(tmp_path:
 
 
 @pytest.mark.spec("waiting:WT21")
+async def test_wake_time_of_a_resumed_run_holds_though_tell_raises(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def naps(ctx: Any) -> Any:
+        yield from Sleep(seconds=100)
+        yield from Sleep(seconds=1_000)
+
+    def tell(woken: WakeResult) -> None:
+        raise OSError("no room for that line")
+
+    place, clock = tmp_path / "runs.db", StandingClock(timedelta())
+    async with Engine([agent(naps)], clock=clock) as engine:
+
+        async def resume(journal: Journal, _: object) -> RunResult:
+            return await engine.resume(journal)
+
+        await engine.run("napper", journal=SqliteJournal(place, "a"))
+        clock.ahead += timedelta(seconds=200)
+        await Waker(place, resume, tell=tell, clock=clock).once()
+    (slept,) = indexed(place)
+
+    assert 1_000 == round((slept.wakes_at - clock.now()).total_seconds())
+    assert ["run a: `tell` of the Waker raised OSError: no room for that line"] == [
+        r.getMessage() for r in caplog.records
+    ]
+
+
+@pytest.mark.spec("waiting:WT21")
 async def test_run_held_elsewhere_is_checked_again_within_a_minute(tmp_path: Path) -> None:
     """
     Whoever has it may be killed at any time.
