@@ -404,11 +404,7 @@ class StepRun:
     def __init__(self, agent: Agent, state: AgentState) -> None:
         self._before = state
         self._step: StepResult | None = None
-        # One step is run as a whole run whose handler yields one `STEP`: a second way through the machine would have to
-        # be kept equal to the first.
-        definition = attrs.evolve(agent.definition, handle_steps=self._yield_one_step, instructions_prompt="")
-        hooks = attrs.evolve(agent.hooks, pre_run=agent.openings, post_run=()) if agent.hooks else Hooks()
-        self.agent = attrs.evolve(agent, definition=definition, hooks=hooks)
+        self.agent = self._make_one_step_agent(agent)
 
     def with_given_state(self, plan: RunPlan, fresh: AgentState) -> tuple[RunPlan, AgentState]:
         """
@@ -456,6 +452,15 @@ class StepRun:
             child_run_ids=(*before.child_run_ids, *after.child_run_ids),
         )
         return attrs.evolve(step, agent_state=state)
+    def _make_one_step_agent(self, agent: Agent) -> Agent:
+        # One step is run as a whole run whose handler yields one `STEP`: a second way through the machine would have to
+        # be kept equal to the first.
+        definition = attrs.evolve(agent.definition, handle_steps=self._yield_one_step, instructions_prompt="")
+        hooks = attrs.evolve(agent.hooks, pre_run=agent.openings, post_run=()) if agent.hooks else Hooks()
+        # The plan of the run may choose it.
+        other = None if agent.at_provider is None else self._make_one_step_agent(agent.at_provider)
+        return attrs.evolve(agent, definition=definition, hooks=hooks, at_provider=other)
+
 
     def _yield_one_step(self, _: object) -> Generator[object, StepResult, None]:
         self._step = yield STEP

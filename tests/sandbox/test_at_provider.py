@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import pytest
 
-from stepengine import STEP_ALL, AgentDefinition, Engine, ModelSettings, RunResult, tool
+from stepengine import STEP_ALL, AgentDefinition, AgentState, Engine, ModelSettings, RunResult, UserMessage, tool
 from stepengine.data.tools import ToolSpec
 from stepengine.errors import DefinitionError
 from stepengine.models import Programs, WebSearch
@@ -100,6 +100,18 @@ async def test_the_model_in_force_decides_for_children_and_defaults() -> None:
         assert names == offered(model)[0]
     _, model = await ran(buyer(CLAUDE), text("end"), agent_models={"buyer": OTHER})
     assert ["run_code"] == offered(model)[0]
+
+
+@pytest.mark.spec("programs:PG29")
+@pytest.mark.parametrize("where", ["provider", "here"])
+async def test_single_step_is_the_same_wherever_programs_run(where: str) -> None:
+    agent = attrs.evolve(buyer(CLAUDE, where=where), instructions_prompt="Only for whole runs.")
+    model = ScriptedModel([text("end")])
+    async with Engine([agent], models=model) as engine:
+        step = await engine.step(AgentState.from_messages([UserMessage("go")]), agent)
+
+    assert ["go", "end"] == [message.text for message in step.agent_state.message_history]
+    assert (["price", "book"] if where == "provider" else ["run_code"]) == offered(model)[0]
 
 
 @pytest.mark.spec("programs:PG29")
