@@ -71,9 +71,12 @@ class SettingDefinition(NamedTuple):
     parse: Callable[[str], Any] = str
 
     def matches(self, name: str) -> bool:
-        """Return whether this is the definition of the setting with this dotted name."""
-        mine, theirs = self.name.split("."), name.split(".")
-        return len(mine) == len(theirs) and all(m == t or m.startswith("<") for m, t in zip(mine, theirs, strict=True))
+        """Return whether this is the definition of the setting with this dotted name; the name that a user chooses may have dots."""
+        start, chosen, rest = self.name.partition("<")
+        end = rest.partition(">")[2]
+        if not chosen:
+            return name == self.name
+        return name.startswith(start) and name.endswith(end) and len(name) >= len(start) + len(end)
 
 
 def _require_text(value: object) -> str:
@@ -543,11 +546,11 @@ def _make_line_finder(text: str) -> Callable[[str], int]:
     for number, line in enumerate(text.splitlines(), start=1):
         bare = line.strip()
         if bare.startswith("["):
-            table = bare.strip("[]").strip().removeprefix("tool.stepengine").strip(".")
+            table = _plain_key(bare.strip("[]")).removeprefix("tool.stepengine").removeprefix(".")
             found.setdefault(table, number)
         elif "=" in bare and not bare.startswith("#"):
-            name = bare.partition("=")[0].strip().replace('"', "").replace("'", "").replace(" ", "")
-            found.setdefault(f"{table}.{name}".strip("."), number)
+            name = _plain_key(bare.partition("=")[0])
+            found.setdefault(f"{table}.{name}" if table else name, number)
 
     def line_of(name: str) -> int:
         while name and name not in found:
@@ -555,6 +558,11 @@ def _make_line_finder(text: str) -> Callable[[str], int]:
         return found.get(name, 1)
 
     return line_of
+
+
+def _plain_key(text: str) -> str:
+    """Return a key of a TOML file without quotes and spaces."""
+    return text.replace('"', "").replace("'", "").replace(" ", "")
 
 
 def _load_environment_settings(environ: Mapping[str, str]) -> list[_GivenValue]:

@@ -217,6 +217,25 @@ def test_config_show_lists_every_setting_with_value_and_place(home, monkeypatch)
     assert 2 == CliRunner().invoke(app, ["config", "show", "limits.max_step"]).exit_code
 
 
+@pytest.mark.spec("interfaces:IF103")
+@given(st.text("ab1.-_", min_size=1, max_size=12))
+def test_chosen_names_may_have_dots(tmp_path_factory, name):
+    home = tmp_path_factory.mktemp("any")
+    (home / "home/stepengine").mkdir(parents=True)
+    (home / "repo/.git").mkdir(parents=True)
+    lines = [
+        "[aliases]", f'"{name}" = "openai/gpt-5-mini"', "[models]", f"'{name}' = \"a/b\"",
+        "[base_urls]", f'"{name}" = "http://127.0.0.1:9/v1"', f'[providers."{name}"]', 'key = { env = "OUR_KEY" }',
+    ]  # fmt: skip
+    settings = load(home, user="\n".join(lines))
+    keys = {f"aliases.{name}": 2, f"models.{name}": 4, f"base_urls.{name}": 6, f"providers.{name}.key": 8}
+
+    assert keys == {key: int(str(settings.origin(key)).rpartition(":")[2]) for key in settings.values}
+    assert {name: "openai/gpt-5-mini"} == settings.table("aliases")
+    assert {f"{name}.key": "OUR_KEY"} == settings.table("providers")
+    assert settings.make_models().info(name) == settings.make_models().info("openai/gpt-5-mini")
+
+
 def test_make_models_follows_user_aliases_and_base_urls(home):
     settings = load(home, user='[aliases]\nmine = "openai/gpt-5-mini"\n[base_urls]\nours = "http://127.0.0.1:9/v1"\n')
     models = settings.make_models()
