@@ -116,18 +116,23 @@ class Agent:
         """Return the agent with a normalised id out of ``spawnable``."""
         return self._family[key]
 
-    def find_path_to(self, agent_id: str) -> tuple[Agent, ...]:
-        """Return the agents on the shortest path from this one to an agent that may spawn *agent_id*; empty without a path."""
-        paths: dict[str, tuple[Agent, ...]] = {normalised_id(self.definition.id): (self,)}
-        waiting = list(paths.values())
+    def find_path_to(self, target: Agent) -> tuple[Agent, ...]:
+        """Return the agents on the shortest path from this one to an agent that may spawn *target*; empty without a path."""
+        # By identity: a package's agents name each other by ids that other agents have, too.
+        waiting: list[tuple[Agent, ...]] = [(self,)]
+        met = {id(self)}
         for path in waiting:
-            for key in path[-1].spawnable:
-                if key == agent_id:
+            for child in map(path[-1].get_child, path[-1].spawnable):
+                if child.definition is target.definition:
                     return path
-                if key not in paths:
-                    paths[key] = (*path, path[-1].get_child(key))
-                    waiting.append(paths[key])
+                if id(child) not in met:
+                    met.add(id(child))
+                    waiting.append((*path, child))
         return ()
+
+    def find_known_agent(self, key: str) -> Agent | None:
+        """Return the agent of ``known_agents`` with a normalised id, which has a publisher if its agent is of another package."""
+        return self._family.get(key)
 
     @property
     def known_agents(self) -> Iterable[Agent]:
@@ -692,12 +697,9 @@ def _collect_reachable_definitions(
     while (
         waiting
         or met
-        or (
-            met := [
-                *_find_spawnable_packaged_agents(found, known, within),
-                *_find_spawnable_bundled_agents(found, known),
-            ]
-        )
+        # In this order: what a package has is in *found* by the time that bundled agents of the same names are looked up.
+        or (met := _find_spawnable_packaged_agents(found, known, within))
+        or (met := _find_spawnable_bundled_agents(found, known, within))
     ):
         for key, child in met:
             if key not in found:
@@ -759,14 +761,20 @@ def _find_spawnable_packaged_agents(
 
 
 def _find_spawnable_bundled_agents(
-    found: Mapping[str, AgentDefinition], others: Mapping[str, object]
+    found: Mapping[str, AgentDefinition], others: Mapping[str, object], within: packages.PackagedAgent | None
 ) -> list[tuple[str, AgentDefinition]]:
-    """Return the bundled agents that *found* may spawn, except ids that are in *found* or *others*."""
+    """
+    Return the bundled agents that *found* may spawn, except ids that are in *found* or *others*.
+
+    An id without a publisher in an agent of a package is not looked up here: ``_find_spawnable_packaged_agents`` has it.
+    """
     named = {
         find_published_name(c) if "/" in c else normalised_id(c.strip())
         for d in found.values()
+        if not _is_in_other_package(d, within)
         for c in d.spawnable_agents
         if isinstance(c, str) and normalised_id(c.strip()) not in found
+        if "/" in c or packages.packaged_agent_from_definition(d) is None
     }
     bundled = [
         find_bundled_agent(name) for name in sorted(filter(None, named)) if name not in found and name not in others

@@ -131,9 +131,8 @@ class Launcher:
         agent_id = previous.handed_to if isinstance(previous, AgentState) else None
         if agent_id is None or agent_id == normalised_id(request.agent.definition.id):
             return request
-        known = {normalised_id(one.definition.id): one for one in request.agent.known_agents}
-        target = known.get(agent_id) or self.catalog.get_agent(agent_id)
-        return attrs.evolve(request, agent=target, predecessors=request.agent.find_path_to(agent_id))
+        target = request.agent.find_known_agent(agent_id) or self.catalog.get_agent(agent_id)
+        return attrs.evolve(request, agent=target, predecessors=request.agent.find_path_to(target))
 
     def _create_session_run(
         self, sessions: EngineSessions, request: RunRequest, journal: JournalLike | None
@@ -452,6 +451,7 @@ class StepRun:
             child_run_ids=(*before.child_run_ids, *after.child_run_ids),
         )
         return attrs.evolve(step, agent_state=state)
+
     def _make_one_step_agent(self, agent: Agent) -> Agent:
         # One step is run as a whole run whose handler yields one `STEP`: a second way through the machine would have to
         # be kept equal to the first.
@@ -460,7 +460,6 @@ class StepRun:
         # The plan of the run may choose it.
         other = None if agent.at_provider is None else self._make_one_step_agent(agent.at_provider)
         return attrs.evolve(agent, definition=definition, hooks=hooks, at_provider=other)
-
 
     def _yield_one_step(self, _: object) -> Generator[object, StepResult, None]:
         self._step = yield STEP

@@ -46,6 +46,12 @@ def find_matching_id(wanted: str, allowed: Sequence[str] | Mapping[str, object])
     return name if publisher and not is_theirs and name in allowed else None
 
 
+def with_publisher_of(namer: str, agent_id: str) -> str:
+    """Return *agent_id*, named by the agent *namer*, as agents outside of the package of *namer* name it."""
+    publisher, _, _ = split_agent_id(namer)
+    return agent_id if publisher is None or "/" in agent_id else f"{publisher}/{agent_id}"
+
+
 def describe_substitution(wanted: str, found: str) -> str:
     """Return a note that *wanted* was resolved to *found* by its name alone, or ``""``."""
     if "/" not in wanted or "/" in found:

@@ -27,7 +27,7 @@ from stepengine.engine.packages import (
 )
 from stepengine.errors import DefinitionError
 from stepengine.journal import MemoryJournal
-from stepengine.testing import ScriptedModel
+from stepengine.testing import ScriptedModel, tool_call
 from stepengine.tools.makers import CATEGORIES
 
 LEAD = """
@@ -462,6 +462,86 @@ def test_foreign_agent_resolves_its_names_in_its_own_package(
         assert "acme's Go, lead(other's Go)" == engine.run_sync("acme/both", "Go").unwrap()
         assert "held" == engine.run_sync("third/lead", "Go").unwrap()
         assert "mine" == engine.run_sync("helper", "Go").unwrap()
+
+
+PLAIN = """
+from stepengine import AgentDefinition
+
+agent = AgentDefinition({name!r}, model="{model}/m", tools={tools!r}, spawnable_agents={spawns!r})
+"""
+
+
+def plain(name: str, model: str, tools: tuple[str, ...] = (), spawns: tuple[str, ...] = ()) -> str:
+    return PLAIN.format(name=name, model=model, tools=[*tools], spawns=[*spawns])
+
+
+@pytest.mark.spec("packages:PK5")
+@pytest.mark.parametrize("wanted", ["editor", "acme/editor"])
+@pytest.mark.parametrize("how", ["by id", "as an object", "by an agent of its user"])
+def test_package_agents_named_like_bundled_ones_take_precedence(site: Site, wanted: str, how: str) -> None:
+    """The engine has none of the tools that the bundled editor wants."""
+    site.put(
+        "acme-agents",
+        {"a": lead("boss", wanted), "b": leaf("editor", "acme's")},
+        {"boss": {"spawns": [wanted]}, "editor": {}},
+    )
+    boss = AgentDefinition("mine", spawnable_agents=["acme/editor", "acme/boss"], handle_steps=_calls_boss)
+    agents = {"by id": [], "as an object": [load_agent("acme/boss")], "by an agent of its user": [boss]}[how]
+    with Engine(agents) as engine:
+        ran = engine.run_sync("mine" if how == "by an agent of its user" else "acme/boss", "Go").unwrap()
+
+        assert "boss(acme's Go)" == ran
+        assert "read_files" not in {name for agent in engine.agents for name in agent.tool_names}
+
+
+def _calls_boss(ctx: Any) -> Any:
+    return (yield from AgentCall("acme/boss", prompt=ctx.prompt))
+
+
+@pytest.mark.spec("packages:PK5", "generator-contract:L41")
+@pytest.mark.parametrize("wanted", ["clerk", "acme/clerk", "acme/billing"])
+def test_next_message_reaches_the_agent_with_the_conversation(site: Site, wanted: str) -> None:
+    """Billing hands on to the clerk of its package; it is not the clerk of the engine, though it is called so."""
+    site.put(
+        "acme-agents",
+        {"a": plain("clerk", "acme"), "b": plain("billing", "billing", ("hand_off",), ("clerk",))},
+        {"clerk": {}, "billing": {"tools": {"hand_off": "control"}, "spawns": ["clerk"]}},
+    )
+    own = AgentDefinition("clerk", model="own/m")
+    spawns = [own, "acme/clerk" if wanted == "clerk" else wanted]
+    desk = AgentDefinition("desk", model="desk/m", tools=["hand_off"], spawnable_agents=spawns)
+    models = {
+        "desk": ScriptedModel([tool_call("hand_off", {"agent": wanted})]),
+        "billing": ScriptedModel([tool_call("hand_off", {"agent": "clerk"})]),
+        "own": ScriptedModel(["own", "own again"]),
+        "acme": ScriptedModel(["acme", "acme again"]),
+    }
+    with Engine([desk], models=models) as engine:
+        first = engine.run_sync(desk, "One")
+        second = engine.run_sync(desk, "Two", previous=first.state)
+
+    assert ("own" if wanted == "clerk" else "acme") == first.unwrap()
+    assert f"{first.output} again" == second.unwrap()
+
+
+@pytest.mark.spec("packages:PK5", "generator-contract:L41")
+def test_handed_over_package_agent_keeps_the_model_without_its_own(site: Site) -> None:
+    clerk = PLAIN.replace('model="{model}/m", ', "").format(name="clerk", tools=[], spawns=[])
+    site.put(
+        "acme-agents",
+        {"a": clerk, "b": plain("billing", "billing", ("hand_off",), ("clerk",))},
+        {"clerk": {}, "billing": {"tools": {"hand_off": "control"}, "spawns": ["clerk"]}},
+    )
+    desk = AgentDefinition("desk", model="desk/m", tools=["hand_off"], spawnable_agents=["acme/billing"])
+    models = {
+        "desk": ScriptedModel([tool_call("hand_off", {"agent": "acme/billing"})]),
+        "billing": ScriptedModel([tool_call("hand_off", {"agent": "clerk"}), "one", "two"]),
+    }
+    with Engine([desk], models=models) as engine:
+        first = engine.run_sync(desk, "One")
+        second = engine.run_sync(desk, "Two", previous=first.state)
+
+    assert ["one", "two"] == [first.unwrap(), second.unwrap()]
 
 
 BOTH = """
