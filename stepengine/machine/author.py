@@ -271,7 +271,12 @@ class Author:
         return frame is not None and discards_result(frame)
 
     def send(self, value: Any) -> Any:
-        """Resume with *value*; return the next yielded value, or ``ReturnValue``."""
+        """
+        Resume with *value*; return the next yielded value, or ``ReturnValue``.
+
+        Raises:
+            HandlerError: for an exception of the author's; a ``StepEngineError`` is raised as it is, with its location.
+        """
         try:
             return self.steps.send(value)
         except StopIteration as stop:
@@ -282,7 +287,12 @@ class Author:
             raise self._to_step_error(error) from _strip_frame_or_get_cause(error)
 
     def throw(self, error: BaseException) -> Any:
-        """Resume by raising *error* at the yield; return the next yielded value, or ``ReturnValue``."""
+        """
+        Resume by raising *error* at the yield; return the next yielded value, or ``ReturnValue``.
+
+        Raises:
+            HandlerError: for an exception of the author's; a ``StepEngineError`` is raised as it is, with its location.
+        """
         try:
             return self.steps.throw(error)
         except StopIteration as stop:
@@ -321,7 +331,11 @@ class Author:
 
 
 def _is_passed_through(error: BaseException) -> bool:
-    """Return whether *error* passes through author code unchanged; a spent limit gets its location."""
+    """
+    Return whether *error* is raised unchanged: a spent limit, which gets its location here, or an error of the caller's.
+
+    Every other exception becomes a ``StepEngineError`` with the author's line.
+    """
     if isinstance(error, LimitReached):
         error.error.where = error.error.where or find_raise_line(error)
         return True

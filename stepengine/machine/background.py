@@ -1,4 +1,4 @@
-"""The other agents of a run: its background children, as known from its inputs, and the agent that continues its conversation."""
+"""The other agents of a run: its background children, as known from its outcomes, and the agent that continues its conversation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stepengine.errors import AgentError
 
 
 class BackgroundChildRefs:
-    """The children that a run started in the background; updated only by the inputs of the run."""
+    """The children that a run started in the background; updated only by the outcomes of the run."""
 
     __slots__ = ("_refs", "_running")
 

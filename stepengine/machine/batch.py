@@ -1,10 +1,10 @@
 """
 The members of one reply, or of one yield: validate and judge the calls, carry all out, in one fixed order.
 
-Calls run one after another, with two exceptions: every call is to a ``parallel_safe`` tool and none ends the turn, or every
-call starts children. Then the batch takes four passes: judge all, ask all questions at once, run all that is allowed at
-once, let the hooks look at all results. Results are always in the order in which they were asked for, and every call has
-one, whatever happens.
+The calls of a reply run one after another, with two exceptions: every call is to a ``parallel_safe`` tool and none ends the
+turn, or every call starts children. These batches, and the members of every ``Parallel`` or ``Race``, run together in four
+passes: judge all, ask all questions at once, run all that is allowed at once, let the hooks look at all results. Results are
+always in the order in which they were asked for, and every call has one, whatever happens.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from stepengine.machine.state import RunState
 from stepengine.machine.tool_search import list_visible_tools
 
 RUN_FREELY = ("ordinary", "yields")
-"""Calls that may run beside others of one reply: what they need is none of the run's own."""
+"""The kinds of tools whose calls may run together with others of a reply: they use nothing of the run itself."""
 SPENT = "a limit of the run was spent"
 # A person approves an input, a hook changes it, the person is asked about the change, and so on: two sides that never
 # agree would ask for ever. After so many rounds the call is denied, since what was approved is what runs or nothing
@@ -164,7 +164,7 @@ def _run_one_by_one(run: RunState, calls: Sequence[ToolMember]) -> Flow[None]:
                     if points.post_tool:
                         yield from _run_post_tool_hooks(call)
             # Not raised yet: the calls behind still get a result each, which says why there was none, and the history
-            # pairs. The limit is raised behind the loop, by `check`.
+            # pairs. The limit is raised behind the loop, by `raise_if_spent`.
             except LimitReached:
                 why = SPENT
             except StepEngineError as error:
@@ -578,7 +578,7 @@ def _notify_decision(call: ToolMember, decision: str, rule_id: str | None, answe
 
 
 def _run_post_tool_hooks(call: ToolMember) -> Flow[None]:
-    """Run the ``post_tool`` hooks for a call that ran."""
+    """Run the ``post_tool`` hooks for a call with a final result, and set the result that they return."""
     if call.run.plan.hooks.post_tool and call.result is not None and not call.is_closed:
         result = yield from hooks.call_post_tool_hooks(call.run, call.judged_call, call.source, call.result)
         call.set_result(result)

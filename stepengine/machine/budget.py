@@ -59,7 +59,7 @@ class Budget:
             raise LimitReached(self.reached)
 
     def count_step(self) -> None:
-        """Count a step."""
+        """Deduct a step from the steps left. Nothing is raised here: ``Progress.request_step`` checks the rest."""
         self.steps_left -= 1
 
     def raise_step_limit(self, most: int) -> None:

@@ -130,8 +130,8 @@ def _run_member(member: EffectMember) -> Flow[Any]:
     """Run a member and return its result, or raise its failure."""
     run, effects = member.run, member.make_effects()
     # A single effect is yielded as it is, not as a Gather of one: a Gather creates tasks and a window in the driver, and
-    # is recorded as `gather`. Only members that may have several effects (candidates, children in the background) always
-    # use a Gather, so that one and several are recorded alike.
+    # is recorded as `gather`. Only members that may have several effects (candidates, children in the background, calls
+    # that spawn) always use a Gather, so that one and several are recorded alike.
     outcomes: Sequence[Single] = ()
     if member.is_gathered:
         outcomes = yield from run.effects.gather(effects)
@@ -291,7 +291,11 @@ class ChildMember(EffectMember):
         return (resolve_agent_id(self.run, wanted) or wanted) if "/" in wanted else wanted
 
     def apply_outcomes(self, outcomes: Sequence[Single]) -> Stop | None:
-        """Set the child's result and count it."""
+        """
+        Set the child's result and count its spending; return the stop if the child was stopped.
+
+        If a single child could not start, the error becomes ``failure``, except for a spent depth.
+        """
         (outcome,) = outcomes
         if isinstance(outcome, Stop):
             self.run.spent.count_stopped_child(outcome)
@@ -554,7 +558,7 @@ class ReceiveMember(SingleEffectMember):
         )
 
     def to_handler_value(self, outcome: Value) -> Any:
-        """Return the value of the message."""
+        """Return the value of the message, or ``None`` after the timeout."""
         return None if outcome.value is None else outcome.value.value
 
 
@@ -576,7 +580,7 @@ class StartMember(EffectMember):
 
     def set_starting_call(self, call: ToolMember) -> None:
         """
-        Check that a tool call may start the children; store its id if a model made it or it carries them.
+        Check that a tool call may start the children; store its id if a model made the call or its tool carries their definitions.
 
         Raises:
             AgentError: for a name that the run may not spawn; by a definition a tool may start what it carries.
@@ -680,7 +684,7 @@ class CancelMember(SingleEffectMember):
         )
 
     def to_handler_value(self, outcome: Value) -> Any:
-        """Return the child's result."""
+        """Return the child's result, and count it the first time."""
         (path,) = self.handed_out[0].children  # type: ignore[union-attr]
         return _count_child_once(self.run, path, outcome.value.ended[path])
 
@@ -720,13 +724,13 @@ MEMBERS: Mapping[type, type[Any]] = {
     y.Send: SendMember,
     y.Cancel: CancelMember,
 }
-"""What is more than ``SingleEffectMember``."""
+"""The member class of each yieldable that needs more than ``SingleEffectMember``."""
 OF_STEPS = {
     row.kind: row.name
     for row in y.YIELDS
     if row.for_tools and row.kind not in (y.ToolCall, y.AgentCall, y.Parallel, y.Race)
 }
-"""What the steps of a tool may yield that are the run's own."""
+"""The names of the yieldables that the steps of a call may yield in the calling run, by class."""
 
 
 def make_single_member(run: RunState, asked: Any, *, of: int = 0) -> EffectMember:
@@ -739,10 +743,10 @@ def make_single_member(run: RunState, asked: Any, *, of: int = 0) -> EffectMembe
 
 class RaceMember(EffectMember):
     """
-    Several members of which the first to end is enough.
+    Several members of which the first to end wins.
 
     Attributes:
-        members: They.
+        members: The racing members, in the order of the yield.
     """
 
     __slots__ = ("_won", "members")
@@ -848,7 +852,7 @@ class ToolMember(EffectMember):
 
     @property
     def is_gathered(self) -> bool:  # type: ignore[override]  # of most members it is known without looking
-        """Whether its effects go out as one ``Gather``: those of a call that spawns do."""
+        """Whether its own effects are one ``Gather``, even if the call is alone: true for a numbered call that spawns."""
         return self._children is not None
 
     @property
@@ -869,7 +873,7 @@ class ToolMember(EffectMember):
 
     @property
     def needs_follow_up(self) -> bool:
-        """Whether its tool needs something of the run before its result; see ``finish_pending_call``."""
+        """Whether the result is pending and its ordinary tool has steps that finish it; see ``finish_pending_call``."""
         if self.result is None or self.result.status != "pending" or self.binding is None:
             return False
         runs = self.binding.runs

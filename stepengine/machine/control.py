@@ -21,7 +21,11 @@ HANDLER_ONLY = ("set_messages", "add_message")
 
 
 def collect_offered_specs(plan: RunPlan) -> Mapping[str, ToolSpec]:
-    """Return the specifications of the agent's own tools, in order, and that of the search for hidden tools."""
+    """
+    Return the specifications of all tools that the agent's model may call, in order; those only for handlers are left out.
+
+    An output schema adds ``set_output``, and hidden tools add ``find_tools``.
+    """
     names = [name for name in plan.offered if name not in HANDLER_ONLY]
     if plan.definition.output_schema is not None and "set_output" not in names:
         names.append("set_output")

@@ -50,7 +50,7 @@ def get_final_text(run: RunState) -> str:
 
 
 def _shorten_answer(text: str) -> str:
-    """Return the text of the last messages; one that is too long for a record has its middle cut."""
+    """Return *text* itself, or without its middle if it is too long for a record."""
     return cut_result_text(text, MAX_VALUE_BYTES // ESCAPED_CHAR_BYTES) if find_length_problem(text) else text
 
 
@@ -82,13 +82,14 @@ def get_final_output(run: RunState, returned: object) -> object:
 
 def require_output(run: RunState, returned: object) -> Flow[None]:
     """
-    Ensure that a run with a required structured output has one.
+    Set the *returned* value as the output in every mode; request a missing structured output from the model.
 
     A handler that asked for no step is corrected by a model only where its output was refused and the run has a model
     (generator-contract:S12).
 
     Raises:
-        OutputMissing: when there is none after all corrections.
+        HandlerError: when the returned value is too long, was not awaited, or must be recorded and is not JSON.
+        OutputMissing: when there is none after all corrections and no budget is spent.
         LimitReached: when a budget of the run was spent in one of them.
     """
     if returned is not None:

@@ -351,7 +351,7 @@ def _commit_calls(run: RunState, calls: Sequence[ToolMember]) -> None:
 
 
 def _can_be_last_text(spec: ToolSpec) -> bool:
-    """Return whether the result of a tool may be the last text of a run."""
+    """Return whether a handler's call of a tool can be the last text: the tool forces a next step and does not end the turn."""
     return spec.forces_next_step and not spec.ends_turn
 
 
@@ -387,7 +387,9 @@ def _run_members(
     run: RunState, leaves: Sequence[Any], members: Sequence[EffectMember], asked: y.Parallel[Any]
 ) -> Flow[tuple[ToolResult, ...]]:
     """
-    Run members of all kinds together; return the results of the calls among them.
+    Run members of all kinds together, and append the calls among them to the history; return the results of these calls.
+
+    Calls of tools that the model does not know stay out of the history. All calls are validated before any member starts.
 
     Raises:
         EndRun: when one of the calls was a successful ``end_turn``.

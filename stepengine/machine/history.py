@@ -108,7 +108,7 @@ class EphemeralResults:
 
 class RunHistory:
     """
-    Record and view of one run; read from outside, changed by its methods only.
+    Record and view of one run. Other modules change them by the methods; they only fill ``inbox`` and set ``end_turn_message``.
 
     Attributes:
         record: The whole conversation.

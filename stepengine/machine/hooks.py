@@ -1,9 +1,10 @@
 """
 Calling hooks: plain functions and generator functions, in list order, each with the rule for errors of its point.
 
-Pre-hooks abort the run, a failing ``pre_tool`` denies its call, every other failure is noted and dropped. A generator
-hook may yield ``Perform``, ``Complete``, an unrecorded ``ToolCall`` or what waits; these pass through no hooks again. Once the run is
-stopped a hook that wants one of them is closed, and that is noted.
+A failing ``pre_run`` or ``pre_step`` hook ends the run, and a failing ``pre_tool`` hook denies its call. Every other failure becomes a
+warning. A generator hook may yield the rows of ``YIELDS`` with ``for_hooks``, such as ``Perform``, ``Complete``, a ``Race``, or a
+``ToolCall``, which stays out of the history. These pass through no hooks again. A hook that yields after the run was stopped is
+closed, and a warning reports it.
 """
 
 from __future__ import annotations

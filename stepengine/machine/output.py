@@ -79,7 +79,11 @@ class Output:
         return False
 
     def set_from_text(self, text: str) -> None:
-        """Set the output to *text* if it is the JSON of the schema, alone or in one fenced block."""
+        """
+        Set the output to the JSON in *text*, alone or in one fenced block, if it fits the schema; else record the issues.
+
+        Without a schema or without JSON nothing changes.
+        """
         found = parse_json_answer(text) if self.needs_validation else NO_JSON
         if found is not NO_JSON:
             self.set_from_model(found)

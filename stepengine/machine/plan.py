@@ -56,11 +56,11 @@ class ToolBody:
         tool_name: The tool, as it was called.
         tool_call_id: The call.
         by_model: Whether a model asked for the call, so that the children that the body starts count as a model's.
-        steps: Begins the body.
-        timeout: How many seconds it may be at work; what it waits for a person or for children does not count.
-        values: What hooks of the caller share with later ones.
-        recalled: Returns what its ``Compute`` with this number, from 0, is recorded to have come to; a ``Stop`` where it is
-            recorded to have been stopped before that; ``None`` where nothing is recorded that still holds.
+        steps: Returns the generator of the body for a context.
+        timeout: The seconds that it may work; waits for a person, a time, a message or a run do not count.
+        values: The objects that the caller's hooks share with later ones.
+        recalled: Returns the recorded result of the ``Compute`` with this number, from 0; a ``Stop`` if it was recorded as
+            stopped before that; ``None`` without a valid record.
     """
 
     tool_name: str
@@ -91,15 +91,15 @@ class RunPlan:
         sent: Tool definitions that are sent in place of its own: those of the parent whose system prompt it inherits.
         agents: Normalised ids of the agents that it may spawn, each with its display name; ``None`` leaves it to
             whoever performs a ``Spawn`` to know them.
-        planned_from: What whoever made the plan made it from; the machine does not look at it.
+        planned_from: The planner's own data; the machine does not read it.
         is_inline: Whether it goes on from the history of the run that spawned it, and leaves its own there.
         repair_params: Returns params with corrected names and values, for the id of a child agent or a definition.
-        note: What is added to its instructions: which agents there are, and what it may call.
-        placeholders: Those in its prompts; ``None`` without any.
-        agent_info: Tells of an agent of the engine, for ``lookup_agent_info``; raises ``AgentError`` for an unknown id.
+        note: The text after its instructions: the available agents and tools.
+        placeholders: The placeholders in its prompts; ``None`` without any.
+        agent_info: Returns the description of an agent for ``lookup_agent_info``; raises ``AgentError`` for an unknown id.
         hooks: The engine's hooks followed by the agent's.
-        given: The limits that somebody set, for this run or above it; the argument ``limits``.
-        limits: The limits in force: what nobody set has its default.
+        given: The explicit limits of this run and the runs above it; the argument ``limits``.
+        limits: The limits in force: *given*, with defaults for the rest.
         prompt: The prompt; ``""`` when there is none.
         params: The validated params as the handler sees them: a pydantic model or an immutable mapping.
         params_json: The validated params as JSON; ``None`` when there are none.

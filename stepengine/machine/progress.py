@@ -80,7 +80,7 @@ class Progress:
         self.step = self.step_index
 
     def mark_truncated(self) -> None:
-        """End the turn with this step, even if the model requests tools."""
+        """Treat the last reply as cut: its calls are skipped, the turn ends with this step, and the run can end as truncated."""
         self.truncated = True
 
     def record_turn_end(self, *, complete: bool) -> bool:

@@ -66,8 +66,8 @@ class Machine(Generator[Effect, Outcome | None, Finished]):
 
     Attributes:
         send: Sends the outcome of an effect; returns the next one.
-        throw: Raises in the run; returns the next effect.
-        close: Ends the run where it waits.
+        throw: Closes the run where it waits and raises the exception again; there is no next effect.
+        close: Closes the run where it waits.
     """
 
     __slots__ = ("__weakref__", "_run", "close", "send", "throw")
@@ -366,7 +366,11 @@ def _ending_from_error(run: RunState, error: StepEngineError) -> _Ending:
 
 
 def _ending_from_limit(run: RunState, error: LimitExceeded, returned: object = None) -> _Ending:
-    """Return the ending of a run with a spent budget; the handler's return value is kept."""
+    """
+    Return the ending of a run with a spent budget; the handler's return value is kept.
+
+    Spent steps give ``MAX_STEPS``, unless ``on_max_steps`` is ``"raise"``. Every other limit gives ``FAILED``.
+    """
     if error.kind == "steps" and run.budget.limits.on_max_steps != "raise":
         return _ending_with_output(run, RunStatus.MAX_STEPS, returned)
     if returned is None:

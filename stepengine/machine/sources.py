@@ -91,7 +91,7 @@ class RunSources:
         tools: The tools of the run, by name.
         schema: The JSON Schema of its output.
         is_root: Whether people write to it.
-        is_body: Whether it is the body of a tool, whose arguments are a model's.
+        is_body: Whether its author's values may be a model's from the start: a tool's body, or a handler in the sandbox.
 
     Attributes:
         index: What was received.

@@ -2,7 +2,9 @@
 The mutable state of one run, used by the machine alone; values that leave it are frozen.
 
 Code that needs something of the world yields the effect; ``exchange`` of ``run`` passes it on and receives the outcome. A
-``RunState`` consists of parts. Each has one responsibility, knows nothing of the run, and changes by its own methods only:
+``RunState`` consists of parts. Each has one responsibility and knows nothing of the run. Nearly all changes go through its methods.
+Other modules set a few attributes, such as ``history.end_turn_message`` and ``prompt.tail``, and fill the queues ``history.inbox`` and
+``side_events.waiting``:
 
 - ``effects``: numbers, clock, and the stop; outcomes are received here, and their sources for policies that follow data.
 - ``history``: record and view of the conversation, and the messages that wait for their place in it.

@@ -1,8 +1,9 @@
 """
 One model step, in a fixed order; ``protocol.ORDER`` holds that order as a table.
 
-expire ephemeral results -> ``pre_step`` hooks -> step prompt -> model call -> tool calls -> message and results appended
-together -> ``post_step`` hooks -> end decision. The open step is held outside the transcript until its tools are done.
+reports of background children -> expire ephemeral results, append the inbox -> ``pre_step`` hooks -> step prompt -> model call ->
+tool calls -> message and results appended together -> ``post_step`` hooks -> end decision. The open step is held outside the
+transcript until its tools are done.
 """
 
 from __future__ import annotations
@@ -216,7 +217,7 @@ def _run_step(run: RunState, over: StepWith) -> Flow[TurnComplete]:
 
 
 def _expire_and_append_inbox(run: RunState) -> None:
-    """Remove expired results, and append messages that arrived meanwhile."""
+    """Replace expired ephemeral results in the view, start a new turn of the output if the last turn ended, and append the inbox."""
     # Before the request is made, and in the view alone: what an ephemeral tool said earlier is not sent again, and
     # the record keeps it (requirements:I12).
     run.history.expire_ephemeral_results()
@@ -338,7 +339,7 @@ def _require_user_message(run: RunState, tail: Sequence[Message]) -> None:
 
 
 def make_step_prompt(run: RunState) -> Sequence[Message]:
-    """Return the step prompt as a step-scoped message, if the agent has one."""
+    """Return the agent's ``step_prompt`` as a message for the end of one request; nothing if it has none."""
     text = fill_prompt_text(run, run.plan.definition.step_prompt)
     return (UserMessage(system_reminder(text), ("STEP_PROMPT",)),) if text else ()
 
@@ -609,7 +610,7 @@ def _commit_reply(run: RunState, message: AssistantMessage, calls: Sequence[Tool
 
 
 def _does_step_end_turn(run: RunState, calls: Sequence[ToolMember]) -> bool:
-    """Return whether a step ends the turn, apart from hooks; messages that arrived meanwhile continue it."""
+    """Return whether a step ends the turn, apart from hooks; messages in the inbox are appended here and continue it."""
     # First of all: a message that came during the step has to be answered before the turn can end
     # (generator-contract:G54).
     if run.history.inbox and run.history.append_inbox():
@@ -634,7 +635,7 @@ def _does_step_end_turn(run: RunState, calls: Sequence[ToolMember]) -> bool:
 
 
 def _warn_of_missing_answer(run: RunState, calls: Sequence[ToolMember]) -> None:
-    """Warn about a turn that ends with only a thought, in an agent without handler."""
+    """Warn if all *calls* of an ended turn are of ``think_deeply``, so that an agent without handler has no answer."""
     if run.plan.definition.handle_steps is not None or run.output.is_given:
         return
     if all(call.asked.tool_name == "think_deeply" for call in calls):

@@ -57,7 +57,7 @@ class UsageTotals:
         self.entries = 0
 
     def count_usage(self, model: str, usage: Usage | None, cost: Decimal | None, requests: int) -> None:
-        """Add the usage of a model call that sent *requests*."""
+        """Add the usage of a model call that sent *requests* requests; a tool that reports usage counts under its own name."""
         self.entries += 1
         self._usage = None
         tally = self._by_model.get(model)
@@ -89,6 +89,7 @@ class UsageTotals:
         self._add_children(body.children, body.spending)
 
     def _add_children(self, children: Sequence[ChildResult], spending: Spending) -> None:
+        """Append *children* to the list and add *spending*, which includes theirs, to the totals."""
         self.entries += 1
         self.children += children
         self.child_run_ids += tuple([child.run_id for child in children if child.run_id])
