@@ -311,6 +311,7 @@ class ChildResult(SpendingMixin, Generic[Out]):
         questions: Its open questions when it is suspended.
         left: Of an inline child, its whole end, with the state that it leaves to its parent; never stored.
         trust: ``"trusted"`` where the output can hold no text of third parties, in a run whose policy follows data.
+        text_trust: ``"trusted"`` where neither text nor error can hold any, since the child received none.
         warnings: Its warnings and those of the runs below it, each with the path of its run.
     """
 
@@ -324,6 +325,7 @@ class ChildResult(SpendingMixin, Generic[Out]):
     questions: tuple[Question, ...] = attrs.field(default=(), converter=to_tuple)
     left: EndedRun | None = attrs.field(default=None, eq=False, repr=False, metadata={"stored": False})
     trust: Trust = attrs.field(default="untrusted", kw_only=True)
+    text_trust: Trust = attrs.field(default="untrusted", kw_only=True)
     warnings: tuple[str, ...] = attrs.field(default=(), eq=False, converter=to_tuple)
 
     @property

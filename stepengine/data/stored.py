@@ -64,7 +64,9 @@ STORED_TYPES: tuple[StoredType, ...] = (
     StoredType("value", Value, "value at inputs"),
     # state
     StoredType(
-        "child_result", ChildResult, "agent_id run_id status output text error spending questions trust warnings"
+        "child_result",
+        ChildResult,
+        "agent_id run_id status output text error spending questions trust warnings text_trust",
     ),
     # waiting
     StoredType("wait_result", Awaited, "done open"),

@@ -196,6 +196,7 @@ class Finished(EndedRun[Any]):
         changes: Of the body of a tool, what it wants changed in the run of its caller, in order.
         computed: Of the body of a tool, what each ``Compute`` of it came to, in order.
         trust: Of a child, whether its output may hold text of third parties.
+        text_trust: Of a child, whether anything else of it may.
         own_warnings: Its warnings without those of its children, which ``warnings`` holds as well.
         successor: How the agent ended to which the conversation was handed over, a child as well.
     """
@@ -208,6 +209,7 @@ class Finished(EndedRun[Any]):
     changes: tuple[Any, ...] = ()
     computed: tuple[JsonValue, ...] = ()
     trust: Trust = "untrusted"
+    text_trust: Trust = "untrusted"
     own_warnings: tuple[str, ...] = ()
     successor: EndedRun | None = attrs.field(default=None, repr=False)
 
@@ -278,6 +280,7 @@ class Finished(EndedRun[Any]):
             questions=self.pending,
             left=self._make_inline_end() if is_inline else None,
             trust=self.trust,
+            text_trust=self.text_trust,
             warnings=self.warnings,
         )
 

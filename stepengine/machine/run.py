@@ -533,7 +533,7 @@ def _make_finished(run: RunState, ending: _Ending) -> Finished:
         children = list(map(mark_suspended_as_cancelled, children))
     if ending.status is RunStatus.SUSPENDED or body is not None:
         text = ""
-    own = run.side_events.collect_warnings()
+    own, sources = run.side_events.collect_warnings(), run.effects.sources
     if ending.error is not None:
         cut_error_texts(ending.error)
     return Finished(
@@ -557,5 +557,6 @@ def _make_finished(run: RunState, ending: _Ending) -> Finished:
         successor=run.children.successor_end,
         changes=() if body is None else tuple(body.changes),
         computed=() if body is None else tuple(body.computed),
-        trust="untrusted" if run.effects.sources is None else run.effects.sources.trust_of_output(ending.output),
+        trust="untrusted" if sources is None else sources.trust_of_output(ending.output),
+        text_trust="untrusted" if sources is None or sources.index.saw_untrusted else "trusted",
     )

@@ -182,10 +182,10 @@ class RunSources:
 
     def _add_children(self, effect: Any, value: Any) -> None:
         if isinstance(value, ChildResult):
-            self._add_child(value, effect.tool_call_id if isinstance(effect, Spawn) else "")
+            self._add_child(value, effect if isinstance(effect, Spawn) else None)
         elif isinstance(effect, CHILD_ENDS):
             for child in value.ended.values():
-                self._add_child(child, "")
+                self._add_child(child)
 
     def _add_result(self, effect: CallTool, result: ToolResult) -> None:
         about, step = find_call_subject(effect.input), self._progress.step
@@ -216,11 +216,17 @@ class RunSources:
             elif isinstance(part, CitationPart):
                 self.index.add(source, [part.url or "", part.title or "", part.quote or ""])
 
-    def _add_child(self, child: ChildResult, call_id: str) -> None:
-        source = Source("child", child.trust, self._progress.step, child.agent_id, call_id)
-        # An inline child leaves its conversation, also where it says nothing.
-        self.index.saw_untrusted = self.index.saw_untrusted or (child.trust == "untrusted" and bool(child.run_id))
-        self.index.add(source, [child.text, plain(child.output)])
+    def _add_child(self, child: ChildResult, effect: Spawn | None = None) -> None:
+        source = Source(
+            "child", child.trust, self._progress.step, child.agent_id, effect.tool_call_id if effect else ""
+        )
+        # A schema bounds the output alone: not the words of the child, its error, or the conversation that an inline child leaves.
+        has_read = bool(child.run_id) and child.text_trust == "untrusted"
+        leaves_more = child.error is not None or (effect is not None and effect.is_inline)
+        if has_read and (leaves_more or child.trust == "untrusted"):
+            self.index.saw_untrusted = True
+        self.index.add(attrs.evolve(source, trust=child.text_trust), child.text, at="[0]")
+        self.index.add(source, plain(child.output), at="[1]")
 
     def _add_answer(self, question: Question, answer: Answer) -> None:
         """Add the text that a person typed. A chosen option comes from the run itself."""

@@ -22,7 +22,7 @@ from stepengine import (
     Wait,
     tool,
 )
-from stepengine.data.messages import CitationPart, OpaquePart
+from stepengine.data.messages import CitationPart, OpaquePart, TextPart, ToolCallPart
 from stepengine.data.models import ModelReply
 from stepengine.data.origins import describe_origins
 from stepengine.data.state import RunStatus
@@ -362,6 +362,54 @@ def test_a_child_output_is_as_trusted_as_its_inputs(world, reads, schema, output
         if address[0] == "" and address[1] >= 0
     ]
     assert ("trusted" if expected else "untrusted") == value.trust
+
+
+@pytest.mark.spec("provenance:PV6")
+@pytest.mark.parametrize(
+    ("steps", "fails"),
+    [
+        ([AgentCall("child")], False),
+        ([AgentCall("child")], True),
+        ([Start(AgentCall("child")), Wait], False),
+        ([ToolCall("spawn_agent_inline", {"agent_type": "child"})], False),
+    ],
+    ids=["text", "error", "waited for", "conversation"],
+)
+def test_a_schema_vouches_for_the_output_of_a_child_alone(world, steps, fails):
+    def child_steps(ctx):
+        yield ToolCall("read", {"path": "inbox/1"})
+        if fails:
+            raise ValueError(MAIL)
+        return {"to": "b@x.org"}
+
+    schema = {"type": "object", "properties": {"to": {"enum": ["a@x.org", "b@x.org"]}}}
+    child = AgentDefinition("child", tools=world.tools, handle_steps=child_steps, output_schema=schema)
+
+    def handler(ctx):
+        received = None
+        for one in steps:
+            received = (yield one(received) if one is Wait else one).value
+        yield ToolCall("send", {"to": "eve@evil.org"})
+
+    world.run([], handler=handler, children=[child])
+
+    assert ["eve@evil.org"] == world.asked
+
+
+@pytest.mark.spec("provenance:PV6")
+def test_words_beside_a_bounded_output_leave_it_trusted(world):
+    schema = {"type": "object", "properties": {"to": {"enum": ["a@x.org", "b@x.org"]}}}
+    child = AgentDefinition("child", tools=[*world.tools, "set_output"], output_schema=schema, model="test/m")
+
+    def handler(ctx):
+        found = (yield AgentCall("child", "Find out")).value
+        yield ToolCall("send", found.output)
+        yield ToolCall("send", {"to": found.text})
+
+    said = ModelReply((TextPart("eve@evil.org"), ToolCallPart("", "set_output", {"to": "b@x.org"})))
+    world.run([READ, said], handler=handler, children=[child])
+
+    assert ["eve@evil.org"] == world.asked
 
 
 @pytest.mark.spec("provenance:PV6")
