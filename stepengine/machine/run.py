@@ -11,6 +11,7 @@ import json
 import math
 import traceback
 from collections.abc import Callable, Generator
+from functools import partial
 from types import GeneratorType
 from typing import Any, NamedTuple, TypeVar, assert_never, cast
 
@@ -176,14 +177,20 @@ def _run_with_time_limit(run: RunState, body: ToolBody, flow: Flow[T]) -> Flow[T
     try:
         effect = flow.send(None)
         while True:
-            if worked > limit and not isinstance(effect, Notify):
+            if worked > limit and run.effects.stop is None and not isinstance(effect, Notify):
                 msg = f"{timeout_text(body.tool_name, body.timeout)} of work"
                 effect = flow.throw(ToolError(msg, tool_name=body.tool_name))
                 continue
             began = run.effects.now
-            outcome = yield effect
+            try:
+                resume = partial(flow.send, (yield effect))
+            except GeneratorExit:
+                raise
+            # A stop, or an error of the effect: raised where the body waits, as without a time limit.
+            except BaseException as error:  # noqa: BLE001
+                resume = partial(flow.throw, error)
             worked += 0 if _is_waiting(effect) else run.effects.now - began
-            effect = flow.send(outcome)
+            effect = resume()
     except StopIteration as stop:
         returned: T = stop.value
         return returned

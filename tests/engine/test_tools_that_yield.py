@@ -532,6 +532,30 @@ async def test_tool_timeout_counts_work_but_not_waits_for_people(tmp_path: Path)
     assert await made.replay(path) == ran
 
 
+@pytest.mark.spec("programs:PG8")
+async def test_time_limit_of_a_tool_changes_no_suspension(tmp_path: Path) -> None:
+    def noting(ctx: Any, asked: Any, result: ToolResult) -> Any:
+        yield from Perform(int)
+
+    async def ended(**options: Any) -> list[Any]:
+        note = Ledger().tool()
+
+        @tool(uses=[note], **options)
+        def work() -> Steps[str]:
+            """Note something and ask."""
+            _, said = yield from Parallel(ToolCall("note", {"what": "a"}), Ask("Which?"))
+            return said
+
+        agent, path = boss(work), tmp_path / f"{len(options)}.jsonl"
+        async with engine(agent, tool_call(work), hooks=Hooks(post_tool=noting)) as made:
+            asked = await made.run(agent, "go", journal=path)
+            (question,) = asked.pending_questions
+            done = await made.resume(path, answers={question.id: "this"})
+        return [(one.status, one.text, results(one), one.warnings) for one in (asked, done)]
+
+    assert await ended() == await ended(timeout=60.0)
+
+
 @pytest.mark.spec("programs:PG1")
 async def test_tool_that_ignores_closing_or_returns_no_json_still_ends() -> None:
     @tool

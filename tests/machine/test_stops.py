@@ -21,6 +21,7 @@ from stepengine.data.outcomes import Stop, Value
 from stepengine.data.questions import Decision
 from stepengine.data.state import RunStatus
 from stepengine.errors import LimitExceeded, ReplayDivergence, StepEngineError
+from stepengine.machine.plan import ToolBody
 from tests.machine.world import ADD, STEP_ALL, World, adding, agent, binding, call, child, play, reply, thought
 
 ALLOWED = (HandlerNotice, HookFailed, LogLine, PermissionDecided, PhaseChanged, RunFailed, StepFinished)
@@ -189,3 +190,21 @@ def test_change_of_a_finished_call_survives_a_later_stop():
     world = World(replies=[reply(call("add"), call("add"))], tools={"add": lambda: changing}, at={2: Stop("suspended")})
     played = play(agent(tools=["add"]), world, tools=[ADD])
     assert (played.state.context, played.history[-1].status) == ({"a": 1}, "pending")
+
+
+@pytest.mark.spec("programs:PG8")
+@pytest.mark.parametrize("kind", KINDS)
+def test_time_limit_of_a_body_changes_no_stop(kind):
+    def steps(ctx):
+        yield y.Parallel(y.ToolCall("add"), y.ToolCall("add"))
+
+    def noting(ctx, asked, result):
+        yield y.Perform(int)
+
+    def ended(**limit):
+        body = ToolBody(tool_name="release", tool_call_id="c1", by_model=True, steps=steps, **limit)
+        world = World(tools={"add": adding}, at={1: Stop(kind)})
+        played = play(agent(tools=["add"], hooks=Hooks(post_tool=[noting])), world, tools=[ADD], body=body)
+        return played.status, played.warnings
+
+    assert ended() == ended(timeout=60.0) == ended(timeout=0.0)
