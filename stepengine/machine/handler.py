@@ -45,6 +45,7 @@ from stepengine.machine.calls import (
     unavailable_tool_error,
 )
 from stepengine.machine.ceilings import ask_for_more_steps
+from stepengine.machine.child_reports import wait_for_child_report
 from stepengine.machine.plan import ToolBody
 from stepengine.machine.protocol import Flow, format_yieldable_names, get_yield_rows
 from stepengine.machine.signals import EndRun, Stopped
@@ -83,7 +84,8 @@ def run_without_handler(run: RunState) -> Flow[None]:
     # effect (generator-contract:G12).
     held = run.history.open_step
     try:
-        if held is None or not (yield from finish_reopened_step(run, *held)):
+        # The calls of a reopened step may start children in the background, too, and their reports continue the turn.
+        if held is None or not (yield from finish_reopened_step(run, *held)) or (yield from wait_for_child_report(run)):
             yield from run_turn(run)
     except StepEngineError as error:
         run.budget.count_actions(1)

@@ -280,17 +280,15 @@ def finish_reopened_step(run: RunState, message: AssistantMessage, stored: Seque
     # The model is not asked again: this reply was paid for and recorded in the run before. So there is no usage to
     # count either.
     reply = StepReply(ModelReply(message.content), message, message.tool_calls)
-    spent = yield from _run_tools(run, reply, calls)
-    yield from hooks.call_post_step_hooks(run, reply.model)
-    # The same end as of any step, in the same order: hooks behind the step, then whether the turn is over, then whether
-    # hooks let it be.
-    if run.progress.record_turn_end(
-        complete=_does_step_end_turn(run, calls) and (yield from _ask_hooks_to_end_turn(run))
-    ):
-        run.progress.reset_refused_stops()
-    if spent:
-        raise spent
-    return run.progress.steps_complete
+    try:
+        spent = yield from _run_tools(run, reply, calls)
+        # The same end as of any step, in the same order: hooks behind the step, then whether the turn is over, then
+        # whether hooks let it be.
+        yield from hooks.call_post_step_hooks(run, reply.model)
+        ended = _does_step_end_turn(run, calls) and (yield from _ask_hooks_to_end_turn(run))
+    finally:
+        run.history.remove_expired("agent_step")
+    return _end_step(run, calls, spent, ended=ended)
 
 
 # --- the model --------------------------------------------------------------------------------------------------------

@@ -8,15 +8,29 @@ import json
 
 import pytest
 
-from stepengine import AgentCall, AgentDefinition, Answer, Ask, Engine, Hooks, Parallel, RunStatus, tool
+from stepengine import (
+    AgentCall,
+    AgentDefinition,
+    Answer,
+    Ask,
+    Change,
+    Engine,
+    Hooks,
+    Parallel,
+    RunStatus,
+    UserMessage,
+    tool,
+)
 from stepengine.data.codec import from_json, to_json
 from stepengine.data.definition import HookContext
+from stepengine.data.messages import TextPart, ToolCallPart
+from stepengine.data.models import ModelReply
 from stepengine.data.questions import Decision
 from stepengine.errors import AnswerRejected, BadYield, DefinitionError, PerformError
 from stepengine.events import QuestionAsked
 from stepengine.journal import MemoryJournal
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
-from stepengine.tools.bundled import ask_user_tool, spawn_tools
+from stepengine.tools.bundled import ask_user_tool, child_tools, spawn_tools
 from tests.engine.sums import add
 from tests.phrases import NO_OPTION
 
@@ -308,6 +322,45 @@ async def test_stored_permission_is_granted_or_denied_for_its_own_call(key):
     assert (["free", "b"] if key == "id" else ["free", "a", "b"]) == ran
     statuses = [m.status for m in model.calls[0].messages if m.role == "tool"]
     assert (["ok", "denied", "ok"] if key == "id" else ["ok"] * 3) == statuses
+
+
+@pytest.mark.spec("requirements:X11")
+@pytest.mark.parametrize("calls", [["end_turn"], ["start_agents", "end_turn"], []], ids=str)
+async def test_step_ends_alike_with_an_early_or_late_answer(calls):
+    def kid_steps(ctx):
+        return "hi"
+        yield
+
+    def hint(ctx, reply):
+        return Change(messages=[*ctx.state.message_history, UserMessage("hint", ttl="agent_step")])
+
+    kid = AgentDefinition("kid", handle_steps=kid_steps)
+    tools = [ask_user_tool(), "end_turn", *child_tools()]
+    agent = AgentDefinition(
+        "clerk",
+        model="t/m",
+        tools=tools,
+        spawnable_agents=[kid],
+        hooks=Hooks(post_step=[hint]),
+        instructions_prompt="Help.",
+    )
+    inputs = {"end_turn": {"message": "Bye."}, "start_agents": {"agents": [{"agent_type": "kid"}]}}
+    asked = ToolCallPart("", "ask_user", {"questions": [{"question": "Which?"}]})
+    reply = ModelReply((TextPart("Let me ask."), asked, *[ToolCallPart("", name, inputs[name]) for name in calls]))
+
+    async def ended(*, late):
+        model = ScriptedModel([reply, text("done")])
+        engine = Engine([agent], models=model)
+        given = {"Which?": "red"}
+        result = await engine.run(agent, "Book.", answers={} if late else given)
+        if late:
+            result = await engine.run(agent, previous=result.state, answers=given)
+        seen = [m.text for call in model.calls for m in call.messages]
+        return result.text, [m.role for m in result.state.message_history], result.warnings, "hint" in seen
+
+    early = await ended(late=False)
+    assert early == await ended(late=True)
+    assert ("Bye." if calls == ["end_turn"] else "done", (), False) == (early[0], *early[2:])
 
 
 @pytest.mark.spec("requirements:X11", "requirements:K3")
