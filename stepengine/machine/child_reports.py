@@ -13,7 +13,7 @@ from stepengine.data.messages import UserMessage, system_reminder
 from stepengine.data.state import ChildResult, Waited
 from stepengine.data.tools import Driving
 from stepengine.data.typed_values import dump_model, is_model
-from stepengine.data.yields import Wait
+from stepengine.data.yields import MAX_PAUSE_SECONDS, Wait
 from stepengine.errors import DataError
 from stepengine.machine.background import NO_CHILDREN
 from stepengine.machine.calls import make_single_member, run_single_member
@@ -39,7 +39,8 @@ def wait_for_child_report(run: RunState) -> Flow[bool]:
     if not can_go_on or not _has_reportable_children(run):
         return False
     seconds = run.budget.limits.max_wait_seconds
-    if (yield from _wait_and_report(run, 1, seconds)):
+    # More than a hundred years, such as infinity, is no timeout of `Wait`: it waits for ever.
+    if (yield from _wait_and_report(run, 1, None if seconds is None or seconds > MAX_PAUSE_SECONDS else seconds)):
         run.progress.record_turn_end(complete=False)
         return True
     run.side_events.add_warnings(

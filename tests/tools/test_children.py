@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 
 import pytest
 
@@ -104,9 +105,11 @@ async def test_a_model_is_notified_once_of_each_finished_child():
 
 
 @pytest.mark.spec("waiting:WT12")
-async def test_a_turn_with_a_running_child_continues_at_its_end():
+@pytest.mark.parametrize("most", [None, math.inf, 1e12])
+async def test_a_turn_with_a_running_child_continues_at_its_end(most):
     clock, model = Clock(waits=True), ScriptedModel([start("slow"), text("I wait."), text("It said late.")])
-    async with Engine([lead(), *HELPERS], models=model, clock=clock) as engine:
+    agent = lead(limits=Limits(max_wait_seconds=most))
+    async with Engine([agent, *HELPERS], models=model, clock=clock) as engine:
         running = asyncio.create_task(engine.run("lead", "go"))
         async with asyncio.timeout(60):
             await clock.asleep()
