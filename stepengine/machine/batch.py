@@ -159,10 +159,10 @@ def _run_one_by_one(run: RunState, calls: Sequence[ToolMember]) -> Flow[None]:
                     yield from _ask_permissions(run, (yield from _run_pre_tool_hooks(call)), together=False)
                 if call.result is not None:
                     yield from call.show_unrun_call()
+                elif points.post_tool:
+                    yield from _run_call_with_post_tool_hooks(call)
                 else:
                     yield from run_single_member(call)
-                    if points.post_tool:
-                        yield from _run_post_tool_hooks(call)
             # Not raised yet: the calls behind still get a result each, which says why there was none, and the history
             # pairs. The limit is raised behind the loop, by `raise_if_spent`.
             except LimitReached:
@@ -179,6 +179,18 @@ def _run_one_by_one(run: RunState, calls: Sequence[ToolMember]) -> Flow[None]:
     finally:
         _log_calls(calls)
     run.budget.raise_if_spent(before)
+
+
+def _run_call_with_post_tool_hooks(call: ToolMember) -> Flow[None]:
+    """Run a call and the ``post_tool`` hooks behind it; one that failed has a result, too, and its error is raised after the hooks."""
+    failure: LimitReached | StepEngineError | None = None
+    try:
+        yield from run_single_member(call)
+    except (LimitReached, StepEngineError) as error:
+        failure = error
+    yield from _run_post_tool_hooks(call)
+    if failure is not None:
+        raise failure
 
 
 def _skip_or_validate_call(call: ToolMember, why: str) -> bool:

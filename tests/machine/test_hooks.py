@@ -15,7 +15,7 @@ from stepengine.data.json import JsonDict
 from stepengine.data.messages import AssistantMessage, ToolCallPart, ToolMessage, ToolResult, UserMessage
 from stepengine.data.questions import Decision
 from stepengine.data.state import RunInfo, RunStatus
-from stepengine.errors import LimitExceeded, LimitReached, ModelError, TranscriptError
+from stepengine.errors import LimitExceeded, LimitReached, ModelError, ToolError, TranscriptError
 from tests.machine.world import ADD, CREATED, STEP, World, adding, agent, binding, call, limits, play, reply
 
 STRICT = binding("strict", lambda value: None if "a" in value else "a: missing")
@@ -377,6 +377,30 @@ def test_results_are_replaced_by_hooks_in_order():
     played = run(Hooks(post_tool=[first, second, third]))
     assert (played.history[2].text, played.state.context) == ("1!?", {"seen": "1!", "third": 1})
     assert (played.tool_calls[0].result.text, played.tool_calls[0].result.tool_call_id) == ("1!?", "c1")
+
+
+@pytest.mark.spec("requirements:X3")
+@pytest.mark.parametrize("failure", [None, ToolError("no such file"), LimitExceeded("again", kind="identical_calls")])
+def test_post_tool_hooks_see_failed_calls_alone_or_together(failure):
+    safe, other = binding("safe", parallel_safe=True), binding("other", parallel_safe=True)
+    tools = {"safe": lambda: failure or ToolResult.text("fine"), "other": lambda: ToolResult.text("other")}
+
+    def told(*names):
+        seen = []
+
+        def hide(ctx, asked, result):
+            seen.append((asked.tool_name, result.status, result.text))
+            return ToolResult.text("hidden")
+
+        world = World(replies=[reply(*map(call, names)), reply("done")], tools=tools)
+        definition = agent(tools=["safe", "other"], hooks=Hooks(post_tool=[hide]))
+        played = play(definition, world, tools=[safe, other])
+        texts = {m.text for m in played.history if isinstance(m, ToolMessage)}
+        return [one for one in seen if one[0] == "safe"], texts, played.status
+
+    alone = told("safe")
+    assert alone == told("safe", "other")
+    assert (1, {"hidden"}) == (len(alone[0]), alone[1])
 
 
 @pytest.mark.spec("requirements:X3", "requirements:B9")
