@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepengine.data.messages import AssistantMessage, TextPart, ToolCallPart, ToolMessage, ToolResult, UserMessage
+from stepengine.data.state import AgentState
 from stepengine.data.transcript import Transcript
 from stepengine.machine.history import SLICE_MESSAGES, LastTexts, RunHistory
 from tests.machine.world import lines
@@ -142,3 +143,19 @@ def test_reopened_step_counts_as_added_by_the_finishing_run(before, after):
 
     assert [*past.record][:before] == stored
     assert len(past.list_added_messages()) == 2 + after
+
+
+# --- what an inline child leaves ----------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.sampled_from("ab")), st.sampled_from("ab"), st.lists(st.sampled_from("ab")))
+def test_inline_child_leaves_inherited_texts_of_other_replies(before, text, own):
+    past = history(said("task"), *[AssistantMessage(one, ("OPEN_REPLY",)) for one in before])
+    past.set_open_reply(calling("c1", text=text))
+    inherited = past.make_inherited_history("c1")
+    added = [said(one) for one in own]
+    left = AgentState("r", "child", message_history=inherited.record.with_messages(added))
+
+    record, view = past.make_history_after_inline(left, "c1")
+
+    assert [*record] == [*view] == [*past.record, *added]
