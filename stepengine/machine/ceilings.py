@@ -26,7 +26,7 @@ def ask_to_raise_limits(run: RunState, effect: Leaf | Gather | Compute, outcome:
     Ask people to raise the limits that refused *effect*, and return its new outcome; *outcome* is the first one.
 
     While they allow more, the refused effects are repeated. After a denial they stay refused. Without an answer the run is suspended
-    at the question. Of a race only the refused members try again: the others have been given up.
+    at the question. Only model calls are refused so. Those of a group are candidates: neither a race nor ``fail_fast`` holds any.
     """
     leaves: Sequence[Any] = effect.effects if isinstance(effect, Gather) else (effect,)
     outcomes: list[Single] = list(outcome.outcomes) if isinstance(outcome, Gathered) else [outcome]
