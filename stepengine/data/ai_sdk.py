@@ -43,7 +43,7 @@ def _normalize_part(part: Any) -> Any:
             return known
 
 
-def _make_media_block(data: object, kind: str, title: str) -> dict[str, object]:
+def _make_media_block(data: object, kind: object, title: str) -> dict[str, object]:
     """Return the block of an image or a document; *data* is an address, a data URL or base64 text."""
     source: dict[str, object] = {"type": "base64", "media_type": kind, "data": data}
     if isinstance(data, str) and data.startswith(("http://", "https://")):

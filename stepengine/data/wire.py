@@ -49,7 +49,7 @@ CITED = ("url", "title", "quote", "said", "source")
 TAGGING = {"tags", "ttl", "timeToLive"}
 ABOUT_A_REPLY = {"id", "type", "object", "created", "model", "stop_reason", "stop_sequence", "finish_reason", "usage"}
 """Members about the reply of a message, which are not part of the conversation."""
-EMPTY = (None, "", [], (), {})
+EMPTY: tuple[Any, ...] = (None, "", [], (), {})
 """Values of a member that count as a missing member."""
 MEMBERS = {
     "user": {"name"},
