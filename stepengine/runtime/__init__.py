@@ -1,5 +1,5 @@
 """
-The only package that loops with I/O: the driver, the performers, retries, limits, events and handles.
+Performs the effects of runs: the driver, the performers, retries, limits, events and handles.
 
 A machine yields an effect, the driver passes it to a performer and sends the outcome back. A performer has two methods: ``begin``
 prepares effects in the order of their numbers, and ``perform`` returns the outcome of one. Performers wrap each other. From the

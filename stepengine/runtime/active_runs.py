@@ -56,7 +56,7 @@ class ActiveRuns:
 
     Attributes:
         by_path: Those that this process drives.
-        elsewhere: What says that a child must end, of those that another process drives, by path.
+        elsewhere: The futures that stop the children which other processes drive, by path.
         spawned_by: The tool call that spawned the child at a path; ``""`` for a handler's.
         belongings: What tools keep for each run.
         signal: ``is_set()`` says whether the tree is being stopped.

@@ -2,8 +2,8 @@
 The children that run in the background of one tree.
 
 Each is driven in a task of its own, and performed through everything that records as one effect at its own path and -1, so that
-its end is an outcome like any other. None outlives the run that started it: that one ends those of which it was not told, and where
-it is stopped itself, whoever drives it does.
+its end is an outcome like any other. None outlives the run that started it: at a normal end the machine of that run cancels or
+awaits those whose results it has not received. If the run was stopped, ``await_children_at_end`` stops them.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ class BackgroundChildren:
         return all(self.children[path].outcome is not None for path in paths)
 
     async def wait_for_ends(self, paths: Sequence[str]) -> bool:
-        """Wait until these have ended; return False if one of them was only stopped with its tree."""
+        """Wait until the children at *paths* have ended; return False if one of them was only stopped with its tree."""
         tasks = [task for path in paths if (task := self.children[path].task) is not None]
         if tasks:
             await asyncio.wait(tasks)
@@ -171,7 +171,7 @@ class BackgroundChildren:
         """
         Wait for children and return their results; ``None`` if one was stopped with its tree or *cut* is done.
 
-        With *cut*, which says that they will not end as recorded, it is also ``None`` once that is done, or the tree stands still.
+        *cut* is done when they will not end as recorded. With *cut* it is also ``None`` if the tree is suspended.
         """
         if cut is not None and not await self._wait_unless_cut(cut, item, paths):
             return None
@@ -181,7 +181,7 @@ class BackgroundChildren:
         return self.get_results(paths)
 
     async def _wait_unless_cut(self, cut: asyncio.Future[None], item: Item, paths: Sequence[str]) -> bool:
-        """Wait until these have ended; return False if *cut* is done first or the tree is suspended."""
+        """Wait until the children at *paths* have ended; return False if *cut* is done first or the tree is suspended."""
         while not self.have_all_ended(paths):
             # Shielded: this wait may be given up, and others wait for the same end.
             came = await self._tree.suspension.wait_for_first(

@@ -911,7 +911,11 @@ class _ToolOutput(LineLogger):
 
 
 def get_call_timeout(plan: RunPlan, tool_name: str) -> float:
-    """Return the time limit of a tool call in seconds, or infinity. For a tool that yields, only its own work counts."""
+    """
+    Return the time limit of a tool call in seconds: the tool's, or a default.
+
+    A tool that yields has none by default, and only its own work counts.
+    """
     binding = plan.tools[tool_name]
     return binding.spec.timeout or (TOOL_SECONDS if isinstance(binding.runs, Ordinary) else math.inf)
 

@@ -76,7 +76,7 @@ class DeferredCalls:
         Return the run path and effect number of a waiting call; may be called from any thread.
 
         Raises:
-            ToolError: as ``deliver``.
+            ToolError: as ``deliver_result``.
         """
         return self._find_waiting_call(call_id, path)[0]
 

@@ -1,7 +1,7 @@
 """
 The driver of one run: the loop that passes outcomes to its machine, and the ways to stop it.
 
-``drive`` is the only place where a run waits. It knows no records, no replay and no limits: those wrap the performer. One
+``drive`` awaits everything that a machine requests. It knows no records, no replay and no limits: those wrap the performer. One
 effect is awaited in the run's own task; only the members of a ``Gather`` and the runs of children get tasks of their own.
 
 A run ends early because of ``stop``, or because its task is cancelled from outside. ``stop`` cancels the task, too, to end the
@@ -179,7 +179,7 @@ class RunTask:
         cancelled: Whether the run's task was cancelled from outside.
         has_ended: Whether its machine has reached its end, and was not broken off.
         is_cut: Whether it was stopped at once, without grace.
-        is_ending: Whether its machine has ended, and its background children have not.
+        is_ending: Whether its machine has ended and it waits, or has waited, for its background children.
         direct: The innermost performer, or the recorder; ``None`` unless every wrapper around it would pass on the effects of
             the run unchanged, except for children and questions.
         cancellation: The cancellations of the task that drives the run.
@@ -220,7 +220,7 @@ class RunTask:
         self.is_cut = self.is_cut or self.cancellation.schedule(self._cancel_task)
 
     def list_unrepeatable_effects(self) -> list[Item]:
-        """Return the running effects that cannot be repeated."""
+        """Return the running effects that would be in doubt if they were cancelled."""
         busy = self.busy
         items = [busy] if isinstance(busy, Item) else busy.running if isinstance(busy, _RunningGroup) else []
         return [item for item in items if self._would_be_in_doubt(item)]
@@ -319,7 +319,7 @@ async def drive(machine: Generator[Any, Outcome | None, Finished], run: RunTask)
     """
     Run *machine* to its end; it is closed on every way out.
 
-    A cancellation becomes a ``Stop`` that the machine ends the run with, and is left noted in *run*.
+    A cancellation becomes a ``Stop`` with which the machine ends the run. One from outside is recorded in ``run.cancelled``.
     """
     outcome: Outcome | None = None
     count = 0
@@ -538,7 +538,7 @@ def _is_already_asked(tree: DrivenTree, effect: AskPerson) -> bool:
 
 
 def _emit_start_events(tree: DrivenTree, item: Item) -> int:
-    """Show the start of an effect; return its time on the tree's clock."""
+    """Show the start of an effect and return the monotonic time; from now on a deferred call accepts its result."""
     if isinstance(item.effect, CallTool) and is_deferred_call(item):
         # Whoever sees that it began may have its result at once, before the call has come to its body.
         tree.deferred.expect_result(item)

@@ -262,7 +262,11 @@ class StopOnFailure:
 
 
 def make_race_loss_outcome(item: Item, now: int, outcome: Stop | None = None) -> Single:
-    """Return the outcome of a loser of a race; *outcome* is its stop, if it had one."""
+    """
+    Return the outcome of a loser of a race: a cancelled result for a call or child, else a ``RaceLost`` failure.
+
+    *outcome* is the stop of a loser that was suspended; its spending is kept.
+    """
     effect = item.effect
     if isinstance(effect, CallBody):
         body = None if outcome is None else outcome.body

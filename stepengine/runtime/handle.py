@@ -86,7 +86,7 @@ class TurnSequence:
         self._start_turn(tree, runner)
 
     def _start_turn(self, tree: RunTree, runner: ResultMaker) -> None:
-        """Start the task of a turn."""
+        """Make *tree* the current turn, which keeps events and has the attendants, and start its task."""
         tree.hub.keep_events()
         tree.suspension.is_reachable = True
         self.tree = tree
@@ -136,7 +136,7 @@ class TurnSequence:
             self._loop.call_soon_threadsafe(call, *arguments)
 
     def change_attendant_count(self, change: int) -> None:
-        """Count a reader who can answer questions as arrived (1) or gone (-1)."""
+        """Register a reader who can answer questions (1) or unregister one (-1); a waiting tree may be suspended at once."""
         self._attending += change
         (self.tree.questions.add_attendant if change > 0 else self.tree.questions.remove_attendant)()
         if self.tree.suspension.parked:
@@ -271,7 +271,7 @@ class RunHandle(Generic[Out]):
 
     @property
     def is_used(self) -> bool:
-        """Whether the result or the events were requested."""
+        """Whether the result or the events were requested, or ``shutdown`` was called."""
         return self._is_used
 
     def on_end(self, callback: Callable[[], object]) -> None:

@@ -111,7 +111,7 @@ class Watcher:
 
     def record_error(self, event: Event, error: BaseException) -> str | None:
         """
-        Record that the observer raised *error* at *event*; return a warning once it is dropped for that.
+        Log and count that the observer raised *error* at *event*; return a warning when it is dropped for too many errors.
 
         Raises:
             BaseException: *error*, if it is meant for the caller of the run, such as what ``pytest.fail`` raises.
@@ -187,7 +187,11 @@ class EventRedactor:
         return not looked_at or KNOWN_RECORDS.is_clean(tuple(looked_at))
 
     def redact_event(self, event: Event) -> Sequence[Event]:
-        """Return the redacted event, preceded by the held text of its run."""
+        """
+        Return the events to show for *event*, redacted; text held back for its run comes first.
+
+        Of a delta, a possible start of a secret is held back, so the result may be empty.
+        """
         if isinstance(event, DELTAS):
             return (event,) if self.can_pass_unchanged((event,)) else self._redact_delta(event)
         # Before anything else of a run is shown, its own held-back text goes out, or a reply would seem to go on behind
@@ -265,7 +269,7 @@ def _redact_name_and_call_id(event: ToolInputDelta) -> ToolInputDelta:
 
 
 def _continues_delta(a: Delta, b: Delta) -> bool:
-    """Return whether *b* of the same path continues *a*."""
+    """Return whether *b* continues *a*; the caller has checked that both have the same path."""
     if type(a) is not type(b) or a.seq != b.seq:
         return False
     if not isinstance(a, ToolInputDelta) or not isinstance(b, ToolInputDelta):
@@ -466,7 +470,7 @@ class WatcherFailures:
                 self.warnings.append(warning)
 
     def record_crash(self, error: BaseException) -> None:
-        """Store the first error that crashed the run and call ``on_crash``."""
+        """Call ``on_crash`` with an error that belongs to the caller of the run; only the first one is stored."""
         self.crash = self.crash or error
         if self.on_crash is not None:
             self.on_crash(error)
@@ -772,7 +776,7 @@ class Hub:
                 reader.indexed = len(reader.queue)
 
     def _mark_joinable(self, reader: Subscription) -> None:
-        """Mark the last waiting event of a reader that is behind, since the next delta may join it."""
+        """Mark that deltas may join among the waiting events of a reader that is behind; join them by the hundred."""
         # Joined by the hundred, at half of what it takes one by one.
         if len(reader.queue) - reader.indexed > LAG_EVENTS:
             self.index_waiting_events()
@@ -804,7 +808,7 @@ class Hub:
         self.end_subscriptions()
 
     def end_subscriptions(self) -> None:
-        """End all subscriptions, unless the hub stays open for another turn."""
+        """Drop the history and the held events of the ended run; end all subscriptions unless the hub is kept open."""
         self.root.history = None
         if self._news is not None:
             self._news.clear()
@@ -991,7 +995,7 @@ class Subscription:
         self.end()
 
     async def events(self) -> AsyncGenerator[Event, None]:
-        """Yield every event until the stream ends."""
+        """Yield the events until the stream ends, then unsubscribe; a reader that falls behind loses some."""
         # Reading ends by `aclose`, too, when the page is closed: the place among the subscribers has to become free.
         try:
             while True:
@@ -1069,7 +1073,11 @@ class Subscription:
         return True
 
     def _make_room(self, event: Event) -> bool:
-        """Drop deltas to make room; return whether *event* fits."""
+        """
+        Make room for *event* in a full queue; return False if it is dropped.
+
+        A delta is dropped. Any other event drops all waiting deltas once; without any it is dropped, too. ``RunFinished`` always fits.
+        """
         # Whatever is lost, a reader must learn that the run has ended, or it waits for ever.
         if isinstance(event, RunFinished):
             return True

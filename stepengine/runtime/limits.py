@@ -1,11 +1,11 @@
 """
 Budgets of a run tree.
 
-Each run has a ledger that knows its parent's, so that whatever a child spends counts for all above it. The ``UsageMeter`` is
-the outermost performer: it reserves before effects begin and adds up what they used, replayed ones included. The ``LimitGate``
-stands inside everything that records: it refuses what the meter found no room for, so that a refusal is an outcome like
-any other. Where people are asked instead, and allow more, the limit of that one ledger is raised (``Ledgers.allow``). ``Repeats``
-stands outside, too: it notices when a model makes the same tool call again and again.
+Each run has a ledger that knows its parent's, so that whatever a child spends counts for all above it. The ``UsageMeter`` wraps
+everything that records: it reserves before effects start and adds up their usage, replayed ones included. The ``LimitGate``
+is inside everything that records: it refuses the effects for which the meter found no room, so that a refusal is recorded
+like any outcome. Where people are asked and allow more, the limit of that one ledger is raised (``Ledgers.raise_limit``).
+``Repeats`` wraps the meter: it notices when a model makes the same tool call again and again.
 
 Model calls run at the same time while the most that they can use fits together. Where it does not fit, or nothing bounds it, a
 call waits for the bills of the running ones and then runs alone. So a limit is exceeded by one reply at most. A call waits before
@@ -337,7 +337,7 @@ class Refusals:
         self.errors.update({(path, effect.seq): error for effect in effects})
 
     def pop_error(self, item: Item) -> StepEngineError | None:
-        """Remove and return the error that refuses an effect, or ``None``."""
+        """Remove and return the error that refuses an effect; ``None`` also if the effect is recorded as started."""
         error = self.errors.pop(item.address, None)
         return None if item.has_begun else error
 
@@ -416,7 +416,7 @@ class CallQueue:
                 self._line.append(call)
 
     async def wait_for_turn(self, call: MeteredCall) -> None:
-        """Wait until a call runs or is refused; one whose wait is cancelled ends."""
+        """Wait until a call runs or is refused, which sets its ``error``; a cancelled wait ends the call."""
         if call.turn is None:
             return
         try:

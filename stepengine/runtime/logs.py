@@ -45,7 +45,7 @@ def log_once(text: str) -> None:
 
 
 class LineLogger(ABC):
-    """A ``RunLogger`` that passes the lines of all levels to ``line``."""
+    """A ``RunLogger`` that passes the lines of all levels to ``log_line``."""
 
     __slots__ = ()
 

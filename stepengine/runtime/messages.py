@@ -151,8 +151,8 @@ class RunMessages:
         self._warn = warn
         self.is_kept = box is not None
         self._waiting: dict[tuple[str, str], deque[Message]] = {}
-        # By id, for as long as the tree lasts: a message is returned again until the record says what it did, and must
-        # not be carried out twice.
+        # By id, for as long as the tree lasts: a message for a `Receive` is queued once, even if it is returned again.
+        # Messages of the other kinds are applied whenever the store returns them.
         self._seen: set[str] = set()
         self._arrivals: list[asyncio.Future[None]] = []
         self._watchers = 0

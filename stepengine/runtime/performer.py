@@ -36,8 +36,8 @@ class Item(NamedTuple):
         effect: The effect.
         plan: The plan of the run.
         gather: The group that the effect is a member of; ``None`` if it was requested alone.
-        has_begun: Whether it is recorded as a child that ran, so that no limit can refuse it any more, or as a call whose body
-            has returned, so that it only waits for its result.
+        has_begun: Whether its start is recorded, for three kinds: a child that ran, which no limit can refuse any more; a call
+            whose body has returned, which only waits for its result; and a wait of an earlier process.
     """
 
     path: str
@@ -87,7 +87,7 @@ class IO(Protocol):
         """
         Wait for the background children at *paths* and return their results; ``None`` if one was stopped with its tree.
 
-        With *cut* it is also ``None`` once that is done, which says that they will not end as recorded, or the tree stands still.
+        With *cut* it is also ``None`` once *cut* is done, because they will not end as recorded, or once the tree is suspended.
         """
 
     def record_suspension(self, item: Item) -> None:
@@ -121,13 +121,13 @@ class ForwardingIO:
         return self._io.find_stopped_call_usage(item)
 
     def record_waiting_call(self, item: Item) -> Awaitable[None]:
-        """Record that a call only waits."""
+        """Record that the body of a deferred tool has returned and its call only waits."""
         return self._io.record_waiting_call(item)
 
     def wait_for_children(
         self, item: Item, paths: Sequence[str], cut: asyncio.Future[None] | None = None
     ) -> Awaitable[dict[str, Any] | None]:
-        """Wait for background children and return their results."""
+        """Wait for background children and return their results; ``None`` as in ``IO.wait_for_children``."""
         return self._io.wait_for_children(item, paths, cut)
 
     def record_suspension(self, item: Item) -> None:

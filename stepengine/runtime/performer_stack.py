@@ -90,12 +90,12 @@ class PerformerStack:
 
     @property
     def recording(self) -> Performer:
-        """The outermost performer that records; limits and traces are around it."""
+        """The outermost performer that records, or the gate for refusals if none records; limits and traces are around it."""
         return (self._wrapping or self._wrap_innermost()).recording
 
     @property
     def group_stopper(self) -> StopOnFailure:
-        """The performer that stops the siblings of a failed child."""
+        """The performer that stops the siblings of a failed child and the losers of a race."""
         return (self._wrapping or self._wrap_innermost()).group_stopper
 
     def count_startable(self, items: Sequence[Item]) -> int:

@@ -453,7 +453,11 @@ class OpenQuestions:
         future.get_loop().call_soon_threadsafe(_set_answer_once, future, given)
 
     async def _ask_until_valid(self, interactor: Interactor, question: Question) -> Answer | None:
-        """Return an interactor's answer; after invalid answers it is asked again, a limited number of times."""
+        """
+        Return an interactor's answer; after an invalid one it is asked again, a limited number of times.
+
+        If it raises, or returns a value of a wrong type, a permission is denied and any other question has no answer.
+        """
         for _ in range(1 + MAX_REPEATED_QUESTIONS):
             try:
                 value = await self._ask_interactor(interactor, question)

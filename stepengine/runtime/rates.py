@@ -102,7 +102,11 @@ class LimiterSource(Protocol):
     """The source of the limiters of providers."""
 
     def find_limiter(self, provider: str, source: Provider) -> RequestLimiter | None:
-        """Return the limiter of the provider with this prefix, or ``None`` if it has no limit."""
+        """
+        Return the limiter of the provider with this prefix, or ``None`` if it has no limit.
+
+        *source* is the provider itself. An implementation may have one limiter for each of its keys.
+        """
 
 
 class _Waiter:
@@ -273,7 +277,11 @@ class RateLimits:
         self._limiters: dict[str, Limiter] = {}
 
     def find_limiter(self, provider: str, source: Provider) -> Limiter | None:
-        """Return the limiter of the provider with this prefix, or ``None`` if it has no limit. The first call creates it."""
+        """
+        Return the limiter of the provider with this prefix, or ``None`` if it has no limit.
+
+        The first call creates it. All providers with the prefix share it; *source* is ignored.
+        """
         limit = find_rate_limit(self.limits, provider)
         if limit is None:
             return None

@@ -29,7 +29,7 @@ class Run(Protocol):
 
     @property
     def busy(self) -> Item | Members | Literal[True] | None:
-        """The effects in progress; ``True`` during other work, ``None`` if idle."""
+        """The effects in progress; ``True`` during another wait, ``None`` if the run awaits nothing that a stop could cancel."""
 
     def stop_with_error(self, error: BaseException) -> Stop:
         """Stop the run because a performer raised an exception."""
@@ -47,7 +47,7 @@ class Run(Protocol):
         """Start nothing more, and cancel the effects that can be repeated."""
 
     def list_unrepeatable_effects(self) -> list[Item]:
-        """Return the running effects that cannot happen again."""
+        """Return the running effects that would be in doubt if they were cancelled."""
 
     def absorb_cancellation(self) -> Stop:
         """Account for a cancellation of its task, and return the outcome in its place."""

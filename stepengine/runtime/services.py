@@ -60,7 +60,7 @@ class ToolSetting:
         overrides: Dependency factories that replace others.
         workspace: Where agents work.
         resources: Live objects by type.
-        guard: Gives what binds the files that a call touches and shows; ``None`` where no rule is about files.
+        guard: Returns the guard of the files that a call may open; ``None`` where no rule is about files.
     """
 
     threads: ThreadPool = attrs.field(factory=ThreadPool)
@@ -73,7 +73,7 @@ class ToolSetting:
 MachineMaker = Callable[[RunPlan, AgentState], Generator[Any, Outcome | None, Finished]]
 """Makes the machine of a run; ``stepengine.machine.run_agent`` is one."""
 ChildPlanner = Callable[[RunPlan, Any, str], tuple[RunPlan, AgentState]]
-"""Gives what the child at a path is started with that the run of a plan asks for, or raises why it must not start."""
+"""Returns the plan and the first state of the child or tool body at a path, or raises the reason why it must not start."""
 
 
 def _refuse_child(_: RunPlan, effect: Spawn, path: str) -> tuple[RunPlan, AgentState]:
@@ -114,7 +114,7 @@ class Services:
         pricing: What replies cost; ``None`` for nothing but what providers say.
         window: Returns a model's context length in tokens, if known.
         output_limit: Returns the most tokens that the reply to a request may have, if known.
-        planner: Returns the plan and the first state of the child of a ``Spawn``, or raises why it must not start.
+        planner: Returns the plan and the first state of a child or of the body of a tool, or raises why it must not start.
         interactor: Answers questions in this process.
         remembered: The lasting permissions of the conversation; by default a run tree has only its own.
         retry: How often and when failed model calls are repeated.

@@ -118,7 +118,7 @@ class SuspensionDetector:
         del self._tree
 
     def end_background_wait(self, path: str) -> None:
-        """End the wait of a suspended background child, because it must end."""
+        """Wake the suspended background child at *path*, because it must end."""
         parked = self.parked.get((path, -1))
         if parked is not None:
             _resolve_waits(parked.events)

@@ -142,7 +142,7 @@ class RunTree:
         self._use_services(services, plan)
 
     def _use_services(self, services: Services, plan: RunPlan) -> None:
-        """Create the clock, mail and performers of the tree from *services*."""
+        """Set *services*, the run id of events and whether the tree replays; create the clock, mail and performers."""
         self.services = services
         self.hub.set_run_id(plan.run_id)
         self.clock = TreeClock(services.clock, plan.created, services.since)
@@ -166,11 +166,11 @@ class RunTree:
         return self.hub.watched
 
     def report_failed_attempt(self, failure: Failure, usage: Usage | None) -> RoomWait | None:
-        """Ignore a failed attempt; a recorder wraps this method."""
+        """Return ``None`` and do nothing; the wrappers of this ``IO`` record and settle failed attempts."""
         return None
 
     async def record_waiting_call(self, item: Item) -> None:
-        """Ignore that a call only waits for its result; a recorder wraps this method."""
+        """Do nothing; a recorder wraps this ``IO`` and records that a call only waits for its result."""
 
     def wait_for_children(
         self, item: Item, paths: Sequence[str], cut: asyncio.Future[None] | None = None
@@ -223,7 +223,11 @@ class RunTree:
         return root.stopping is None
 
     async def run(self) -> Finished:
-        """Run the root in the current task; its cancellation is in ``root.cancelled`` and ``reraise``."""
+        """
+        Run the root in the current task and return its end.
+
+        ``root.cancelled`` says whether the task was cancelled from outside; ``leftovers.reraise`` is an error for the caller.
+        """
         self.loop.set_running_loop()
         watchdog = Watchdog.for_running_loop()
         watchdog.watch_tree(self)

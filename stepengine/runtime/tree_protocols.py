@@ -51,7 +51,7 @@ class Performers(Protocol):
 
     @property
     def recording(self) -> Performer:
-        """The performer that records, or the innermost one."""
+        """The outermost performer that records, or the gate for refusals if none records."""
 
 
 class Tree(IO, Protocol):

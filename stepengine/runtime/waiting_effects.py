@@ -117,6 +117,7 @@ class WaitingEffects:
                     return came
 
     def _make_wait_outcome(self, item: Item, children: Sequence[str], done: Sequence[str]) -> Single:
+        """Return the ended and the remaining children as an outcome, and mark the results as received."""
         left = [path for path in children if path not in done]
         background = self._tree.background
         outcome = self._outcomes.make_value(item, Awaited(tuple(done), tuple(left), background.get_results(done)))
@@ -166,6 +167,11 @@ class WaitingEffects:
         return True
 
     async def _send_to_run(self, item: Item, effect: SendToRun) -> Single:
+        """
+        Send a message, or without a topic a user message, to a background child.
+
+        The value is False if the child has ended already.
+        """
         child = self._tree.background.get_child(effect.child)
         if child.result is not None:
             return self._outcomes.make_value(item, value=False)

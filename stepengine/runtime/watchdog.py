@@ -106,7 +106,7 @@ class Watchdog:
             self._report_block(sys._current_frames().get(self._thread))  # noqa: SLF001  (the documented way to see another thread)
 
     def _report_block(self, frame: FrameType | None) -> None:
-        """Warn about the code that blocks the loop, once it has blocked for too long."""
+        """Log the tool or author code that blocks the loop, after too long; without such code there is no report."""
         blocked = time.monotonic() - self._asked
         culprit = _find_blocking_code(frame)
         if culprit == NOBODY or blocked < (BLOCKING_TOOL_SECONDS if culprit.tool else BLOCKING_SECONDS):
