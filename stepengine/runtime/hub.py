@@ -884,6 +884,11 @@ class _WaitingDeltas:
         self._texts = [first.text]
         self.chars = len(first.text)
 
+    @property
+    def count(self) -> int:
+        """The number of joined deltas."""
+        return len(self._texts)
+
     def join_if_continuing(self, event: Event) -> bool:
         """Join *event* if it is a delta that continues the last one; return whether it was joined."""
         if not isinstance(event, DELTAS) or not _continues_delta(self.last, event):
@@ -1086,8 +1091,8 @@ class Subscription:
         self._has_lost = True
         if not isinstance(event, DELTAS) and not self._is_bare:
             kept = [e for e in self.queue if not isinstance(e, JOINED_TO)]
-            dropped = len(self.queue) - len(kept)
-            self._dropped += dropped
+            dropped = [e for e in self.queue if isinstance(e, JOINED_TO)]
+            self._dropped += sum([e.count if isinstance(e, _WaitingDeltas) else 1 for e in dropped])
             self.queue.clear()
             self.queue += kept
             # Looked for once and not again at each event of a reader that is stuck.

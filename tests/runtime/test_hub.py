@@ -12,6 +12,8 @@ from collections import Counter
 
 import attrs
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stepengine import AgentDefinition, Engine, Limits, tool
 from stepengine.data.effects import Gather, Notify, Spawn
@@ -94,6 +96,21 @@ async def test_slow_subscriber_loses_deltas_first_and_gets_events_dropped():
     assert ["events_dropped", *4 * ["notification"], "run_finished"] == [e.type for e in events]
     assert 6 == events[0].count
     assert ["a", "b", "c", "d"] == [e.message for e in events if e.type == "notification"]
+
+
+@pytest.mark.spec("reliability:GN34", "reliability:I9")
+@given(count=st.integers(1, 50))
+async def test_dropped_events_are_counted_as_emitted_not_as_joined(count):
+    slow = Subscription(Hub(), limit=4)
+    for _ in range(count):
+        slow.put(TextDelta(text="x"))
+    for name in "abcd":
+        slow.put(note(name))
+    slow.end()
+    events = await read(slow)
+
+    assert ["events_dropped", *4 * ["notification"]] == [e.type for e in events]
+    assert count == events[0].count
 
 
 @pytest.mark.spec("reliability:GN34", "interfaces:IF6")
