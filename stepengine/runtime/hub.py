@@ -155,10 +155,11 @@ class EventRedactor:
     """
 
     def __init__(self) -> None:
-        # By path, where something is held back: what a model says comes in pieces, and a secret may be cut in two by the end
-        # of a piece, so that neither half looks like one. Of each run the last characters are held back until the next
-        # piece shows that they begin no secret (reliability:R11).
-        self._flows: dict[str, tuple[Delta, StreamRedactor]] = {}
+        # By model call, where something is held back: what a model says comes in pieces, and a secret may be cut in two by
+        # the end of a piece, so that neither half looks like one. The last characters are held back until the next piece
+        # shows that they begin no secret (reliability:R11). Calls of one run, and the inputs that one call streams, may take
+        # turns, so each input has its own text, and text and thoughts share one: readers show them in their order.
+        self._flows: dict[tuple[str, int], dict[tuple[str, str] | None, tuple[Delta, StreamRedactor]]] = {}
         self._offer: tuple[Any, Any] = ((), ())
         # By path: the last history in which there was a secret, and the same without it.
         self._histories: dict[str, tuple[str, Transcript, Transcript]] = {}
@@ -188,30 +189,34 @@ class EventRedactor:
 
     def redact_event(self, event: Event) -> Sequence[Event]:
         """
-        Return the events to show for *event*, redacted; text held back for its run comes first.
+        Return the events to show for *event*, redacted; text held back for its model call comes first.
 
         Of a delta, a possible start of a secret is held back, so the result may be empty.
         """
         if isinstance(event, DELTAS):
             return (event,) if self.can_pass_unchanged((event,)) else self._redact_delta(event)
-        # Before anything else of a run is shown, its own held-back text goes out, or a reply would seem to go on behind
+        # Before anything else of a call is shown, its own held-back text goes out, or a reply would seem to go on behind
         # its end.
         clean = self._redact_model_started(event) if isinstance(event, ModelStarted) else KNOWN_RECORDS.redact(event)
-        return (*self._flush_held_text(event.path), clean) if event.path in self._flows else (clean,)
+        return (*self._flush_ended_calls(event), clean) if self._flows else (clean,)
 
     def _redact_delta(self, delta: Delta) -> list[Event]:
         """Return the part of a delta that can be shown now; a possible start of a secret is held back."""
         shown: list[Event] = []
+        part = None
         if isinstance(delta, ToolInputDelta):
             delta = _redact_name_and_call_id(delta)
-        last, trickle = self._flows.get(delta.path, (delta, None))
-        if trickle is None or not _continues_delta(last, delta):
-            shown += self._flush_held_text(delta.path)
-            trickle = StreamRedactor(KNOWN)
+            part = delta.tool_name, delta.tool_call_id
+        call = delta.path, delta.seq
+        held = self._flows.pop(call, {})
+        if None in held and type(held[None][0]) is not type(delta):
+            shown += _flush_held_texts([held.pop(None)])
+        trickle = held.pop(part)[1] if part in held else StreamRedactor(KNOWN)
         text = trickle.feed(delta.text)
-        self._flows.pop(delta.path, None)
         if trickle.has_pending_text:
-            self._flows[delta.path] = delta, trickle
+            held[part] = delta, trickle
+        if held:
+            self._flows[call] = held
         # A delta of which nothing may be shown yet is no event: an empty one would wake each reader for nothing.
         if text:
             shown.append(delta if text == delta.text else attrs.evolve(delta, text=text))
@@ -219,12 +224,16 @@ class EventRedactor:
 
     def flush(self) -> list[Event]:
         """Remove and return the text that is still held back, as events."""
-        return [event for path in list(self._flows) for event in self._flush_held_text(path)]
+        flows, self._flows = self._flows, {}
+        return [event for held in flows.values() for event in _flush_held_texts(held.values())]
 
-    def _flush_held_text(self, path: str) -> Sequence[Event]:
-        flow = self._flows.pop(path, None)
-        text = "" if flow is None else flow[1].flush()
-        return (attrs.evolve(flow[0], text=text),) if flow is not None and text else ()
+    def _flush_ended_calls(self, event: Event) -> list[Event]:
+        """Remove and return the held text of the call of *event*; at the start or end of a step that of all calls of the run."""
+        ended = [(event.path, event.seq)]
+        # The end of a call is not shown where nobody watched its start.
+        if isinstance(event, StepStarted | StepFinished):
+            ended = [call for call in self._flows if call[0] == event.path]
+        return [one for call in ended for one in _flush_held_texts(self._flows.pop(call, {}).values())]
 
     def _redact_model_started(self, event: ModelStarted) -> ModelStarted:
         """Return *event* redacted; its tools are scanned only once."""
@@ -258,6 +267,11 @@ class EventRedactor:
         if len(self._histories) > MAX_HISTORIES:
             del self._histories[next(iter(self._histories))]
         return clean
+
+
+def _flush_held_texts(held: Iterable[tuple[Delta, StreamRedactor]]) -> list[Event]:
+    """Return the text that is held back, as events."""
+    return [attrs.evolve(last, text=trickle.flush()) for last, trickle in held]
 
 
 def _redact_name_and_call_id(event: ToolInputDelta) -> ToolInputDelta:

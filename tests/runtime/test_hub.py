@@ -8,7 +8,8 @@ import asyncio
 import json
 import logging
 import random
-from collections import Counter
+from collections import Counter, defaultdict
+from itertools import pairwise
 
 import attrs
 import pytest
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from stepengine import AgentDefinition, Engine, Limits, tool
 from stepengine.data.effects import Gather, Notify, Spawn
 from stepengine.data.events import (
+    DELTAS,
     LogLine,
     ModelFinished,
     ModelStarted,
@@ -393,6 +395,43 @@ async def test_secret_split_across_a_full_queue_is_redacted():
     hub.finish(the_end())
 
     assert [*(event.text for event in await read(reader) if isinstance(event, TextDelta))] == ["<redacted:OUR_KEY>"]
+
+
+STREAMS = [
+    lambda text: TextDelta(seq=1, text=text),
+    lambda text: TextDelta(seq=2, text=text),
+    lambda text: TextDelta(path="0", seq=1, text=text),
+    *[
+        lambda text, number=number: ToolInputDelta(seq=3, tool_name="t", tool_call_id=f"c{number}", text=text)
+        for number in range(2)
+    ],
+]
+
+
+@pytest.mark.spec("reliability:R11")
+@given(cuts=st.tuples(*len(STREAMS) * [st.sets(st.integers(1, 20))]), order=st.randoms(use_true_random=False))
+def test_secrets_are_redacted_in_calls_whose_deltas_alternate(cuts, order):
+    """Each call shows its whole text before its end."""
+    GIVEN.add(OUR_KEY, "OUR_KEY")
+    events, text = [], f"key {OUR_KEY} is"
+    hub = Hub([Watcher(events.append)])
+    pieces = [
+        [make(text[start:end]) for start, end in pairwise([0, *sorted(cut), len(text)])]
+        for make, cut in zip(STREAMS, cuts, strict=True)
+    ]
+    while left := [stream for stream in pieces if stream]:
+        hub.emit(order.choice(left).pop(0))
+    for path, seq in (("", 1), ("", 2), ("", 3), ("0", 1)):
+        hub.emit(ModelFinished(path=path, seq=seq, model="m"))
+        ended = [e for e in events if isinstance(e, DELTAS) and (e.path, e.seq) == (path, seq)]
+        shown = defaultdict(str)
+        for event in ended:
+            shown[getattr(event, "tool_call_id", "")] += event.text
+        assert {"key <redacted:OUR_KEY> is"} == {*shown.values()}
+    count = len(events)
+    hub.finish(the_end())
+
+    assert ["run_finished"] == said(events[count:])
 
 
 async def test_only_reader_queue_is_bounded_and_reports_dropped_events():
