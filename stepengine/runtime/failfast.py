@@ -235,6 +235,7 @@ class StopOnFailure:
             return outcome
         if isinstance(item.effect, RUNS):
             self._tree.suspension.drop_waits(child_path(item.path, item.effect.seq))
+        self._tree.questions.forget_unanswered(outcome.questions)
         return make_race_loss_outcome(item, self._now(), outcome)
 
     async def _wait_for_race_member(self, item: Item, work: asyncio.Future[Single], lost: asyncio.Future[None]) -> None:

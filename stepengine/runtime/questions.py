@@ -290,7 +290,6 @@ class OpenQuestions:
         self._left: set[str] = set()
         self._shown: dict[tuple[str, int], tuple[Question, ...]] = {}
         self._attending = 0
-        self._waiting = 0
 
     def use_recorded_rules(self, rules: Iterable[JsonDict]) -> None:
         """Add *rules* of the record to those of this run, and forget those of the conversation."""
@@ -355,7 +354,7 @@ class OpenQuestions:
                 Answer(declined=True, by=NOBODY) if answer is None and _is_denied_if_unanswered(question) else answer
                 for question, answer in zip(questions, answers, strict=True)
             ]
-        self._count_waiting(answers.count(None))
+        self._check_waiting_count(answers.count(None))
         # Nobody is there and nobody is waited for: the questions go back at once, and the run is suspended, which costs
         # nothing for as long as it lasts.
         if not self._attending and self.patience == 0:
@@ -368,18 +367,17 @@ class OpenQuestions:
             for index, known in opened.items():
                 known.cancel_timer()
                 del self._open[questions[index].id]
-                self._waiting -= answers[index] is not None
         return answers
 
-    def _count_waiting(self, count: int) -> None:
-        """Count questions as waiting from now on; unanswered ones count until the run ends."""
-        if count and self._waiting + count > MAX_QUESTIONS:
+    def _check_waiting_count(self, count: int) -> None:
+        """Raise ``LimitExceeded`` if *count* more questions are too many; unanswered ones count until ``forget_unanswered``."""
+        waiting = len(self._open) + len(self._left)
+        if count and waiting + count > MAX_QUESTIONS:
             msg = (
-                f"{self._waiting} questions of this run wait for an answer; {count} more would be over the limit of "
+                f"{waiting} questions of this run wait for an answer; {count} more would be over the limit of "
                 f"{MAX_QUESTIONS}. Ask fewer at once, and the rest when these are answered"
             )
             raise LimitExceeded(msg, kind="questions", limit=MAX_QUESTIONS)
-        self._waiting += count
 
     def _find_known_answer(self, question: Question) -> Answer | None:
         """Return the answer from those given in advance or from a remembered rule, or ``None``."""
@@ -407,6 +405,10 @@ class OpenQuestions:
         if known is None or not known.future.done() or known.future.cancelled():
             return question_id in self._left
         return known.future.result() is None
+
+    def forget_unanswered(self, questions: Iterable[Question]) -> None:
+        """Forget unanswered questions whose run continues without their answers."""
+        self._left.difference_update([question.id for question in questions])
 
     def _open_question(self, question: Question) -> _OpenQuestion:
         loop = asyncio.get_running_loop()

@@ -199,6 +199,7 @@ class WaitingEffects:
         if finished.status is RunStatus.SUSPENDED and known.is_ended:
             error = known.stopping.error if known.stopping is not None else None
             child = attrs.evolve(child, status=RunStatus.CANCELLED, questions=(), error=cast("Any", error))
+            self._tree.questions.forget_unanswered(finished.pending)
         elif known.stopping is not None and not known.is_ended:
             # It was stopped with its tree, so it has not ended for whoever records.
             stopping = known.stopping

@@ -13,11 +13,15 @@ from stepengine import (
     AgentDefinition,
     Answer,
     Ask,
+    Cancel,
     Change,
     Engine,
     Hooks,
     Parallel,
+    Perform,
+    Race,
     RunStatus,
+    Start,
     UserMessage,
     tool,
 )
@@ -256,6 +260,47 @@ async def test_model_with_too_many_questions_gets_an_error_and_continues():
 
     assert (RunStatus.COMPLETED, "Never mind.") == (result.status, result.output)
     assert "over the limit of 100" in result.tool_calls[0].result.text
+
+
+def waiting_for_nobody(way, asked):
+    """
+    Return an agent that asks a hundred and one questions and gives each of them up.
+    """
+
+    async def other():
+        await asked.wait()
+        asked.clear()
+
+    def ask(ctx):
+        return (yield from Ask("Which?"))
+
+    child = AgentDefinition("child", handle_steps=ask)
+
+    def handler(ctx):
+        for _ in range(101):
+            if way == "background":
+                ref = yield from Start(AgentCall("child"))
+                yield from Perform(other)
+                yield from Cancel(ref)
+            else:
+                yield from Race(AgentCall("child") if way == "child" else Ask("Which?"), Perform(other))
+        number, _ = yield from Race(Ask("Which?"), Perform(other))
+        return number
+
+    return AgentDefinition("lead", handle_steps=handler, spawnable_agents=[child])
+
+
+@pytest.mark.spec("reliability:R23")
+@pytest.mark.parametrize("way", ["question", "child", "background"])
+@pytest.mark.parametrize("journal", [None, MemoryJournal])
+async def test_question_that_nobody_asks_any_more_does_not_count(way, journal):
+    asked = asyncio.Event()
+    agent = waiting_for_nobody(way, asked)
+    async with Engine([agent], observers=[lambda e: asked.set() if isinstance(e, QuestionAsked) else None]) as engine:
+        handle = engine.start("lead", journal=journal and journal())
+        result = await asyncio.wait_for(handle.result(), 50)
+
+    assert 1 == result.unwrap()
 
 
 # --- answers to a stored state --------------------------------------------------------------------------------------
