@@ -85,7 +85,10 @@ class RunMailbox:
             )
         # Messages to a child that has not started are tried again at each call, until it has.
         early, self._early = self._early, []
-        return [*self._cancels.values(), *self._record_new_messages([*early, *letters])]
+        # That of a child may come before the child is driven. That of the root is returned once: to be cancelled again
+        # ends the grace of the first time.
+        again = [message for message in self._cancels.values() if message.path]
+        return [*again, *self._record_new_messages([*early, *letters])]
 
     def store_message(self, message: Message) -> bool:
         """Record a message of this process; return ``False`` if its run has not started."""

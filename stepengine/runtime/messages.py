@@ -87,8 +87,8 @@ class MessageStore(Protocol):
         """
         Return the messages that arrived since the last call; cheap if there are none.
 
-        Messages and what is said are kept from now on. Whatever answers or ends something is given until the record says
-        that it did, and may be given twice.
+        Messages and what is said are kept from now on. Answers, results and the cancellations of children are given until the
+        record says that they had their effect, and may be given twice. A cancellation of the root is given once.
 
         Raises:
             StepEngineError: when it cannot be read; it can be asked again.

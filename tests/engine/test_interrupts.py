@@ -27,6 +27,7 @@ from stepengine import (
 )
 from stepengine.data.tools import ToolAnnotations
 from stepengine.journal import MemoryJournal
+from stepengine.journal.mailbox import MailboxMessage
 from stepengine.journal.questions import list_effects_in_doubt
 from stepengine.testing import ScriptedModel
 
@@ -182,6 +183,28 @@ async def test_second_interrupt_or_end_of_grace_stops_effects_at_once(world: Wor
     assert RunStatus.CANCELLED is cut.status
     assert [] == world.ended
     assert list_effects_in_doubt(journal.history())
+
+
+@pytest.mark.spec("requirements:X73", "waiting:WT2")
+@pytest.mark.parametrize("later", ["input", "answer", "result"])
+async def test_later_messages_leave_a_posted_cancel_its_grace(world: World, later: str):
+    journal = MemoryJournal()
+    async with Engine(agents_of(world)) as engine:
+        handle = engine.start("tool", "go", journal=journal)
+        await holds(lambda: world.began)
+        journal.mailbox().send(MailboxMessage(kind="cancel", value="stop"))
+        await handle.fetch_mail()
+        topic = {"input": "", "answer": "q1", "result": "7"}[later]
+        journal.mailbox().send(MailboxMessage(kind=later, value="more", topic=topic))
+        await handle.fetch_mail()
+        is_finishing = bool(handle.finishing)
+        world.go_on.set()
+        async with asyncio.timeout(SECONDS):
+            cut = await handle.result()
+
+    assert (True, ["w"], RunStatus.CANCELLED) == (is_finishing, world.ended, cut.status)
+    assert 1 == sum("cancelled by a mailbox message" in warning for warning in cut.warnings)
+    assert not list_effects_in_doubt(journal.history())
 
 
 @pytest.mark.spec("requirements:X73")
