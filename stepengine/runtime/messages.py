@@ -151,9 +151,9 @@ class RunMessages:
         self._warn = warn
         self.is_kept = box is not None
         self._waiting: dict[tuple[str, str], deque[Message]] = {}
-        # By id, for as long as the tree lasts: a message for a `Receive` is queued once, even if it is returned again.
-        # Messages of the other kinds are applied whenever the store returns them.
-        self._seen: set[str] = set()
+        # By id, for as long as the tree lasts, with the number of its arrival: a message for a `Receive` is queued once, even
+        # if it is returned again. Messages of the other kinds are applied whenever the store returns them.
+        self._seen: dict[str, int] = {}
         self._arrivals: list[asyncio.Future[None]] = []
         self._watchers = 0
         self._polling: asyncio.Task[None] | None = None
@@ -178,7 +178,7 @@ class RunMessages:
         news = False
         for message in messages:
             if message.id not in self._seen:
-                self._seen.add(message.id)
+                self._seen[message.id] = len(self._seen)
                 self._waiting.setdefault((message.path, message.topic), deque()).append(message)
                 news = True
         return news
@@ -245,9 +245,11 @@ class RunMessages:
             self._waiting[message.path, message.topic] = deque([one for one in waiting if one.id != message.id])
 
     def put_back_message(self, message: Message) -> None:
-        """Return a message to the front of its topic, since its receiver lost a race."""
-        # In front: it was the next one, and the order of a topic is that in which its messages came.
-        self._waiting.setdefault((message.path, message.topic), deque()).appendleft(message)
+        """Return a message to its place in its topic, since its receiver lost a race."""
+        # The order of a topic is that in which its messages came. What only the record knows came before all others.
+        key = message.path, message.topic
+        waiting = [*self._waiting.get(key, ()), message]
+        self._waiting[key] = deque(sorted(waiting, key=lambda one: self._seen.get(one.id, -1)))
         self._notify_waiters()
 
     def refuse(self, message: Message, why: str) -> None:

@@ -8,6 +8,8 @@ import asyncio
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stepengine import (
     STEP,
@@ -27,6 +29,7 @@ from stepengine import (
     ToolCall,
     tool,
 )
+from stepengine.events import WaitStarted
 from stepengine.journal import MemoryJournal
 from stepengine.testing import Clock, ScriptedModel, text
 
@@ -140,6 +143,43 @@ async def test_message_that_loses_a_race_stays_for_the_next_receiver() -> None:
 
     assert ["worked", "hello", None] == result.output
     assert result == replayed
+
+
+@pytest.mark.spec("waiting:WT5")
+@pytest.mark.parametrize("is_sent_before", [True, False])
+@given(timeouts=st.lists(st.sampled_from([None, 60, 3600]), min_size=2, max_size=5))
+async def test_losing_messages_keep_their_order(is_sent_before: bool, timeouts: list[float | None]) -> None:
+    numbers = [*range(len(timeouts) + 1)]
+
+    def handle_steps(ctx: Any) -> Any:
+        yield from Receive("start")
+        _, first = yield from Race(*[Receive("mail", timeout=timeout) for timeout in timeouts])
+        others: list[Any] = []
+        for _ in timeouts:
+            others += [(yield from Receive("mail"))]
+        return [first, others]
+
+    waits, all_wait = list[Any](), asyncio.Event()
+
+    def note(event: Any) -> None:
+        if isinstance(event, WaitStarted) and event.topic == "mail":
+            waits.append(event)
+            if len(waits) == len(timeouts):
+                all_wait.set()
+
+    agent = AgentDefinition("lead", handle_steps=handle_steps)
+    async with asyncio.timeout(50), Engine([agent], observers=[note]) as engine:
+        handle = engine.start("lead")
+        if not is_sent_before:
+            handle.send_message("start", None)
+            await all_wait.wait()
+        for number in numbers:
+            handle.send_message("mail", number)
+        handle.send_message("start", None)
+        first, others = (await handle.result()).unwrap()
+
+    assert sorted(others) == others
+    assert numbers == sorted([first, *others])
 
 
 @pytest.mark.spec("waiting:WT5")
