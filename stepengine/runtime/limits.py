@@ -662,7 +662,10 @@ class UsageMeter:
         by_model = self._admitted.get(item.path, {}).pop(item.effect.seq, None)
         outcome = await self._inner.perform(item, io)
         child = outcome.value if isinstance(outcome, Value) else None
-        if by_model is not None and isinstance(child, ChildResult) and not child.run_id:
+        has_started = not isinstance(child, ChildResult) or bool(child.run_id)
+        if cast("Spawn", item.effect).is_background:
+            has_started = isinstance(outcome, Value)
+        if by_model is not None and not has_started:
             self._ledgers.get_ledger(item.path).count_children(-1, by_model=by_model)
         return outcome
 

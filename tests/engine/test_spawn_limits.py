@@ -21,12 +21,14 @@ from stepengine import (
     Parallel,
     Perform,
     RunStatus,
+    Start,
     ToolCall,
     Usage,
+    Wait,
     tool,
 )
 from stepengine.data.estimate import estimate_tokens
-from stepengine.errors import ChildError, LimitExceeded
+from stepengine.errors import ChildError, InputError, LimitExceeded
 from stepengine.events import AgentFinished, AgentSpawned, RunStarted
 from stepengine.journal import MemoryJournal, check
 from stepengine.models import ModelReply, Provider
@@ -91,6 +93,28 @@ async def test_a_child_that_never_started_does_not_count_as_one():
     result = await Engine([agent], models=ScriptedModel([])).run("boss", limits=Limits(max_total_children=3))
 
     assert [["failed"] * 3, ["completed"] * 3] == result.output
+
+
+@pytest.mark.spec("reliability:SP02", "waiting:WT4")
+async def test_background_child_that_never_started_does_not_count():
+    picky = AgentDefinition("picky", input_schema={"type": "object", "required": ["a"]}, handle_steps=quick)
+
+    def handle(ctx):
+        with pytest.raises(InputError):
+            yield from Start(AgentCall("picky", params={}))
+        ref = yield from Start(AgentCall("picky", params={"a": 1}))
+        yield from Wait(ref)
+        with pytest.raises(LimitExceeded, match="has started 1 children, and max_total_children is 1"):
+            yield from Start(AgentCall("picky", params={"a": 2}))
+        return "done"
+
+    agent = AgentDefinition("boss", spawnable_agents=[picky], handle_steps=handle)
+    journal = MemoryJournal()
+    engine = Engine([agent])
+    result = await engine.run("boss", limits=Limits(max_total_children=1), journal=journal)
+
+    assert "done" == result.unwrap()
+    assert result == await engine.replay(journal)
 
 
 class Honest(Provider):
