@@ -116,8 +116,16 @@ class TurnSequence:
         """Add a user message to the running turn, or start the next turn with it. May be called from any thread."""
         if self._turns is None:
             self.tree.inboxes.root.append(message)
+        elif self._is_in_loop():
+            self._deliver_or_start_turn(message)
+        elif self._loop.is_closed():
+            msg = (
+                f"the event loop of the run {self.tree.root.state.run_id!r} is closed, so no turn can start; start another run "
+                "with engine.start(...) in a loop that runs"
+            )
+            raise StepEngineError(msg)
         else:
-            self.call_in_loop(self._deliver_or_start_turn, message)
+            self._loop.call_soon_threadsafe(self._deliver_or_warn, message)
 
     def close(self) -> None:
         """Stop the running turn and start no further one. May be called from any thread."""
@@ -130,10 +138,13 @@ class TurnSequence:
         """Call a function in the event loop of the turns: directly if the caller is in it."""
         # At once where that is possible: put off to the next turn of the loop, an input would come behind a shutdown
         # that was called after it.
-        if asyncio._get_running_loop() is self._loop:  # noqa: SLF001  (it is public, and None where no loop runs)
+        if self._is_in_loop():
             call(*arguments)
         elif not self._loop.is_closed():
             self._loop.call_soon_threadsafe(call, *arguments)
+
+    def _is_in_loop(self) -> bool:
+        return asyncio._get_running_loop() is self._loop  # noqa: SLF001  (it is public, and None where no loop runs)
 
     def change_attendant_count(self, change: int) -> None:
         """Register a reader who can answer questions (1) or unregister one (-1); a waiting tree may be suspended at once."""
@@ -149,6 +160,14 @@ class TurnSequence:
         elif not self.done:
             self._start_next_turn(message.text)
 
+    def _deliver_or_warn(self, message: UserMessage) -> None:
+        """Deliver a message from another thread; one that cannot start a turn stays unread."""
+        try:
+            self._deliver_or_start_turn(message)
+        except StepEngineError as error:
+            self.tree.inboxes.root.append(message)
+            self._warn_of_unread_text(error)
+
     def _start_next_turn(self, text: str) -> None:
         turns, last = self._turns, self.task.result()
         assert turns is not None  # noqa: S101 - a handle that is not kept open has one
@@ -160,13 +179,18 @@ class TurnSequence:
         late = [message.text for message in self.tree.inboxes.root]
         if self.done or not late:
             return
-        self.tree.inboxes.root.clear()
+        inbox = self.tree.inboxes.root
         try:
             self._start_next_turn("\n\n".join(late))
         except StepEngineError as error:
-            text = f"what was said after the turn had ended could not start another one: {error.message}"
-            LOGGER.warning(text)
-            self.tree.hub.emit(Warned(message=text))
+            self._warn_of_unread_text(error)
+        else:
+            inbox.clear()
+
+    def _warn_of_unread_text(self, error: StepEngineError) -> None:
+        text = f"what was said after the turn had ended could not start another one: {error.message}"
+        LOGGER.warning(text)
+        self.tree.hub.emit(Warned(message=text))
 
     def _end_if_done(self) -> None:
         if not self.done:
@@ -356,7 +380,8 @@ class RunHandle(Generic[Out]):
         Raises:
             DataError: when *text* is no text.
             InputError: when it is too long for a record.
-            StepEngineError: when the run has ended, or the next turn cannot start.
+            StepEngineError: when the run has ended, or the next turn cannot start. If another thread sent the text, a warning
+                and a ``Warned`` event report the latter, and the text stays in ``unread``.
         """
         if self.done or self._turns.is_closing:
             msg = (

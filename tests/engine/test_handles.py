@@ -43,6 +43,7 @@ from stepengine.errors import (
     DataError,
     InputError,
     JournalError,
+    MissingKey,
     ModelError,
     StepEngineError,
     ToolError,
@@ -632,6 +633,46 @@ async def test_crashed_turn_leaves_handle_and_engine_usable():
         handle.send_input("again")
         assert "fine" == (await handle.result()).text
         assert "also fine" == (await engine.run("a", "go")).text
+
+
+@pytest.mark.spec("requirements:N4")
+async def test_text_from_a_thread_that_starts_no_turn_stays_unread(monkeypatch):
+    """In the event loop of the handle the sender gets the error."""
+
+    def handle_steps(ctx):
+        return ctx.prompt
+        yield
+
+    monkeypatch.setenv("OPENAI_API_KEY", "an-imagined-key")
+    async with Engine([plain(model="openai/some-model", handle_steps=handle_steps)]) as engine:
+        handle = engine.start("a", "one", keep_open=True)
+        events = handle.events()
+        await handle.result()
+        monkeypatch.delenv("OPENAI_API_KEY")
+        with pytest.raises(MissingKey) as refused:
+            handle.send_input("two")
+        assert () == handle.unread
+        await asyncio.to_thread(handle.send_input, "three")
+        await holds(lambda: handle.unread)
+        assert ("three",) == handle.unread
+        monkeypatch.setenv("OPENAI_API_KEY", "an-imagined-key")
+        handle.send_input("four")
+        assert ("four", ()) == ((await handle.result()).output, handle.unread)
+        await handle.shutdown()
+        warnings = [e.message for e in await all_of(events) if e.type == "warned"]
+
+    assert [refused.value.message] == [warning.partition(": ")[2] for warning in warnings]
+
+
+def test_input_after_its_event_loop_is_closed_raises():
+    async def start():
+        handle = Engine([plain()], models=ScriptedModel(["one"])).start("a", "go", keep_open=True)
+        await handle.result()
+        return handle
+
+    handle = asyncio.run(start())
+    with pytest.raises(StepEngineError, match="the event loop of the run"):
+        handle.send_input("more")
 
 
 class Down(BaseException):
