@@ -68,7 +68,7 @@ from stepengine.data.record_sizes import (
     select_fitting_messages,
 )
 from stepengine.data.state import AgentState, ChildResult, RunStatus, estimate_next_prompt_tokens
-from stepengine.data.tools import TOOL_SECONDS, Asking, Ordinary, ToolAnnotations, ToolSpec, Yielding
+from stepengine.data.tools import TOOL_SECONDS, Asking, Ordinary, ToolAnnotations, ToolBinding, ToolSpec, Yielding
 from stepengine.data.usage import Usage, add_cost, add_lost_usage
 from stepengine.data.waits import ChildRef
 from stepengine.errors import (
@@ -360,30 +360,40 @@ class CorePerformer:
                 raise StepEngineError(msg)  # noqa: TRY301
             # The body has returned in a process before this one, and only its result is missing (`deferred=True`): to
             # run it again would begin the work a second time.
-            if item.has_begun:
-                return self._outcomes.make_value(item, await self._wait_for_deferred_result(item, None, io))
-            # The machine has validated the input and hands the converted arguments along. Only an effect that was made
-            # from a record has none, and is validated here.
-            arguments = effect.arguments
-            if arguments is None:
-                arguments = binding.validate(effect.input).arguments
-            ctx: ToolContext = _LazyToolContext(item, effect, self._tree)  # type: ignore[assignment]
-            seconds = get_call_timeout(item.plan, effect.tool_name)
-            running = tool.execute(arguments, ctx, overrides=self._services.tools.overrides, seconds=seconds)
-            # Rules about files judge what is opened, and not the path that was written in the call: between the two
-            # there may be links. So they travel with the call to where files are opened (reliability:FP4).
-            if self._services.tools.guard is not None:
-                guard = self._services.tools.guard(
-                    _make_permission_request(item, binding.spec, effect.input, source=effect.source)
-                )
-                running = _await_guarded(running, guard, self._services.tools.workspace)
-            is_late = getattr(tool, "deferred", False)
-            result = await (self._wait_for_deferred_result(item, running, io) if is_late else running)
+            running = None if item.has_begun else self._make_body_call(item, effect, binding, tool)
+            if running is None or getattr(tool, "deferred", False):
+                result = await self._wait_for_deferred_result(item, running, io)
+            else:
+                result = await running
+            # Also that of a result from outside: whoever sends it does not decide whether it is trusted.
             trust = tool.trust(effect.input)
             result = result if result.trust == trust else attrs.evolve(result, trust=trust)
         except StepEngineError as error:
             return self._outcomes.make_failure(item, error)
         return self._outcomes.make_value(item, result)
+
+    def _make_body_call(
+        self, item: Item, effect: CallTool, binding: ToolBinding, tool: Any
+    ) -> Coroutine[object, Any, ToolResult]:
+        """Return the coroutine that runs the body of a tool under the rules about files."""
+        # The machine has validated the input and hands the converted arguments along. Only an effect that was made
+        # from a record has none, and is validated here.
+        arguments = effect.arguments
+        if arguments is None:
+            arguments = binding.validate(effect.input).arguments
+        ctx: ToolContext = _LazyToolContext(item, effect, self._tree)  # type: ignore[assignment]
+        seconds = get_call_timeout(item.plan, effect.tool_name)
+        running: Coroutine[object, Any, ToolResult] = tool.execute(
+            arguments, ctx, overrides=self._services.tools.overrides, seconds=seconds
+        )
+        # Rules about files judge what is opened, and not the path that was written in the call: between the two
+        # there may be links. So they travel with the call to where files are opened (reliability:FP4).
+        if self._services.tools.guard is None:
+            return running
+        guard = self._services.tools.guard(
+            _make_permission_request(item, binding.spec, effect.input, source=effect.source)
+        )
+        return _await_guarded(running, guard, self._services.tools.workspace)
 
     async def _wait_for_deferred_result(self, item: Item, running: Awaitable[ToolResult] | None, io: IO) -> ToolResult:
         """

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from stepengine import AgentCall, AgentDefinition, Engine, RunHandle, RunResult, ToolCall, load_agent, tool
+from stepengine import AgentCall, AgentDefinition, Engine, RunHandle, RunResult, ToolCall, ToolResult, load_agent, tool
 from stepengine.cli.app import app
 from stepengine.errors import AnswerRejected, InputError, ToolError, UnknownOutcome
 from stepengine.journal import FileJournal, Journal, MemoryJournal, send_tool_result
@@ -143,6 +143,36 @@ async def test_cut_off_body_is_in_doubt_but_failed_one_not() -> None:
 
     assert isinstance(result.error, UnknownOutcome)
     assert ("no such city" in str(ended.output), 0) == (True, kinds(failed).count("result_pending"))
+
+
+@pytest.mark.spec("requirements:E27", "provenance:PV2")
+@pytest.mark.parametrize("results", ["trusted", "names", "untrusted"])
+@pytest.mark.parametrize("sent", ["trusted", "untrusted"])
+async def test_tool_decides_trust_in_a_late_result_after_resume(results: Any, sent: Any) -> None:
+    @tool(deferred=True, in_thread=False, results=results)
+    def asks(city: str) -> str:
+        """Ask."""
+        return "asked"
+
+    def handle_steps(ctx: Any) -> Any:
+        found = yield from ToolCall("asks", {"city": "Rome"})
+        return found.trust
+
+    async def answered(handle: RunHandle[Any], journal: Journal) -> RunResult[Any]:
+        async for event in handle.events():
+            if event.type == "tool_started":
+                while not kinds(journal).count("result_pending"):  # noqa: ASYNC110 - nobody tells of it
+                    await asyncio.sleep(0)
+                handle.send_tool_result(event.tool_call_id, ToolResult("yes", trust=sent))
+        return await handle.result()
+
+    agent, journal = AgentDefinition("asker", tools=[asks], handle_steps=handle_steps), MemoryJournal()
+    async with asyncio.timeout(SECONDS), Engine([agent]) as engine:
+        live = await answered(engine.start("asker", journal=journal), journal)
+        left = cut(journal, kinds(journal).index("result_pending") + 1)
+        resumed = await answered(await engine.start_resume(left), left)
+
+    assert (results, results) == (live.output, resumed.output)
 
 
 def _nowhere(ctx: Any) -> Any:
