@@ -97,6 +97,7 @@ from stepengine.runtime.retry import Retries
 from stepengine.runtime.services import ModelProvider
 from stepengine.runtime.sizes import estimated_tokens
 from stepengine.tools.context import ToolContext
+from stepengine.tools.execution import BodyFailure, make_failure_result
 from stepengine.workspace.guard import GUARD, PROJECT_RULES, CallGuard
 from stepengine.workspace.workspace import WORKSPACE, Workspace
 
@@ -275,12 +276,20 @@ class CorePerformer:
         Raises:
             BaseException: *raised* itself, when the call was stopped; what it had used is kept for its outcome.
         """
-        if not _is_interruption(raised):
+        if not self._is_interruption(raised):
             return _to_step_error(model, raised)
         # One that was sent may be billed, whether anything of its reply has come or not.
         used = attrs.evolve(get_attached_usage(raised) or Usage(), requests=1, at_least=True)
         self._store_stopped_usage(item, model, (spent or Usage()) + (used if may_have_been_sent(raised) else Usage()))
         raise raised
+
+    def _is_interruption(self, raised: BaseException) -> bool:
+        """Return whether an exception is a cancellation, or meant for the caller, and no error of a provider."""
+        # Some HTTP libraries let a cancellation of their own out when a pool is closed. It counts as ours only if this task
+        # was asked to end.
+        if isinstance(raised, asyncio.CancelledError):
+            return self._tree.root.is_task_cancelled()
+        return not isinstance(raised, Exception)
 
     def _store_stopped_usage(self, item: Item, model: str, usage: Usage) -> None:
         """Store the usage of a stopped call until its outcome reports it."""
@@ -370,6 +379,11 @@ class CorePerformer:
             result = result if result.trust == trust else attrs.evolve(result, trust=trust)
         except StepEngineError as error:
             return self._outcomes.make_failure(item, error)
+        # Of a task that was cancelled before it entered the run, only the run knows which cancellation is the body's own.
+        except asyncio.CancelledError as error:
+            if self._tree.root.is_task_cancelled():
+                raise
+            result = make_failure_result(effect.tool_name, BodyFailure(error))
         return self._outcomes.make_value(item, result)
 
     def _make_body_call(
@@ -440,8 +454,7 @@ class CorePerformer:
         # A function may raise one of its own accord, such as from a task that it cancelled. Only when our task was
         # asked to end is it ours (reliability:TL03).
         except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if self._tree.root.is_task_cancelled():
                 raise
             return self._outcomes.make_failure(item, _make_function_error(call.name, error))
         except (Exception, GeneratorExit) as error:  # noqa: BLE001
@@ -750,16 +763,6 @@ def _make_rate_limit_notice(item: Item, io: IO, request: ModelRequest) -> Notice
             io.emit(RateLimited(**at, provider=provider, limit=obstacle.limit, wait=obstacle.seconds))
 
     return notice
-
-
-def _is_interruption(raised: BaseException) -> bool:
-    """Return whether an exception is a cancellation, or meant for the caller, and no error of a provider."""
-    # Some HTTP libraries let a cancellation of their own out when a pool is closed. It counts as ours only if this task
-    # was asked to end.
-    if isinstance(raised, asyncio.CancelledError):
-        task = asyncio.current_task()
-        return task is not None and task.cancelling() > 0
-    return not isinstance(raised, Exception)
 
 
 def _add_usage_to_stop(late: Stop, value: object) -> Stop:

@@ -155,6 +155,11 @@ class TaskCancellation:
             self._is_requested = False
             self.task.uncancel()
 
+    def is_task_cancelled(self) -> bool:
+        """Return whether the current task, that of the run or one that it started, was cancelled since it entered the run."""
+        task = asyncio.current_task()
+        return task is not None and task.cancelling() > (self._earlier if task is self.task else 0)
+
     @property
     def is_from_outside(self) -> bool:
         """Whether anyone else has cancelled the task since it entered the run."""
@@ -282,6 +287,10 @@ class RunTask:
         error = wrap_error(error, f"performing an effect of the run at {self.path!r} failed")
         self.stop(Stop("diverged", error=error))
         return self.make_stop()
+
+    def is_task_cancelled(self) -> bool:
+        """Return whether the current task, its own or one that it started, was cancelled since it entered the run."""
+        return self.cancellation.is_task_cancelled()
 
     def make_stop(self, item: Item | None = None) -> Stop:
         """Return the outcome of an effect that was not performed, or not completely, with its usage so far."""

@@ -259,6 +259,7 @@ class OpenQuestions:
         interactor: The interactor of the engine, which answers in this process.
         threads: Where an interactor without ``async`` is called.
         of_session: The rules of lasting permissions of the conversation, and their store.
+        is_task_cancelled: Returns whether the current task was cancelled since it entered the tree.
 
     Attributes:
         headless: Whether unanswered questions about permissions and limits are denied instead of left open.
@@ -274,6 +275,8 @@ class OpenQuestions:
         interactor: Interactor | None,
         threads: ThreadPool,
         of_session: RememberedRules | None = None,
+        *,
+        is_task_cancelled: Callable[[], bool],
     ) -> None:
         self.headless = False
         self.patience: float | None = 0.0
@@ -286,6 +289,7 @@ class OpenQuestions:
         self.limits = LimitQuestions()
         self._interactor = interactor
         self._threads = threads
+        self._is_task_cancelled = is_task_cancelled
         self._open: dict[str, _OpenQuestion] = {}
         self._left: set[str] = set()
         self._shown: dict[tuple[str, int], tuple[Question, ...]] = {}
@@ -464,7 +468,10 @@ class OpenQuestions:
             try:
                 value = await self._ask_interactor(interactor, question)
                 problem = None if value is None else answer_problem(value, question)
-            except Exception as error:  # noqa: BLE001
+            # Its cancellation is its own if nobody cancelled this task: it may have awaited a task that was.
+            except (Exception, asyncio.CancelledError) as error:
+                if isinstance(error, asyncio.CancelledError) and self._is_task_cancelled():
+                    raise
                 LOGGER.warning(
                     "the interactor raised at question %r, so nobody answers it", question.id, exc_info=error
                 )

@@ -49,6 +49,9 @@ class Run(Protocol):
     def list_unrepeatable_effects(self) -> list[Item]:
         """Return the running effects that would be in doubt if they were cancelled."""
 
+    def is_task_cancelled(self) -> bool:
+        """Return whether the current task, its own or one that it started, was cancelled since it entered the run."""
+
     def absorb_cancellation(self) -> Stop:
         """Account for a cancellation of its task, and return the outcome in its place."""
 

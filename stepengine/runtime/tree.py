@@ -114,13 +114,19 @@ class RunTree:
         # The bound method, looked up once: performers call it for each delta of each reply.
         self.emit: Callable[[Event], None] = hub.emit
         given = AdvanceAnswers(answers or {}, earlier)
-        self.questions = OpenQuestions(given, services.interactor, services.tools.threads, services.remembered)
+        self.root = RunTask(self, plan, state, plan.path)
+        self.questions = OpenQuestions(
+            given,
+            services.interactor,
+            services.tools.threads,
+            services.remembered,
+            is_task_cancelled=self.root.cancellation.is_task_cancelled,
+        )
         self.leftovers = Leftovers()
         self.inboxes = Inboxes()
         self.deferred = DeferredCalls()
         self.suspension = SuspensionDetector(self)
         self.background = BackgroundChildren(self)
-        self.root = RunTask(self, plan, state, plan.path)
         self.loop = TreeLoop()
         self.runs = ActiveRuns(self.root, self.loop, hub.failures.warnings)
         self._use_services(services, plan)

@@ -89,7 +89,7 @@ async def execute(
             raise outcome.error
         _log_failure(spec.name, outcome, ctx, tries)
         if not tries:
-            return _failure_result(spec.name, outcome)
+            return make_failure_result(spec.name, outcome)
         await ctx.pause(min(RETRY_WAIT_SECONDS * 2 ** (spec.retries - tries), RETRY_WAIT_SECONDS_MAX))
         tries -= 1
 
@@ -124,7 +124,8 @@ def _log_failure(tool_name: str, raised: BodyFailure, ctx: ToolContext, tries: i
     log(message, traceback=trace)
 
 
-def _failure_result(tool_name: str, raised: BodyFailure) -> ToolResult:
+def make_failure_result(tool_name: str, raised: BodyFailure) -> ToolResult:
+    """Return the error result of a call whose body failed."""
     if raised.timeout is not None:
         return ToolResult.error(timeout_text(tool_name, raised.timeout))
     if _is_cancellation(raised.error):  # and nobody cancelled the call

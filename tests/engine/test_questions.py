@@ -4,6 +4,7 @@ Questions of a run, and who answers them: interactors of the engine and of the a
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
@@ -147,6 +148,24 @@ def test_declined_question_gives_the_handler_no_answer(selected, text):
     result = Engine(interactor=Saying(declined)).run_sync(choosing())
 
     assert (RunStatus.COMPLETED, "") == (result.status, result.output)
+
+
+class Cancelled:
+    """
+    Awaits a task that somebody cancels.
+    """
+
+    async def ask(self, question):
+        task = asyncio.create_task(asyncio.sleep(60))
+        task.cancel()
+        await task
+
+
+@pytest.mark.spec("reliability:SS12")
+async def test_cancellation_inside_an_interactor_does_not_cancel_the_caller():
+    held = await Engine(interactor=Cancelled()).run(choosing())
+
+    assert (RunStatus.SUSPENDED, "Which?") == (held.status, held.pending_questions[0].text)
 
 
 @pytest.mark.spec("requirements:X54", "requirements:K12")

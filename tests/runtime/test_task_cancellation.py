@@ -5,8 +5,16 @@ The engine takes back its own cancellation of a task, and none by others.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from typing import Any
 
+import pytest
+
+from stepengine import STEP, AgentDefinition, Ask, Engine, Perform, ToolCall, tool
+from stepengine.errors import PerformError
+from stepengine.models import ModelReply
 from stepengine.runtime.driver import TaskCancellation
+from stepengine.testing import ScriptedModel
 
 
 async def wait(cancellation: TaskCancellation) -> None:
@@ -66,6 +74,73 @@ async def test_earlier_cancellation_does_not_count():
     task.cancel()
 
     assert not await task
+
+
+class Cancels:
+    """
+    A part of an author that awaits a task that somebody cancelled: a function, a tool, an interactor or a model.
+    """
+
+    async def __call__(self, *_: object) -> str:
+        task = asyncio.create_task(asyncio.sleep(60))
+        task.cancel()
+        await task
+        return "never"
+
+    ask = __call__
+
+    async def work(self) -> str:
+        """Work."""
+        return await self()
+
+
+class CancelledModel(ScriptedModel):
+    async def complete(self, request: object) -> ModelReply:
+        await Cancels()()
+        raise NotImplementedError
+
+
+def handle_steps(ctx: Any) -> Any:
+    if ctx.prompt == "function":
+        with pytest.raises(PerformError):
+            yield from Perform(Cancels().work)
+    elif ctx.prompt == "tool":
+        turn = yield ToolCall("work", {})
+        assert turn.tool_result.is_error
+    elif ctx.prompt == "interactor":
+        with contextlib.suppress(PerformError):
+            yield from Ask("Which?")
+    else:
+        yield STEP
+    return "done"
+
+
+@pytest.mark.spec("reliability:SS12", "reliability:TL03")
+@pytest.mark.parametrize("way", ["function", "tool", "interactor", "model"])
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_run_in_a_cleanup_survives_cancellations_of_its_parts(way: str, is_late: bool) -> None:
+    works = tool(Cancels().work, in_thread=False)
+    agent = AgentDefinition("lead", model="t/m", tools=[works], handle_steps=handle_steps)
+    ends = []
+
+    async def run() -> None:
+        async with Engine([agent], models=CancelledModel([]), interactor=Cancels()) as engine:
+            ends.append(await engine.run("lead", way))
+
+    async def waits() -> int:
+        task = asyncio.current_task()
+        assert task is not None
+        if is_late:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+        await run()
+        return task.cancelling()
+
+    count = await asyncio.create_task(waits())
+
+    assert is_late == count
+    assert {"interactor": "suspended", "model": "failed"}.get(way, "completed") == ends[0].status.value
 
 
 async def test_cancellation_is_scheduled_from_threads_only_while_driven():
