@@ -14,13 +14,15 @@ It is not asked to retry, to time anything out or to unpickle: each of these wou
 
 Must not be here: rules of the machine, and anything that a lower layer would need.
 
-A run is a tree of rows: ``ROOT`` for the root, ``ROOT/PATH`` for each child. A row's steps are named ``kind:fingerprint``:
-``model``, ``tool``, ``perform``, ``child`` and ``ask`` have an outcome with the effect's number; ``spawn`` and ``intent``
-stand before it, ``turn`` and ``lookup`` first, ``end`` last.
+A run is a tree of rows: ``ROOT`` for the root, ``ROOT/PATH`` for each child. A row's steps are named ``kind:fingerprint``.
+The outcome of an effect is stored with its number, in a step of the effect's own kind, such as ``model``, ``tool``, ``child`` or ``ask``.
+A ``spawn``, ``body``, ``intent`` or ``wait`` comes before it. ``turn`` and ``lookup`` are the first steps of a row, ``end`` is the last.
 
 A worker: ``process`` takes runs from ``queues``, ``body`` executes one of them, ``executions`` contains the parts of an execution, and
 ``steps`` performs its effects with ``outcome_records`` and ``child_runs``. A client: ``operator`` uses ``deployment``, ``run_waits`` and
 ``sessions``. ``engine`` is the interface of both: ``submission`` checks what it submits, and ``journals`` converts runs and journals.
+``records`` replays a stored run without performing anything: for journals, and for the events of ``follow_run`` and ``shared_events``.
+``register``, ``rates``, ``workers`` and ``schedule_book`` have tables of their own; ``maintenance`` and ``schedules`` use the operator.
 It differs from the local engine in its store and its scheduler.
 """
 

@@ -1,8 +1,8 @@
 """
-The body of the one durable workflow: it builds a run from what was ordered, drives it, and gives its result.
+The body of the one durable workflow: it builds a run from its order, drives it, and returns its stored result.
 
 The body does nothing but drive (durable:U11): whatever comes from outside is a step. It may be executed any number of times, by any
-worker of its release, and always comes to the same.
+worker of its release, always with the same result.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ async def execute_run(launcher: Launcher, order: SubmittedRun, run: DurableRun, 
     Drive a run to its end and return its stored result; *depth* is how many levels of children have queues.
 
     Raises:
-        StepEngineError: when it cannot go on here: what is recorded stays, and it may be tried again.
+        StepEngineError: when it cannot continue here; its record stays, and it can be retried.
         BaseException: why this execution has no result, of the database's own classes.
     """
     if order.turn and not order.spawns:
@@ -161,7 +161,7 @@ async def execute_run(launcher: Launcher, order: SubmittedRun, run: DurableRun, 
 
 
 async def _make_execution(launcher: Launcher, order: SubmittedRun, run: DurableRun, *, depth: int) -> _Execution:
-    """Return the execution of a run, ready to start, without the plan that it was made from."""
+    """Return the execution of a run, ready to start; the plan of its root is not kept."""
     root = launcher.plan_root_run(make_root_request(launcher, order))
     plan, state = plan_submitted_run(root, order, depth=depth)
     plan, state, failed = await _record_prompt_and_window(run, plan, state)
@@ -211,8 +211,7 @@ async def _record_prompt_and_window(
     if not own and plan.context_window is None:
         return plan, resolve_system_prompt(plan, state) if plan.sent is None else state, None
 
-    # A prompt that is computed may come out differently on another worker, an hour later; the run goes on with what it
-    # began with.
+    # A computed prompt may differ on another worker an hour later, so the run keeps the prompt that it started with.
     async def look() -> dict[str, Any]:
         run.workflow.is_live = True
         try:

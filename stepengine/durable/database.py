@@ -1,5 +1,5 @@
 """
-The database that workers and their clients share: its URL, the package that speaks to it, and a private one for tests.
+The database that workers and their clients share: its URL, the package that speaks to it, and a private one for development.
 
 Only here the package ``dbos`` is made safe before its first connection: what it reads is JSON, whatever a row claims to be.
 """
@@ -187,7 +187,7 @@ class _LogThrottle(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether a line is written."""
         error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
-        # A run that was moved away or cancelled while it was under way: who did that was told, and nothing is wrong with it.
+        # A run was moved or cancelled while it was running. Its caller knows that, and it is no error.
         if type(error).__name__ in CANCELLED:
             return False
         place, now = (record.pathname, record.lineno), time.monotonic()
@@ -440,7 +440,7 @@ class ReopeningConnection:
             return list(await found.fetchall())
 
     async def close(self) -> None:
-        """Close the connection and release its locks; may be called twice."""
+        """Close the connection and release its locks; the next statement opens another one. May be called twice."""
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()

@@ -58,7 +58,7 @@ class DurableEngine:
         app: The deployment's name.
         pool: Which workers: runs that are submitted to a pool are run by workers of that pool.
         executor: This worker's own id: stable, and held by one process at a time; by default the host's name.
-        release: The version of the agents, which a run keeps; by default made of their definitions, handlers and tools.
+        release: The version of the agents, which a run keeps; by default a hash of definitions, tool specs, handlers and tools that yield.
         concurrency: How many runs this worker holds at once, those that wait for answers and children included; the runs of
             each depth count by themselves.
         global_concurrency: How many roots all workers of the pool hold at once, those of dead workers included until they are
@@ -67,8 +67,8 @@ class DurableEngine:
             starts of runs and not calls of models, which ``rate_limits`` of ``Engine`` does, here for all workers together.
         effects: How many effects it performs at once.
         depth: How deep run trees may be.
-        polling: Seconds between two looks for new roots.
-        migrate: Whether tables are made and updated when it opens.
+        polling: Seconds that the queue of roots rests after roots were taken from it; an idle worker looks more often.
+        migrate: Whether missing tables are created, and those of DBOS updated, when it opens.
         allow_async_commit: Whether a database is fine that may lose commits in a power cut.
         engine: The other options of ``Engine``, but ``sessions``, ``interactor`` and ``headless``.
 
@@ -143,7 +143,7 @@ class DurableEngine:
 
     @property
     def embedded_engine(self) -> Engine:
-        """The engine with the same agents that knows nothing of a database."""
+        """The engine with the same agents, which runs them without the database; only rate limits are shared through it."""
         return self._engine
 
     @property
@@ -263,9 +263,9 @@ class DurableEngine:
             release: Which release runs it; by default this engine's.
             seed: What its randomness depends on; drawn by default.
             options: ``params``, ``previous``, ``limits``, ``agent_models``, ``answers``, ``session_id``, ``user_id`` and
-                ``metadata`` of ``RunOptions``. With ``session_id`` it is a turn: it begins when the turns of the session before it are over,
-                whoever submitted them, and goes on from what they left. Where its agent waits for an answer in the session, it
-                is that answer, and its result is that of the run which asked.
+                ``metadata`` of ``RunOptions``. With ``session_id`` it is a turn: it starts after all earlier turns of the session, with
+                the state after them. If its agent waits for an answer in the session, the prompt is that answer, and the result
+                is that of the run which asked.
 
         Raises:
             AgentError: when there is no such agent, or its params do not fit.
@@ -293,8 +293,8 @@ class DurableEngine:
         """
         Run an agent to its end, on any worker, and return the result.
 
-        Where it waits for an answer, the result is ``suspended`` as it would be without a database: its questions stand in
-        ``pending_questions``, and ``engine.resume(run, answers=...)`` goes on; ``result.journal`` is the run's id.
+        If it waits for an answer, the result is ``suspended``, with the questions in ``pending_questions``.
+        ``engine.resume(run, answers=...)`` continues it; ``result.journal`` is the run's id.
 
         Args:
             agent: An agent's id, or its definition.
@@ -356,12 +356,12 @@ class DurableEngine:
         """
         Wait until a run ends or is suspended, and return its result.
 
-        It waits for answers, for messages, and for times further than ``sleep_in_process`` of ``Engine``; workers resume it
-        when these come, whether or not anybody asks for the result.
+        A suspended run waits for answers, for messages, or for times further than ``sleep_in_process`` of ``Engine``. Workers
+        resume it when these come, even if no caller waits for the result.
 
         Args:
-            run: The run's id.
-            waits: Whether to go on waiting while it waits.
+            run: A root run's id.
+            waits: Whether to wait for the end even while the run is suspended; by default the result then has its open waits.
 
         Raises:
             DatabaseUnavailable: when the database is away for more than a minute.
@@ -379,7 +379,11 @@ class DurableEngine:
         await self.operator.send_message(run, topic, value, id=id, path=path)
 
     async def resume(self, run: str, *, answers: Mapping[str, AnswerLike] | None = None) -> RunResult:
-        """Answer open questions of a run, and wait for its result; errors as ``answer`` and ``result``."""
+        """
+        Answer open questions of a run, and wait for its result; errors as ``answer`` and ``result``.
+
+        A run that stopped without a result is not retried; ``Operator.retry`` does that.
+        """
         if answers:
             await self.answer(run, answers)
         return await self._results.wait_for_next_result(run, frozenset(answers or ()))

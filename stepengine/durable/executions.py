@@ -147,7 +147,7 @@ class WorkflowSteps:
             (status,) = await run_outside_workflow(look)
             known = status.attributes or {}
             # A takeover by an operator makes the package count from the beginning again, so its count alone would take
-            # the second execution for the first; the attributes tell.
+            # the second execution for the first; the attributes show it.
             self._is_repeated = (status.recovery_attempts or 0) > 1 or any(
                 name in known for name in TAKEOVER_ATTRIBUTES
             )
@@ -175,7 +175,7 @@ class WorkflowSteps:
             raise asyncio.CancelledError from None
 
     def reserve_next_step(self, name: str, mark: Mapping[str, object] | None = None) -> ReservedStep:
-        """Reserve the next number for a step of this name."""
+        """Reserve the next number for a step of this name; ``record_mark`` stores its *mark* later."""
         return ReservedStep(self.dbos.reserve_step(), name, mark)
 
     async def compare_recorded_steps(self, steps: Sequence[ReservedStep], where: str) -> None:
@@ -350,7 +350,7 @@ class DurableRun:
 
     @property
     def tree(self) -> RunTree:
-        """The run's tree; no effect is performed before there is one."""
+        """The run's tree, or ``None`` before it is built. No effect is performed before that."""
         return cast("RunTree", self.end.tree)
 
     def make_path_member(self, item: Item) -> dict[str, str]:

@@ -2,7 +2,7 @@
 SQL conditions and indexes of the tables of ``dbos``: for turns of sessions and trees of runs.
 
 The package finds runs by their ids, queues and states. A query for a session or a tree has to cost the same however many runs there
-are, and a pattern of ids uses no index of a database that sorts as people do. The text of an index is the text in the statements that
+are, and a pattern of ids uses no index if the database sorts by a language. The text of an index is the text in the statements that
 use it. Without the indexes, which a role without rights cannot create, the same statements are right and slower.
 """
 

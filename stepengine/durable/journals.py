@@ -103,7 +103,11 @@ async def find_divergence(launcher: Launcher, deployment: Deployment, run: str) 
 
 
 async def move_run(launcher: Launcher, operator: Operator, run: str, *, release: str) -> list[str]:
-    """Move an unfinished tree of runs to another release, and return the ids of its runs; see ``DurableEngine.move``."""
+    """
+    Cancel an unfinished tree of runs and retry it under another release; return the ids of the retried runs.
+
+    Nothing is changed if the agents of *launcher* differ from the record; see ``DurableEngine.move``.
+    """
     divergence = await find_divergence(launcher, operator.deployment, run)
     if divergence is not None:
         raise divergence

@@ -191,7 +191,7 @@ class RateView:
 
     Attributes:
         account: The provider's prefix, and the fingerprint of the key.
-        under_way: Requests under way; those of a worker that died count until somebody needs their places.
+        under_way: Running requests; those of a dead worker count until another worker needs the room.
         waiting: How many workers wait for a turn.
         requests: Requests that began in the last 60 seconds.
         tokens: Their tokens: what they used, or are expected to use.
@@ -212,10 +212,10 @@ class DeploymentOverview:
     Attributes:
         states: State to the number of runs, children included.
         oldest: State to the age of its oldest run, in seconds.
-        executors: Who lives, with or without runs, and who died and has some.
+        executors: The live workers, and the dead ones that still have runs.
         releases: Releases with runs that have not ended.
         poison: How many runs were cancelled because they killed their workers.
-        unreadable: Rows that are not portable JSON, by table; ``None`` when nobody asked.
+        unreadable: Rows that are not portable JSON, by table; ``None`` if they were not counted.
     """
 
     states: dict[str, int]
@@ -335,9 +335,9 @@ class DeploymentMaintenance:
 
         Args:
             executor: The worker's executor id.
-            force: Whether it is done although a process holds the worker's lock: what that process does then is refused
-                by the database, but effects under way may happen twice.
-            dry_run: Whether it is only said what would be done.
+            force: Whether to do it even if a process holds the worker's lock. The database then refuses the steps of that
+                process, but running effects may happen twice.
+            dry_run: Whether to return the results without changing anything.
 
         Raises:
             ExecutorBusy: when the worker is alive, or somebody else is taking over.
@@ -375,8 +375,9 @@ class DeploymentMaintenance:
         return [await self._requeue_or_cancel_run(status, executor, dry_run=dry_run) for status in left]
 
     async def _requeue_or_cancel_run(self, status: Any, executor: str, *, dry_run: bool) -> TakeoverResult:
+        """Put a run of a dead worker back on its queue, or cancel it as poison after ``MAX_TAKEOVERS`` takeovers at one step."""
         operator, run = self._operator, status.workflow_id
-        # Only the last one: a record may be long, and what somebody else wrote into it keeps no run from going on.
+        # Only the last one: a record may be long, and unreadable rows in it must not prevent a takeover.
         (last, name) = next(iter(await operator.deployment.fetch_rows(LAST_STEP, run)), (0, ""))
         known = (status.attributes or {}).get("takeover", {})
         # One that only waits gets no further however often its workers die of something else.
@@ -451,9 +452,9 @@ class DeploymentMaintenance:
         Delete trees of runs that ended more than *older_than* seconds ago, and return the ids of their roots.
 
         Args:
-            older_than: Seconds; a tree of which anything has not ended stays whole. What a session goes on from stays until
-                nothing has happened in the session for that long.
-            dry_run: Whether it is only said which.
+            older_than: Seconds; a tree stays while any run of it has not ended. The last result of a session stays until
+                the session was idle for that long.
+            dry_run: Whether to return the ids without deleting anything.
 
         Raises:
             DefinitionError: for a negative number.

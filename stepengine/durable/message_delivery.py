@@ -75,7 +75,7 @@ async def _deliver_user_input(database: Deployment, runs_by_root: Mapping[str, D
 
 
 async def _deliver_topic_messages(database: Deployment, live: Sequence[DurableRun]) -> None:
-    """Deliver the messages that were posted on topics of runs; they are stored for the root of each tree."""
+    """Deliver the messages to a path of a tree, for a topic or as user input. They are stored for the root of each tree."""
     runs: dict[str, list[DurableRun]] = {}
     for listening in live:
         runs.setdefault(listening.order.root, []).append(listening)

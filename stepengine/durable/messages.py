@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from stepengine.runtime.tree import RunTree
 
 TOPIC = "said"
-"""Where messages to a run wait."""
+"""The database topic of user input to a root run."""
 POST = "post:"
 
 
@@ -55,14 +55,14 @@ class ReceivedMessages:
         self._known.add(key)
 
     def deliver_user_text(self, tree: RunTree, key: str, text: str, path: str = "") -> None:
-        """Put a message into the inbox of the run at *path*."""
+        """Put a message into the inbox of the run at *path*; the outcome that consumes it records *key*."""
         message = UserMessage(text)
         self._known.add(key)
         self._waiting[id(message)] = key, message
         tree.inboxes.add(path, message)
 
     def deliver_topic_message(self, tree: RunTree, key: str, message: Message) -> None:
-        """Deliver a posted message to the run that receives on its topic."""
+        """Deliver a posted message to the run that receives on its topic; the outcome that consumes it records *key*."""
         self._known.add(key)
         self._posted[message.id] = key
         tree.mail.deliver(message)

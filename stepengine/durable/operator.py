@@ -302,7 +302,7 @@ class Operator:
 
         Args:
             root: The root run.
-            is_held: Whether the session of a turn waits until it is tried again.
+            is_held: Whether the session of a turn waits for the cancelled turn until it is retried, and does not continue without it.
 
         Raises:
             JournalError: when there is no such run.

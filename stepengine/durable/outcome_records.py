@@ -1,8 +1,8 @@
 """
 ``OutcomeRecorder``: the outcomes of one run's effects, recorded as the results of reserved steps.
 
-An outcome is recorded under the number that was reserved for it, whenever it arrives. A ``RaceRecord`` holds the recorded result of a
-race, so that a member which lost in an earlier execution is not performed after all.
+An outcome is recorded under the number that was reserved for it, whenever it arrives. A ``RaceRecord`` collects the ends of a race's
+members in memory, so that a member which lost in an earlier execution is not performed after all.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class ReservedSteps(NamedTuple):
 
 
 class RaceRecord:
-    """The recorded result of a race; its members wait for it before they act."""
+    """Whether a race is won in this execution, kept in memory. A member waits for the look-ups of the others before it acts."""
 
     def __init__(self) -> None:
         self._looking: set[int] = set()
@@ -75,11 +75,11 @@ class RaceRecord:
         self._news = asyncio.Event()
 
     def start_lookup(self, item: Item) -> None:
-        """Record that a member's record is looked up."""
+        """Add a member to those whose records are being looked up; the caller does the look-up."""
         self._looking.add(item.effect.seq)
 
     def record_member_end(self, item: Item, *, is_won: bool) -> None:
-        """Record the end of a member, and whether it won the race."""
+        """Note in memory that a member has ended and whether it won the race, and wake the members that wait."""
         self._looking.discard(item.effect.seq)
         self._is_won = self._is_won or is_won
         self._news.set()

@@ -88,8 +88,8 @@ class WorkerSetting:
         starts_per_minute: How many roots all workers of the pool begin within any 60 seconds; ``None`` for no bound.
         effects: How many effects it performs at once.
         depth: How deep run trees may be; every level has its queue.
-        polling: Seconds between two looks at the queue of roots.
-        migrate: Whether it makes and updates the tables.
+        polling: Seconds that the queue of roots rests after roots were taken from it.
+        migrate: Whether it creates missing tables, and updates those of DBOS.
         allow_async_commit: Whether a database may call committed what a power cut still loses.
     """
 
@@ -120,7 +120,7 @@ class WorkerSetting:
 
 
 def compute_release(catalog: Catalog) -> str:
-    """Return the version of the agents: a hash of definitions, tools, and the source of handlers and tool bodies."""
+    """Return the version of the agents: a hash of definitions, tool specs, and the source of handlers and of tools that yield."""
     known = {}
     for agent in map(catalog.get_agent, catalog.definitions):
         definition = agent.definition
@@ -154,7 +154,7 @@ class WorkerProcess:
         rates: What providers may be asked by all workers together; ``None`` for anything.
 
     Attributes:
-        sessions: Where its turns look up what was before them; told once there is a client of the database.
+        sessions: A future of the sessions, in which turns look up earlier turns; ``set_database_clients`` sets its result.
     """
 
     current: WorkerProcess | None = None
@@ -244,7 +244,7 @@ class WorkerProcess:
                 with contextlib.suppress(StepEngineError):
                     await self._lock.close()
                     await self._connect_and_lock()
-            except Exception as error:  # noqa: BLE001  (if nobody watched any more, the lock would not be taken again)
+            except Exception as error:  # noqa: BLE001  (without this task the lock would not be acquired again)
                 LOGGER.warning("whether this worker's runs are still its own cannot be looked at: %s", error)
             await asyncio.sleep(queues.next_poll_seconds)
 
@@ -355,7 +355,7 @@ class WorkerProcess:
         """
         Take no more runs, wait up to *drain* seconds for running effects, and close all connections.
 
-        What still waits then is found and resumed by the next process under this id, or by whoever takes over.
+        The next process under this id, or another worker after a takeover, resumes the runs that were left.
         """
         loop = asyncio.get_running_loop()
         try:

@@ -23,7 +23,7 @@ from stepengine.durable.wire import SubmittedRun
 from stepengine.errors import StepEngineError
 
 MAX_LOOK_SECONDS = 0.2
-"""How long a submitted run waits at most for its start. Each worker asks five times in a second, unless a queue asks for more."""
+"""Seconds between two looks at all queues, at most. A queue from which runs were just taken rests longer, for its own pause."""
 FULL = """
 select queue.name from unnest(%s::text[]) as queue (name) where exists (
     select from dbos.workflow_status where queue_name = queue.name and status = 'ENQUEUED'

@@ -1,10 +1,10 @@
 """
 ``SharedRates``: how often providers are asked by all workers of a database together.
 
-It takes the place of an engine's own limiters, with the same ``RateLimit``. What counts stands in two small tables: for each
-account (a provider's prefix and the fingerprint of its key) how much was asked in each of the last 60 seconds, and for each
-worker how many requests it has under way and since when it waits. One function of the database decides, by the database's
-clock and one worker at a time: a request that need not wait takes one question. Nothing here knows what a run is.
+It takes the place of an engine's own limiters, with the same ``RateLimit``. Two small tables hold the counts for each account (a
+provider's prefix and the fingerprint of its key): the requests and tokens in each of the last 60 seconds, and for each worker
+the number of running requests and since when it waits. One function of the database decides, by the database's clock and one
+worker at a time: a request that need not wait takes one query. Nothing here knows what a run is.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ class SharedRates:
 
         Args:
             effect_slots: The slots of effects: a request lets others use its own while it waits.
-            migrate: Whether tables are made and updated.
+            migrate: Whether missing tables are created.
 
         Raises:
             DatabaseUnavailable: when the database cannot be reached.
@@ -247,7 +247,7 @@ class SharedRates:
         limit = find_rate_limit(self._limits, provider)
         if limit is None or limit == RateLimit():
             return None
-        # By provider and key, as the provider counts. What stands there gives away neither key nor address.
+        # By provider and key, as the provider counts. The account reveals neither key nor address.
         account = f"{provider}:{source.get_account()}"
         return self._limiters.get(account) or self._limiters.setdefault(account, SharedLimiter(self, account, limit))
 

@@ -67,7 +67,7 @@ from stepengine.runtime.performer import IO, Item, Performer, child_path
 from stepengine.runtime.services import ChildPlanner, Services
 
 FOLLOW_SECONDS = 0.2
-"""Fast enough that a reader sees steps as they happen; each reader costs five queries in a second."""
+"""Fast enough that a reader sees steps as they happen. Each reader looks five times in a second, with three queries or more."""
 
 
 @frozen
@@ -76,7 +76,7 @@ class EffectRecord:
     The record of one effect.
 
     Attributes:
-        kind: ``"model"``, ``"tool"``, ``"perform"``, ``"child"`` or ``"ask"``.
+        kind: The kind of its step, as in ``step_names``; of an effect that has only started, that of ``BEGINNINGS``.
         fp: Its fingerprint.
         form: Its outcome as it is stored; ``None`` while there is none.
     """
@@ -99,7 +99,7 @@ class Archive:
         sizes: How many steps were recorded when they were read, by run.
         known: The numbers of those that need not be read again, by run.
         ends: When children ended, in the tree's own time, by path.
-        is_begun: Whether it is known what the root goes on from: of a turn not before it is its turn.
+        is_begun: Whether the root has its first state: a turn has none before the end of the last turn is recorded.
     """
 
     order: SubmittedRun
@@ -421,7 +421,7 @@ class Playback:
         return attrs.evolve(plan, context_window=known.get("window")), state
 
     def compare_with_record(self, item: Item) -> None:
-        """Compare an effect with the record; raises ``ReplayDivergence`` when they differ."""
+        """Compare an effect with its record, if it has one, and mark that as used; raise ``ReplayDivergence`` if they differ."""
         address = item.address
         entry = self._archive.entries.get(address)
         if entry is None:
@@ -468,7 +468,7 @@ class Playback:
         return Stop("cancelled" if view is not None and view.state == "CANCELLED" else "shutdown")
 
     def has_ended_elsewhere(self, path: str) -> bool:
-        """Return whether a run or one of its ancestors ended elsewhere, so that nothing in it waits any more."""
+        """Return whether the end of a run or one of its ancestors is recorded, so that nothing in it waits any more."""
         while path:
             address = get_starter_address(path)
             entry = self._archive.entries.get(address)

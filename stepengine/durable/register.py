@@ -55,7 +55,7 @@ GRANTS = (
     "grant select, insert, update, delete on stepengine.served, stepengine.served_events",
 )
 OVER = ("completed", "failed", "cancelled", "max_steps", "truncated", "stranded")
-"""The state of a run that no worker resumes by itself."""
+"""The statuses of runs that no worker resumes by itself."""
 ENDED = f"({nul_free_sql('coalesce(o.output, a.output)')}::json->>'status')"
 STATUS = f"""
     coalesce(v.ended, case
@@ -67,7 +67,7 @@ STATUS = f"""
         else 'started' end)
 """
 """
-How a run stands, one that waits as ``running``. A turn that was an answer stands as the run that it answered.
+The status of a run; one that waits is ``running``. A turn that was an answer has the status of the run that it answered.
 """
 COLUMNS = f"""
     coalesce(v.run, s.workflow_uuid), coalesce(v.owner, ''), coalesce(v.agent, s.attributes->>'agent', ''), {STATUS},
@@ -76,13 +76,13 @@ COLUMNS = f"""
     coalesce(v.is_submitted, true) or s.workflow_uuid is not null
 """
 """
-What is known of a run. One that is there was submitted, also where whoever did that died before it could say so.
+The columns of a run. A run in the database was submitted, even if its process died before it recorded that.
 """
 ANSWERED = """
     left join dbos.workflow_status a on a.workflow_uuid = coalesce(s.attributes->>'answered', s.workflow_uuid)
     left join dbos.workflow_output o on o.workflow_uuid = a.workflow_uuid
 """
-# One that was submitted and is not there was deleted by whoever cleans up, and nobody has to know of it.
+# A submitted run that is missing was deleted by a cleanup, and is not listed.
 REGISTERED_RUNS = f"""
     from stepengine.served v left join dbos.workflow_status s on s.workflow_uuid = v.run {ANSWERED}
     where v.app = %(app)s and (s.workflow_uuid is not null or not v.is_submitted)
@@ -91,7 +91,7 @@ OTHER_RUNS = f"""
     from dbos.workflow_status s left join stepengine.served v on v.run = s.workflow_uuid {ANSWERED}
     where s.application_name = %(app)s and s.name = '{WORKFLOW}' and position('/' in s.workflow_uuid) = 0 and v.run is null
 """
-"""Root runs that somebody submitted past the register: by a schedule, a command, a program."""
+"""Root runs that are not in the register: those of a schedule, a command, a program."""
 USAGE = f"""
     select count(*) filter (where {STATUS} in ('started', 'running')), coalesce(sum(v.bytes), 0)::bigint
     {REGISTERED_RUNS} and v.owner = %(owner)s
@@ -142,7 +142,7 @@ class RegisteredRun:
         created: When it was asked for, in seconds since 1970.
         request: What was asked.
         session: The conversation.
-        tries: How many times somebody let it go on after it had stopped.
+        tries: How many times it was retried after it had stopped.
         error: Why it was cancelled, or could not be submitted.
         is_submitted: Whether there is a run.
     """
@@ -256,7 +256,7 @@ class Register:
         await self._database.fetch_rows(COUNT_TRY, run)
 
     async def list_unsubmitted(self) -> list[RegisteredRun]:
-        """Return registered runs that should have been submitted seconds ago and were not."""
+        """Return up to 100 registered runs that were not submitted within ``MAX_LATE_SECONDS``, the oldest first."""
         late = f"select {COLUMNS} {REGISTERED_RUNS} and not v.is_submitted and v.ended is null and v.created < %(late)s order by v.created limit 100"
         given = {"app": self._app, "late": time.time() - MAX_LATE_SECONDS}
         return [_parse_row(row) for row in await self._database.fetch_rows(late, given)]

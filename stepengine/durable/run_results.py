@@ -48,8 +48,8 @@ class ResultReader:
         Wait for the end of a run and return its result; one with its open waits once all of it is suspended.
 
         Args:
-            run: The run's id.
-            waits: Whether to wait on while the run is suspended.
+            run: A root run's id.
+            waits: Whether to wait for the end even while the run is suspended.
 
         Raises:
             DatabaseUnavailable: when the database is away for more than a minute.
@@ -78,6 +78,12 @@ class ResultReader:
                 await asyncio.sleep(pause)
 
     async def _make_ended_result(self, run: str, state: str, *, waits: bool) -> RunResult:
+        """
+        Return the result of a run that is over in *state*; for a turn that was an answer, wait for that of the answered run.
+
+        Raises:
+            ReplayDivergence: when the run stopped because of one.
+        """
         found = await self._get_operator().client.list_workflows_async(workflow_ids=[run])
         status = found[0]
         said = status.attributes or {}

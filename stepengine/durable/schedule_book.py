@@ -1,4 +1,4 @@
-"""The book of schedules in the database: which times were started, beside the list of workers."""
+"""The book of schedules in the database: which times were started, in tables next to the list of workers."""
 
 from __future__ import annotations
 
@@ -159,6 +159,18 @@ class DatabaseBook:
 
 
 def _advance_schedule(connection: Any, given: Mapping[str, str], until: datetime, missed: tuple[datetime, ...]) -> bool:
+    """
+    Set the time until which a schedule is decided, and count its *missed* times.
+
+    Args:
+        connection: A connection in a transaction.
+        given: The deployment and the schedule, as ``app`` and ``id``.
+        until: The new time.
+        missed: The times that were not started.
+
+    Returns:
+        ``False``, with nothing changed, if the schedule was decided until then or longer.
+    """
     newest = seconds_from_time(missed[-1]) if missed else None
     moved = connection.execute(
         MOVE, {**given, "until": seconds_from_time(until), "missed": len(missed), "newest": newest}

@@ -1,8 +1,8 @@
 """
 ``DurableScheduler``: submits agents at the times of their schedules.
 
-A time is claimed in the database's book and submitted under the id that follows from schedule and time. Where who claimed it dies
-before that, the next worker that looks submits it: the same id again is the same run.
+A time is claimed in the database's book and submitted under the id that follows from schedule and time. If the worker dies between
+the two, the next worker that looks submits the run: the same id again is the same run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class DurableScheduler(Scheduler):
     Submits agents at the times of their schedules, each time once for each deployment and database.
 
     ``async with`` does so in the background, ``tick`` once. Every worker of a deployment may have one with the same schedules. A run's
-    id is the schedule's with its time; it has ``metadata`` as any run of a schedule, and goes on like one that somebody submitted.
+    id is the schedule's with its time; it has ``metadata`` as any run of a schedule, and is otherwise like any submitted run.
 
     Args:
         engine: What submits; it is open.
@@ -59,7 +59,7 @@ class DurableScheduler(Scheduler):
 
     async def _start_due_run(self, due: DueTime) -> ScheduledRun | None:
         """Submit the run in the background, and return ``None``: it has no handle in this process."""
-        # The database knows the run from its submission on: no index beside journals tells anybody to wake it.
+        # The database has the run once it is submitted, so no entry in the index of wake times is needed.
         self._under_way[due.run] = asyncio.create_task(self._submit_due_run(due))
         self._under_way[due.run].add_done_callback(lambda _: self._forget_run(due.run))
         return None

@@ -40,7 +40,7 @@ from stepengine.sessions import Session, SessionInfo
 from stepengine.sessions.session import check_session_id
 
 ENTERED = "turn"
-"""The kind of the step that records what a turn goes on from."""
+"""The kind of the step that records the state from which a turn starts."""
 LOCK_PAUSE_SECONDS = 0.05
 """The lock of a session is held for some queries, so for milliseconds."""
 FIRST_LOOK_SECONDS = 0.1
@@ -131,7 +131,7 @@ class TurnView:
         answered: The run whose question it answered; ``None`` for a turn that runs itself.
         rejected: Why it is no answer to the question that waited; ``""`` for everything else.
         is_held: Whether the session waits for it although it was interrupted, because it is moved to another release.
-        is_given_up: Whether the session goes on without it although it could be tried again.
+        is_given_up: Whether the session continues without it although it could be retried.
         pool: The pool that it was submitted to, while it is in line.
         created: When it was submitted, milliseconds since 1970.
         updated: When it was last changed.
@@ -452,7 +452,7 @@ class Sessions:
         if not move.replies:
             await client.resume_workflow_async(turn.run, queue_name=queue_name(turn.pool, 0))
             return True
-        # Written down before it is sent, so that it is sent once whoever dies in between: each reply has a key of its own.
+        # Stored before it is sent, so that it is sent once even if a process dies in between: each reply has a key of its own.
         # As text: attributes hold no escapes of what is not text, which an answer may hold.
         replies = [json.dumps(attrs.asdict(reply)) for reply in move.replies]
         noted = {"answered": move.asking, "replies": replies}
@@ -556,7 +556,7 @@ async def resolve_answered_run(deployment: Deployment, run: str) -> str:
     return answered
 
 
-# --- what a turn goes on from, and what it leaves -----------------------------------------------------------------------
+# --- the state from which a turn starts, and the state that it stores ---------------------------------------------------
 
 
 async def load_previous_turn(sessions: Sessions, order: SubmittedRun) -> dict[str, Any]:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 FIRST_PAUSE_SECONDS = 0.05
 """Readers see news as fast as they read; a busy run is asked for twenty times in a second, whatever number of readers it has."""
 LAST_PAUSE_SECONDS = 1.0
-"""A run that is quiet for long costs one query in a second, and its next event comes a second late at most."""
+"""A run that is quiet for long costs one look in a second, and its next event comes a second late at most."""
 PAUSE_FACTOR = 1.5
 """From the first pause to the longest one in eight looks, within about two seconds."""
 LOOK_TIMEOUT_SECONDS = 5.0

@@ -141,7 +141,11 @@ class Steps:
     async def _reserve_effect_steps(
         self, item: Item, reserved: list[ReservedStep], marks: dict[int, Any]
     ) -> ReservedSteps:
-        """Reserve the steps of an effect; those to look up before it starts are added to *reserved*."""
+        """
+        Reserve the steps of an effect; those to look up before it starts are added to *reserved*.
+
+        A question is also recorded here, and the wait for its answer starts.
+        """
         run, effect = self._run, item.effect
         # Form and fingerprint are those of a journal: so a durable run can be exported as one, and is compared by the
         # same rules.
@@ -358,7 +362,7 @@ class Steps:
 
     async def _perform_wait(self, item: Item, io: IO, steps: ReservedSteps) -> Single:
         """
-        Wait for a time, a message or children, and record the outcome.
+        Wait for a time, a message or children, and record the outcome; an ``EndRuns`` cancels the children first.
 
         The time needs no timer of the database: it follows from the record, so that a resumed run waits for the same one.
         """
@@ -383,7 +387,7 @@ class Steps:
         return await self._add_child_ends(item, outcome, io)
 
     async def _add_child_ends(self, item: Item, outcome: Value, io: IO) -> Single:
-        """Return an outcome with the ends of the children that it names, once they are known here."""
+        """Return a recorded outcome with the ends of the children that it names, once they are known; an ``EndRuns`` cancels them first."""
         if isinstance(item.effect, EndRuns):
             self._run.tree.background.cancel_children(item.effect.children, item.effect.reason)
         ended = await io.wait_for_children(item, outcome.value.done)

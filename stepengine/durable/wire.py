@@ -1,9 +1,9 @@
 """
-What stands in the database: requests, outcomes and results as portable JSON, both ways.
+The stored forms of requests, outcomes and results: portable JSON, encoded and decoded.
 
-Whoever performs an effect encodes its outcome before it is recorded and goes on with what is decoded again, live and later
-alike, so that both see equal values. Encoding never fails after an effect has happened: what cannot be stored is a failure
-that says so. Nothing here knows the database.
+An outcome is encoded before it is recorded, and the run continues with the decoded form, so that live and resumed runs see equal
+values. Encoding an outcome never fails after its effect has happened: one that cannot be stored becomes a failure with the
+reason. Nothing here knows the database.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SCHEMA_VERSION = 1
 
 
 def to_portable_json(form: Mapping[str, object]) -> dict[str, object]:
-    """Return a form as plain JSON; raise ``DataError`` for a value that cannot be stored."""
+    """Return a form after a round trip through JSON, so with lists for tuples; raise ``DataError`` for a value that cannot be stored."""
     made: dict[str, object] = json.loads(compact(form))
     return made
 
@@ -54,7 +54,7 @@ class Ancestor:
         prompt: The prompt.
         params: The params.
         tool_call_id: The call that spawned it.
-        is_inline: Whether the child goes on from its parent's history.
+        is_inline: Whether the child continues its parent's history.
         at: What time it was, milliseconds since the root's start.
         of: How many children were asked for at once.
         tool_name: The tool that was called; ``""`` for a ``Spawn``.
@@ -109,7 +109,7 @@ class SubmittedRun:
         slice: What this child may use of its tree's budgets.
         turn: Its number in the session that ``info`` names; 0 for what is not a turn.
         rules: What people allowed for good before it began; a turn knows them when it is its turn.
-        before: What the turns before it left beside state and rules, once it is its turn; never stored.
+        before: The record of the last turn, from ``load_previous_turn``; ``None`` before it is this one's turn, and never stored.
     """
 
     root: str
@@ -204,7 +204,7 @@ class Reply:
         run: The run that asks.
         topic: Where it waits for the message.
         key: What makes the same message count once.
-        message: When it was said in the run's own time, the answers by question id, and the run that said it, if one did.
+        message: When it was sent in the run's own time, the answers by question id, and the id of the sender, if it has one.
     """
 
     run: str
@@ -347,7 +347,7 @@ def encode_child_end(
     """
     Return the stored form of a child's end; *started* counts its descendants, *rules* are lasting approvals.
 
-    What it leaves to its parent when it is inline is stored next to it: no ``ChildResult`` is stored with it.
+    The state that an inline child leaves to its parent is a member of its own, since no ``ChildResult`` is stored with it.
     """
     child = finished.to_child_result(is_inline=plan.is_inline)
     members = outcome_members(Value(child))["value"]
@@ -379,7 +379,7 @@ def encode_body_end(
     """
     Return the stored form of a tool body's end; *started* counts its descendants, *rules* are lasting approvals.
 
-    What it leaves to its caller stands beside the *result*; what hooks share only as far as it can be stored.
+    Its changes for the caller are stored next to the *result*; of the values that hooks share, only those that can be stored.
     """
     end = finished.to_body_end()
     try:

@@ -1,8 +1,8 @@
 """
-The list of workers in the database: who works, also while it has nothing to do.
+The list of workers in the database, including those without runs.
 
-A worker's lock says that it lives, but not what it is called; runs name only workers that have some. So each puts itself on a list when
-it begins, and takes itself off when it ends. One that died stays on it, and its lock, which is free then, tells.
+A worker's lock shows that it is alive, but not its name, and runs name only the workers that have some. So each worker adds itself to
+a list when it starts and removes itself when it ends. A dead worker stays on the list; its free lock shows that it is dead.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ async def create_worker_table(connection: Any, *, role: str | None = None) -> No
 
 
 async def add_worker(connection: Any, app: str, executor: str, pool: str, release: str) -> None:
-    """Put a worker on the list, if there is one and this role may."""
+    """Put a worker on the list. Do nothing if there is no list; log a warning if this role may not."""
     if await has_worker_table(connection):
         try:
             await connection.execute(ENLIST, (app, executor, pool, release))
@@ -67,7 +67,7 @@ async def add_worker(connection: Any, app: str, executor: str, pool: str, releas
 
 
 async def remove_worker(connection: Any, app: str, executor: str) -> None:
-    """Remove a worker from the list, if there is one and this role may."""
+    """Remove a worker from the list. Do nothing if there is no list, or if this role may not."""
     if await has_worker_table(connection):
         try:
             await connection.execute(STRIKE_OFF, (app, executor))
@@ -76,7 +76,7 @@ async def remove_worker(connection: Any, app: str, executor: str) -> None:
 
 
 async def list_workers(connection: Any, app: str) -> dict[str, str]:
-    """Return the executors on the list, each with its release."""
+    """Return the executors on the list, each with its release; nothing if there is no list."""
     if not await has_worker_table(connection):
         return {}
     rows = await (await connection.execute(WORKERS, (app,))).fetchall()
