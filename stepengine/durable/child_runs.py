@@ -25,7 +25,7 @@ from stepengine.durable.executions import DurableRun
 from stepengine.durable.messages import make_database_topic
 from stepengine.durable.outcome_records import OutcomeRecorder, ReservedSteps, UnrecordedStop
 from stepengine.durable.queues import make_queue_options
-from stepengine.durable.step_names import REASON
+from stepengine.durable.step_names import ENDED_BY_PARENT, REASON
 from stepengine.durable.step_records import run_outside_workflow
 from stepengine.durable.wire import (
     Ancestor,
@@ -342,10 +342,9 @@ async def _cancel_workflows(dbos: Any, child: str, reason: str) -> None:
     below = await dbos.list_workflows_async(
         workflow_id_prefix=f"{child}.", load_input=False, load_output=False, status=["PENDING", "ENQUEUED"]
     )
-    if reason:
-        await dbos.update_workflow_attributes_async(child, {REASON: reason}, merge=True)
-    for each in (child, *[status.workflow_id for status in below]):
-        await dbos.cancel_workflow_async(each)
+    known = {ENDED_BY_PARENT: True} | ({REASON: reason} if reason else {})
+    await dbos.update_workflow_attributes_async(child, known, merge=True)
+    await dbos.cancel_workflows_async([child, *[status.workflow_id for status in below]])
 
 
 def make_ancestor(item: Item, agent_id: str = "") -> Ancestor:

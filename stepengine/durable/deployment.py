@@ -316,17 +316,19 @@ class Deployment:
             raise _make_missing_run_error(run)
         return found[0]
 
-    async def get_tree(self, root: str) -> list[DurableRunView]:
+    async def get_tree(self, run: str) -> list[DurableRunView]:
         """
-        Return a root run and every run below it, the root first.
+        Return a run, a root or a child, and every run below it; that run is first.
 
         Raises:
             JournalError: when there is none of that id.
         """
-        below = [run for (run,) in await self.fetch_rows(DESCENDANTS, root)]
-        views = sorted(await self.find_runs([root, *below]), key=lambda view: view.id != root)
-        if not views or views[0].id != root:
-            raise _make_missing_run_error(root)
+        root, _, path = run.partition("/")
+        inside = f"{run}." if path else f"{run}/"
+        below = [child for (child,) in await self.fetch_rows(DESCENDANTS, root) if child.startswith(inside)]
+        views = sorted(await self.find_runs([run, *below]), key=lambda view: view.id != run)
+        if not views or views[0].id != run:
+            raise _make_missing_run_error(run)
         return views
 
     async def load_steps(self, run: str, known: Collection[int] = ()) -> list[Step]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Self
 
@@ -25,18 +25,27 @@ from stepengine.durable.deployment import (
     parse_recorded_json,
     refuse_asking_limits,
 )
+from stepengine.durable.indexes import child_condition_sql, root_id_sql
 from stepengine.durable.messages import TOPIC, find_text_problem, make_database_topic
-from stepengine.durable.run_waits import AnswerSender, RunWaits, Waiting
+from stepengine.durable.run_waits import AnswerSender, RunWaits, Waiting, list_run_and_ancestors
 from stepengine.durable.sessions import Sessions, resolve_answered_run, waiting_queue_name
+from stepengine.durable.step_names import ENDED_BY_PARENT
 from stepengine.durable.wire import SubmittedRun, to_portable_json
 from stepengine.engine.options import MAX_RUN_ID_CHARS
 from stepengine.errors import AnswerRejected, InputError, JournalError
 from stepengine.journal.mailbox import MAX_VALUE_BYTES
+from stepengine.runtime.performer import child_path
 
 UNREAD_MESSAGES = """
     select topic, message, message_uuid from dbos.notifications
     where destination_uuid = %s and not consumed and serialization = 'portable_json' order by created_at_epoch_ms
 """
+CHILD_ENDS = f"""
+    select o.workflow_uuid, o.output from dbos.workflow_status s join dbos.operation_outputs o using (workflow_uuid)
+    where (s.workflow_uuid = %s or ({child_condition_sql("s.")} and {root_id_sql("s.")} = %s))
+        and o.function_name like 'child:%%' and o.serialization = 'portable_json' and o.output is not null
+"""  # noqa: S608
+"""The recorded ends of the children of a tree."""
 END_SECONDS = 60.0
 """A wait for the end of a run is repeated after so long, to see whether it became the answer to another run."""
 
@@ -186,7 +195,7 @@ class Operator:
         return await self.deployment.get_run(run)
 
     async def tree(self, root: str) -> list[DurableRunView]:
-        """Return a root run and every run below it, the root first; raise ``JournalError`` when there is none of that id."""
+        """Return a run and every run below it, the run first; raise ``JournalError`` when there is none of that id."""
         return await self.deployment.get_tree(root)
 
     async def list_questions(self, root: str) -> list[Waiting]:
@@ -322,21 +331,26 @@ class Operator:
         """
         Resume a tree that diverged, was cancelled, or killed its workers, after its last recorded steps.
 
+        Children that their parent cancelled, or whose end it has recorded, stay as they are.
+
         Args:
-            root: The root run.
+            root: The root run, or a child.
             release: The release that resumes it; by default the one that it belongs to.
 
         Returns:
             The ids of the resumed runs.
 
         Raises:
-            JournalError: when there is no such run, none of the tree has stopped without a result, or its session went on
-                without it.
+            JournalError: when there is no such run, none of the tree has stopped without a result that is awaited, or its
+                session went on without it.
         """
         tree = await self.tree(root)
-        stopped = [each for each in tree if each.is_over and each.state != "SUCCESS"]
+        stopped = await self._find_retryable_runs(tree)
         if not stopped:
-            msg = f"no run of {root!r} has stopped without a result, so there is nothing to try again"
+            msg = (
+                f"no run of {root!r} has stopped without a result that is still awaited, so there is nothing to try again; "
+                f"`stepengine deploy status {root}` shows its state"
+            )
             raise JournalError(msg)
         # A cancelled run has lost its queue.
         found = await self.client.list_workflows_async(workflow_ids=[root.partition("/")[0]], load_output=False)
@@ -347,6 +361,15 @@ class Operator:
                 queue = waiting_queue_name(pool) if is_turn else self.find_queue_name(each.id, pool)
                 await self._requeue_stopped_run(each.id, release=release, queue=queue)
         return [each.id for each in stopped]
+
+    async def _find_retryable_runs(self, tree: Sequence[DurableRunView]) -> list[DurableRunView]:
+        """Return the stopped runs of a tree, without those below a run with a result, or whose parents cancelled them or recorded their end."""
+        root = tree[0].root
+        done = {each.id for each in tree if each.state == "SUCCESS" or ENDED_BY_PARENT in each.attributes}
+        for run, text in await self.deployment.fetch_rows(CHILD_ENDS, root, root):
+            form = parse_recorded_json(text, f"the end of a child of {run!r}")
+            done.add(f"{root}/{child_path(form.get('path', run.partition('/')[2]), form['seq'])}")
+        return [each for each in tree if each.is_over and done.isdisjoint(list_run_and_ancestors(each.id))]
 
     async def _requeue_stopped_run(self, run: str, *, queue: str, release: str | None) -> None:
         """

@@ -279,6 +279,15 @@ def _get_parent_run_id(run: str) -> str:
     return "" if not path else f"{root}/{above}" if above else root
 
 
+def list_run_and_ancestors(run: str) -> list[str]:
+    """Return a run's id and those of its ancestors up to the root; some may be tool bodies, which have no run of their own."""
+    found = []
+    while run:
+        found.append(run)
+        run = _get_parent_run_id(run)
+    return found
+
+
 def _find_nearest_known_run(run: str, known: Collection[str]) -> str:
     """Return *run* or its nearest ancestor in *known*, since a tool body may be part of its caller's run."""
     while run and run not in known:

@@ -23,6 +23,8 @@ KINDS = {"model_call": MODEL, "tool_call": TOOL, "agent_call": CHILD, "wait": "a
 """The kind of the step with the outcome of an effect, where it is not the kind of the effect's record."""
 REASON = "reason"
 """An attribute of a child that its parent cancelled, with the reason."""
+ENDED_BY_PARENT = "ended_by_parent"
+"""An attribute of a child that its parent cancelled. Such a child is never retried."""
 NAMES = re.compile(r"recorded|expected|(?P<name>[a-z]{1,16}:[0-9a-f]{32}|DBOS\.[A-Za-z]{1,64})")
 """The names of steps in an error of DBOS."""
 

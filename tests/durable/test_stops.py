@@ -13,10 +13,14 @@ from stepengine import (
     AgentCall,
     AgentDefinition,
     Ask,
+    Cancel,
     Engine,
     Limits,
     Parallel,
+    Race,
+    Receive,
     RunStatus,
+    Start,
     StepContext,
     ToolAnnotations,
     call,
@@ -240,3 +244,72 @@ async def test_retry_command_resumes_a_cancelled_run(db: str):
 
     assert (0, "") == (shown.exit_code, shown.output)
     assert (RunStatus.CANCELLED, "yes") == (before.status, result.output)
+
+
+def settles(ctx: StepContext):
+    yield from Race(Receive("won"), AgentCall("child", ""))
+    child = yield from Start(AgentCall("child", ""))
+    yield from Receive("enough")
+    yield from Cancel(child)
+    alone = yield from Parallel(AgentCall("child", ""))
+    gathered = yield from gathers(ctx)
+    return [alone[0].status.value, *gathered, (yield from Ask("Go on?"))]
+
+
+SETTLES = AgentDefinition("settles", spawnable_agents=[CHILD, FAILS], handle_steps=settles)
+
+
+@pytest.mark.deep
+@pytest.mark.smoke
+@pytest.mark.spec("durable:U26", "durable:UC3", "durable:U36")
+async def test_children_ended_by_their_parent_are_never_resumed(db: str, until):
+    told.clear()
+    async with worker_of([SETTLES], db, release="1") as worker:
+        run = await worker.submit("settles")
+        await until(_has_begun(1))
+        await worker.send_message(run, "won", None)
+        await until(_has_begun(2))
+        await worker.send_message(run, "enough", None)
+        await until(_has_begun(3))
+        (alone,) = [view.id for view in (await worker.operator.tree(run))[1:] if not view.is_over]
+        await worker.cancel(alone)
+        waiting = await worker.result(run)
+        with pytest.raises(JournalError, match="nothing to try again"):
+            await worker.operator.retry(run)
+        await worker.cancel(run)
+        retried = await worker.operator.retry(run)
+    async with worker_of([SETTLES], db, release="2") as worker:
+        moved = await worker.move(run)
+        result = await worker.resume(run, answers={"Go on?": "yes"})
+        children = (await worker.operator.tree(run))[1:]
+
+    assert RunStatus.SUSPENDED is waiting.status
+    assert [run] == retried == moved
+    assert ["cancelled", "cancelled", "failed", "yes"] == result.output
+    assert ["CANCELLED"] * 4 + ["SUCCESS"] == sorted(child.state for child in children)
+
+
+def _has_begun(count):
+    async def ask():
+        return told.count("second began") == count
+
+    return ask
+
+
+async def test_tree_of_a_child_holds_what_is_below_it(db: str):
+    copied = """
+        insert into dbos.workflow_status (workflow_uuid, status, name, created_at, updated_at, application_name)
+        values (%s, 'PENDING', 'stepengine.run', 1, 1, 'stepengine') returning 1
+    """
+    ids = ["a", "a/0", "a/0.1", "a/0.1.2", "a/0.10", "a/00", "a/1", "ab", "ab/0", "a.0/0"]
+    async with await Operator.connect(db) as operator:
+        for run in ids:
+            await operator.deployment.fetch_rows(copied, run)
+        trees = {run: {view.id for view in await operator.tree(run)} for run in ids}
+        cancelled = await operator.cancel("a/0")
+        left = {view.id for view in await operator.deployment.find_runs(ids) if not view.is_over}
+
+    for run in ids:
+        below = run + ("." if "/" in run else "/")
+        assert {run, *(each for each in ids if each.startswith(below))} == trees[run]
+    assert trees["a/0"] == {*cancelled} == {*ids} - left
