@@ -307,10 +307,10 @@ class Operator:
         Cancel a run and everything below it, and return the ids of those that had not ended.
 
         A running effect is interrupted within a second, except a tool that must not be. The session of a turn continues without
-        it, also if it had stopped without a result.
+        it, also if it had stopped without a result; its id is among the returned ones then.
 
         Args:
-            root: The root run.
+            root: The root run, or a child.
             is_held: Whether the session of a turn waits for the cancelled turn until it is retried, and does not continue without it.
 
         Raises:
@@ -319,13 +319,15 @@ class Operator:
         async with self.sessions.lock_turn_session(await self.run(root)):
             known = await self.tree(root)
             tree = [each for each in known if not each.is_over]
+            released: list[str] = []
             if is_held and tree:
                 await self.sessions.hold_session_for_turn(known[0])
             elif not is_held and await self.sessions.release_session_from_turn(known[0]):
-                return [root]
-            for each in tree:
-                await self.client.cancel_workflow_async(each.id)
-            return [each.id for each in tree]
+                released = [root]
+            # In one statement: a parent that saw its child cancelled before itself would record that, and continue.
+            running = [each.id for each in tree]
+            await self.client.cancel_workflows_async(running)
+            return [*released, *running]
 
     async def retry(self, root: str, *, release: str | None = None) -> list[str]:
         """

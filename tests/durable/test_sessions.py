@@ -261,6 +261,35 @@ async def test_session_waits_for_a_stopped_turn_until_retry_or_cancel(db: str, u
     assert ["first", "S"] == first.output
 
 
+class Spawning:
+    """A tool whose name is in the handler, before a child that asks."""
+
+    def __init__(self, disk: str) -> None:
+        def steps(ctx: StepContext):
+            yield ToolCall("wipe", {"disk": disk})
+            return (yield from AgentCall("book", "a table"))
+
+        self.agent = AgentDefinition("spawning", tools=[wipe], spawnable_agents=[BOOK], handle_steps=steps)
+
+
+@pytest.mark.deep
+@pytest.mark.smoke
+@pytest.mark.spec("durable:U26")
+async def test_cancelling_a_diverged_turn_ends_its_children(db: str):
+    async with engine([Spawning("a").agent], db, release="1") as worker:
+        run = (await worker.run("spawning", session_id="s")).journal
+    async with engine([Spawning("b").agent], db, release="1") as worker:
+        with pytest.raises(ReplayDivergence):
+            await worker.result(run, waits=True)
+        before = [view.state for view in await worker.operator.tree(run)]
+        ended = await worker.operator.cancel(run)
+        after = [view.state for view in await worker.operator.tree(run)]
+
+    assert ["ERROR", "PENDING"] == before
+    assert [run, f"{run}/1"] == ended
+    assert ["ERROR", "CANCELLED"] == after
+
+
 @pytest.mark.deep
 @pytest.mark.spec("durable:U36")
 async def test_moved_turns_keep_their_order(db: str):
