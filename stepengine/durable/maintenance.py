@@ -126,6 +126,7 @@ where name = %s and application_name = %s and position('/' in workflow_uuid) = 0
   )
 order by workflow_uuid limit %s
 """  # noqa: S608
+CHILDREN = f"select workflow_uuid from dbos.workflow_status where {child_condition_sql()} and {root_id_sql()} = any(%s)"  # noqa: S608
 
 
 @frozen
@@ -372,6 +373,8 @@ class DeploymentMaintenance:
         left = await operator.client.list_workflows_async(
             status="PENDING", executor_id=executor, application_name=operator.app, load_input=False, load_output=False
         )
+        # Children first: one that is put back after its parent was cancelled as poison would run without it.
+        left.sort(key=lambda status: len(status.workflow_id), reverse=True)
         return [await self._requeue_or_cancel_run(status, executor, dry_run=dry_run) for status in left]
 
     async def _requeue_or_cancel_run(self, status: Any, executor: str, *, dry_run: bool) -> TakeoverResult:
@@ -391,7 +394,9 @@ class DeploymentMaintenance:
             counted["poison"] = {"executor": executor, "step": last}
         await operator.client.update_workflow_attributes_async(run, counted, merge=True)
         if is_poison:
-            await operator.client.cancel_workflow_async(run, cancel_children=True)
+            # Children are enqueued outside their parent's workflow, so DBOS does not know them as its children.
+            tree = [view.id for view in await operator.tree(run) if not view.is_over]
+            await operator.client.cancel_workflows_async(tree)
             return TakeoverResult(run, executor, "poison", times)
         await operator.client.resume_workflow_async(run, queue_name=status.queue_name or operator.find_queue_name(run))
         return TakeoverResult(run, executor, "resumed", times)
@@ -475,7 +480,8 @@ class DeploymentMaintenance:
                 deleted += roots
                 if dry_run or not roots:
                     return deleted
-                await self._operator.client.delete_workflows_async(roots, delete_children=True)
+                below = [row[0] for row in await _fetch_all(own, CHILDREN, roots)]
+                await self._operator.client.delete_workflows_async([*roots, *below])
                 last = roots[-1]
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from stepengine import AgentDefinition
+from stepengine import AgentCall, AgentDefinition
 from stepengine.cli.app import app
 from stepengine.durable import DeploymentMaintenance, Operator
 from stepengine.durable import maintenance as upkeep_module
@@ -375,6 +375,55 @@ async def test_tree_with_a_running_member_is_not_deleted(db: str) -> None:
         assert await DeploymentMaintenance(operator).collect(0) == ["a", "a_b"]
         left = await operator.deployment.fetch_rows("select workflow_uuid from dbos.workflow_status order by 1")
         assert [row[0] for row in left] == ["aXb", "aXb/0", "c"]
+
+
+@pytest.mark.deep
+@pytest.mark.smoke
+@pytest.mark.spec("durable:UC8", "durable:U41")
+async def test_cleanup_deletes_children_with_their_root(db: str) -> None:
+    def spawning(ctx: Any) -> Any:
+        below, _, rest = ctx.prompt.partition(" ")
+        return (yield from AgentCall(below, rest)).output if below else "lowest"
+
+    names = ["first", "second", "third"]
+    agents = [AgentDefinition(name, spawnable_agents=names, handle_steps=spawning) for name in names]
+    async with worker_of(agents, db) as worker:
+        run = (await worker.run("first", "second third")).journal
+        made = {view.id for view in await worker.operator.tree(run)}
+        deleted = await DeploymentMaintenance(worker.operator).collect(0)
+        left = [
+            await worker.operator.deployment.fetch_rows(f"select workflow_uuid from dbos.{table}")
+            for table in ("workflow_status", "operation_outputs", "workflow_input", "workflow_output")
+        ]
+
+    assert {run, f"{run}/0", f"{run}/0.0"} == made
+    assert [run] == deleted
+    assert [[]] * 4 == left
+
+
+@pytest.mark.spec("durable:U34")
+async def test_poison_run_is_cancelled_with_its_children(db: str) -> None:
+    died = (
+        "update dbos.workflow_status set status = 'PENDING', executor_id = 'dead' where workflow_uuid = %s returning 1"
+    )
+    copied = (
+        "insert into dbos.workflow_status (workflow_uuid, status, name, executor_id, created_at, updated_at, application_name) "
+        "values (%s, %s, 'stepengine.run', 'dead', 1, 1, 'stepengine') returning 1"
+    )
+    async with await Operator.connect(db) as operator:
+        maintenance = DeploymentMaintenance(operator)
+        await operator.submit("nobody", id="a")
+        for _ in range(upkeep_module.MAX_TAKEOVERS):
+            await operator.deployment.fetch_rows(died, "a")
+            await maintenance.takeover("dead")
+        await operator.deployment.fetch_rows(died, "a")
+        for run, state in (("a/0", "PENDING"), ("a/0.1", "PENDING"), ("a/1", "ENQUEUED"), ("a/2", "SUCCESS")):
+            await operator.deployment.fetch_rows(copied, run, state)
+        taken = await maintenance.takeover("dead")
+        states = {view.id: view.state for view in await operator.tree("a")}
+
+    assert ("a", "poison") in [(each.run, each.outcome) for each in taken]
+    assert {"a": "CANCELLED", "a/0": "CANCELLED", "a/0.1": "CANCELLED", "a/1": "CANCELLED", "a/2": "SUCCESS"} == states
 
 
 def test_watch_rejects_options_it_ignores(monkeypatch: pytest.MonkeyPatch) -> None:
