@@ -257,6 +257,13 @@ class DeploymentMaintenance:
     def __init__(self, operator: Operator) -> None:
         self._operator = operator
 
+    @contextlib.asynccontextmanager
+    async def _connect(self) -> AsyncIterator[Any]:
+        """Yield a connection of its own; raise ``DatabaseUnavailable`` if the database is away now or during the block."""
+        with convert_database_errors(self._operator.url):
+            async with await open_connection(self._operator.url) as own:
+                yield own
+
     # --- looking ------------------------------------------------------------------------------------------------------
 
     async def overview(self, *, check: bool = False) -> DeploymentOverview:
@@ -269,7 +276,7 @@ class DeploymentMaintenance:
         Raises:
             DatabaseUnavailable: when the database cannot be reached.
         """
-        async with await open_connection(self._operator.url) as own:
+        async with self._connect() as own:
             rows = await _fetch_all(own, STATES, WORKFLOW, self._operator.app)
             now, states, oldest = time.time(), dict[str, int](), dict[str, float]()
             for state, count, created, *_ in rows:
@@ -344,7 +351,7 @@ class DeploymentMaintenance:
             ExecutorBusy: when the worker is alive, or somebody else is taking over.
             DatabaseUnavailable: when the database cannot be reached.
         """
-        async with await open_connection(self._operator.url) as own:
+        async with self._connect() as own:
             got = await self._try_worker_lock(own, executor, seconds=0 if force else GONE_SECONDS)
             if not got and not force:
                 msg = (
@@ -413,8 +420,8 @@ class DeploymentMaintenance:
         """
         away: dict[str, float] = {}
         while True:
-            with contextlib.suppress(DatabaseUnavailable), convert_database_errors(self._operator.url):
-                async with await open_connection(self._operator.url) as own:
+            with contextlib.suppress(DatabaseUnavailable):
+                async with self._connect() as own:
                     await own.execute(ELECT, (f"stepengine-takeover:{self._operator.app}",))
                     while True:
                         for taken in await self._requeue_runs_of_dead_workers(own, away, grace):
@@ -439,8 +446,7 @@ class DeploymentMaintenance:
                 continue
             if time.monotonic() - away.setdefault(executor, time.monotonic()) >= grace:
                 try:
-                    with convert_database_errors(self._operator.url):
-                        taken += await self.takeover(executor)
+                    taken += await self.takeover(executor)
                 except ExecutorBusy:  # it came back just now
                     continue
                 except DatabaseUnavailable:
@@ -469,7 +475,7 @@ class DeploymentMaintenance:
             msg = f"an age is a number of seconds from 0 on, not {older_than!r}"
             raise DefinitionError(msg)
         before, deleted, last = int((time.time() - older_than) * 1000), list[str](), ""
-        async with await open_connection(self._operator.url) as own:
+        async with self._connect() as own:
             while True:
                 limit = 10**9 if dry_run else BATCH_RUNS
                 over = list(OVER)

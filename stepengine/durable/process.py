@@ -223,7 +223,8 @@ class WorkerProcess:
     async def _connect_and_lock(self) -> None:
         lock = await open_connection(self.setting.url)
         try:
-            await self._acquire_locks(lock)
+            with convert_database_errors(self.setting.url):
+                await self._acquire_locks(lock)
         except BaseException:
             await close_locking_connection(lock)
             raise
@@ -238,12 +239,12 @@ class WorkerProcess:
                     looked = loop.time()
                     with contextlib.suppress(DatabaseUnavailable):
                         await self._end_lost_executions()
+                if self._lock.closed:
+                    await self._connect_and_lock()
                 with convert_database_errors(self.setting.url):
                     await queues.start_dequeuing(self._lock)
             except DatabaseUnavailable:
-                with contextlib.suppress(StepEngineError):
-                    await self._lock.close()
-                    await self._connect_and_lock()
+                await self._lock.close()
             except Exception as error:  # noqa: BLE001  (without this task the lock would not be acquired again)
                 LOGGER.warning("whether this worker's runs are still its own cannot be looked at: %s", error)
             await asyncio.sleep(queues.next_poll_seconds)

@@ -578,3 +578,44 @@ def test_session_is_submitted_answered_and_shown_by_the_cli(deployment: Deployme
     assert [("s", 2)] == [(view["id"], view["turns"]) for view in listed]
     assert "there is no session 't'" in nothing
     assert "takes no messages: it is SUCCESS" in late
+
+
+@pytest.mark.deep
+@pytest.mark.smoke
+@pytest.mark.spec("durable:UF18", "durable:U31")
+async def test_worker_survives_lost_connections_while_it_locks(db: str, until) -> None:
+    name = worker_lock_name("worker-1")
+    holder = """
+        select pg_terminate_backend(l.pid) from pg_locks l
+        where l.locktype = 'advisory' and l.granted and ((l.classid::bigint << 32) | l.objid::bigint) = hashtextextended(%s, 0)
+            and l.pid <> %s
+    """
+    locking = """
+        select pid from pg_stat_activity where datname = current_database() and query like 'select pg_try_advisory_lock%%'
+            and pid <> pg_backend_pid() and pid <> %s and pg_terminate_backend(pid)
+    """
+
+    def plain(ctx: Any) -> Any:
+        yield from ()
+
+    ended: set[int] = set()
+    async with worker_of([AgentDefinition("plain", handle_steps=plain)], db) as worker:
+        async with await open_connection(worker.setting.url) as other:
+            waiting = asyncio.create_task(other.execute("select pg_advisory_lock(hashtextextended(%s, 0))", (name,)))
+            # The worker loses its lock to another process, and its connection again and again while it waits for the lock.
+            async with await Operator.connect(db) as operator:
+
+                async def lock_is_lost() -> bool:
+                    await operator.deployment.fetch_rows(holder, name, other.info.backend_pid)
+                    return waiting.done()
+
+                async def is_ended_repeatedly() -> bool:
+                    found = await operator.deployment.fetch_rows(locking, other.info.backend_pid)
+                    ended.update([pid for (pid,) in found])
+                    return len(ended) > 2
+
+                await until(lock_is_lost)
+                await until(is_ended_repeatedly)
+        result = await asyncio.wait_for(worker.run("plain"), 50)
+
+    assert "completed" == result.status.value
