@@ -192,9 +192,9 @@ class RunWaits:
     ) -> dict[str, tuple[list[Waiting], list[Waits]]]:
         asked, waits = await self.list_questions(roots), await self.list_waits(roots)
         soon = datetime.now(UTC) + timedelta(seconds=beyond)
-        asking = {each.run for each in asked} | {
-            run for run, wait in waits if wait.wakes_at is None or wait.wakes_at > soon
-        }
+        # Of several waits of a run, as of the members of a race, the first that ends by itself continues it.
+        waking = {run for run, wait in waits if wait.wakes_at is not None and wait.wakes_at <= soon}
+        asking = {*[each.run for each in asked], *[run for run, _ in waits]} - waking
         having = {run.partition("/")[0] for run in (*asking, *[run for run, _ in waits])}
         if not having:
             return {}

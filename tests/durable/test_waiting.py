@@ -229,6 +229,30 @@ def racing_steps(ctx: StepContext):
     return [lost[0], child[0], *both[0]]
 
 
+def soon_steps(ctx: StepContext):
+    number, _ = yield from Race(Receive("never"), Sleep(1))
+    _, _, size = yield from Parallel(Receive("word"), Sleep(1), Ask("Which?"))
+    return [number, size]
+
+
+SOON = AgentDefinition("soon", handle_steps=soon_steps)
+
+
+@pytest.mark.deep
+@pytest.mark.smoke
+@pytest.mark.spec("waiting:WT34")
+async def test_run_with_a_near_time_is_not_suspended(db: str):
+    async with worker_of([SOON], db) as engine:
+        result = await asyncio.wait_for(engine.run("soon"), 30)
+        run, waits = result.journal, [wait.kind for wait in result.waits_for]
+        await engine.send_message(run, "word", None)
+        await engine.answer(run, {"Which?": "one"})
+        result = await asyncio.wait_for(engine.result(run, waits=True), 30)
+
+    assert ["question", "message"] == waits
+    assert [1, "one"] == result.output
+
+
 def asking_in_a_race(ctx: StepContext):
     return (yield from Race(Ask("Now?"), Sleep(3600)))
 
