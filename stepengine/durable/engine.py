@@ -326,14 +326,15 @@ class DurableEngine:
         """
         Submit a run and yield its events, from any worker. The last one is ``RunFinished`` with the result.
 
-        Leaving the iteration early, or closing the generator, cancels the run. Errors are those of ``submit``.
+        Leaving the iteration early, closing the generator, or cancelling the task that waits for the next event cancels the run.
+        Errors are those of ``submit``.
         """
         run = await self.submit(agent, prompt, **options)
         async with contextlib.aclosing(self.events(run)) as events:
             try:
                 async for event in events:
                     yield event
-            except GeneratorExit:
+            except (GeneratorExit, asyncio.CancelledError):
                 await self.cancel(run)
                 raise
 

@@ -4,12 +4,14 @@ Events of durable runs, seen from any process while they go on, and after they h
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from stepengine import STEP, AgentCall, AgentDefinition, Ask, Engine, StepContext, call
 from stepengine.durable import DurableEngine
 from stepengine.errors import JournalError
-from stepengine.events import RunFinished, ToolFinished
+from stepengine.events import QuestionAsked, RunFinished, ToolFinished
 from stepengine.testing import ScriptedModel, text, tool_call
 
 from .shared import add, worker_of
@@ -90,3 +92,25 @@ async def test_closing_a_stream_cancels_its_run(db: str, until):
         assert "CANCELLED" == await until(state, lambda each: each != "PENDING")
         with pytest.raises(JournalError):
             [event async for event in worker.events("no-such-run")]
+
+
+@pytest.mark.smoke
+@pytest.mark.spec("durable:U44", "durable:U26")
+async def test_cancelling_the_reader_of_a_stream_cancels_its_run(db: str, until):
+    async with worker_of([AGENT], db, models=model()) as worker:
+        asked = asyncio.Event()
+
+        async def read():
+            async for event in worker.stream(AGENT, "go"):
+                if isinstance(event, QuestionAsked):
+                    asked.set()
+
+        reading = asyncio.create_task(read())
+        await asyncio.wait_for(asked.wait(), 50)
+        # It waits for the event after the question.
+        reading.cancel()
+        await asyncio.wait((reading,))
+        state = (await worker.operator.run(await the_only(worker))).state
+
+    assert reading.cancelled()
+    assert "CANCELLED" == state
