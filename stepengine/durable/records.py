@@ -288,13 +288,17 @@ async def follow_run(launcher: Launcher, deployment: Deployment, root: str) -> A
         ReplayDivergence: when these agents ask for something else than is recorded.
     """
     archive = await read_archive_once_started(deployment, root, pause=FOLLOW_SECONDS)
-    reading = asyncio.Lock()
+    reading, reads = asyncio.Lock(), 0
 
     async def wait_for_more() -> bool:
-        is_over = archive.runs[""].is_over
+        nonlocal reads
+        is_over, known = archive.runs[""].is_over, reads
         async with reading:
-            await asyncio.sleep(FOLLOW_SECONDS)
-            await archive.refresh(deployment)
+            # All effects that wait share one read: in turn, the last of fifty would appear after fifty pauses.
+            if reads == known:
+                await asyncio.sleep(FOLLOW_SECONDS)
+                await archive.refresh(deployment)
+                reads += 1
         return not is_over
 
     session = JournaledRun.record(MemoryJournal(), dict(archive.order.answers), seed=archive.order.seed)

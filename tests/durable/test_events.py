@@ -8,8 +8,8 @@ import asyncio
 
 import pytest
 
-from stepengine import STEP, AgentCall, AgentDefinition, Ask, Engine, StepContext, call
-from stepengine.durable import DurableEngine
+from stepengine import STEP, AgentCall, AgentDefinition, Ask, Engine, Parallel, StepContext, ToolCall, call, tool
+from stepengine.durable import DurableEngine, records
 from stepengine.errors import JournalError
 from stepengine.events import QuestionAsked, RunFinished, ToolFinished
 from stepengine.testing import ScriptedModel, text, tool_call
@@ -114,3 +114,56 @@ async def test_cancelling_the_reader_of_a_stream_cancels_its_run(db: str, until)
 
     assert reading.cancelled()
     assert "CANCELLED" == state
+
+
+@pytest.mark.smoke
+@pytest.mark.spec("durable:U44")
+async def test_one_look_at_the_record_shows_all_that_ended(db: str, monkeypatch: pytest.MonkeyPatch):
+    started, gate = asyncio.Semaphore(0), asyncio.Event()
+    looks, looking, finished = asyncio.Semaphore(1), asyncio.Semaphore(0), []
+    refresh = records.Archive.refresh
+
+    @tool(idempotent=True)
+    async def hold(name: str) -> str:
+        """
+        Wait.
+
+        Args:
+            name: For what.
+        """
+        started.release()
+        await gate.wait()
+        return name
+
+    def holding(ctx: StepContext):
+        yield Parallel(*[ToolCall("hold", {"name": name}) for name in "abcdef"])
+
+    async def permitted(self, deployment):
+        looking.release()
+        await looks.acquire()
+        await refresh(self, deployment)
+
+    agent = AgentDefinition("holding", tools=[hold], handle_steps=holding)
+    monkeypatch.setattr(records.Archive, "refresh", permitted)
+
+    async def read(run: str) -> None:
+        async for event in worker.events(run):
+            if isinstance(event, ToolFinished):
+                finished.append(event)
+                if len(finished) == 6:
+                    for _ in range(9):
+                        looks.release()
+
+    async with worker_of([agent], db) as worker:
+        run = await worker.submit(agent)
+        for _ in range(6):
+            await asyncio.wait_for(started.acquire(), 50)
+        reading = asyncio.create_task(read(run))
+        for _ in range(2):
+            await asyncio.wait_for(looking.acquire(), 50)
+        gate.set()
+        await worker.result(run)
+        looks.release()
+        await asyncio.wait_for(reading, 50)
+
+    assert 6 == len(finished)
