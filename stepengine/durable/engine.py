@@ -22,7 +22,7 @@ from stepengine.durable.operator import Operator
 from stepengine.durable.process import WorkerProcess, WorkerSetting, compute_release
 from stepengine.durable.rates import SharedRates
 from stepengine.durable.records import follow_run
-from stepengine.durable.run_results import ResultReader
+from stepengine.durable.run_results import ResultReader, refuse_child
 from stepengine.durable.run_waits import Waiting
 from stepengine.durable.shared_events import SharedEvents
 from stepengine.durable.submission import (
@@ -366,7 +366,7 @@ class DurableEngine:
 
         Raises:
             DatabaseUnavailable: when the database is away for more than a minute.
-            JournalError: when there is no such run.
+            JournalError: when there is no such root run.
             ReplayDivergence: when it stopped because the code does something else than is recorded.
         """
         return await self._results.wait_for_result(run, waits=waits)
@@ -385,6 +385,7 @@ class DurableEngine:
 
         A run that stopped without a result is not retried; ``Operator.retry`` does that.
         """
+        refuse_child(run)
         if answers:
             await self.answer(run, answers)
         return await self._results.wait_for_next_result(run, frozenset(answers or ()))

@@ -20,7 +20,7 @@ from stepengine.durable.operator import Operator
 from stepengine.durable.run_waits import Waiting, make_question_waits
 from stepengine.durable.wire import SubmittedRun, parse_result
 from stepengine.engine.launcher import Launcher
-from stepengine.errors import AnswerRejected, DatabaseUnavailable, ReplayDivergence, StepEngineError
+from stepengine.errors import AnswerRejected, DatabaseUnavailable, JournalError, ReplayDivergence, StepEngineError
 
 FIRST_POLL_SECONDS = 0.1
 """A caller that waits for a short run hardly notices it, and one query in a tenth of a second costs nothing."""
@@ -28,6 +28,14 @@ MAX_AWAY_SECONDS = 60.0
 """Long enough for a restart or a failover of PostgreSQL, short enough that a caller learns of a real outage."""
 MAX_POLL_SECONDS = 1.0
 """A thousand callers who wait for long runs ask a thousand times in a second, which one database answers."""
+
+
+def refuse_child(run: str) -> None:
+    """Raise ``JournalError`` if *run* is the id of a child: only root runs have a result for callers."""
+    root, _, path = run.partition("/")
+    if path:
+        msg = f"the run {run!r} is a child, and only its root has a result; use {root!r}, or export({root!r}) to see how the child ended"
+        raise JournalError(msg)
 
 
 class ResultReader:
@@ -53,9 +61,10 @@ class ResultReader:
 
         Raises:
             DatabaseUnavailable: when the database is away for more than a minute.
-            JournalError: when there is no such run.
+            JournalError: when there is no such root run.
             ReplayDivergence: when it stopped because the code differs from the record.
         """
+        refuse_child(run)
         loop = asyncio.get_running_loop()
         until: float | None = None
         pause = FIRST_POLL_SECONDS

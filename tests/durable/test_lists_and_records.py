@@ -11,6 +11,7 @@ import pytest
 from stepengine import AgentCall, AgentDefinition, Engine, Parallel, Perform, StepContext
 from stepengine.debugging import describe_run
 from stepengine.durable import records
+from stepengine.errors import JournalError
 from stepengine.journal import MemoryJournal
 from stepengine.journal.questions import list_effects_in_doubt
 
@@ -70,3 +71,20 @@ async def test_exported_journal_has_the_stored_end(db: str) -> None:
         told = describe_run(await worker.export(failed.journal))
 
     assert ("failed", "failed", None) == (again.status, told["status"], told["output"])
+
+
+@pytest.mark.deep
+@pytest.mark.smoke
+async def test_result_of_a_child_is_refused_with_its_root(db: str) -> None:
+    def handle(ctx: StepContext) -> Any:
+        return (yield from AgentCall("below", "go")).output
+
+    agents = [
+        AgentDefinition("above", handle_steps=handle, spawnable_agents=["below"]),
+        AgentDefinition("below", handle_steps=lambda ctx: (yield Perform(str, 4))),
+    ]
+    async with worker_of(agents, db) as worker:
+        run = (await worker.run("above")).journal
+        for ask in (worker.result, worker.resume):
+            with pytest.raises(JournalError, match=f"is a child.*use '{run}'"):
+                await ask(f"{run}/0")
