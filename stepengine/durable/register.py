@@ -280,7 +280,8 @@ class Register:
         """
         Return runs, newest first: those of *owner* after the position *before*; for ``None`` every root run.
 
-        *statuses* are such as ``RegisteredRun.status`` has. *search* leaves the registered ones whose request, id or agent holds it.
+        *statuses* are such as ``RegisteredRun.status`` has. *search* leaves the registered ones whose
+        request, id or agent holds it; of letters beyond ASCII only as they are written.
         """
         given: dict[str, Any] = {
             "app": self._app, "owner": owner, "agent": agent, "statuses": list(statuses), "limit": limit,
@@ -293,11 +294,11 @@ class Register:
             *([f"({STATUS}) = any(%(statuses)s)"] if statuses else []),
         ]
         if search is not None:
-            # A request is kept as JSON, with letters beyond ASCII as escapes.
-            given |= {"search": search.lower(), "written": json.dumps(search.lower())[1:-1]}
+            # A request is stored as JSON, with letters beyond ASCII as escapes; lowered before, they would be others.
+            given |= {"search": search, "escaped": json.dumps(search)[1:-1]}
             own.append(
-                "(position(%(written)s in lower(v.request)) > 0 or position(%(search)s in lower(v.agent)) > 0 "
-                "or position(%(search)s in v.run) > 0)"
+                "(position(lower(%(escaped)s) in lower(v.request)) > 0 or position(lower(%(search)s) in lower(v.agent)) > 0 "
+                "or position(lower(%(search)s) in lower(v.run)) > 0)"
             )
         found = f"(select {COLUMNS} {_join_conditions(REGISTERED_RUNS, own)} order by v.created desc, v.run desc limit %(limit)s)"
         if owner is None and search is None:

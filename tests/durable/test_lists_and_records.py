@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import uuid
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stepengine import AgentCall, AgentDefinition, Engine, Parallel, Perform, StepContext
 from stepengine.debugging import describe_run
-from stepengine.durable import records
+from stepengine.durable import Operator, records
+from stepengine.durable.register import Register, RegisteredRun, create_register_tables
 from stepengine.errors import JournalError
 from stepengine.journal import MemoryJournal
 from stepengine.journal.questions import list_effects_in_doubt
@@ -71,6 +76,44 @@ async def test_exported_journal_has_the_stored_end(db: str) -> None:
         told = describe_run(await worker.export(failed.journal))
 
     assert ("failed", "failed", None) == (again.status, told["status"], told["output"])
+
+
+@pytest.mark.deep
+@pytest.mark.smoke
+@pytest.mark.spec("studio:SV35")
+def test_registered_run_is_found_by_its_text_and_id(db: str) -> None:
+    """In any case of ASCII letters, and other letters as they are written."""
+
+    def swap_ascii_case(text: str) -> str:
+        return "".join([letter.swapcase() if letter.isascii() else letter for letter in text])
+
+    with asyncio.Runner() as runner:
+        operator = runner.run(Operator.connect(db))
+        runner.run(create_register_tables(operator.url))
+        register = Register(operator.deployment)
+
+        @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1))
+        def check(text: str) -> None:
+            owner = uuid.uuid4().hex
+            run = RegisteredRun(
+                run=f"Run-{owner.upper()}",
+                owner=owner,
+                agent="chat",
+                status="started",
+                created=1.0,
+                request={"prompt": f"({text})"},
+            )
+            runner.run(register.add_run(run, None))
+            for search in (text, swap_ascii_case(text), run.run, run.run.lower()):
+                found = runner.run(
+                    register.list_runs(owner=owner, agent=None, statuses=(), before=None, limit=9, search=search)
+                )
+                assert [run.run] == [each.run for each in found], search
+
+        try:
+            check()
+        finally:
+            runner.run(operator.close())
 
 
 @pytest.mark.deep
