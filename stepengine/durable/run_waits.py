@@ -48,6 +48,8 @@ OPEN_QUESTIONS = f"""
 The open questions of trees: markers without a received answer, and the topics of answers that were sent and not received
 yet. The wait for an answer has the number after that of its marker.
 """
+STEPS_PER_EFFECT = 3
+"""A question has its marker, the wait for its answer and that wait's time limit; no effect has more."""
 OPEN_WAITS = f"""
     select o.workflow_uuid, o.output
     from dbos.workflow_status s join dbos.operation_outputs o using (workflow_uuid)
@@ -70,6 +72,25 @@ OPEN_WAITS = f"""
     order by o.workflow_uuid, o.function_id
 """  # noqa: S608
 """The open waits of trees: markers without an outcome, except waits for a message that was sent already."""
+BUSY_RUNS = f"""
+    select distinct mark.run
+    from (
+        select distinct on (o.workflow_uuid) o.workflow_uuid as run, o.function_id as number, {nul_free_sql("o.output")}::json as form
+        from dbos.workflow_status s join dbos.operation_outputs o using (workflow_uuid)
+        where s.status = 'PENDING' and {IN_TREES} and o.serialization = 'portable_json'
+            and (o.function_name like 'ask:%%' or o.function_name like 'wait:%%') and position('"together"' in o.output) > 0
+        order by o.workflow_uuid, o.function_id desc
+    ) mark, json_array_elements_text(mark.form->'together') as together (seq)
+    where not exists (
+        select from dbos.operation_outputs e
+        where e.workflow_uuid = mark.run and e.serialization = 'portable_json'
+            and e.function_id >= mark.number - {STEPS_PER_EFFECT} * greatest(0, (mark.form->>'seq')::int - together.seq::int)
+            and split_part(e.function_name, ':', 1) not in ('body', 'intent', 'spawn')
+            and {nul_free_sql("e.output")}::json->>'seq' = together.seq
+            and coalesce({nul_free_sql("e.output")}::json->>'path', split_part(mark.run, '/', 2)) = mark.form->>'path'
+    )
+"""  # noqa: S608
+"""The runs whose last group with a wait has an effect that neither has ended nor is marked as waiting."""
 WAKE_SECONDS = 60.0
 """A run that wakes by itself within a minute counts as running."""
 
@@ -206,12 +227,16 @@ class RunWaits:
             for run, (state, outstanding) in left.items()
             if state != "PENDING" or not (run in asking or 0 < outstanding <= below[run])
         }
+        idle = having - active
+        if idle:
+            busy = await self._deployment.fetch_rows(BUSY_RUNS, list(idle), list(idle))
+            idle -= {run.partition("/")[0] for (run,) in busy}
         return {
             root: (
                 [each for each in asked if each.run.partition("/")[0] == root],
                 [wait for run, wait in waits if run.partition("/")[0] == root],
             )
-            for root in having - active
+            for root in idle
         }
 
 

@@ -96,8 +96,11 @@ class Steps:
         if batch[0].effect.seq < LONG_RUN_EFFECTS <= batch[-1].effect.seq + 1 and not is_early:
             self._warn_of_long_run()
         started, reserved, marks = [], list[ReservedStep](), dict[int, Any]()
+        together = [item.effect.seq for item in batch if self._has_certain_step(item)]
         for item in batch:
-            started.append((item, await self._reserve_effect_steps(item, reserved, marks)))
+            started.append((item, await self._reserve_effect_steps(item, reserved, marks, together)))
+            # One mark of a group has the numbers: in each of thousands they would fill the database.
+            together = [] if isinstance(item.effect, (AskPerson, *WAITS)) else together
         await self._record_marks(reserved, marks, item)
         for item, steps in started:
             if steps.intent is not None:
@@ -106,6 +109,15 @@ class Steps:
             race = self._find_race_record(item)
             self._reserved[item.address] = steps._replace(is_early=is_early, race=race)
         await self._inner.begin(batch)
+
+    def _has_certain_step(self, item: Item) -> bool:
+        """Return whether an effect of a group gets a step in any case: a mark if it waits, else its outcome."""
+        known = self._run.seed.outcomes.get(item.address)
+        if item.gather is None or isinstance(item.effect, RUNS) or (known is not None and known[2] is not None):
+            return False
+        waits = isinstance(item.effect, (AskPerson, *WAITS))
+        # One that is cut off by others of its group may have no outcome.
+        return waits or not (item.gather.fail_fast or find_race_bounds(item) is not None)
 
     def _find_race_record(self, item: Item) -> RaceRecord | None:
         """Return the record that the members of a race share; ``None`` for an effect in no race."""
@@ -139,12 +151,13 @@ class Steps:
             reserved.clear()
 
     async def _reserve_effect_steps(
-        self, item: Item, reserved: list[ReservedStep], marks: dict[int, Any]
+        self, item: Item, reserved: list[ReservedStep], marks: dict[int, Any], together: Sequence[int]
     ) -> ReservedSteps:
         """
         Reserve the steps of an effect; those to look up before it starts are added to *reserved*.
 
-        A question is also recorded here, and the wait for its answer starts.
+        A question is also recorded here, and the wait for its answer starts. The mark of a group's first wait has the numbers of the
+        effects that start *together* with it: the run is not suspended before each of them has ended or waits, too.
         """
         run, effect = self._run, item.effect
         # Form and fingerprint are those of a journal: so a durable run can be exported as one, and is compared by the
@@ -161,13 +174,13 @@ class Steps:
         if isinstance(effect, AskPerson):
             # How many numbers it draws follows from its record, so the steps before it are compared first.
             await self._record_marks(reserved, marks, item)
-            return await self._record_questions(item, name)
+            return await self._record_questions(item, name, together)
         intent: ReservedStep | None = None
         # A wait has a marker before it, since the wait itself is recorded only when it is over, and
         # `stepengine deploy status` has to see it meanwhile. A repeatable effect needs no mark: the step with its outcome
         # is enough.
         if isinstance(effect, WAITS):
-            reserved.append(run.workflow.reserve_next_step(f"{WAIT}:{print_}", _make_wait_form(item)))
+            reserved.append(run.workflow.reserve_next_step(f"{WAIT}:{print_}", _make_wait_form(item, together)))
         elif isinstance(effect, RUNS) and not _starts_background_child(item):
             return self._reserve_start_steps(item, name, seeded, reserved)
         elif not is_repeatable(item):
@@ -213,7 +226,7 @@ class Steps:
         # No journal has the changes of an inline child or a tool body: it is driven over its own part of the seed.
         return None if _has_unrecorded_changes(item, form) else ReservedSteps(name, seeded=form, is_settled=True)
 
-    async def _record_questions(self, item: Item, name: str) -> ReservedSteps:
+    async def _record_questions(self, item: Item, name: str, together: Sequence[int]) -> ReservedSteps:
         """Record questions, and start to wait for those without an answer."""
         run = self._run
         effect = cast("AskPerson", item.effect)
@@ -227,6 +240,7 @@ class Steps:
                 raise UnrecordedStop(outcome)
             open_ = [encode_stored(question) for question in render_questions(item)]
             form = {"seq": effect.seq, "path": item.path, "at": run.clock.elapsed_ms(), "questions": open_}
+            form |= {"together": together} if together else {}
             return cast("dict[str, Any]", run.redactor.value(form))
 
         found = await run.workflow.reserve_and_perform_step(name, asked, format_address(*item.address))
@@ -430,10 +444,11 @@ def _has_unrecorded_changes(item: Item, form: Mapping[str, Any]) -> bool:
     return "error" not in form and form["value"].get("status") != "cancelled"
 
 
-def _make_wait_form(item: Item) -> dict[str, Any]:
-    """Return the stored form of a wait, for operators."""
+def _make_wait_form(item: Item, together: Sequence[int]) -> dict[str, Any]:
+    """Return the stored form of a wait, for operators; effects with the numbers *together* start with it."""
     wait = list_waits(item)[0]
     until = None if wait.wakes_at is None else wait.wakes_at.isoformat(timespec="milliseconds")
     form: dict[str, Any] = {"seq": item.effect.seq, "path": item.path, "kind": wait.kind, "wakes_at": until}
     form |= {"topic": wait.topic} if wait.topic else {}
+    form |= {"together": together} if together else {}
     return form | ({"children": list(wait.children)} if wait.children else {})

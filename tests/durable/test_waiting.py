@@ -28,8 +28,10 @@ from stepengine import (
     Sleep,
     Start,
     StepContext,
+    ToolCall,
     Wait,
     call,
+    tool,
 )
 from stepengine.cli.app import app
 from stepengine.durable import DurableEngine, DurableScheduler, migrate
@@ -251,6 +253,46 @@ async def test_run_with_a_near_time_is_not_suspended(db: str):
 
     assert ["question", "message"] == waits
     assert [1, "one"] == result.output
+
+
+@pytest.mark.deep
+@pytest.mark.smoke
+@pytest.mark.spec("waiting:WT34")
+async def test_run_with_a_running_tool_is_not_suspended(db: str, until):
+    gates = {name: asyncio.Event() for name in ("before", "after")}
+
+    @tool(idempotent=True)
+    async def hold(name: str) -> str:
+        """
+        Wait.
+
+        Args:
+            name: For what.
+        """
+        await gates[name].wait()
+        return name
+
+    def holding(ctx: StepContext):
+        before, after = [ToolCall("hold", {"name": name}) for name in gates]
+        first = yield from Parallel(before, Ask("Which?"), after)
+        second = yield from Parallel(Ask("How many?"), before)
+        return [first[1], second[0]]
+
+    agent = AgentDefinition("holding", tools=[hold], handle_steps=holding)
+    async with worker_of([agent], db) as engine:
+        run = await engine.submit(agent)
+        found = []
+        for gate in gates.values():
+            await until(lambda: engine.operator.list_questions(run))
+            found.append(await engine.operator.run_waits.find_waits_if_suspended(run))
+            gate.set()
+        first = await asyncio.wait_for(engine.result(run), 30)
+        second = await asyncio.wait_for(engine.resume(run, answers={"Which?": "one"}), 30)
+        third = await asyncio.wait_for(engine.resume(run, answers={"How many?": "two"}), 30)
+
+    assert [([], [])] * 2 == found
+    assert ["Which?", "How many?"] == [result.pending_questions[0].text for result in (first, second)]
+    assert ["one", "two"] == third.output
 
 
 def asking_in_a_race(ctx: StepContext):
