@@ -4,15 +4,16 @@ Permission rules for tool calls.
 A ``Policy`` is a ``pre_tool`` hook. It checks the final form of a call, after validation of its input and correction of its
 names, and returns allow, ask or deny with the rule that decided. A deny wins over everything. Otherwise the first matching rule
 decides, by scope, priority and order; then the mode. An ask becomes a question to a person. It is an effect of the machine:
-recorded, suspended and answered like any other. An approval holds for that one input.
+recorded, suspended and answered like any other. An approval holds for that one input, unless the person remembers it.
 
 Rules err on the safe side, so allow and deny differ. An allow matches exactly the executed command, word for word. A deny matches its
-program behind paths, wrappers and scripts. No rule looks at shell text (``commands``): a command is a list of words, or a script,
-which no allow rule about words matches. A predicate that fails denies.
+program behind paths, wrappers and scripts. A command is a list of words, or a script (``commands``). No allow rule about commands
+matches a script. A deny reads the commands of a script (``script_commands``). A predicate that fails denies.
 
-This package contains ``Policy`` and ``Rule``, the explanation of a decision, and the file format of a policy.
+This package contains ``Policy`` and ``Rule``, the explanation of a decision, and the file format of a policy. It also makes the
+guards that withhold files and confine read-only commands.
 
-It must not ask a person (that is an effect), run a tool, or confine one (that is the tool's own duty: a rule is no security boundary).
+It must not ask a person (that is an effect), run a tool, or apply a guard (the tools do that). A rule is no security boundary.
 
 Start reading with ``rules``, then ``policy``, then ``commands`` for the difference between commands and scripts.
 """

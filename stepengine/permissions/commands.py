@@ -1,5 +1,5 @@
 """
-The comparison of rules about commands with argument lists, word by word, never with shell text (``stepengine.workspace.argv``).
+The comparison of rules about commands with argument lists, word by word (``stepengine.workspace.argv``).
 
 Allow rules match narrowly and deny rules widely. An allow needs exactly the program name of the rule, so a ``./git`` in the
 working folder is not ``git``. A deny also matches the program under a path, in another case, behind programs that start others
@@ -262,7 +262,7 @@ def _confine_find(root: Root, cwd: Sequence[str], command: Argv) -> Argv:
 
 
 def _normalize_search_path(path: str) -> str:
-    """Return a search path as programs print it: without ``//`` and ``/./``, and with a final slash, which follows a link."""
+    """Return a search path as programs print it: without ``//`` and ``/./``. A final ``/`` or ``/.`` stays a slash: it follows a link."""
     parts = [part for part in path.split("/") if part not in {"", "."}]
     head = "./" if parts and path.startswith("./") else ""
     return head + ("/".join(parts) or ".") + ("/" if path.endswith(("/", "/.")) else "")

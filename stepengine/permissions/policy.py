@@ -3,7 +3,7 @@
 
 A matching deny wins, whatever its scope and priority. Otherwise scopes are checked in the order user, session, agent,
 global. Within a scope, rules with higher priority are checked first, then in order of addition. The first rule that matches
-decides. If no rule matches, the mode decides.
+decides. If no rule matches, the mode decides. Rules about data origins are checked last, and override allows and questions.
 """
 
 from __future__ import annotations
@@ -156,12 +156,13 @@ class Policy:
         mode: The decision where no rule matches. ``default`` asks. ``plan`` allows tools that change nothing and denies the
             rest. ``accept_edits`` allows tools of the category ``write``. It asks about all other calls, and about files that
             instruct later runs, such as ``AGENTS.md`` and ``.agents/``. ``dont_ask`` denies instead of asking, and ``bypass``
-            allows instead of asking. Deny and allow rules hold in every mode.
+            allows instead of asking. Deny and allow rules hold in every mode. Even ``bypass`` asks about a text that may name a
+            denied path, and where a rule about data origins asks.
         remembered: The rules that people allowed permanently. They answer the questions that the policy asks, and decide
             nothing themselves. So a suspended run gets the decisions of its start. See ``PolicyFile``.
 
     Raises:
-            DefinitionError: for an unknown mode, and for two rules with the same id.
+        DefinitionError: for an unknown mode, and for two rules with the same id.
     """
 
     rules: tuple[Rule, ...] = attrs.field(default=(), converter=_validate_rules)
@@ -264,7 +265,9 @@ class Policy:
         self, request: Request, first: Rule | None, possible: tuple[Rule, str] | None, verdict: PolicyDecision
     ) -> PolicyDecision:
         """
-        Return a question about an allowed call that may name a denied path or run a denied command, else *verdict*.
+        Return the decision about an allowed call that may name a denied path or run a denied command, else *verdict*.
+
+        A possible path is asked about in every mode except ``dont_ask``. About a command, ``bypass`` does not ask either.
 
         Args:
             request: The call.
@@ -404,7 +407,7 @@ class Policy:
 
     def make_guard(self, request: Request) -> CallGuard | None:
         """
-        Return the guard that checks each file an allowed call opens; ``None`` if the rules are not about files.
+        Return the guard that checks each file an allowed call opens; ``None`` if no rule restricts its files.
 
         The guard withholds files that a rule denies. It also withholds files about which a person would have to be asked,
         unless a person was asked about the call. A command that is allowed as read-only is confined to the files of its rule.
@@ -571,6 +574,8 @@ class Policy:
         """
         Write the policy to a file, atomically and durably.
 
+        It replaces the whole file. Rules that people allowed permanently since the policy was loaded are lost.
+
         Raises:
             DefinitionError: for a rule that holds a function, for the mode ``bypass``, and for an existing file that is not a
                 policy. The file is left unchanged.
@@ -649,7 +654,7 @@ class PolicyFile:
 
     def has_rule(self, rule: JsonDict) -> bool:
         """
-        Return whether exactly this rule, in its stored form, is in the file.
+        Return whether exactly this rule, in its stored form, is one of the permanently allowed rules in the file.
 
         Raises:
             DefinitionError: if the file is no longer a policy.
@@ -663,7 +668,7 @@ class PolicyFile:
 
     def add_rule(self, rule: JsonDict) -> None:
         """
-        Add a rule, in its stored form, durably.
+        Add a permanently allowed rule, in its stored form, durably; it replaces one with the same id.
 
         Raises:
             DefinitionError: if it is not a rule, or the file is no longer a policy.
@@ -712,7 +717,7 @@ def _find_possibly_matching_rule(
     """
     Return a deny or ask rule about commands that a call may break without naming the command, and the reason.
 
-    None applies if *first*, the rule that decides, allows commands of that program.
+    None applies if *first*, the rule that decides, allows commands of one program, or only this call.
     """
     commands = request.commands
     if not commands or (first is not None and _allows_one_program_or_call(first)):

@@ -2,8 +2,8 @@
 ``Rule``: allows, denies or asks about calls, within a scope.
 
 A rule is data. Its matcher is one of a closed set of immutable classes, each with a JSON form. The exception is ``CallsWhere``,
-which holds a function. No expression that can backtrack is applied to text of models: regular expressions run on pydantic's engine,
-globs on our own matcher.
+which holds a function. No expression of a rule can backtrack: regular expressions run on pydantic's engine, globs on our own
+matcher.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class Request:
         Return the paths that may be contained in the texts; ``None`` if any path is possible.
 
         Args:
-            marked: Whether to include the texts that are marked as paths.
+            marked: Whether to search the texts that are marked as paths, too.
             keep: See ``stepengine.workspace.contained_paths``.
         """
         # Cached, because every rule needs the same paths.
@@ -202,7 +202,7 @@ class Request:
 
     @property
     def urls(self) -> list[str]:
-        """The web addresses in the call: those that its tool declares, else the texts in ``url`` and ``urls``."""
+        """The web addresses in the call: the declared subjects with ``://``, else the texts in ``url`` and ``urls``."""
         if self.tool.about is not None:
             return [place for place in self._declared_subjects if _may_be_url(place)]
         return list(self.texts_in_members(URLS))
@@ -246,7 +246,7 @@ def _find_member_names(value: object) -> Iterator[str]:
 
 
 def _normalize_long_path(text: str) -> str:
-    """Return a text; a long one without steps such as ``./``, which programs remove before they open a path."""
+    """Return a text; a long one decoded, and without steps such as ``./``, which programs remove before they open a path."""
     if len(text) <= MAX_PATH_CHARS:
         return text
     for _ in range(MAX_DECODINGS if "%" in text else 0):
@@ -462,7 +462,11 @@ class Path:
         return decision == "ask" and self.find_possible_path(request) is not None
 
     def find_possible_path(self, request: Request) -> str | None:
-        """Return a path of the rule that a call may name in another text or notation; ``None`` without one."""
+        """
+        Return a path of the rule that a call may name in another text or notation; ``None`` without one.
+
+        It is ``"..."`` if a text may name any path. A glob without names, such as ``**``, has no possible path.
+        """
         # A glob without names cannot tell which texts are paths.
         if not self.covers_tool(request) or not self.glob.strip("*/"):
             return None
@@ -596,8 +600,8 @@ class Domain:
     """
     Matches calls that name a web address, by host: ``docs.example.org`` is that host, ``*.example.org`` every host below it.
 
-    The addresses are those that the tool declares (``@tool(about=...)``), else those in ``url`` and ``urls``. A deny or ask
-    matches if one of them matches, an allow if all do. With *tool* only calls of that tool match.
+    The addresses are those that the tool declares (``@tool(about=...)``), if they have ``://``, else those in ``url`` and
+    ``urls``. A deny or ask matches if one of them matches, an allow if all do. With *tool* only calls of that tool match.
     """
 
     kind: ClassVar[str] = "domain"
@@ -669,7 +673,7 @@ def _parse_host(url: str) -> str | None:
 @frozen
 class Regex:
     """
-    Matches calls whose input, as canonical JSON, matches an expression (RE2's and Rust's syntax, no look-around).
+    Matches calls whose input, as canonical JSON, contains a match of an expression (RE2's and Rust's syntax, no look-around).
 
     An allow never matches a tool of category ``execute``: an expression for a command line is too easy to bypass.
     """
@@ -690,7 +694,7 @@ class Regex:
         object.__setattr__(self, "_search", search)
 
     def matches(self, request: Request, decision: Effect) -> bool:
-        """Return whether the expression matches the input of a call."""
+        """Return whether the input of a call contains a match; never for an allow and a tool that runs programs."""
         if not _matches_tool(self.tool, request) or (decision == "allow" and request.tool.category == "execute"):
             return False
         try:
@@ -952,7 +956,7 @@ def _names_only_allowed_subjects(call: Call, request: Request) -> bool:
 
 
 def _may_name_other_files(allowed: Sequence[str], request: Request) -> bool:
-    """Return whether an unmarked text may name a file that is not allowed."""
+    """Return whether an unmarked text may name a file that is not one of the *allowed* paths."""
     named = {text for _, text in _named_paths_and_urls(request)}  # these are compared as a whole
     found = _find_contained_paths([text for text in request.unmarked_texts if text not in named], "")
     known = {text for path in allowed for text in (contained_paths(path) or ())}
@@ -1000,7 +1004,7 @@ class Untrusted:
             _check_not_empty(parameter, 'the name of a parameter, such as "to" or "event.attendees"')
 
     def matches(self, request: Request, _decision: Effect) -> bool:
-        """Return whether one of the checked arguments is not trusted; it is if no provenance is known."""
+        """Return whether one of the checked arguments is not trusted; without provenance, none of them is."""
         known = request.provenance
         is_id = self.treats_numbers_as_ids(request)
         return any(
@@ -1013,7 +1017,7 @@ class Untrusted:
         return not self.parameters and request.tool.destinations is not None
 
     def list_checked_arguments(self, request: Request) -> list[tuple[str, JsonValue]]:
-        """Return the arguments that are checked, each with its location in the input."""
+        """Return all arguments that are checked, trusted ones included, each with its location in the input."""
         if not _matches_tool(self.tool, request):
             return []
         paths = self.parameters or request.tool.destinations
@@ -1058,7 +1062,7 @@ def _find_commands_with_effects(request: Request) -> list[tuple[str, JsonValue]]
 
 
 def _paths_if_writes_instructions(request: Request) -> list[tuple[str, JsonValue]]:
-    """Return all paths of a writing call if one instructs later runs and untrusted data was received."""
+    """Return the marked paths of a writing call if it names a file that instructs later runs and untrusted data was received."""
     known = request.provenance
     if (
         request.tool.category != "write"
@@ -1205,6 +1209,7 @@ def _parse_scope(value: str | Scope) -> Scope:
 
 
 def _make_rule_id(rule: Rule) -> str:
+    """Return the default id of a rule: its decision, matcher, source and scope in words."""
     where = "" if rule.scope.kind == "global" else f" in {rule.scope}"
     asked = "" if rule.source is None else f" asked for by a {rule.source}"
     return f"{rule.decision} {rule.matcher}{asked}{where}"
@@ -1222,7 +1227,7 @@ class Rule:
     One rule of a policy. Class methods make the usual ones, such as ``Rule.allow_tool("read_files")``.
 
     Attributes:
-        decision: ``"allow"``, ``"deny"`` or ``"ask"``.
+        decision: ``"allow"``, ``"deny"`` or ``"ask"``. Except for data origins, an ask allows tools with ``requires_permission=False``.
         matcher: The calls that the rule matches.
         scope: The scope, or a string such as ``"agent:reviewer"``.
         priority: Rules with higher priority are checked first, within their scope.
@@ -1260,7 +1265,7 @@ class Rule:
 
     @classmethod
     def ask_for_tool(cls, name: str, message: str = "", **options: Any) -> Rule:
-        """Ask a person before a tool runs."""
+        """Ask a person before a tool runs, unless it has ``requires_permission=False``."""
         return cls("ask", ToolNamed(name), message=message, **options)
 
     @classmethod
@@ -1275,7 +1280,7 @@ class Rule:
 
     @classmethod
     def deny_untrusted(cls, tool: str, *parameters: str, message: str = "", **options: Any) -> Rule:
-        """Deny calls whose arguments are not from the user; see ``ask_untrusted``."""
+        """Deny calls whose named parameters, else whose destinations, are not from the user; see ``ask_untrusted``."""
         return cls("deny", Untrusted(tool, parameters), message=message, **options)
 
     @classmethod

@@ -609,7 +609,7 @@ class _Search:
             yield from self._derive_from_arguments(words[1:])
 
     def _derive_from_arguments(self, words: Argv) -> Iterator[_Derived]:
-        """Yield the commands in the arguments of a program that may be a wrapper."""
+        """Yield the possible commands in the arguments of an unknown program or git subcommand, which may be a wrapper."""
         if words:
             yield _Derived(_script_from_words(words), is_possible=not self._is_script, is_guess=True)
             for found in _derive_from_each_word(words, _names_program_starter):
@@ -911,7 +911,7 @@ def _derive_from_split_string(words: Argv, options: Argv) -> Iterator[_Derived]:
 
 
 def _derive_from_leading_variables(wrapper: Wrapper, words: Argv) -> Iterator[_Derived]:
-    """Yield the lines in variables before a command: ``make`` runs them, other programs may."""
+    """Yield the commands in variables before a command, such as ``CC=gcc``: ``make`` runs them, other programs may."""
     settings = [word for word in words if ASSIGNMENT.match(word)] if wrapper.sets_variables else []
     yield from _derive_from_variable_values(settings)
     for word in settings if wrapper.rest == "none" else ():
