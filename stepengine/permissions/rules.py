@@ -412,6 +412,8 @@ class Path:
     (``@tool(about=...)``). For other tools they are the texts in the members ``path``, ``paths``, ``file``, ``files``,
     ``file_path``, ``folder``, ``directory``, ``directories`` and ``cwd``. With *tool* only calls of that tool match.
 
+    An allow never matches a tool of category ``execute``: the files that a call names do not tell what its program does.
+
     A path is checked in every reading that a program may give it; see ``possible_paths``. A deny or ask matches if one reading
     matches, an allow if all do. In tools without a declaration, other texts may name paths, too; see ``contained_paths``. If a
     deny matches one of those, a person is asked. An allow does not match if one of them may be outside of it. ``[*]``, ``[[]`` and
@@ -447,7 +449,8 @@ class Path:
 
     def matches(self, request: Request, decision: Effect) -> bool:
         """Return whether the paths in the input of a call match."""
-        if not self.covers_tool(request):
+        # Files do not tell what a program does: the working folder of a command is a path, too.
+        if not self.covers_tool(request) or (decision == "allow" and request.tool.category == "execute"):
             return False
         paths = request.paths
         readings = [possible_paths(path) for path in paths]
@@ -602,6 +605,7 @@ class Domain:
 
     The addresses are those that the tool declares (``@tool(about=...)``), if they have ``://``, else those in ``url`` and
     ``urls``. A deny or ask matches if one of them matches, an allow if all do. With *tool* only calls of that tool match.
+    An allow never matches a tool of category ``execute``.
     """
 
     kind: ClassVar[str] = "domain"
@@ -630,7 +634,7 @@ class Domain:
 
     def matches(self, request: Request, decision: Effect) -> bool:
         """Return whether the hosts of the addresses in a call match."""
-        if not _matches_tool(self.tool, request):
+        if not _matches_tool(self.tool, request) or (decision == "allow" and request.tool.category == "execute"):
             return False
         found = [self._matches_host(url, decision) for url in request.urls]
         return all(found) and bool(found) if decision == "allow" else any(found)
@@ -1324,7 +1328,11 @@ class Rule:
 
     @classmethod
     def allow_path(cls, glob: str, *, tool: str | None = None, **options: Any) -> Rule:
-        """Allow calls if all their paths match a glob, such as ``"docs/**"``; *tool* narrows it to one tool."""
+        """
+        Allow calls if all their paths match a glob, such as ``"docs/**"``; *tool* narrows it to one tool.
+
+        The rule never allows a tool that runs programs (category ``execute``).
+        """
         return cls("allow", Path(glob, tool), **options)
 
     @classmethod
@@ -1339,7 +1347,11 @@ class Rule:
 
     @classmethod
     def allow_domain(cls, host: str, *, tool: str | None = None, **options: Any) -> Rule:
-        """Allow calls to a host, or with ``*.example.org`` to every host below it."""
+        """
+        Allow calls to a host, or with ``*.example.org`` to every host below it.
+
+        The rule never allows a tool that runs programs (category ``execute``).
+        """
         return cls("allow", Domain(host, tool), **options)
 
     @classmethod

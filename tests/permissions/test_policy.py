@@ -210,6 +210,16 @@ def test_an_expression_searches_the_input_and_never_allows_a_command():
     assert ["allow", "deny"] == [decided(allows, tool, command="ls") for tool in (WRITES, RUNS)]
 
 
+@pytest.mark.spec("requirements:M14")
+@given(st.text(), st.sampled_from(MODES[:-1]))
+def test_an_allowed_path_or_host_allows_no_command(command, mode):
+    policy = Policy([Rule.allow_path("docs/**"), Rule.allow_domain("example.org")], mode)
+    place = {"cwd": "docs", "path": "docs/a.md", "url": "https://example.org/"}
+
+    assert "allow" != decided(policy, RUNS, command=command, **place)
+    assert "allow" == decided(policy, WRITES, **place)
+
+
 @pytest.mark.spec("reliability:PM32")
 @pytest.mark.parametrize(
     "make",
