@@ -411,7 +411,8 @@ class Policy:
 
         The guard withholds files that a rule denies. It also withholds files about which a person would have to be asked,
         unless a person was asked about the call. A command that is allowed as read-only is confined to the files of its rule.
-        ``CallsWhere`` predicates are not called again, because their context may no longer exist.
+        ``CallsWhere`` predicates are not called again, because their context may no longer exist. If only a predicate can tell
+        whether a person was asked, those files are withheld.
         """
         # Rules about files check the paths that a call names. Other files (behind a link, in a searched folder) are
         # known only when they are opened. So the guard applies the same rules then (reliability:FP4).
@@ -426,13 +427,21 @@ class Policy:
             return CommandGuard(file=file, named=named, confine=partial(confine_command, first.matcher.form, denied))  # type: ignore[union-attr]
         if file is None:
             return None
-        was_asked = not _has_predicates(rules) and self._decide_without_origin_rules(request).decision != "allow"
+        was_asked = (
+            _find_allowing_predicate(rules) == len(rules) and self._decide_without_predicates(request).decision != "allow"
+        )
         return CallGuard(file=file, named=named, others=tuple(request.unmarked_texts), was_asked=was_asked)
 
     def _find_allow_or_ask_rule(self, rules: Iterable[Rule], request: Request) -> Rule | None:
         """Return the first rule that allows a call or asks about it, predicates excluded."""
         found = (rule for rule in rules if rule.decision != "deny" and not isinstance(rule.matcher, CallsWhere))
         return next((rule for rule in found if rule.matcher.matches(request, rule.decision)), None)
+
+    def _decide_without_predicates(self, request: Request) -> PolicyDecision:
+        """Return the decision of the rules and the mode, without predicates and the rules about data origins."""
+        rules = [rule for rule in self.rules if not isinstance(rule.matcher, CallsWhere)]
+        policy = self if len(rules) == len(self.rules) else attrs.evolve(self, rules=rules)
+        return policy._decide_without_origin_rules(request)  # noqa: SLF001 - a policy of the same rules
 
     def _make_file_guard(self, rules: list[Rule], request: Request) -> FileGuard | None:
         about_files = {rule.id: rule.matcher for rule in rules if isinstance(rule.matcher, Path)}
@@ -441,9 +450,8 @@ class Policy:
         others = [rule for rule in rules if rule.decision != "deny" and not isinstance(rule.matcher, Path | CallsWhere)]
         holding = {rule.id for rule in others if rule.matcher.matches(request, rule.decision)}
         # A person who was asked about the call has approved what it names. That approval covers files that it leads to.
-        nobody_asked = not request.is_call or (
-            not _has_predicates(rules) and self._decide_without_origin_rules(request).decision == "allow"
-        )
+        nobody_asked = not request.is_call or self._decide_without_predicates(request).decision == "allow"
+        predicate = _find_allowing_predicate(rules)
         # A search calls the guard for every file, so everything that is the same for all files is computed before.
         fitting = [(rule, path) for rule in rules if (path := about_files.get(rule.id)) and path.covers_tool(request)]
         always = next((at for at, rule in enumerate(rules) if rule.id in holding), len(rules))
@@ -454,7 +462,11 @@ class Policy:
             verdict = (
                 self._decide_by_rule(rules[first], request) if first < len(rules) else self._decide_by_mode(request)
             )
-            return "" if verdict.decision == "allow" or not nobody_asked else UNASKED
+            if verdict.decision == "allow":
+                return ""
+            # A predicate may have allowed the call, and then nobody was asked, unless a rule before it asks about the call.
+            may_be_unasked = first < predicate < len(rules) and not rules[first].matcher.matches(request, "ask")
+            return UNASKED if nobody_asked or may_be_unasked else ""
 
         def judge(_root: Sequence[str], parts: Sequence[str]) -> str:
             first, low = always, normalize_path_for_deny(parts)
@@ -750,8 +762,10 @@ def _allows_one_program_or_call(rule: Rule) -> bool:
     return rule.decision == "allow" and (is_call or isinstance(matcher, Command))
 
 
-def _has_predicates(rules: Iterable[Rule]) -> bool:
-    return any(isinstance(rule.matcher, CallsWhere) for rule in rules)
+def _find_allowing_predicate(rules: Sequence[Rule]) -> int:
+    """Return the index of the first rule that allows calls by a predicate; the number of rules if none does."""
+    found = (at for at, rule in enumerate(rules) if rule.decision == "allow" and isinstance(rule.matcher, CallsWhere))
+    return next(found, len(rules))
 
 
 def _allows_confined_commands(rule: Rule) -> bool:

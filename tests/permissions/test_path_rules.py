@@ -17,11 +17,11 @@ from hypothesis import given as hypothesis_given
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from stepengine import AgentDefinition, Engine, ToolCall
+from stepengine import AgentDefinition, Engine, Question, ToolCall
 from stepengine.data.json import freeze_object
 from stepengine.data.tools import ToolSpec
 from stepengine.errors import DefinitionError
-from stepengine.permissions import Policy, PolicyFile, Request, Rule
+from stepengine.permissions import CallsWhere, Policy, PolicyFile, Request, Rule
 from stepengine.tools.bundled import (
     FileChangeHook,
     change_hook_tools,
@@ -231,6 +231,32 @@ def test_the_target_of_a_link_is_asked_about_like_itself(root: Path) -> None:
     assert "needs the approval of a person first" in linked
     assert CANARY not in linked
     assert "open_one" in plain
+
+
+@pytest.mark.spec("requirements:X70")
+@pytest.mark.parametrize("decision", ["allow", "deny", "ask"])
+@pytest.mark.parametrize("others", [(), (Rule.allow_tool("read_files"),)], ids=["alone", "allowed"])
+def test_no_predicate_shows_a_file_that_needs_approval(root: Path, decision: Any, others: tuple[Rule, ...]) -> None:
+    predicate = Rule(decision, CallsWhere(lambda _: decision == "allow"))
+    policy = Policy([Rule.ask_for_path(f"{FOLDER}/**", priority=1), predicate, *others])
+    calls = [ToolCall("read_files", {"paths": [path]}) for path in ("to_file.py", DENIED, "open/a.py")]
+
+    linked, named, plain = run_calls(file_tools(root), calls, policy)
+    _, approved, _ = run_calls(file_tools(root), calls, policy, interactor=Agreeing())
+
+    assert [False, False, decision == "allow" or bool(others)] == [
+        CANARY in linked,
+        CANARY in named,
+        "open_one" in plain,
+    ]
+    assert CANARY in approved
+
+
+class Agreeing:
+    """A person who approves every call."""
+
+    def ask(self, _question: Question) -> bool:
+        return True
 
 
 @pytest.mark.spec("requirements:X70")
