@@ -183,7 +183,7 @@ def confine_command(form: CommandForm, denied: Sequence[str], root: Root, cwd: S
 
     Args:
         form: The form that allowed the command.
-        denied: Globs of the denied files, relative to the root.
+        denied: Globs of the files that rules withhold, relative to the root.
         root: The root for all paths.
         cwd: The working folder, as the parts of its path below the root.
         command: The command of the model.

@@ -418,17 +418,24 @@ class Policy:
         # known only when they are opened. So the guard applies the same rules then (reliability:FP4).
         rules = [rule for rule in self._ordered if rule.covers_scope_and_source(request)]
         first = self._find_allow_or_ask_rule(rules, request)
-        looks = first is not None and _allows_confined_commands(first) and isinstance(first.matcher, Command)
-        about_files = [rule.matcher for rule in rules if rule.decision == "deny" and isinstance(rule.matcher, Path)]
-        denied = [glob for path in about_files for glob in path.denied_globs]
-        file = self._make_file_guard(rules, request)
+        explain_refusal = self._make_refusal_explainer(rules, request)
+        file = self._make_file_guard(rules, request, explain_refusal)
         named = () if request.tool.confined else tuple(request.paths)
-        if looks:
-            return CommandGuard(file=file, named=named, confine=partial(confine_command, first.matcher.form, denied))  # type: ignore[union-attr]
+        if first is not None and _allows_confined_commands(first) and isinstance(first.matcher, Command):
+            before = rules.index(first)
+            withheld = [
+                glob
+                for at, rule in enumerate(rules)
+                if isinstance(rule.matcher, Path) and rule.matcher.covers_tool(request)
+                if rule.decision == "deny" or (rule.decision == "ask" and at < before and explain_refusal(at))
+                for glob in rule.matcher.denied_globs
+            ]
+            return CommandGuard(file=file, named=named, confine=partial(confine_command, first.matcher.form, withheld))
         if file is None:
             return None
         was_asked = (
-            _find_allowing_predicate(rules) == len(rules) and self._decide_without_predicates(request).decision != "allow"
+            _find_allowing_predicate(rules) == len(rules)
+            and self._decide_without_predicates(request).decision != "allow"
         )
         return CallGuard(file=file, named=named, others=tuple(request.unmarked_texts), was_asked=was_asked)
 
@@ -443,19 +450,13 @@ class Policy:
         policy = self if len(rules) == len(self.rules) else attrs.evolve(self, rules=rules)
         return policy._decide_without_origin_rules(request)  # noqa: SLF001 - a policy of the same rules
 
-    def _make_file_guard(self, rules: list[Rule], request: Request) -> FileGuard | None:
-        about_files = {rule.id: rule.matcher for rule in rules if isinstance(rule.matcher, Path)}
-        if not any(path.covers_tool(request) for path in about_files.values()):
-            return None
-        others = [rule for rule in rules if rule.decision != "deny" and not isinstance(rule.matcher, Path | CallsWhere)]
-        holding = {rule.id for rule in others if rule.matcher.matches(request, rule.decision)}
-        # A person who was asked about the call has approved what it names. That approval covers files that it leads to.
-        nobody_asked = not request.is_call or self._decide_without_predicates(request).decision == "allow"
+    def _make_refusal_explainer(self, rules: Sequence[Rule], request: Request) -> Callable[[int], str]:
+        """
+        Return the function that explains why a file is withheld, given the index of the first rule that allows it or asks.
+
+        The index is the number of rules if no rule matches and the mode decides. The function returns ``""`` for a visible file.
+        """
         predicate = _find_allowing_predicate(rules)
-        # A search calls the guard for every file, so everything that is the same for all files is computed before.
-        fitting = [(rule, path) for rule in rules if (path := about_files.get(rule.id)) and path.covers_tool(request)]
-        always = next((at for at, rule in enumerate(rules) if rule.id in holding), len(rules))
-        order = {rule.id: at for at, rule in enumerate(rules)}
 
         @cache
         def explain_refusal(first: int) -> str:
@@ -464,9 +465,26 @@ class Policy:
             )
             if verdict.decision == "allow":
                 return ""
+            # A person who was asked about the call has approved what it names. That approval covers files that it leads to.
+            nobody_asked = not request.is_call or self._decide_without_predicates(request).decision == "allow"
             # A predicate may have allowed the call, and then nobody was asked, unless a rule before it asks about the call.
             may_be_unasked = first < predicate < len(rules) and not rules[first].matcher.matches(request, "ask")
             return UNASKED if nobody_asked or may_be_unasked else ""
+
+        return explain_refusal
+
+    def _make_file_guard(
+        self, rules: Sequence[Rule], request: Request, explain_refusal: Callable[[int], str]
+    ) -> FileGuard | None:
+        about_files = {rule.id: rule.matcher for rule in rules if isinstance(rule.matcher, Path)}
+        if not any(path.covers_tool(request) for path in about_files.values()):
+            return None
+        others = [rule for rule in rules if rule.decision != "deny" and not isinstance(rule.matcher, Path | CallsWhere)]
+        holding = {rule.id for rule in others if rule.matcher.matches(request, rule.decision)}
+        # A search calls the guard for every file, so everything that is the same for all files is computed before.
+        fitting = [(rule, path) for rule in rules if (path := about_files.get(rule.id)) and path.covers_tool(request)]
+        always = next((at for at, rule in enumerate(rules) if rule.id in holding), len(rules))
+        order = {rule.id: at for at, rule in enumerate(rules)}
 
         def judge(_root: Sequence[str], parts: Sequence[str]) -> str:
             first, low = always, normalize_path_for_deny(parts)

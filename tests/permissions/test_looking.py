@@ -328,6 +328,26 @@ def test_a_search_in_a_folder_obeys_rules_from_the_root(repository: Path, glob: 
     assert (glob != "sub/**") == ({"rg beta", "git diff"} <= set(said))
 
 
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+@pytest.mark.spec("requirements:X70", "reliability:PM12")
+@pytest.mark.parametrize(
+    ("rule", "is_shown"),
+    [
+        (Rule.ask_for_path("vaults/**", priority=1), False),
+        (Rule.deny_path("vaults/**", tool="run_*"), False),
+        (Rule.ask_for_path("vaults/**"), True),
+        (Rule.deny_path("vaults/**", tool="write_file"), True),
+    ],
+    ids=["asked", "denied", "allowed before", "of another tool"],
+)
+def test_searches_and_reads_withhold_the_same_files(repository: Path, rule: Rule, is_shown: bool) -> None:
+    commands = ["cat vaults/list.txt", "rg CANARY.denied", "git grep CANARY.denied", "git diff", "git log -p"]
+
+    found = outcomes(repository, commands, None, rule)
+
+    assert dict.fromkeys(commands, is_shown) == {command: DENIED in text for command, text in found.items()}
+
+
 @pytest.mark.deep
 @pytest.mark.smoke
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
