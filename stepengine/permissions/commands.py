@@ -206,10 +206,11 @@ def confine_command(form: CommandForm, denied: Sequence[str], root: Root, cwd: S
     secret = [
         f"--iglob=!{glob}" for glob in (*_secret_and_denied_globs(root, denied), *_find_linked_secret_globs(root, cwd))
     ]
-    if cwd:
-        # Its globs start in the working folder, those of rules at the root. Only rg knows which words are values.
-        hidden = dict.fromkeys([path.removeprefix("./") for path in _list_withheld_paths(root, cwd, [".", *searched])])
-        secret += [f"--glob=!/{_escape_glob(path)}" for path in hidden]
+    # Its globs start in the working folder and bind paths as the command names them, those of rules start at the root and bind
+    # paths without links. Only rg knows which words are values.
+    places = [".", *searched] if cwd else [path for path in searched if _leads_through_link(root, path)]
+    hidden = dict.fromkeys([path.removeprefix("./") for path in _list_withheld_paths(root, cwd, places)])
+    secret += [f"--glob=!/{_escape_glob(path)}" for path in hidden]
     at = command.index("--") if "--" in command else len(command)
     return (*command[:at], *secret, *command[at:])
 
@@ -308,6 +309,12 @@ def _list_withheld_and_real_paths(
         if folder is None:
             return []
         return [(place, (*folder.parts, *place)) for place in list_withheld(root, folder, deep=deep)]
+
+
+def _leads_through_link(root: Root, path: str) -> bool:
+    """Return whether a path below the root names a folder by a link."""
+    with _open_folder(root, (), path) as folder:
+        return folder is not None and list(folder.parts) != [part for part in path.split("/") if part not in {"", "."}]
 
 
 def _folder_has_visible_entry(root: Root, cwd: Sequence[str], path: str, names: Collection[str], *, deep: bool) -> bool:

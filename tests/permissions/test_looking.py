@@ -328,6 +328,25 @@ def test_a_search_in_a_folder_obeys_rules_from_the_root(repository: Path, glob: 
     assert (glob != "sub/**") == ({"rg beta", "git diff"} <= set(said))
 
 
+@pytest.mark.spec("requirements:X70", "reliability:PM12")
+@pytest.mark.parametrize("cwd", [None, "desk"])
+def test_a_search_through_a_link_omits_withheld_files(tmp_path: Path, cwd: str | None) -> None:
+    for name in ("private/keys/a.txt", "private/open.txt", ".git/config", ".git/description"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"canary in {name}")
+    (tmp_path / "desk").mkdir()
+    folder = tmp_path / (cwd or "")
+    for name, target in (("pub", "private"), ("again", "pub"), ("store", ".git")):
+        (folder / name).symlink_to(target if name == "again" else tmp_path / target)
+
+    found = outcomes(tmp_path, ["rg canary pub again/ store"], cwd, Rule.deny_path("private/keys/**"))
+
+    (text,) = map(stdout_of, found.values())
+    assert ["again/open.txt", "pub/open.txt", "store/description"] == sorted(
+        [line.partition(":")[0] for line in text.splitlines()]
+    )
+
+
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 @pytest.mark.spec("requirements:X70", "reliability:PM12")
 @pytest.mark.parametrize(
