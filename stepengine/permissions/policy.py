@@ -604,7 +604,7 @@ class Policy:
         """
         Write the policy to a file, atomically and durably.
 
-        It replaces the whole file. Rules that people allowed permanently since the policy was loaded are lost.
+        It replaces the whole file; of a link, the file that it leads to. Rules that people allowed permanently since the policy was loaded are lost.
 
         Raises:
             DefinitionError: for a rule that holds a function, for the mode ``bypass``, and for an existing file that is not a
@@ -615,10 +615,11 @@ class Policy:
             msg = "a policy in the mode 'bypass' is not saved, because no file may set that mode; save one in another mode"
             raise DefinitionError(msg)
         text = json.dumps(self.to_json(), indent=2, ensure_ascii=False) + "\n"
-        if FilePath(path).exists() and FilePath(path).stat().st_size:
+        file = FilePath(os.path.realpath(path))
+        if file.exists() and file.stat().st_size:
             _check_is_policy(path)
-        with _lock_file(path):
-            replace_path(FilePath(path), text.encode())
+        with _lock_file(file):
+            replace_path(file, text.encode())
 
 
 class PolicyFile:
@@ -627,10 +628,11 @@ class PolicyFile:
 
     ``Answer(remember="always")`` adds a rule. Every process that uses the file applies it from its next question on. No
     rule is lost if several processes add rules at once or one is killed. The file is replaced as a whole, under the
-    lock ``policy.json.lock`` in the same folder. The attribute ``policy`` does not change after construction.
+    lock ``policy.json.lock`` in the same folder. A link is resolved at construction and stays as it is. The attribute ``policy``
+    does not change after construction.
 
-    An engine raises an error for tools that write or run programs in a folder with the file, because a model could allow
-    itself everything. With *below_root* it accepts them. File tools then cannot touch the file or its lock, but
+    An engine raises an error for tools that write or run programs in a folder with the file, or with a link that leads to it,
+    because a model could allow itself everything. With *below_root* it accepts them. File tools then cannot touch the file or its lock, but
     programs that a model runs can.
 
     Args:
@@ -649,13 +651,20 @@ class PolicyFile:
         self.path = FilePath(path)
         self.policy = Policy.load(path)
         self.below_root = below_root
-        place = os.path.realpath(self.path).split("/")[1:]
-        self._places = (tuple(place), (*place[:-1], f"{place[-1]}.lock"))
+        self._file = FilePath(os.path.realpath(path))
+        self._places = tuple(
+            [tuple(place.split("/")[1:]) for place in (str(self._file), f"{self._file}.lock", *_find_links(path))]
+        )
         self._known: tuple[Any, frozenset[str]] = (None, frozenset())
 
     def is_below(self, folder: Sequence[str]) -> bool:
-        """Return whether the file is in a folder or below it; *folder* is the components of the folder's real path."""
-        return self._places[0][: len(folder)] == tuple(folder)
+        """
+        Return whether the file, or a link that leads to it, is in a folder or below it.
+
+        Args:
+            folder: The components of the folder's real path.
+        """
+        return any(place[: len(folder)] == tuple(folder) for place in self._places)
 
     @property
     def may_guard_calls(self) -> bool:
@@ -663,7 +672,7 @@ class PolicyFile:
         return self.below_root or self.policy.may_guard_calls
 
     def make_guard(self, request: Request) -> CallGuard | None:
-        """Return the guard of the policy for a call; with ``below_root`` it also withholds this file and its lock."""
+        """Return the guard of the policy for a call; with ``below_root`` it also withholds this file, its lock and the links to it."""
         ruled = self.policy.make_guard(request)
         if not self.below_root:
             return ruled
@@ -680,7 +689,7 @@ class PolicyFile:
     @property
     def remembered(self) -> tuple[Rule, ...]:
         """The permanently allowed rules, in order of addition, read from the file."""
-        return Policy.load(self.path).remembered
+        return Policy.load(self._file).remembered
 
     def has_rule(self, rule: JsonDict) -> bool:
         """
@@ -689,7 +698,7 @@ class PolicyFile:
         Raises:
             DefinitionError: if the file is no longer a policy.
         """
-        status = self.path.stat() if self.path.exists() else None
+        status = self._file.stat() if self._file.exists() else None
         # Read again only when the file has changed: every question of every run calls this.
         state = status and (status.st_ino, status.st_size, status.st_mtime_ns)
         if state is None or state != self._known[0]:
@@ -718,13 +727,13 @@ class PolicyFile:
         self._rewrite_remembered_rules(lambda kept: {i: rule for i, rule in kept.items() if ids and i not in ids})
 
     def _rewrite_remembered_rules(self, change: Callable[[dict[str, Rule]], dict[str, Rule]]) -> None:
-        Policy.load(self.path)  # before the lock, so that a file that is not a policy gets no lock file
-        with _lock_file(self.path):
-            policy = Policy.load(self.path)
+        Policy.load(self._file)  # before the lock, so that a file that is not a policy gets no lock file
+        with _lock_file(self._file):
+            policy = Policy.load(self._file)
             kept = {rule.id: rule for rule in policy.remembered}
             changed = attrs.evolve(policy, remembered=change(kept).values())
             if changed != policy:
-                replace_path(self.path, (json.dumps(changed.to_json(), indent=2, ensure_ascii=False) + "\n").encode())
+                replace_path(self._file, (json.dumps(changed.to_json(), indent=2, ensure_ascii=False) + "\n").encode())
 
 
 def _make_values_rule(verdict: PolicyDecision, request: Request) -> JsonDict:
@@ -798,6 +807,22 @@ def _check_is_policy(path: str | os.PathLike[str]) -> None:
     except DefinitionError as error:
         msg = f"{error.message}. The file was left unchanged. Pass another path"
         raise DefinitionError(msg) from None
+
+
+def _find_links(path: str | os.PathLike[str]) -> list[str]:
+    """Return the real locations of the symbolic links on the way to a file: a change of one of them replaces the file."""
+    text = os.path.join(os.getcwd(), os.fspath(path))  # noqa: PTH109, PTH118 - resolving it would lose the links
+    found, at, names = list[str](), FilePath("/"), text.split("/")
+    while names:
+        name = names.pop(0)
+        step = at.parent if name == ".." else at / name
+        if step.is_symlink():
+            target = str(step.readlink())
+            found.append(str(step))
+            names = [*target.split("/"), *names]
+            step = FilePath("/") if target.startswith("/") else at
+        at = step
+    return found
 
 
 @contextmanager

@@ -313,6 +313,56 @@ def test_tools_that_could_write_the_policy_file_are_refused(tmp_path: Path, made
         Engine([agent], tools=tools if given_to == "engine" else [], permissions=PolicyFile(file))
 
 
+@pytest.fixture(params=["file", "folder", "chain"])
+def linked_policy(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A path to a policy file outside of the folder ``work`` that leads through a link in this folder."""
+    (tmp_path / "work").mkdir()
+    (tmp_path / "kept").mkdir()
+    Policy([Rule.ask_for_tool("*")]).save(tmp_path / "kept" / "rules.json")
+    if request.param == "folder":
+        (tmp_path / "work" / "in").symlink_to(tmp_path / "kept")
+        return tmp_path / "work" / "in" / "rules.json"
+    (tmp_path / "work" / "rules.json").symlink_to("../kept/rules.json")
+    if request.param == "file":
+        return tmp_path / "work" / "rules.json"
+    (tmp_path / "rules.json").symlink_to("work/rules.json")
+    return tmp_path / "rules.json"
+
+
+@pytest.mark.spec("requirements:X70")
+def test_tools_that_could_replace_a_link_to_the_policy_are_refused(tmp_path: Path, linked_policy: Path) -> None:
+    tools = file_tools(tmp_path / "work", write=True)
+
+    with pytest.raises(DefinitionError, match=r"model could allow itself everything.*below_root=True"):
+        Engine([AgentDefinition("user", tools=tools)], permissions=PolicyFile(linked_policy))
+
+
+@pytest.mark.spec("requirements:X70", "requirements:M11")
+def test_remembered_rules_are_stored_behind_a_link(tmp_path: Path, linked_policy: Path) -> None:
+    rule = Policy([Rule.allow_tool("read_files")]).to_json()["rules"][0]
+    links = [path for path in tmp_path.rglob("*") if path.is_symlink()]
+
+    PolicyFile(linked_policy).add_rule(freeze_object(rule))
+
+    assert links == [path for path in links if path.is_symlink()]
+    assert ["allow tool read_files"] == [kept.id for kept in PolicyFile(tmp_path / "kept" / "rules.json").remembered]
+    assert [] == [path for path in tmp_path.rglob("*.lock") if path.parent.resolve() != tmp_path / "kept"]
+
+
+@pytest.mark.spec("requirements:X70")
+def test_below_root_protects_the_links_to_the_policy_file(tmp_path: Path, linked_policy: Path) -> None:
+    links = [path for path in tmp_path.rglob("*") if path.is_symlink()]
+    names = [str(path.relative_to(tmp_path)) for path in links]
+    calls = [ToolCall("delete_file", {"path": name}) for name in names]
+    calls += [ToolCall("write_file", {"path": name, "content": "{}"}) for name in names]
+    Policy([Rule.allow_tool("*")]).save(linked_policy)
+
+    run_calls(file_tools(tmp_path, write=True, delete=True), calls, PolicyFile(linked_policy, below_root=True))
+
+    assert links == [path for path in links if path.is_symlink()]
+    assert Policy([Rule.allow_tool("*")]) == Policy.load(linked_policy)
+
+
 @pytest.mark.spec("requirements:X70")
 def test_harmless_tools_may_work_beside_a_policy_file(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
