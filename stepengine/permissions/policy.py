@@ -198,17 +198,40 @@ class Policy:
     def check(self, request: Request) -> PolicyDecision:
         """Return the decision about a call. A deny always wins, and a predicate that fails denies."""
         verdict = self._decide_without_origin_rules(request)
-        if verdict.decision == "deny" or not self._origin_rules or self._has_approved_values(request):
+        if verdict.decision == "deny":
             return verdict
-        for rule in self._origin_rules:
-            if rule.covers_scope_and_source(request) and rule.matcher.matches(request, rule.decision):
+        for rule in self._find_matching_origin_rules(request):
+            if rule.decision == "deny" or not self._has_approved_values(rule, request):
                 return self._decide_by_data_origin(rule, request, is_only_reason=verdict.decision == "allow")
         return verdict
 
-    def _has_approved_values(self, request: Request) -> bool:
-        """Return whether a person allowed exactly these arguments permanently."""
-        rules = [rule for rule in self.rules if isinstance(rule.matcher, Values) and rule.decision == "allow"]
-        return any(rule.covers_scope_and_source(request) and rule.matcher.matches(request, "allow") for rule in rules)
+    def _find_matching_origin_rules(self, request: Request) -> Iterator[Rule]:
+        """Yield the rules about data origins that match a call, denies first."""
+        for rule in self._origin_rules:
+            if rule.covers_scope_and_source(request) and rule.matcher.matches(request, rule.decision):
+                yield rule
+
+    def _has_approved_values(self, asking: Rule, request: Request) -> bool:
+        """Return whether a person allowed permanently all arguments that a rule about data origins checks."""
+        rules = [rule for rule in self.rules if rule.decision == "allow" and rule.covers_scope_and_source(request)]
+        matching = [
+            rule.matcher
+            for rule in rules
+            if isinstance(rule.matcher, Values) and rule.matcher.matches(request, "allow")
+        ]
+        checked = set(_list_approved_paths([asking], request))
+        return any("" in matcher.values or checked <= set(matcher.values) for matcher in matching)
+
+    def _make_values_rule(self, request: Request) -> JsonDict:
+        """
+        Return the rule that allows these values of the checked arguments, in the form of policy files; never the whole tool.
+
+        The rule is about the arguments of all rules that ask about the call, because it answers for all of them.
+        """
+        names = _list_approved_paths(self._find_matching_origin_rules(request), request)
+        values = {path: [value for _, value in find_values_at_path(request.input, path)] for path in names}
+        rule = Rule("allow", Values(request.tool.name, values), scope=Scope("user", request.user_id))
+        return freeze_object(_rule_to_json(rule))
 
     def _decide_by_data_origin(self, rule: Rule, request: Request, *, is_only_reason: bool) -> PolicyDecision:
         """Return the decision of a rule about data origins; it holds in every mode."""
@@ -370,7 +393,7 @@ class Policy:
             if verdict.origins:
                 if not verdict.is_only_reason:
                     return Decision("ask", verdict.message, rule_id, provenance=verdict.origins)
-                text, kept = ASKED_ABOUT_DATA.format(call.tool_name), _make_values_rule(verdict, request)
+                text, kept = ASKED_ABOUT_DATA.format(call.tool_name), self._make_values_rule(request)
                 return Decision("ask", verdict.message or text, rule_id, remember=kept, provenance=verdict.origins)
             offered = self._make_always_allow_rules(request)
             remember = offered[0] if offered else None
@@ -736,18 +759,21 @@ class PolicyFile:
                 replace_path(self._file, (json.dumps(changed.to_json(), indent=2, ensure_ascii=False) + "\n").encode())
 
 
-def _make_values_rule(verdict: PolicyDecision, request: Request) -> JsonDict:
-    """Return the rule that allows these values of the checked arguments, in the form of policy files; never the whole tool."""
-    matcher, tool = None if verdict.rule is None else verdict.rule.matcher, request.tool
-    paths: Sequence[str] = ()
-    # For a file that instructs later runs, its content is part of the approval.
-    if isinstance(matcher, Untrusted):
-        paths = matcher.parameters or (() if names_instruction_file(request) else tool.destinations or ())
-    # The whole input where all of it is checked: a name of a member may itself have a dot.
-    names = (*paths, *tool.texts) if paths else ("",)
-    values = {path: [value for _, value in find_values_at_path(request.input, path)] for path in names}
-    rule = Rule("allow", Values(tool.name, values), scope=Scope("user", request.user_id))
-    return freeze_object(_rule_to_json(rule))
+def _list_approved_paths(rules: Iterable[Rule], request: Request) -> tuple[str, ...]:
+    """Return the paths of the arguments that an approval of a call covers, given the rules about data origins that ask about it."""
+    found = dict[str, None]()
+    for rule in rules:
+        paths: Sequence[str] = ()
+        # For a file that instructs later runs, its content is part of the approval.
+        if isinstance(rule.matcher, Untrusted):
+            paths = rule.matcher.parameters or (
+                () if names_instruction_file(request) else request.tool.destinations or ()
+            )
+        # The whole input where all of it is checked: a name of a member may itself have a dot.
+        if not paths:
+            return ("",)
+        found.update(dict.fromkeys([*paths, *request.tool.texts]))
+    return tuple(found)
 
 
 def _find_possibly_matching_rule(

