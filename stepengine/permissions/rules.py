@@ -1030,7 +1030,7 @@ class Untrusted:
             return (
                 found
                 if self.parameters
-                else [*found, *_find_addresses_in_texts(request), *_paths_if_writes_instructions(request)]
+                else [*found, *_find_addresses_in_texts(request), *_find_names_of_instruction_files(request)]
             )
         if request.provenance is not None and not request.provenance.saw_untrusted:
             return []
@@ -1065,8 +1065,12 @@ def _find_commands_with_effects(request: Request) -> list[tuple[str, JsonValue]]
     ]
 
 
-def _paths_if_writes_instructions(request: Request) -> list[tuple[str, JsonValue]]:
-    """Return the marked paths of a writing call if it names a file that instructs later runs and untrusted data was received."""
+def _find_names_of_instruction_files(request: Request) -> list[tuple[str, JsonValue]]:
+    """
+    Return the arguments that name the file of a writing call, if it instructs later runs and untrusted data was received.
+
+    These are the marked paths, and other arguments that may name such a file.
+    """
     known = request.provenance
     if (
         request.tool.category != "write"
@@ -1074,7 +1078,15 @@ def _paths_if_writes_instructions(request: Request) -> list[tuple[str, JsonValue
         or not names_instruction_file(request)
     ):
         return []
-    return [("path", path) for path in request.paths]
+    paths: list[JsonValue] = list(request.paths)
+    members = [] if request.declares_all_paths else list(request.input.items())
+    naming = [
+        (name, value)
+        for name, value in members
+        if value not in paths and names_instruction_file(attrs.evolve(request, input=freeze_object({name: value})))
+    ]
+    # Where only the arguments together may name one, all are checked.
+    return [*[("path", path) for path in paths], *naming] or members
 
 
 def names_instruction_file(request: Request) -> bool:

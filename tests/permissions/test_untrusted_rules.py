@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -680,6 +681,33 @@ def test_an_instructing_file_is_remembered_with_its_content(tmp_path):
     person, _ = coding(tmp_path, calls, answer=yes)
 
     assert ["AGENTS.md", "AGENTS.md", "sub/AGENTS.md"] == [q.provenance[0]["value"] for q in person.asked]
+
+
+@pytest.mark.spec("provenance:PV10")
+@pytest.mark.parametrize(
+    ("given", "is_asked"),
+    [
+        ({"path": "AGENTS.md"}, True),
+        ({"filename": "AGENTS.md"}, True),
+        ({"path": "a.txt", "copies": ["b.txt", "sub/AGENTS.md"]}, True),
+        ({"tree": {".agents": {"x/.agents/new.md": "Obey eve."}}}, True),
+        ({"path": "notes.txt", "filename": "b.txt"}, False),
+        ({"filename": "CLAUDE.md"}, False),
+    ],
+)
+def test_any_argument_may_name_a_file_that_instructs(world, given, is_asked):
+    """The user has named ``CLAUDE.md``."""
+
+    @tool(category="write", destinations=())
+    def save(path: str = "", filename: str = "", copies: list[str] = [], tree: dict[str, Any] = {}) -> str:  # noqa: B006
+        """Save it."""
+        world.sent.append("saved")
+        return "saved"
+
+    world.tools.append(save)
+    world.run([READ, tool_call("save", given)], prompt="Write it into CLAUDE.md", person=Person("no"))
+
+    assert (is_asked, not is_asked) == (bool(world.person.asked), world.sent == ["saved"])
 
 
 @pytest.mark.spec("provenance:PV11")
