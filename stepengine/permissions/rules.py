@@ -24,7 +24,7 @@ from stepengine.data.json import JsonDict, JsonValue, canonical, freeze_object
 from stepengine.data.messages import to_string_tuple
 from stepengine.data.provenance import Provenance, find_addresses
 from stepengine.data.schemas import list_member_names
-from stepengine.data.tools import ToolSpec, find_values_at_path
+from stepengine.data.tools import ANYWHERE, ToolSpec, find_values_at_path
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.permissions.commands import (
     READ_ONLY,
@@ -202,10 +202,23 @@ class Request:
 
     @property
     def urls(self) -> list[str]:
-        """The web addresses in the call: the declared subjects with ``://``, else the texts in ``url`` and ``urls``."""
-        if self.tool.about is not None:
-            return [place for place in self._declared_subjects if _may_be_url(place)]
-        return list(self.texts_in_members(URLS))
+        """The web addresses in the call: the texts in ``url`` and ``urls``; of declared subjects, also those with ``://``."""
+        named = list(self.texts_in_members(URLS))
+        if self.tool.about is None:
+            return named
+        return [place for place in self._declared_places if _may_be_url(place) or place in named]
+
+    @property
+    def possible_hosts(self) -> set[str]:
+        """The hosts that a program may read in declared subjects without ``://``, such as ``example.org/a`` or ``https:/example.org``."""
+        places = self._declared_places if self.tool.about is not None else ()
+        return {host for place in places if not _may_be_url(place) for host in _find_possible_hosts(place)}
+
+    @property
+    def _declared_places(self) -> Sequence[str]:
+        """The declared subjects; all texts of the input if there are too many subjects."""
+        subjects = self._declared_subjects
+        return list(_find_texts_outside_members(self.input, ())) if subjects == (ANYWHERE,) else subjects
 
     @property
     def _declared_subjects(self) -> tuple[str, ...]:
@@ -603,8 +616,9 @@ class Domain:
     """
     Matches calls that name a web address, by host: ``docs.example.org`` is that host, ``*.example.org`` every host below it.
 
-    The addresses are those that the tool declares (``@tool(about=...)``), if they have ``://``, else those in ``url`` and
-    ``urls``. A deny or ask matches if one of them matches, an allow if all do. With *tool* only calls of that tool match.
+    The addresses are the texts in ``url`` and ``urls``. If a tool declares its subjects (``@tool(about=...)``), they are the
+    subjects in these members and those with ``://``. A deny or ask matches if one of them matches, or if another declared subject
+    can be read as an address of the host, such as ``example.org/a``. An allow matches if all addresses match. With *tool* only calls of that tool match.
     An allow never matches a tool of category ``execute``.
     """
 
@@ -636,13 +650,13 @@ class Domain:
         """Return whether the hosts of the addresses in a call match."""
         if not _matches_tool(self.tool, request) or (decision == "allow" and request.tool.category == "execute"):
             return False
-        found = [self._matches_host(url, decision) for url in request.urls]
-        return all(found) and bool(found) if decision == "allow" else any(found)
+        hosts = [_parse_host(url) for url in request.urls]
+        if decision == "allow":
+            return bool(hosts) and all(host is not None and self._matches_host(host) for host in hosts)
+        # Different programs may read different hosts in an address that is not plain.
+        return None in hosts or any(map(self._matches_host, [*filter(None, hosts), *request.possible_hosts]))
 
-    def _matches_host(self, url: str, decision: Effect) -> bool:
-        host = _parse_host(url)
-        if host is None:  # different programs may read different hosts in it
-            return decision != "allow"
+    def _matches_host(self, host: str) -> bool:
         return host.endswith(self.host[1:]) if self.host.startswith("*.") else host == self.host
 
     def __str__(self) -> str:
@@ -672,6 +686,15 @@ def _parse_host(url: str) -> str | None:
     """Return the host of an address; ``None`` if the address is not plain."""
     origin = _parse_origin(url)
     return None if origin is None else origin.host
+
+
+def _find_possible_hosts(text: str) -> set[str]:
+    """Return the hosts that a program may read in an address without ``://``: at its start, or after a word such as ``https:``."""
+    for _ in range(MAX_DECODINGS):
+        text = unquote(text)
+    text = "".join([char for char in text if char.isprintable()]).strip().replace("\\", "/")
+    starts = [re.split(r"[/?#]", one.lstrip("/ "), maxsplit=1)[0] for one in (text, text.partition(":")[2])]
+    return set(filter(None, [_parse_host(f"http://{start.rpartition('@')[2]}/") for start in starts]))
 
 
 @frozen

@@ -166,6 +166,32 @@ def test_a_declared_address_is_judged_and_remembered_as_an_address() -> None:
     assert Call("send", origins=["https://eu.example.org"]) == Call.from_request(request)
 
 
+@pytest.mark.spec("requirements:X70", "reliability:PM43")
+@given(
+    before=st.sampled_from(["", "//", "https:", "https:/", "https:\\\\", "ftp:/", "https%3A%2F%2F", " ", "\t", "ann:pw@", "https:/good.org@"]),
+    host=st.sampled_from(["evil.org", "EVIL.org", "a.evil.org", "evil.org.", "\uff45vil\u3002org", "ev%69l.org", "ev\til.org"]),
+    after=st.sampled_from(["", "/", "/x", ":8443/x", "?q", "#f", "\\x"]),
+    name=st.sampled_from(["url", "link"]),
+)  # fmt: skip
+def test_a_denied_host_is_found_in_any_declared_text(before: str, host: str, after: str, name: str) -> None:
+    denied = [Rule.deny_domain("evil.org"), Rule.deny_domain("*.evil.org"), Rule.allow_tool("*")]
+    request = seen((f"{{{name}}}",), {name: ["reports/q1 2026.csv", f"{before}{host}{after}"]})
+
+    assert "deny" == Policy(denied, "bypass").check(request).decision
+
+
+@pytest.mark.spec("requirements:X70", "reliability:PM43")
+def test_a_host_rule_denies_no_declared_file_and_allows_no_unclear_address() -> None:
+    denied, allowed = Policy([Rule.deny_domain("evil.org")], "bypass"), Policy([Rule.allow_domain("good.org")])
+
+    for path in ("reports/evil.org.csv", "good.org/evil.org", "C:/a b.txt", "..", "", "notes: evil"):
+        assert "allow" == denied.check(seen(("{path}",), {"path": path})).decision, path
+    many = [f"good.org/{n}" for n in range(11_000)]
+    assert "deny" == denied.check(seen(("{link}",), {"link": [*many, "evil.org/x"]})).decision
+    urls = ["https://good.org/a", "evil.org/b"]
+    assert ["allow", "ask"] == [allowed.check(seen(("{url}",), {"url": urls[:n]})).decision for n in (1, 2)]
+
+
 @pytest.mark.spec("requirements:X70")
 @pytest.mark.parametrize("before", ["x/a://", "file://", "https://h/../", "://"])
 def test_a_path_that_resembles_a_url_is_judged_as_path(place: Path, before: str) -> None:
