@@ -84,7 +84,13 @@ class CommandForm:
         if any(c.isspace() for c in self.prefix[0]):
             msg = f"{self.prefix[0]!r} is one word with blanks in it; write its words one by one, such as {self.prefix[0].split()!r}"
             raise DefinitionError(msg)
-        if self.prefix[-1] == "*" and len(self.prefix) > 1:
+        if "*" in self.prefix[0] or not normalize_program_name(self.prefix[0]):
+            msg = (
+                f"{self.prefix[0]!r} is not the name of a program, and rules about commands have no wildcards. Name one program, such as "
+                '["git"], or write a rule about all commands, such as Rule.deny_category("execute")'
+            )
+            raise DefinitionError(msg)
+        if self.prefix[-1] == "*":
             msg = (
                 f"a command never ends in the word '*'; {list(self.prefix[:-1])!r} is about all commands that begin so"
             )
