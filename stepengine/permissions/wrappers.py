@@ -23,6 +23,8 @@ from stepengine.permissions.script_commands import (
     EXPANSION,
     INDEX,
     PARAMETER,
+    WORD,
+    ParsedScript,
     SimpleCommand,
     split_script,
 )
@@ -415,12 +417,15 @@ STARTING_SHELLS: Mapping[str, int] = {
 }
 """Wrappers that start a shell if they have fewer operands than this."""
 DEBUGGERS = frozenset(("gdb", "lldb"))
+COPYING = frozenset(("cp", "install", "ln", "mv"))
+EDITORS = ("ex", "gvim", "nvim", "vi", "view", "vim", "vimdiff")
+"""Programs whose commands run the line after a ``!`` in a shell, as in ``:r !date``."""
 COMMAND_FILES: Mapping[str, tuple[str, ...]] = {
     "gdb": ("-x", "--command", "-command"),
     "lldb": ("-s", "--source"),
     "make": ("-f", "--file", "--makefile"),
     "ninja": ("-f",),
-    **dict.fromkeys(("ex", "gvim", "nvim", "vi", "view", "vim", "vimdiff"), ("-S", "-s", "-u")),
+    **dict.fromkeys(EDITORS, ("-S", "-s", "-u")),
 }
 """Options whose value is a file with commands."""
 FILE_OPTIONS: Mapping[str, tuple[str, ...]] = {
@@ -534,7 +539,8 @@ class _Search:
             self._understood.add(derived)
         if parsed.is_unclear and not is_guess:
             self._set_unclear("shells parse it in different ways")
-        written = {name for name in map(_file_name, parsed.written) if name and not name.isdecimal()}
+        paths = () if is_guess else (*parsed.written, *_find_files_written_by_programs(parsed))
+        written = {name for name in map(_file_name, paths) if name and not name.isdecimal()}
         printed = [word for one in parsed.commands if one.words[0] in {"echo", "printf"} for word in one.words]
         exports = any(_exports_variables(simple.words) for simple in parsed.commands)
         for simple in parsed.commands:
@@ -618,6 +624,12 @@ class _Search:
     def _derive_from_wrapper(self, name: str, wrapper: Wrapper, words: Argv, first: int) -> Iterator[_Derived]:
         for text in _find_option_values(wrapper.lines, _spell_out_tar_letters(name, words)[first:]):
             yield from self._derive_from_option_value(text)
+            if name in EDITORS:
+                yield from [
+                    _Derived(line)
+                    for found in re.finditer("!", text)
+                    for line in _parse_shell_line(text[found.end() :])
+                ]
         if wrapper.rest == "shell":
             yield from self._derive_from_shell(words)
         elif wrapper.rest == "anywhere":
@@ -993,6 +1005,30 @@ def _find_files_to_run(name: str, words: Argv) -> list[str]:
     if name in FILE_OPTIONS:
         return list(_find_option_values(FILE_OPTIONS[name], words[1:]))
     return list(words) if _runs_files(name) or not _is_known_program(name) else []
+
+
+def _find_files_written_by_programs(script: ParsedScript) -> list[str]:
+    """Return the words of a script that name files in which its programs may store its texts, such as the operands of ``tee``."""
+    commands = [words for simple in script.commands for words in _unwrap_commands(simple.words)]
+    found = [name for words in commands for name in _find_output_files(words)]
+    # A copy of a written file has its text.
+    names = set(map(_file_name, (*script.written, *found)))
+    for words in commands:
+        if _program_table_key(words[0]) in COPYING and not names.isdisjoint(map(_file_name, words[1:])):
+            names.update(map(_file_name, filter(_is_operand, words[1:])))
+    return list(names)
+
+
+def _find_output_files(words: Argv) -> list[str]:
+    """Return the words of a command that name files in which it stores its input or a text of its code."""
+    name = _program_table_key(words[0])
+    if name in {"sponge", "tee"}:
+        return list(filter(_is_operand, words[1:]))
+    if name == "dd":
+        return [word.removeprefix("of=") for word in words if word.startswith("of=")]
+    # Of an interpreter the names within its code, and not the operands.
+    has_code = name in CODE or name in TEXT_PROGRAMS
+    return [part for word in words[1:] for part in WORD.findall(word) if part != word] if has_code else []
 
 
 def _runs_standard_input(name: str, words: Argv) -> bool:
