@@ -16,7 +16,15 @@ from attrs import frozen
 
 from stepengine.data import codec
 from stepengine.data.json import JsonDict, freeze_object
-from stepengine.data.messages import AssistantMessage, Message, ToolCallPart, ToolMessage, UserMessage, to_string_tuple
+from stepengine.data.messages import (
+    AssistantMessage,
+    AssistantPart,
+    Message,
+    ToolCallPart,
+    ToolMessage,
+    UserMessage,
+    to_string_tuple,
+)
 from stepengine.data.state import AgentState
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage
@@ -227,40 +235,62 @@ def messages_from_json(data: Iterable[object]) -> list[Message]:
     return found
 
 
+class _TranscriptRepair:
+    """Makes valid messages from any, one after the other; *notes* describe the repairs."""
+
+    def __init__(self) -> None:
+        self.made: list[Message] = []
+        self.notes: list[str] = []
+        self._waiting: dict[str, ToolCallPart] = {}
+        self._results: dict[str, ToolMessage] = {}
+        self._known = {""}
+
+    def add(self, message: Message) -> None:
+        if isinstance(message, ToolMessage):
+            if message.tool_call_id in self._waiting and message.tool_call_id not in self._results:
+                self._results[message.tool_call_id] = message
+            else:
+                self.notes.append(f"a result for {message.tool_call_id!r} had no call")
+            return
+        self.add_results()
+        self.made.append(self._remove_invalid_calls(message) if isinstance(message, AssistantMessage) else message)
+
+    def add_results(self) -> None:
+        """Add a result for each call of the last reply, in the order of the calls."""
+        found = self._results
+        if [call_id for call_id in self._waiting if call_id in found] != list(found):
+            self.notes.append(
+                f"the results of the calls {', '.join(map(repr, found))} were not in the order of the calls"
+            )
+        for call_id, call in self._waiting.items():
+            if call_id not in found:
+                self.notes.append(f"the call {call_id!r} of {call.tool_name} had no result")
+            self.made.append(found.get(call_id) or ToolMessage(call_id, call.tool_name, LOST, "error"))
+        self._waiting, self._results = {}, {}
+
+    def _remove_invalid_calls(self, reply: AssistantMessage) -> AssistantMessage:
+        content: list[AssistantPart] = []
+        for part in reply.content:
+            if isinstance(part, ToolCallPart):
+                if part.tool_call_id in self._known:
+                    twice = f"the call id {part.tool_call_id!r} was used twice"
+                    self.notes.append(twice if part.tool_call_id else f"a call of {part.tool_name} had no id")
+                    continue
+                self._known.add(part.tool_call_id)
+                self._waiting[part.tool_call_id] = part
+            content.append(part)
+        return reply if len(content) == len(reply.content) else attrs.evolve(reply, content=content)
+
+
 def repair_transcript(messages: Iterable[Message]) -> tuple[Transcript, tuple[str, ...]]:
     """
     Return *messages* as a valid transcript, with a note for each repair.
 
-    A call without a result gets an error result. A result without a call, and a call with a used id, is removed.
+    A call without a result gets an error result. A result without a call, and a call without an id or with a used one, is removed.
+    Results get the order of their calls.
     """
-    made: list[Message] = []
-    notes: list[str] = []
-    waiting: dict[str, ToolCallPart] = {}
-    known: set[str] = set()
-
-    def add_missing_results() -> None:
-        for call in waiting.values():
-            made.append(ToolMessage(call.tool_call_id, call.tool_name, LOST, "error"))
-            notes.append(f"the call {call.tool_call_id!r} of {call.tool_name} had no result")
-        waiting.clear()
-
+    repair = _TranscriptRepair()
     for message in messages:
-        if isinstance(message, ToolMessage):
-            if waiting.pop(message.tool_call_id, None) is None:
-                notes.append(f"a result for {message.tool_call_id!r} had no call")
-            else:
-                made.append(message)
-            continue
-        add_missing_results()
-        if isinstance(message, AssistantMessage):
-            again = [call for call in message.tool_calls if call.tool_call_id in known]
-            notes += [f"the call id {call.tool_call_id!r} was used twice" for call in again]
-            waiting.update({call.tool_call_id: call for call in message.tool_calls if call not in again})
-            known.update(waiting)
-            made.append(
-                attrs.evolve(message, content=[p for p in message.content if p not in again]) if again else message
-            )
-        else:
-            made.append(message)
-    add_missing_results()
-    return Transcript(made), tuple(notes)
+        repair.add(message)
+    repair.add_results()
+    return Transcript(repair.made), tuple(repair.notes)

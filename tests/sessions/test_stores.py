@@ -27,7 +27,7 @@ from stepengine.sessions import (
     FileSessions,
     SqliteSessions,
 )
-from stepengine.sessions.session import repair_transcript
+from stepengine.sessions.session import LOST, repair_transcript
 from stepengine.sessions.stores import make_folder_name
 from stepengine.workspace.write_ahead import enable_write_ahead
 from tests.sessions.stores import KINDS, store_of
@@ -64,6 +64,10 @@ def talk(*texts):
 
 def call(n=1, name="add"):
     return AssistantMessage([TextPart("so"), ToolCallPart(f"c{n}", name, {"a": n})])
+
+
+def calls(ids):
+    return AssistantMessage([TextPart("so"), *[ToolCallPart(call_id, "add", {}) for call_id in ids]])
 
 
 def result(n=1, name="add"):
@@ -330,7 +334,11 @@ def test_unchanged_prefix_is_not_rewritten_and_torn_line_is_dropped(tmp_path):
 @pytest.mark.spec("reliability:SS04")
 @given(
     st.lists(
-        st.sampled_from([call(1), call(2), result(1), result(2), UserMessage("u"), AssistantMessage("a")]), max_size=8
+        st.one_of(
+            st.sampled_from([result(1), result(2), UserMessage("u"), AssistantMessage("a")]),
+            st.lists(st.sampled_from(["c1", "c2", ""]), min_size=1, max_size=3).map(calls),
+        ),
+        max_size=8,
     )
 )
 def test_any_history_is_repaired_to_paired_calls_and_otherwise_unchanged(messages):
@@ -342,11 +350,24 @@ def test_any_history_is_repaired_to_paired_calls_and_otherwise_unchanged(message
         assert notes
     else:
         assert (Transcript(messages), ()) == (transcript, notes)
+    ids = {call.tool_call_id for m in messages if isinstance(m, AssistantMessage) for call in m.tool_calls}
+    assert ids - {""} == {m.tool_call_id for m in transcript if isinstance(m, ToolMessage)}
     said = [m for m in messages if isinstance(m, UserMessage)]
     assert said == [m for m in transcript if isinstance(m, UserMessage)]
     assert {m.text for m in messages if isinstance(m, AssistantMessage)} == {
         m.text for m in transcript if isinstance(m, AssistantMessage)
     }
+
+
+@pytest.mark.spec("reliability:SS04")
+def test_results_in_another_order_are_sorted_and_reported():
+    transcript, notes = repair_transcript([calls(["c1", "c2", "c3"]), result(3), result(1)])
+
+    assert [("c1", "3"), ("c2", LOST), ("c3", "3")] == [(m.tool_call_id, m.text) for m in transcript[1:]]
+    assert (
+        "the results of the calls 'c3', 'c1' were not in the order of the calls",
+        "the call 'c2' of add had no result",
+    ) == notes
 
 
 @pytest.mark.spec("reliability:SS04")
