@@ -131,7 +131,7 @@ class mask_tool_results(ContextPolicy):  # noqa: N801 - a policy is called by it
         newest = group_calls_with_results(transcript)[-1].start if transcript else 0
         seen = [m for m in transcript[:newest] if isinstance(m, ToolMessage)]
         named = [m for m in transcript if isinstance(m, ToolMessage) and m.tool_name in self.tools]
-        kept = {m.tool_call_id for m in named[len(named) - self.keep_last :]} if self.keep_last else set()
+        kept = {m.tool_call_id for m in named[max(0, len(named) - self.keep_last) :]}
         yield target, [m for m in seen if m.tool_name in self.tools and m.tool_call_id not in kept]
         yield target, [m for m in seen if self._is_long(m)]
         # Last, and against the whole room: the model has just requested these results and has not read them.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stepengine.context import ContextLimits, mask_tool_results
 from stepengine.data.messages import AssistantMessage, ToolMessage
@@ -51,6 +53,15 @@ def test_each_masking_pass_runs_only_if_still_too_large(size, options, left) -> 
     assert (left is None) == (shorter is None)
     if left is not None:
         assert left == masked(shorter)
+
+
+@pytest.mark.spec("generator-contract:P33")
+@given(st.integers(0, 8), st.integers(0, 12))
+def test_newest_results_of_named_tools_stay(results: int, kept: int) -> None:
+    made = history(*[(SHELL, SMALL)] * results, ("look", LARGE))
+    shorter = mask_tool_results(keep_last=kept).rewrite(made, ContextLimits(max_tokens=10), NOW)
+
+    assert "-" * (results - kept) + "s" * min(results, kept) + "-" == masked(shorter)
 
 
 @pytest.mark.spec("requirements:E10", "requirements:I15", "generator-contract:P33")
