@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 class SessionJournals:
     """
-    The journals of the runs in one session, by name; newer ones have greater names.
+    The journals of the runs in one session, by name; those of later turns have greater names.
 
     Args:
         place: The place for them in the store, from ``TurnStore.get_journal_location``.
@@ -66,9 +66,11 @@ class SessionJournals:
         """Return the text that the session stores in ``Session.journal`` for a journal: its name."""
         return name
 
-    def remove_old_journals(self) -> None:
-        """Remove all journals except the newest; the store sets their number."""
-        for name in self.list_journal_names()[: -self.place.keep]:
+    def remove_old_journals(self, newest: str | None) -> None:
+        """Remove all journals except the newest ones, whose number the store sets; *newest* is that of the saved run."""
+        # A run that failed before it began leaves a journal of the same turn, and the end of a name is random.
+        names = sorted(self.list_journal_names(), key=lambda name: name == newest)
+        for name in names[: -self.place.keep]:
             if self.place.memory is not None:
                 del self.place.memory[name]
             else:
@@ -96,7 +98,7 @@ class EmbeddedJournals(SessionJournals):
         """Return the text that the session stores in ``Session.journal``: the whole journal."""
         return self._made[name].content().decode()
 
-    def remove_old_journals(self) -> None:
+    def remove_old_journals(self, _: str | None) -> None:
         """Do nothing: each save replaces the journal before."""
 
 

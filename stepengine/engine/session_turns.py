@@ -226,7 +226,7 @@ class LoadedSession:
         except Exception as error:  # noqa: BLE001  (whatever the store does, the result is not lost)
             if not await self._was_saved_elsewhere_or_warn(error, result.state, turns):
                 return False
-        await self._remove_old_and_save_children()
+        await self._remove_old_and_save_children(name)
         return True
 
     def _make_saved_session(
@@ -265,11 +265,11 @@ class LoadedSession:
         self.add_warning(f"the session {self._session_id!r} was not saved: {type(error).__name__}: {error}", error)
         return False
 
-    async def _remove_old_and_save_children(self) -> None:
-        """Remove old journals and save the sessions of children; the session itself is saved by now."""
+    async def _remove_old_and_save_children(self, name: str | None) -> None:
+        """Remove journals older than *name*, and save the sessions of children; the session itself is saved by now."""
         try:
             if self.journals is not None:
-                await asyncio.to_thread(self.journals.remove_old_journals)
+                await asyncio.to_thread(self.journals.remove_old_journals, name)
             await self._children.save_children(self._sessions)
         except Exception as error:  # noqa: BLE001  (whatever the store does, the result is not lost)
             self.add_warning(

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 import signal
 import sqlite3
 import subprocess
@@ -812,6 +813,21 @@ async def test_newest_journals_of_a_session_are_kept_and_deleted_together(store)
     else:
         assert 1 == len(place.memory)
     assert 1 == store.load("y").turns
+
+
+@pytest.mark.spec("requirements:L9", "requirements:K5")
+@pytest.mark.parametrize("store", KINDS, indirect=True)
+async def test_journal_of_a_waiting_run_outlives_failed_runs(store, monkeypatch):
+    # Names of one turn end at random. Here, each one is less than those of the runs before.
+    ends = iter(range(0xFFFFFFFF, 0, -1))
+    monkeypatch.setattr(secrets, "token_hex", lambda _: f"{next(ends):08x}")
+    refused = attrs.evolve(BOOKING, hooks=Hooks(pre_run=[lambda ctx: 1 / 0]))
+    for _ in range(12):
+        assert RunStatus.FAILED is Engine([refused], sessions=store).run_sync(refused, "x", session_id="x").status
+    engine = Engine([BOOKING], sessions=store)
+    results = [await engine.run(BOOKING, words, session_id="x") for words in ("a table", "4", "eight")]
+
+    assert ("4 at eight", ()) == (results[-1].output, results[-1].warnings)
 
 
 @pytest.mark.spec("requirements:L13")
