@@ -165,7 +165,8 @@ def make_next_session(
         user_id=user_id or before.info.user_id,
         status=status.value,
         metadata={**before.info.metadata, **metadata},
-        child_session_ids=(*before.info.child_session_ids, *children),
+        # A run that continues after an answer reports the children that ended before the question again.
+        child_session_ids=tuple(dict.fromkeys((*before.info.child_session_ids, *children))),
     )
     return attrs.evolve(
         before, info=info, messages=state.message_history, state=state, turns=turns, journal=journal, usage=usage

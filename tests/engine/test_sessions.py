@@ -19,6 +19,7 @@ import pytest
 
 from stepengine import (
     STEP,
+    AgentCall,
     AgentDefinition,
     AgentState,
     Answer,
@@ -828,6 +829,28 @@ async def test_journal_of_a_waiting_run_outlives_failed_runs(store, monkeypatch)
     results = [await engine.run(BOOKING, words, session_id="x") for words in ("a table", "4", "eight")]
 
     assert ("4 at eight", ()) == (results[-1].output, results[-1].warnings)
+
+
+@pytest.mark.spec("requirements:L13", "requirements:K5")
+async def test_child_that_ended_before_a_question_is_listed_once(store):
+    leaf = AgentDefinition("leaf", model="scripted/m")
+
+    def handler(ctx):
+        yield from AgentCall("leaf", "go")
+        count = yield from Ask("For how many?")
+        yield from AgentCall("leaf", "go")
+        when = yield from Ask("When?")
+        return f"{count} at {when}"
+
+    boss = AgentDefinition("boss", handle_steps=handler, spawnable_agents=[leaf])
+    engine = Engine([boss], models=ScriptedModel([text("a"), text("b")]), sessions=store, child_sessions=True)
+    listed = []
+    for words in ("a table", "4", "eight"):
+        result = await engine.run(boss, words, session_id="x")
+        listed.append([child.rpartition("/")[2] for child in store.load("x").info.child_session_ids])
+
+    assert "4 at eight" == result.output
+    assert [list(result.state.child_run_ids[:count]) for count in (1, 2, 2)] == listed
 
 
 @pytest.mark.spec("requirements:L13")
