@@ -26,6 +26,7 @@ from stepengine.data.hooks import Change
 from stepengine.data.json import JsonDict, compact
 from stepengine.data.messages import (
     AssistantMessage,
+    DocumentPart,
     ImagePart,
     JsonPart,
     Message,
@@ -84,10 +85,10 @@ class RememberedMessage(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """The remembered part of a history: its entries, oldest first, and the newest images of a user."""
+    """The remembered part of a history: its entries, oldest first, and the newest images and documents of a user."""
 
     entries: tuple[RememberedMessage, ...]
-    images: tuple[ImagePart, ...] = ()
+    media: tuple[ImagePart | DocumentPart, ...] = ()
 
 
 def count_entry_tokens(entry: RememberedMessage) -> int:
@@ -110,10 +111,14 @@ def make_memory_entry(
 ) -> RememberedMessage | None:
     """Return the entry for a message, or ``None`` if it needs none; *calls* contains the call of a result by its id."""
     if isinstance(message, UserMessage):
-        text, images = message.text.strip(), sum(isinstance(p, ImagePart) for p in message.content)
-        note = f" (with {images} image{'s' if images > 1 else ''})" if images else ""
+        text, documents = message.text.strip(), [p for p in message.content if isinstance(p, DocumentPart)]
+        if not text and not documents:
+            return None
+        counts = {"image": sum(isinstance(p, ImagePart) for p in message.content), "document": len(documents)}
+        listed = [f"{count} {name}{'s' if count > 1 else ''}" for name, count in counts.items() if count]
+        note = f" (with {' and '.join(listed)})" if listed else ""
         speaker = "[EARLIER SUMMARY]" if SUMMARY_TAGS.intersection(message.tags) else "[USER]"
-        return RememberedMessage("user", f"{speaker}{note}\n{cut_to_tokens(text, caps.user)}") if text else None
+        return RememberedMessage("user", "\n".join(filter(None, (f"{speaker}{note}", cut_to_tokens(text, caps.user)))))
     if isinstance(message, AssistantMessage):
         text = cut_to_tokens(message.text_without_thoughts.strip(), caps.note)
         lines = [*([f"Progress note: {text}"] if text else []), *map(describe_call, message.tool_calls)]
@@ -136,20 +141,22 @@ def build_memory(
         keeps_mark: Whether the live request of an earlier summary still is the live one.
     """
     entries: list[RememberedMessage] = []
-    images: tuple[ImagePart, ...] = ()
+    images: tuple[ImagePart | DocumentPart, ...] = ()
+    documents: tuple[ImagePart | DocumentPart, ...] = ()
     calls: dict[str, ToolCallPart] = {}
     for message in messages:
         if isinstance(message, AssistantMessage):
             calls = {call.tool_call_id: call for call in message.tool_calls}
         if isinstance(message, UserMessage):
             images = tuple([p for p in message.content if isinstance(p, ImagePart)]) or images
+            documents = tuple([p for p in message.content if isinstance(p, DocumentPart)]) or documents
             if SUMMARY_TAG in message.tags and (stored := _parse_summary_entries(message)):
                 entries += stored if keeps_mark else [entry._replace(live=False) for entry in stored]
                 continue
         entry = make_memory_entry(message, calls, forgotten, EntryCaps() if message is live else caps)
         if entry is not None:
             entries.append(entry._replace(live=message is live))
-    return Memory(tuple(entries), images)
+    return Memory(tuple(entries), images + documents)
 
 
 def select_fitting_entries(
@@ -180,7 +187,7 @@ def make_summary_message(memory: Memory) -> UserMessage:
     for entry in memory.entries:
         data = {"provider": "stepengine", "entry": entry.role, **({"live": True} if entry.live else {})}
         parts.append(TextPart(SEPARATOR + entry.text, provider_data=data))
-    return UserMessage((*parts, TextPart(FOOTER), *memory.images), (SUMMARY_TAG, MEMORY_TAG))
+    return UserMessage((*parts, TextPart(FOOTER), *memory.media), (SUMMARY_TAG, MEMORY_TAG))
 
 
 def make_continue_message() -> UserMessage:
@@ -562,7 +569,7 @@ class prune_to_summary(ContextPolicy):  # noqa: N801 - a policy is called by its
         scene = _split_history(transcript)
         ending = scene.final_message
         memory = self._build_fitting_memory(scene, limits.room - _count_tokens(scene.instructions, ending))
-        if not memory.entries and not memory.images:
+        if not memory.entries and not memory.media:
             return None
         apart = (scene.instructions, ending)
         pruned = Transcript([make_summary_message(memory), *[m for m in apart if m is not None]])
@@ -573,20 +580,20 @@ class prune_to_summary(ContextPolicy):  # noqa: N801 - a policy is called by its
         live = scene.live if scene.is_mid_turn else None
         keeps_mark = scene.live is None
         whole = build_memory(scene.summarised, live, self.forgotten_agents, UNLIMITED, keeps_mark=keeps_mark)
-        images = whole.images[-max(1, room // SUMMARY_SHARE // MEDIA_TOKENS) :]
-        frame = message_tokens(make_summary_message(Memory((), images)))
+        media = whole.media[-max(1, room // SUMMARY_SHARE // MEDIA_TOKENS) :]
+        frame = message_tokens(make_summary_message(Memory((), media)))
         share = room // SUMMARY_SHARE - frame - sum(count_entry_tokens(e) for e in whole.entries if e.live)
         chosen = select_fitting_entries(whole.entries, self.user_budget, self.assistant_tool_budget)
         needed = sum(count_entry_tokens(e) for e in chosen if not e.live)
         # The newest entry stays whatever the budgets, so it may need more than both.
         if max(self.user_budget + self.assistant_tool_budget, needed) <= share:
-            return Memory(chosen, images)
+            return Memory(chosen, media)
         user, assistant = self._divide_token_budget(max(0, share), whole.entries)
         caps = EntryCaps(
             user=min(UNLIMITED.user, max(NOTE_TOKENS, user)), work=max(NOTE_TOKENS, assistant // KEPT_NOTES)
         )
         small = build_memory(scene.summarised, live, self.forgotten_agents, caps, keeps_mark=keeps_mark)
-        return Memory(select_fitting_entries(small.entries, user, assistant), images)
+        return Memory(select_fitting_entries(small.entries, user, assistant), media)
 
     def _divide_token_budget(self, share: int, entries: Iterable[RememberedMessage]) -> tuple[int, int]:
         """

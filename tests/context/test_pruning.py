@@ -7,6 +7,8 @@ from typing import Any
 
 import attrs
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stepengine import AgentDefinition, AgentState, Engine, Hooks, RunStatus, ToolCall
 from stepengine.context import ContextLimits, prune_to_summary
@@ -20,7 +22,7 @@ from stepengine.context.pruning import (
 )
 from stepengine.data.codec import to_json
 from stepengine.data.estimate import message_tokens
-from stepengine.data.messages import AssistantMessage, ImagePart, TextPart, ThinkingPart, UserMessage
+from stepengine.data.messages import AssistantMessage, DocumentPart, ImagePart, TextPart, ThinkingPart, UserMessage
 from stepengine.data.transcript import Transcript
 from stepengine.errors import ContextOverflow
 from stepengine.journal import MemoryJournal
@@ -30,6 +32,8 @@ from tests.context.conversations import NOW, PNG, context, instructions, prompt,
 WIDE = ContextLimits(max_tokens=400_000)
 LONG = "words " * 3_000
 ANOTHER = ImagePart(data=b"other")
+PDF = DocumentPart(data=b"%PDF-1.7")
+SHEET = DocumentPart(data=b"a,b", mime_type="text/csv")
 
 
 def pruned(*messages: Any, limits: ContextLimits = WIDE, **options: Any) -> Transcript:
@@ -272,6 +276,39 @@ def test_images_survive_prunes_until_newer_ones_arrive() -> None:
     shown = [[p for p in m[0].content if isinstance(p, ImagePart)] for m in (first, second, third)]
 
     assert [[PNG, PNG], [PNG, PNG], [ANOTHER]] == shown
+
+
+@pytest.mark.spec("generator-contract:P13", "generator-contract:P29")
+@given(
+    st.lists(st.lists(st.sampled_from([PNG, ANOTHER, PDF, SHEET]), max_size=3, unique=True), min_size=1, max_size=4),
+    st.booleans(),
+)
+def test_newest_images_and_documents_survive_any_prunes(sent: list[list[Any]], is_repeated: bool) -> None:
+    images: list[Any] = []
+    documents: list[Any] = []
+    history: list[Any] = []
+    for number, media in enumerate(sent):
+        history += [prompt("see", *media), *noise(number), AssistantMessage(LONG)]
+        history = [*pruned(*history)] if is_repeated else history
+        images = [p for p in media if isinstance(p, ImagePart)] or images
+        documents = [p for p in media if isinstance(p, DocumentPart)] or documents
+
+    summary = pruned(*history, AssistantMessage(LONG))[0]
+    assert [*images, *documents] == [p for p in summary.content if isinstance(p, ImagePart | DocumentPart)]
+
+
+@pytest.mark.spec("generator-contract:P14", "generator-contract:P29")
+def test_request_that_is_only_a_document_survives_prunes() -> None:
+    first = pruned(prompt("", SHEET), *noise(1), prompt("", PDF), *noise(2), user_budget=0, assistant_tool_budget=0)
+    second = pruned(*first, *noise(3), AssistantMessage(LONG), user_budget=0, assistant_tool_budget=0)
+    both = texts(pruned(prompt("", SHEET), *noise(1), prompt("read", PNG, PDF, SHEET), *noise(2)))
+
+    for summary in (first, second):
+        assert "[USER] (with 1 document)" == texts(summary)[0]
+        assert [PDF] == [p for p in summary[0].content if isinstance(p, DocumentPart)]
+    assert ["[USER] (with 1 document)", "[USER] (with 1 image and 2 documents)\nread"] == [
+        entry for entry in both if "[USER]" in entry
+    ]
 
 
 def test_summary_with_images_uses_half_of_a_small_window() -> None:
