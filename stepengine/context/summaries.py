@@ -5,8 +5,8 @@ By default they change the view: the model receives the summary, and the record 
 ``replace_record=True``, and always with ``compact`` in a handler, they replace the record itself.
 
 To use the provider's prompt cache, the summary request repeats the previous request, with the same model, system prompt, tools and
-settings. It adds the new messages and the question. Another ``model`` or your own ``summarizer`` does not use this cache.
-After a compaction only the system prompt and tools are still cached.
+settings, except those that prevent an answer in plain text. It adds the new messages and the question. Another ``model`` or your own
+``summarizer`` does not use this cache. After a compaction only the system prompt and tools are still cached.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from stepengine.data.definition import HookContext
 from stepengine.data.estimate import message_tokens, transcript_tokens
 from stepengine.data.functions import is_async, unwrap_function
 from stepengine.data.hooks import Change
-from stepengine.data.messages import Message, ToolMessage, UserMessage
+from stepengine.data.messages import SUMMARY_REQUEST, Message, ToolMessage, UserMessage
 from stepengine.data.models import ModelSettings
 from stepengine.data.state import AgentState
 from stepengine.data.transcript import Transcript
@@ -43,7 +43,6 @@ from stepengine.errors import ContextOverflow, DefinitionError
 
 SUMMARY = "SUMMARY"
 """The tag of a summary in the view."""
-SUMMARY_REQUEST = "SUMMARY_REQUEST"
 INSTRUCTIONS = "INSTRUCTIONS_PROMPT"
 MAX_CUTS = 4
 """Each attempt shortens the history; a request that is too large after four attempts has another problem."""
@@ -136,7 +135,7 @@ class summarize:  # noqa: N801 - a policy is called by its name, as a hook is
     def _make_change(self, ctx: HookContext, limits: ContextLimits) -> Generator[Yieldable, StepResult, Change | None]:
         if ctx.overflow is None:
             limits = attrs.evolve(limits, max_tokens=ctx.context_window or UNBOUNDED_TOKENS)
-        shorter = yield from self.summarize_view(ctx.state, limits, _plain_text_settings(ctx.agent.settings))
+        shorter = yield from self.summarize_view(ctx.state, limits)
         if shorter is None:
             return None
         return Change(messages=shorter) if self.replace_record else Change(view=shorter)
@@ -150,7 +149,7 @@ class summarize:  # noqa: N801 - a policy is called by its name, as a hook is
         Args:
             state: The state of the run.
             limits: The limits of the summary request; if it is too large, its older messages are omitted.
-            settings: The settings of that request; the agent's by default.
+            settings: The settings of that request; by default the agent's without those that prevent an answer in plain text.
         """
         view = state.view
         fresh = _find_unanswered_start(view)
@@ -223,14 +222,6 @@ def compact(state: AgentState, policy: summarize | None = None) -> Generator[Yie
     messages = [to_json(message) for message in shorter]
     done = yield ToolCall("set_messages", {"messages": messages}, include_tool_call=False)
     return done.agent_state
-
-
-def _plain_text_settings(settings: ModelSettings) -> ModelSettings:
-    """Return the agent's settings without those that prevent an answer in plain text."""
-    if settings.response_schema is None and settings.tool_choice in (None, "auto", "none"):
-        return settings
-    choice = settings.tool_choice if settings.tool_choice in (None, "auto") else "none"
-    return attrs.evolve(settings, response_schema=None, tool_choice=choice)
 
 
 def _make_summary_message(text: str) -> UserMessage:

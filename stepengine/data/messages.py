@@ -662,6 +662,10 @@ Message: TypeAlias = UserMessage | AssistantMessage | ToolMessage
 """A message of a conversation."""
 
 
+SUMMARY_REQUEST = "SUMMARY_REQUEST"
+"""The tag of a request for a summary of a conversation. Its answer is plain text, whatever the agent's settings are."""
+
+
 def system_reminder(text: str) -> str:
     """Return *text* in the tags of a system reminder, for a user message."""
     return f"<system-reminder>\n{text}\n</system-reminder>"

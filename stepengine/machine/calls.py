@@ -22,8 +22,8 @@ from stepengine.data import yields as y
 from stepengine.data.alike import find_nearest, list_names
 from stepengine.data.effects import CallBody, CallTool, Leaf, Notify
 from stepengine.data.json import JsonDict
-from stepengine.data.messages import Source, ToolCallLog, ToolCallPart, ToolResult
-from stepengine.data.models import ModelReply, ModelRequest
+from stepengine.data.messages import SUMMARY_REQUEST, Source, ToolCallLog, ToolCallPart, ToolResult, UserMessage
+from stepengine.data.models import ModelReply, ModelRequest, ModelSettings
 from stepengine.data.outcomes import Failure, Single, Stop, Value, find_race_winner, has_lost_or_stopped
 from stepengine.data.questions import Question
 from stepengine.data.state import ChildResult, Waited
@@ -474,6 +474,8 @@ class CompleteMember(ModelCallMember):
         # One or the other and not both merged: a call beside the conversation, such as a summary, must not inherit the
         # response schema or the thinking budget that the agent's own turns have once it states its own.
         settings = asked.settings or run.plan.definition.settings
+        if asked.settings is None and _is_summary_request(asked):
+            settings = _make_plain_text_settings(settings)
         if asked.schema is not None:
             settings = attrs.evolve(settings, response_schema=cast("Any", asked.schema).model_json_schema())
         request = ModelRequest(
@@ -487,6 +489,19 @@ class CompleteMember(ModelCallMember):
         )
         self.handed_out = (ef.CallModel(run.effects.allocate_number(), request, "complete"),)
         return self.handed_out
+
+
+def _is_summary_request(asked: y.Complete) -> bool:
+    last = asked.messages[-1] if asked.messages else None
+    return isinstance(last, UserMessage) and SUMMARY_REQUEST in last.tags
+
+
+def _make_plain_text_settings(settings: ModelSettings) -> ModelSettings:
+    """Return *settings* without those that prevent an answer in plain text."""
+    if settings.response_schema is None and settings.tool_choice in (None, "auto", "none"):
+        return settings
+    choice = settings.tool_choice if settings.tool_choice in (None, "auto") else "none"
+    return attrs.evolve(settings, response_schema=None, tool_choice=choice)
 
 
 class CandidatesMember(ModelCallMember):

@@ -361,10 +361,19 @@ async def test_handler_compacts_on_demand() -> None:
     assert (await engine(Worker(0)).replay(journal, agent=agent)).state == result.state
 
 
-async def test_summary_request_omits_settings_that_prevent_text() -> None:
+@pytest.mark.spec("requirements:I8")
+@pytest.mark.parametrize("is_on_demand", [False, True])
+async def test_summary_request_omits_settings_that_prevent_text(is_on_demand: bool) -> None:
+    def handle(ctx: Any) -> Any:
+        for _ in range(20):
+            turn = yield STEP
+        yield from compact(turn.agent_state)
+
     settings = ModelSettings(tool_choice="required", response_schema={"type": "object"}, temperature=0.1)
     model = Worker(40)
-    await engine(model, 3_000).run(worker(summarize(), settings=settings, limits=Limits(max_steps=30)), "dig")
+    options = {"handle_steps": handle} if is_on_demand else {}
+    agent = worker(summarize(auto=not is_on_demand), settings=settings, limits=Limits(max_steps=30), **options)
+    await engine(model, 3_000).run(agent, "dig")
     asked = model.summaries[0]
 
     assert ("none", "none", None, 0.1) == (
