@@ -102,6 +102,7 @@ class HookContext:
     provenance: Provenance | None = attrs.field(default=None, repr=False, eq=False)
     _measured: Measured | None = attrs.field(default=None, repr=False)
     _prompt_limit: int | None = attrs.field(default=None, repr=False)
+    _has_earlier_messages: bool = attrs.field(default=False, repr=False)
 
     @property
     def context_tokens(self) -> int:

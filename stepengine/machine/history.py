@@ -114,6 +114,7 @@ class RunHistory:
         record: The whole conversation.
         view: The messages that the model sees; the record itself until a change.
         start: The number of messages in the record before those of this run.
+        has_earlier_messages: Whether the run started with messages, such as those of ``previous=``.
         opening: The first messages of this run: the user's prompt and the instructions.
         end_turn_message: The message of an ``end_turn``, until a text follows it.
         own_calls: The ids of the handler's calls in the last step whose results count as its words.
@@ -130,6 +131,7 @@ class RunHistory:
         "_shorten",
         "_times",
         "end_turn_message",
+        "has_earlier_messages",
         "inbox",
         "left_out",
         "open_reply",
@@ -164,6 +166,7 @@ class RunHistory:
         self.record = record
         self.view = view
         self.start = len(record)
+        self.has_earlier_messages = bool(record)
         self.opening: tuple[Message, ...] = ()
         self.end_turn_message = ""
         self.inbox: list[UserMessage] = []

@@ -407,6 +407,7 @@ class RunState:
             prompt_limit=plan.hooks.find_prompt_limit(plan.context_window),
             source=source,
             provenance=None if sources is None else sources.index,
+            has_earlier_messages=self.history.has_earlier_messages,
         )
 
     def apply_change(self, change: RequestedChange, by: str = "") -> None:

@@ -180,7 +180,7 @@ def session_hooks(store: SessionStore | VersionedStore) -> Hooks:
     ``AgentDefinition(..., hooks=session_hooks(store))`` gives one agent a memory; ``Engine(sessions=store)`` gives it to all
     agents. Loading and saving are recorded effects: a replay needs no store, and a resumed run loads nothing again. The session
     is that of ``session_id``. A run without one starts a conversation named by its run id, which ``RunResult.session_id`` reports.
-    ``previous=`` of a run replaces the content of the session. Children have no session.
+    ``previous=`` with messages replaces the content of the session. Children have no session.
 
     A run that was stopped, because it waits for an answer or was cancelled, is not saved, since its hooks no longer run. With
     ``Engine(sessions=store)`` it is saved, and the next message answers the question.
@@ -211,7 +211,9 @@ class _SessionHooks:
     store: SessionStoreAdapter
 
     def load(self, ctx: HookContext) -> Generator[Yieldable, StepResult, Change | None]:
-        if ctx.path or any(isinstance(message, AssistantMessage) for message in ctx.messages):
+        if ctx.path or ctx._has_earlier_messages:  # noqa: SLF001 - set by the machine for these hooks
+            return None
+        if any(isinstance(message, AssistantMessage) for message in ctx.messages):
             return None
         found = yield from Perform.idempotent(self.load_session, _get_session_id(ctx))
         for repair in found["repairs"]:

@@ -5,8 +5,10 @@ The hooks that load a conversation before a run and save it after it, and the ot
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from stepengine import AgentDefinition, Engine, Hooks, RunStatus, tool
+from stepengine import AgentDefinition, AgentState, AssistantMessage, Engine, Hooks, RunStatus, UserMessage, tool
 from stepengine.data.hooks import Change
 from stepengine.events import HookFailed, LogLine
 from stepengine.journal import MemoryJournal
@@ -116,6 +118,18 @@ async def test_previous_state_replaces_the_stored_history():
     await talk(store, [text("three")], "3", previous=first.state)
 
     assert ["1", "one", "3", "three"] == said(store.load("u:1").messages)
+
+
+@pytest.mark.spec("requirements:L4")
+@given(st.lists(st.sampled_from([UserMessage("me"), AssistantMessage("you")]), min_size=1, max_size=3))
+async def test_previous_with_any_messages_replaces_the_stored_history(messages):
+    store, journal = MemorySessions(), MemoryJournal()
+    await talk(store, [text("one")], "1")
+    previous = AgentState.from_messages(messages)
+    result, _, _ = await talk(store, [text("two")], "2", previous=previous, agent=bot(store), journal=journal)
+
+    assert [*said(messages), "2", "two"] == said(store.load("u:1").messages)
+    assert result.state == (await Engine([bot(store)]).replay(journal)).state
 
 
 async def test_children_have_no_session():
