@@ -481,7 +481,7 @@ def write_session_files(file: Path) -> None:
     """
     Save a session in a folder whose history is the file of another program.
     """
-    for name in ("history.jsonl", "metadata.json", "state.json"):
+    for name in ("history.jsonl", "metadata.json", "state.json", "history.1.jsonl", "state.1.json"):
         place = Path.cwd() / file.name / name / "x" / name
         place.parent.mkdir(parents=True)
         place.write_bytes(file.read_bytes())

@@ -17,7 +17,7 @@ import stat
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -393,7 +393,7 @@ def _add_messages_and_state(session: Session, messages: list[Message], stored: o
     """Return a session with its repaired messages, and with its state if that belongs to exactly these messages."""
     transcript, repairs = repair_transcript(messages)
     session = attrs.evolve(session, messages=transcript, repairs=repairs)
-    if not isinstance(stored, dict) or repairs:
+    if not isinstance(stored, dict) or repairs or stored.get("state") is None:
         return session
     if stored.get("messages") != len(transcript) or stored.get("digest") != _hash_lines(_encode_messages(transcript)):
         return session  # the state of another, incomplete save: only the messages are valid
@@ -425,9 +425,9 @@ class FileSessions(Store):
     """
     Sessions in a folder: ``<id>/metadata.json`` and ``<id>/history.jsonl``, one message per line.
 
-    New messages are appended to a history; it is rewritten only if older messages changed. ``metadata.json`` is written last.
-    So an interrupted save leaves the session unchanged, except for complete lines that were appended. Folders are accessible
-    only to their owner.
+    New messages are appended to a history; it is rewritten only if older messages changed. An interrupted save leaves the session
+    unchanged: the state and a rewritten history are first saved with the number of their version in the file name, and are valid with
+    ``metadata.json``, which is written last. Folders are accessible only to their owner.
 
     Args:
         root: The folder; created if missing.
@@ -464,15 +464,22 @@ class FileSessions(Store):
 
     def _read_session(self, session_id: str, folder: Path) -> Session:
         """Return a session from its three files; an empty one without them."""
-        described = _read_json(folder / "metadata.json")
+        described = _read_json(folder / METADATA)
         session = Session(info=SessionInfo(session_id=session_id))
         if described is not None:
-            session = _session_from_metadata(described, session_id, str(folder / "metadata.json"))
-        history = folder / "history.jsonl"
-        content = _read_file(history) or b""
-        complete = content[: content.rfind(b"\n") + 1]
-        messages = _parse_messages(iter(complete.splitlines()), str(history))
-        return _add_messages_and_state(session, messages, _read_json(folder / "state.json"), str(folder / "state.json"))
+            session = _session_from_metadata(described, session_id, str(folder / METADATA))
+        history, state = (_find_valid_file(folder / name, session.version) for name in (HISTORY, STATE))
+        lines = self._read_history(folder, session.version).splitlines()
+        messages = _parse_messages(iter(lines), str(history))
+        return _add_messages_and_state(session, messages, _read_json(state), str(state))
+
+    def _read_history(self, folder: Path, version: int) -> bytes:
+        """Return the complete lines of the history, without those that an interrupted save of the next version appended."""
+        content = _read_file(_find_valid_file(folder / HISTORY, version)) or b""
+        interrupted = _read_json(_make_versioned_path(folder / STATE, version + 1))
+        if isinstance(interrupted, dict) and type(interrupted.get("kept")) is int:
+            content = content[: interrupted["kept"]]
+        return content[: content.rfind(b"\n") + 1]
 
     @override
     def save(self, session: Session) -> Session:
@@ -481,17 +488,17 @@ class FileSessions(Store):
             create_folder_durably(folder, OWNER_FOLDER_MODE)
             _check_own_files(folder)
             with self._lock(folder):
-                described = _read_json(folder / "metadata.json")
+                described = _read_json(folder / METADATA)
                 stored = (
                     0
                     if described is None
                     else _session_from_metadata(described, session.session_id, str(folder)).version
                 )
                 made = self._make_next_version(session, stored)
-                self._write_history(folder / "history.jsonl", _encode_messages(made.messages))
-                self._write_state(folder / "state.json", made)
+                self._write_history_and_state(folder, made)
                 described = json.dumps(_metadata_to_json(made), indent=2, ensure_ascii=False).encode()
-                replace_path(folder / "metadata.json", described, mode=OWNER_FILE_MODE)
+                replace_path(folder / METADATA, described, mode=OWNER_FILE_MODE)
+                _rename_versioned_files(folder, made.version)
                 return made
         except OSError as error:
             msg = f"the session {session.session_id!r} cannot be saved in {str(folder)!r}: {error.strerror}"
@@ -501,34 +508,34 @@ class FileSessions(Store):
     def get_journal_location(self, session_id: str) -> JournalLocation:
         return JournalLocation(folder=self.folder(session_id) / "turns")
 
-    def _write_history(self, path: Path, lines: Sequence[bytes]) -> None:
-        whole = b"".join(lines)
-        stored = _read_file(path)
-        if stored is not None and whole.startswith(stored[: stored.rfind(b"\n") + 1]):
-            kept = stored.rfind(b"\n") + 1
-            with path.open("r+b") as file:
-                file.truncate(kept)
-                file.seek(kept)
-                file.write(whole[kept:])
+    def _write_history_and_state(self, folder: Path, session: Session) -> None:
+        """Write the files of a new version so that the stored version stays valid."""
+        version, whole = session.version, b"".join(_encode_messages(session.messages))
+        _rename_versioned_files(folder, version - 1)
+        kept = self._read_history(folder, version - 1)
+        history, rewritten = folder / HISTORY, _make_versioned_path(folder / HISTORY, version)
+        rewritten.unlink(missing_ok=True)  # it may be that of an interrupted save
+        is_longer = history.exists() and whole.startswith(kept)
+        if not is_longer:
+            replace_path(rewritten, whole, mode=OWNER_FILE_MODE)
+        # Before the history becomes longer: `kept` tells the old lines from those of this save.
+        state = {**(_state_to_json(session) or NO_STATE), "kept": len(kept)}
+        replace_path(_make_versioned_path(folder / STATE, version), canonical(state).encode(), mode=OWNER_FILE_MODE)
+        if is_longer:
+            with history.open("r+b") as file:
+                file.truncate(len(kept))
+                file.seek(len(kept))
+                file.write(whole[len(kept) :])
                 file.flush()
                 os.fsync(file.fileno())
-        else:
-            replace_path(path, whole, mode=OWNER_FILE_MODE)
-
-    def _write_state(self, path: Path, session: Session) -> None:
-        stored = _state_to_json(session)
-        if stored is None:
-            path.unlink(missing_ok=True)
-        else:
-            replace_path(path, canonical(stored).encode(), mode=OWNER_FILE_MODE)
 
     @override
     def list(self) -> list[SessionInfo]:
         found = []
         for folder in sorted(self.root.iterdir()):
-            data = _read_json(folder / "metadata.json") if folder.is_dir() else None
+            data = _read_json(folder / METADATA) if folder.is_dir() else None
             if isinstance(data, dict) and isinstance(data.get("session_id"), str):
-                found.append(_session_from_metadata(data, data["session_id"], str(folder / "metadata.json")).info)
+                found.append(_session_from_metadata(data, data["session_id"], str(folder / METADATA)).info)
         return _sort_newest_first(found)
 
     @override
@@ -538,8 +545,10 @@ class FileSessions(Store):
             return
         _check_own_files(folder)
         with self._lock(folder):
-            for name in ("metadata.json", "state.json", "history.jsonl"):
-                (folder / name).unlink(missing_ok=True)
+            # The metadata last: without them, a versioned file would be that of a later version.
+            for pattern in reversed(OWN_FILES):
+                for file in folder.glob(pattern):
+                    file.unlink(missing_ok=True)
             for kind in ("*.jsonl", "*.jsonl.mail"):
                 for file in (folder / "turns").glob(kind):
                     file.unlink(missing_ok=True)
@@ -575,15 +584,18 @@ class FileSessions(Store):
             os.close(descriptor)
 
 
-METADATA = "metadata.json"
+METADATA, HISTORY, STATE = "metadata.json", "history.jsonl", "state.json"
+NO_STATE = {"digest": "0" * 64, "has_view": False, "messages": 0, "state": None}
+HISTORY_FILE = FileFormat("the history of a session", re.compile(rb'\{"type":"[a-z_]+_message",'), SessionError)
+STATE_FILE = FileFormat("the state of a session", re.compile(rb'\{"digest":"[0-9a-f]{64}","has_view":'), SessionError)
 OWN_FILES = {
     METADATA: FileFormat("the metadata of a session", re.compile(rb'\s*\{\s*"session_id"\s*:'), SessionError),
-    "history.jsonl": FileFormat("the history of a session", re.compile(rb'\{"type":"[a-z_]+_message",'), SessionError),
-    "state.json": FileFormat(
-        "the state of a session", re.compile(rb'\{"digest":"[0-9a-f]{64}","has_view":'), SessionError
-    ),
+    HISTORY: HISTORY_FILE,
+    "history.[0-9]*.jsonl": HISTORY_FILE,
+    STATE: STATE_FILE,
+    "state.[0-9]*.json": STATE_FILE,
 }
-"""The files of a session by their names in its folder, the metadata first."""
+"""The files of a session by patterns of their names in its folder, the metadata first."""
 CACHE_FILE = FileFormat("a cached value", re.compile(rb'\{"key":"'), SessionError)
 
 
@@ -593,13 +605,33 @@ def _check_own_files(folder: Path) -> None:
 
     After valid metadata no other file is checked: metadata are written last, and a history may be cut off at any byte.
     """
-    for name, of in OWN_FILES.items():
-        path = folder / name
-        # Files that are not regular are rejected when they are read.
-        if path.is_file() and not path.is_symlink() and path.stat().st_size:
-            of.check(path)
-            if name == METADATA:
-                return
+    for pattern, of in OWN_FILES.items():
+        for path in folder.glob(pattern):
+            # Files that are not regular are rejected when they are read. The first save of another process may rename one here.
+            with suppress(FileNotFoundError):
+                if path.is_file() and not path.is_symlink() and path.stat().st_size:
+                    of.check(path)
+                    if pattern == METADATA:
+                        return
+
+
+def _make_versioned_path(path: Path, version: int) -> Path:
+    """Return the path of a file of a session from before its version is valid until it is renamed to *path*."""
+    return path.with_name(f"{path.stem}.{version}{path.suffix}")
+
+
+def _find_valid_file(path: Path, version: int) -> Path:
+    """Return the path of a file in the stored *version*. A save that was interrupted at its end did not rename it."""
+    versioned = _make_versioned_path(path, version)
+    return versioned if versioned.exists() else path
+
+
+def _rename_versioned_files(folder: Path, version: int) -> None:
+    """Give the files of the stored *version* their usual names."""
+    for name in (HISTORY, STATE):
+        versioned = _make_versioned_path(folder / name, version)
+        if versioned.exists():
+            versioned.replace(folder / name)
 
 
 def _read_file(path: Path) -> bytes | None:

@@ -5,6 +5,7 @@ Runs in sessions: what they go on from, what they leave, and what happens when t
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 import secrets
@@ -29,6 +30,7 @@ from stepengine import (
     Hooks,
     Limits,
     RunStatus,
+    ToolCall,
     ToolMessage,
     Usage,
     UserMessage,
@@ -791,6 +793,50 @@ async def test_failed_save_is_repeated_by_the_next_message(tmp_path, monkeypatch
         second.session_saved,
         [m.text for m in store.load("x").messages],
     )
+
+
+@pytest.mark.spec("reliability:SS02")
+@pytest.mark.parametrize("is_rewritten", [False, True])
+async def test_save_killed_at_any_point_loses_no_answer(is_rewritten, tmp_path, monkeypatch):
+    def handler(ctx):
+        count = yield from Ask("For how many?")
+        yield STEP
+        if is_rewritten:
+            yield ToolCall(
+                "set_messages", {"messages": [{"role": "user", "content": "short"}]}, include_tool_call=False
+            )
+        when = yield from Ask("When?")
+        return f"{count} at {when}"
+
+    agent = attrs.evolve(BOT, handle_steps=handler)
+    fsync = os.fsync
+
+    def save_until_killed(session):
+        def sync(descriptor):
+            if not left:
+                raise OSError(errno.EIO, "the process was killed")
+            left.pop()
+            fsync(descriptor)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", sync)
+            return FileSessions.save(killed, session)
+
+    is_saved, point = False, 0
+    while not is_saved:
+        left, folder, model = [None] * point, tmp_path / str(point), ScriptedModel([text("four")])
+        engine, killed = Engine([agent], models=model, sessions=FileSessions(folder)), FileSessions(folder)
+        await engine.run(agent, "a table", session_id="x")
+        before, killed.save = killed.load("x"), save_until_killed
+        is_saved = (await Engine([agent], models=model, sessions=killed).run(agent, "4", session_id="x")).session_saved
+        found = killed.load("x")
+        assert before == found or (2, "When?") == (found.version, found.state.pending[0].text)
+        last = await engine.run(agent, "eight", session_id="x")
+
+        assert ("4 at eight", (), True) == (last.output, last.warnings, last.session_saved)
+        assert 1 == killed.load("x").usage.requests
+        point += 1
+    assert point > 3
 
 
 # --- the journals of a session --------------------------------------------------------------------------------------
