@@ -27,10 +27,17 @@ from stepengine.durable.messages import parse_message_form
 from stepengine.durable.queues import make_queue_options
 from stepengine.durable.wire import StartOutcomes, SubmittedRun
 from stepengine.errors import InputError, JournalCorrupt, JournalError, StepEngineError
+from stepengine.runtime.performer import child_path
 
 OVER = ("SUCCESS", "ERROR", "CANCELLED", "MAX_RECOVERY_ATTEMPTS_EXCEEDED")
 """The states of runs that no worker resumes by itself."""
 DESCENDANTS = f"select workflow_uuid from dbos.workflow_status where {child_condition_sql()} and {root_id_sql()} = %s"  # noqa: S608
+CHILD_ENDS = f"""
+    select o.workflow_uuid, o.output from dbos.workflow_status s join dbos.operation_outputs o using (workflow_uuid)
+    where (s.workflow_uuid = %s or ({child_condition_sql("s.")} and {root_id_sql("s.")} = %s))
+        and o.function_name like 'child:%%' and o.serialization = 'portable_json' and o.output is not null
+"""  # noqa: S608
+"""The recorded ends of the children of a tree."""
 STEP_COUNTS = (
     "select workflow_uuid, count(*) from dbos.operation_outputs where workflow_uuid = any(%s) group by workflow_uuid"
 )
@@ -339,6 +346,19 @@ class Deployment:
             JournalCorrupt: when a row is not portable JSON.
         """
         return [_parse_step(run, *row) for row in await self.fetch_rows(STEPS, run, list(known))]
+
+    async def list_children_with_recorded_end(self, root: str) -> set[str]:
+        """
+        Return the ids of the children in the tree of *root* whose end their parent has recorded.
+
+        Raises:
+            JournalCorrupt: when a row is not portable JSON.
+        """
+        found = set[str]()
+        for run, text in await self.fetch_rows(CHILD_ENDS, root, root):
+            form = parse_recorded_json(text, f"the end of a child of {run!r}")
+            found.add(f"{root}/{child_path(form.get('path', run.partition('/')[2]), form['seq'])}")
+        return found
 
     async def count_steps(self, runs: Sequence[str]) -> dict[str, int]:
         """Return how many steps of these runs are recorded, by id; a run without any is left out."""

@@ -25,7 +25,6 @@ from stepengine.durable.deployment import (
     parse_recorded_json,
     refuse_asking_limits,
 )
-from stepengine.durable.indexes import child_condition_sql, root_id_sql
 from stepengine.durable.messages import TOPIC, find_text_problem, make_database_topic
 from stepengine.durable.run_waits import AnswerSender, RunWaits, Waiting, list_run_and_ancestors
 from stepengine.durable.sessions import Sessions, resolve_answered_run, waiting_queue_name
@@ -34,18 +33,11 @@ from stepengine.durable.wire import SubmittedRun, to_portable_json
 from stepengine.engine.options import MAX_RUN_ID_CHARS
 from stepengine.errors import AnswerRejected, InputError, JournalError
 from stepengine.journal.mailbox import MAX_VALUE_BYTES
-from stepengine.runtime.performer import child_path
 
 UNREAD_MESSAGES = """
     select topic, message, message_uuid from dbos.notifications
     where destination_uuid = %s and not consumed and serialization = 'portable_json' order by created_at_epoch_ms
 """
-CHILD_ENDS = f"""
-    select o.workflow_uuid, o.output from dbos.workflow_status s join dbos.operation_outputs o using (workflow_uuid)
-    where (s.workflow_uuid = %s or ({child_condition_sql("s.")} and {root_id_sql("s.")} = %s))
-        and o.function_name like 'child:%%' and o.serialization = 'portable_json' and o.output is not null
-"""  # noqa: S608
-"""The recorded ends of the children of a tree."""
 END_SECONDS = 60.0
 """A wait for the end of a run is repeated after so long, to see whether it became the answer to another run."""
 
@@ -368,9 +360,7 @@ class Operator:
         """Return the stopped runs of a tree, without those below a run with a result, or whose parents cancelled them or recorded their end."""
         root = tree[0].root
         done = {each.id for each in tree if each.state == "SUCCESS" or ENDED_BY_PARENT in each.attributes}
-        for run, text in await self.deployment.fetch_rows(CHILD_ENDS, root, root):
-            form = parse_recorded_json(text, f"the end of a child of {run!r}")
-            done.add(f"{root}/{child_path(form.get('path', run.partition('/')[2]), form['seq'])}")
+        done |= await self.deployment.list_children_with_recorded_end(root)
         return [each for each in tree if each.is_over and done.isdisjoint(list_run_and_ancestors(each.id))]
 
     async def _requeue_stopped_run(self, run: str, *, queue: str, release: str | None) -> None:

@@ -181,7 +181,7 @@ def test_a_denied_host_is_found_in_any_declared_text(before: str, host: str, aft
 
 
 @pytest.mark.spec("requirements:X70", "reliability:PM43")
-def test_a_host_rule_denies_no_declared_file_and_allows_no_unclear_address() -> None:
+def test_host_rule_denies_no_file_and_allows_no_unclear_address() -> None:
     denied, allowed = Policy([Rule.deny_domain("evil.org")], "bypass"), Policy([Rule.allow_domain("good.org")])
 
     for path in ("reports/evil.org.csv", "good.org/evil.org", "C:/a b.txt", "..", "", "notes: evil"):

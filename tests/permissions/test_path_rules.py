@@ -330,7 +330,7 @@ def linked_policy(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 @pytest.mark.spec("requirements:X70")
-def test_tools_that_could_replace_a_link_to_the_policy_are_refused(tmp_path: Path, linked_policy: Path) -> None:
+def test_tools_that_could_replace_a_policy_link_are_refused(tmp_path: Path, linked_policy: Path) -> None:
     tools = file_tools(tmp_path / "work", write=True)
 
     with pytest.raises(DefinitionError, match=r"model could allow itself everything.*below_root=True"):
