@@ -398,7 +398,8 @@ class Journal(abc.ABC):
             JournalError: when this journal cannot be read, or *other* not be written; see ``records`` and ``encode_lines``.
             JournalLocked: when a run writes *other*.
         """
-        with hold_lock(other):
+        # A missing one is not locked, since that would create it.
+        with hold_lock(other) if other.size() else contextlib.nullcontext():
             other.replace(self.records())
 
 
