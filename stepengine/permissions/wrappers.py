@@ -312,6 +312,8 @@ STARTING_CODE = re.compile(
     r"\.execute\(\s*\)|\brun[ \t]*[\"'<]|(?:call|make|start)-process|run-program|process-lines|(?<!\.)\bpipe\("
 )
 """Code of common languages that starts programs, openly or hidden."""
+STORING_CODE = re.compile(r"writ|put_contents|>|\bwb?\b|['\"][ax]b?['\"]")
+"""Code that may write a file, such as ``open("x", "w")``, and ``w`` of sed."""
 STARTING_AWK = re.compile(r"system[\s\\]*\(|@[A-Za-z_]\w*[\s\\]*\(|(?<!\|)\|(?!\|)")
 """Code that starts programs in awk: ``system``, a function call by a computed name, or a pipe."""
 AWK_TOKEN = re.compile(
@@ -1027,8 +1029,8 @@ def _find_output_files(words: Argv) -> list[str]:
     if name == "dd":
         return [word.removeprefix("of=") for word in words if word.startswith("of=")]
     # Of an interpreter the names within its code, and not the operands.
-    has_code = name in CODE or name in TEXT_PROGRAMS
-    return [part for word in words[1:] for part in WORD.findall(word) if part != word] if has_code else []
+    codes = [word for word in words[1:] if STORING_CODE.search(word)] if name in CODE or name in TEXT_PROGRAMS else []
+    return [part for code in codes for part in WORD.findall(code) if part != code]
 
 
 def _runs_standard_input(name: str, words: Argv) -> bool:

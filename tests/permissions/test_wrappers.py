@@ -53,6 +53,7 @@ RUNNING = [
     "sed -n '1,            1e git push' words", "python3 -m timeit -n1 -r1 -s 'import os' 'os.system(\"g\" \"it push\")'",
     "vim -es -c ':!git push' -c q", "vim -es -c 'silent! !git push' -c q", "vim -es -c 'r !git push' -c 'q!'", "bash -c 'echo git push | tee x; sh x'", "bash -c 'tee -a y <<< \"git push\"; bash ./y'",
     "bash -c 'echo git push | dd of=z; sh z'", "bash -c 'echo git push > a; cp a b; mv -f b c; sh c'", "bash -c 'echo git push | sed -n \"w s\"; sh s'",
+    "bash -c 'python3 -c \"open(\\\"p\\\", \\\"w\\\").write(\\\"git push\\\")\"; sh p'",
     "bash -c 'echo git push | env tee t; chmod +x t; PATH=.:$PATH t'", "bash -c \"awk 'BEGIN{print \\\"git push\\\" > \\\"w\\\"}'; sh w\"",
 ]  # fmt: skip
 """Spellings that start the program on a machine that has their wrapper. ``BIN`` is the folder of the program, ``LOADER`` the dynamic loader."""
@@ -129,7 +130,7 @@ PLAIN = [
     'for f in *.py; do cat "$f"; done', "cd x && pytest -q 2>&1 | tail -5", "ls *.py | xargs wc -l", "export A=1; make", "if [ -f x ]; then pytest; fi", 'while read f; do echo "$f"; done < list', "x=$(date); echo $((1 + 2 * 3))",
     "case $x in a*) ls;; esac", "python - <<E\nprint(1)\nE", "cat <<'E' > f\n$X push `y`\nE",
     "find . -name '*.py' -exec git add {} ';'", "find . -exec awk '{print}' {} +", "MSG='git push'; echo \"$MSG\"", "sed 's/a/b/' <(sort f)", "diff <(sort a) <(sort b)", "pnpm install", "pnpm run build", '. "$HOME/.cargo/env" && cargo build', "source venv/bin/activate; pytest", "python -c 'print(open(\"f\").read())'",
-    "git status | tee log; cat log", "pytest | tee log; python3 run.py", "cp a.sh b.sh; sh b.sh", "sed -n 1p run.sh; sh run.sh", "vim -es -c 'w! out.txt' -c 'q!' f",
+    "git status | tee log; cat log", "pytest | tee log; python3 run.py", "cp a.sh b.sh; sh b.sh", "git status; python3 -c 'print(open(\"f.txt\").read())'; python3 run.py f.txt", "sed -n 1p run.sh; sh run.sh", "vim -es -c 'w! out.txt' -c 'q!' f",
     "for x in a b; do echo $x; done", "if [[ -f x ]]; then pytest; fi", "function f { pytest; }; f", "ls 2>&1 > out.txt; python3 run.py 1 2>&1", "seq 3 | xargs -I{} sed -n '{}p' f", "node -p '1 + 1'", "python -m timeit '1 + 1'",
 ]  # fmt: skip
 
