@@ -437,7 +437,7 @@ class Logins:
         self._lock = Lock()
 
     def make(self, caller: Caller | None = None) -> str:
-        """Create a one-time login link for *caller*, by default the operator, and return its path."""
+        """Create a one-time login link for *caller*, by default the operator, and return its path with the code."""
         code = secrets.token_urlsafe(TOKEN_BYTES)
         with self._lock:
             _add_session_and_evict_old(

@@ -91,7 +91,7 @@ def _check_may_answer(request: Request, thread: CallerConversation, given: Any) 
 
 
 def _choose_answerer(thread: CallerConversation, asked: Asked) -> str | None:
-    """Return ``Answer.by`` for the answers of a page: the page's name for results of its own tools, ``None`` for the caller."""
+    """Return ``Answer.by`` for all answers of a request: the page's name if a result of its tools is among them, else ``None``."""
     return PAGE if find_page_answers(thread.state, asked.results).keys() & asked.answers.keys() else None
 
 

@@ -65,11 +65,11 @@ class MessageReceipt(View):
 
 async def read_json_body(request: Request) -> Any:
     """
-    Return the JSON body of a request as an immutable value.
+    Return the JSON body of a request as an immutable value; ``plain`` makes dicts and lists of it.
 
     Raises:
-        InputError: for what is not JSON, or none that two readers would understand alike.
-        Problem: 415, for what says that it is not JSON.
+        InputError: for invalid JSON, duplicate keys, NaN and infinity.
+        Problem: 415, unless the content type is ``application/json``.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
@@ -84,10 +84,10 @@ def parse_strict_json(data: bytes) -> Any:
     Parse JSON, and return it as an immutable value; duplicate keys, NaN and infinity are refused.
 
     Raises:
-        InputError: for what is not JSON, or none that two readers would understand alike.
+        InputError: for invalid JSON, duplicate keys, NaN and infinity.
     """
     try:
-        # What the next reader of the same bytes may take for something else is refused: a name that is there twice, NaN.
+        # Another parser of the same bytes may read duplicate keys and NaN as something else, so they are refused.
         read = jiter.from_json(data, allow_inf_nan=False, catch_duplicate_keys=True)
     except ValueError as error:
         msg = f"the body cannot be used: {error}"

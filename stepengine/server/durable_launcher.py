@@ -111,7 +111,7 @@ class DurableLauncher(RunStarts[RegisteredRun]):
         Resume a run that stopped without a result, or that waits for a worker with the code that started it.
 
         Raises:
-            Problem: when it has ended, or cannot be resumed.
+            Problem: when it has ended, cannot be resumed, or *asked* is given: a database has no divergent resume.
             ReplayDivergence: when this server's agents do something else than is recorded; nothing was changed.
         """
         if asked is not None:

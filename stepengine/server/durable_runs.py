@@ -1,8 +1,8 @@
 """
 ``DurableRuns``: the runs of a server whose work is in a PostgreSQL database, done by this process or by workers elsewhere.
 
-It has the same parts as ``Runs``: a launcher, a reader, a watcher, a mailbox and conversations. The database has the runs, and next to
-them whose they are. Each message to a run is a row before the sender is told that it arrived, and a worker finds it. So any of
+It has the same parts as ``Runs``: a launcher, a reader, a watcher, a messenger and conversations. The database has the runs, and a
+register of their owners. A message to a run is stored as a row before the sender gets the receipt, and a worker finds it. So any of
 several servers may be asked, and one that is killed loses nothing.
 """
 

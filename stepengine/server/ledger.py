@@ -1,9 +1,9 @@
 """
-``Ledger``: which runs a server started, for whom, and what became of them, beside the journals.
+``Ledger``: the runs that servers started, with their owners, requests and statuses, in an SQLite database next to the journals.
 
-What a run did stands in its journal. Here stands what has to be known before there is one: who it belongs to, what was asked, and
-under which key, so that a server that is killed at any moment starts what it had promised, starts nothing twice, and goes on with
-no journal that somebody else put into the place.
+A run is registered before it has a journal, so that the next server starts it if this one is killed. Journals that are not
+registered are third-party, and no server resumes one by itself. The ledger also stores the states of conversations, decisions about
+effects in doubt, and how many messages arrived for a run.
 """
 
 from __future__ import annotations
@@ -79,14 +79,14 @@ class RunRow:
         run: Its id, which is the name of its journal, too.
         owner: Who started it.
         agent: Its agent.
-        status: ``"started"`` until it is known that there is a journal, then ``"running"``, ``"suspended"``, how it ended, or
-            ``"stranded"`` for one that nobody could resume.
+        status: ``"started"`` from its registration on, also while it runs; ``"running"`` after a suspension, and for forks and for
+            scheduled and third-party runs; ``"suspended"``; how it ended; ``"stranded"`` if it could not be resumed or is extended.
         created: When it was asked for, in seconds since 1970.
-        changed: When the status changed.
+        changed: When it was registered, was suspended, ended or failed to resume; a resume leaves it. In PostgreSQL it is *created*.
         request: What was asked: ``prompt``, ``params``, ``metadata`` and the like.
         session: The conversation.
-        tries: How many times going on with it failed in a row.
-        error: Why it is stranded.
+        tries: How many times it failed to resume since it was registered or last suspended. In PostgreSQL the number of retries.
+        error: Why it could not be resumed. In PostgreSQL why it was cancelled or refused.
     """
 
     run: str
@@ -111,8 +111,8 @@ class SessionRow:
         owner: Whose it is.
         runs: How many runs there were in it.
         agent: The agent of the last one.
-        status: How that stands.
-        changed: When that was asked for, in seconds since 1970.
+        status: The status of the last one.
+        changed: When the last one was asked for, in seconds since 1970.
     """
 
     session: str
@@ -152,7 +152,8 @@ class Ledger:
         """
         Execute *acts* in one durable transaction, and return the result of each.
 
-        One that raises ``InputError`` gives that error and does not spoil the others.
+        The result of an act that raises ``InputError`` is that error. Its writes until then stay, so acts check first.
+        Any other error undoes all acts of the transaction.
         """
         made: list[Any] = []
         with self._open_shared_database() as known, known.lock, known.writing() as database:
@@ -280,7 +281,7 @@ class Ledger:
                 where.append(f"{column} = ?")
                 values.append(value)
         behind = "" if before is None else "HAVING (MAX(created), session) < (?, ?)"
-        # Beside one MAX SQLite gives the other columns of the row that it is of.
+        # With one MAX, SQLite returns the other columns of the row that has the maximum.
         query = (
             f"SELECT session, owner, COUNT(*), agent, status, MAX(created) FROM served WHERE {' AND '.join(where)} "  # noqa: S608 - of names of ours
             f"GROUP BY owner, session {behind} ORDER BY MAX(created) DESC, session DESC LIMIT ?"
@@ -355,7 +356,7 @@ def make_register_act(row: RunRow, key: str | None) -> Act:
     """
     Return an act that registers a run, unless the owner used the key in the last day: then it returns the earlier run.
 
-    It raises ``InputError`` where that one was asked for something else.
+    It raises ``InputError`` if the earlier request was a different one.
     """
 
     def register(database: sqlite3.Connection) -> RunRow | None:
@@ -395,9 +396,9 @@ def make_register_act(row: RunRow, key: str | None) -> Act:
 
 def make_next_turn_act(row: RunRow, after: str | None) -> Act:
     """
-    Return an act that registers the next run of a conversation, after the run *after*; the act fails if there is a newer run.
+    Return an act that registers the next run of a conversation, after the run *after*.
 
-    It raises ``InputError`` where another one is there by now: of two who take a turn at the same time one comes too late.
+    It raises ``InputError`` if the conversation has a newer run: of two concurrent turns one is refused.
     """
 
     def take(database: sqlite3.Connection) -> None:
@@ -450,7 +451,7 @@ def make_decisions_act(run: str, decisions: Mapping[str, Answer]) -> Act:
     """
     Return an act that stores a person's decisions about effects in doubt, and marks a suspended run as running.
 
-    It raises ``InputError`` when a different decision is stored.
+    It raises ``InputError`` when a different decision is stored; decisions before that one stay stored.
     """
 
     def decide(database: sqlite3.Connection) -> None:
@@ -504,8 +505,8 @@ def make_resume_act(run: str) -> Act:
     """
     Return an act that marks a suspended or stranded run as running, and removes and returns its decisions about effects in doubt.
 
-    Each decision counts once: when a process is killed while it does something a second time, that is in doubt anew, and is
-    asked anew.
+    Each decision counts once: if a process is killed while it repeats an effect, that effect is in doubt again, and the question
+    is asked again.
     """
 
     def take(database: sqlite3.Connection) -> dict[str, Answer]:

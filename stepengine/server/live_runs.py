@@ -177,7 +177,11 @@ class LiveRuns:
             self._forget_ended_run(one)
 
     async def _record_end(self, run: str, handle: RunHandle, result: RunResult) -> None:
-        """Record how a run ended or was suspended, and resume it if a message arrived in the meantime."""
+        """
+        Store the conversation state and the end or suspension of a run.
+
+        A suspended run for which a message arrived in the meantime is resumed instead.
+        """
         if handle.session_id is not None:
             left = await asyncio.to_thread(encode_state_with_references, result.state, self._store.journal(run))
             await self._store.write(make_conversation_state_act(handle.session_id, run, result.status.value, left))

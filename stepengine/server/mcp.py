@@ -72,6 +72,7 @@ class McpEndpoint:
         return self._answer
 
     async def _start_server(self) -> None:
+        """Start a task with an MCP server that offers the present agents; later changes of the agents are not offered."""
         if find_spec("mcp") is None:
             msg = "this server does not speak MCP; it would with the package mcp: pip install 'stepengine[mcp]'"
             raise Problem(msg, status=501, kind="extra_missing", members={"extra": "mcp"})
@@ -142,7 +143,12 @@ class ServerCallRunner:
     async def _wait_for_end(
         self, caller: Caller, run: str, events: AsyncGenerator[Event, None], on_event: OnEvent
     ) -> RunResult:
-        """Return the result of a run; cancel the run if the client cancels its call."""
+        """
+        Return the result of a run; cancel the run if the client cancels its call.
+
+        Raises:
+            StepEngineError: when the events end before the result, as when the server stops.
+        """
         result: RunResult | None = None
         try:
             async for event in events:

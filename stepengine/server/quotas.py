@@ -91,7 +91,7 @@ class AdmittedUse:
         self.is_refunded = False
 
     def refund(self) -> None:
-        """Remove this use from the counts, because nothing new was stored."""
+        """Mark this use as not stored, so that the end of the ``admit_request`` block removes it from the counts."""
         self.is_refunded = True
 
 
@@ -135,6 +135,7 @@ class _OwnerUsage:
         self.window = _MinuteWindow()
 
     def is_idle(self, now: float) -> bool:
+        """Return whether nothing is measured or pending and nothing was sent in the last minute, so that this can be dropped."""
         self.window.expire(now)
         return self.measuring is None and self.pending == QuotaUsage() and not self.window.total
 
@@ -223,9 +224,10 @@ class QuotaTable:
         return None
 
     def _check_bytes_per_minute(self, known: _OwnerUsage, size: int, now: float) -> None:
+        """Raise ``Problem`` if *size* more bytes exceed the quota of a minute; the only request of a minute may be larger."""
         known.window.expire(now)
         limit = self.quotas.bytes_per_minute
-        # A fork of a journal that is larger than the quota is admitted in a minute without anything else.
+        # So a journal that is larger than the quota can be forked.
         if limit is not None and size and known.window.total and known.window.total + size > limit:
             self._raise_exceeded(
                 "bytes_per_minute", limit, known.window.seconds_until_at_most(max(0, limit - size), now)

@@ -265,12 +265,17 @@ class RunLauncher(RunStarts[RunRow]):
         self._live.add_and_record_end(row.run, handle, row.owner, is_resumed=True)
 
     async def _record_divergent_resume(self, row: RunRow, journal: Journal, asked: ResumeRun) -> dict[str, Any]:
-        """Return the options of a resume for a run whose code does something else than is recorded."""
+        """
+        Store the status of a run whose code differs from its record, and return the options of its resume.
+
+        Raises:
+            JournalLocked: when another process has the run.
+        """
         options: dict[str, Any] = {"on_divergence": asked.on_divergence, "allow_repeat": asked.allow_repeat}
         if asked.on_divergence == "keep":
             status = "running"
         else:
-            # An extension writes a copy of the journal until it ends: it cannot receive answers.
+            # An extension writes a copy of the journal until it ends or is suspended: it cannot receive answers.
             if await asyncio.to_thread(journal.is_held):
                 msg = f"another process has the run {row.run}"
                 raise JournalLocked(msg)
@@ -356,6 +361,11 @@ class RunLauncher(RunStarts[RunRow]):
     async def _fork_from_record(
         self, engine: Engine, source: Journal, new: RunRow, asked: ForkRun
     ) -> tuple[RunRow, ForkReport]:
+        """
+        Fork a run with tools that the record answers, wait for its end, and return its row and report.
+
+        The fork is registered only if it differs from the record; otherwise its journal is deleted.
+        """
         into, simulated = self._store.journal(new.run), asked.simulate or {}
         options: dict[str, Any] = {name: getattr(asked, name) for name in ("tools", "at", "reuse", "budget")}
         options |= {"simulate": lambda call, _: simulated.get(call.name), **_make_changed_agent_options(new, engine)}

@@ -130,11 +130,11 @@ class RunReader:
         """
         Return the runs of *caller*, for an admin those of everybody, newest first.
 
-        *owner* selects one owner's, which an admin may ask for, *session* those of a conversation, *search* those whose
-        request, id or agent contains it.
+        *owner* selects the runs of one owner; only an admin may name another one. *session* selects those of a conversation of *owner*, by default
+        of *caller*. *search* selects those whose request, id or agent contains it.
 
         Raises:
-            Problem: when *owner* is somebody else.
+            Problem: when *owner* is somebody else and *caller* no admin.
         """
         whose = resolve_owner(caller, owner)
         is_everybodys = owner is None and session is None and caller.may("admin")
@@ -214,7 +214,7 @@ class RunReader:
 
         Raises:
             JournalError: when its journal cannot be read.
-            ReplayDivergence: when its process was killed as it ended, and its agent has changed since.
+            ReplayDivergence: when the ledger lacks the state, as of a stranded run, and its agent has changed since.
         """
         stored = None
         if row.session is not None:

@@ -37,13 +37,14 @@ async def restore_files(
         row: The run.
         journal: Its journal, which has the former content of the files.
         roots: The folders that runs write in.
-        is_live: Whether the run is running, so that nothing can be restored.
+        is_live: Whether this process runs it, so that nothing can be restored.
         at: The last effect whose writes stay.
         dry_run: Only report what would be done.
         partial: Leave the files that cannot be restored.
 
     Raises:
-        Problem: when the run is running, there is no such effect, or this server has no folder to undo in.
+        JournalLocked: when another process runs it.
+        Problem: when this process runs it, there is no such effect, or this server has no folder to undo in.
         UndoRefused: when a file cannot be restored; nothing was changed.
     """
     if not roots:
@@ -53,7 +54,8 @@ async def restore_files(
         msg = f"the run {row.run} is under way; what it wrote is undone when it rests"
         raise Problem(msg, status=409, kind="under_way")
     try:
-        # Trusted: only servers of this place write here, and the state folder of this machine need not know the journal.
+        # Trusted, because the state folder of this machine need not know journals of other servers of the storage location.
+        # A third-party journal that was resumed here is trusted, too.
         return await asyncio.to_thread(undo, journal, roots, trust=True, at=at, dry_run=dry_run, partial=partial)
     except JournalError as error:
         raise error_for_client(error, JournalError, row, journal, status=422, kind="no_such_place") from None

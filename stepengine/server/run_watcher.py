@@ -77,5 +77,5 @@ class RunWatcher:
         self._shared.stop_idle_streams()
 
     def close(self) -> None:
-        """End all streams."""
+        """Stop following all journals. Streams end when ``ServiceState.stopping`` is set, not by this."""
         self._shared.close()

@@ -171,7 +171,7 @@ class Runs:
         self.state.stopping.set()
         await self._schedules.stop()
         waits = await self.live.wait_for_ends()
-        # Streams end before the runs are cut off: a client sees a shutdown, and reconnects to the next process.
+        # `stopping` has ended the streams before the runs are interrupted: a client reconnects to the next process.
         self.watcher.close()
         await self.live.interrupt_all()
         self._recovery.stop()

@@ -207,6 +207,7 @@ def _make_whole_payload(following: FollowedJournal) -> dict[str, Any]:
 
 
 def _read_page_data_once(journal: Journal, name: str, after: int | None) -> bytes:
+    """Return the page data of a copied journal; with *after* no changes if its length is *after*, otherwise all of them."""
     following = FollowedJournal(journal, name)
     told: dict[str, Any] = {"after": after}
     if after is None:

@@ -252,7 +252,7 @@ class FollowedEvents:
         return self._error is not None
 
     def close(self) -> None:
-        """Stop following the journal."""
+        """Stop reading new records. Readers that wait for events are not notified, and later readers get no new ones."""
         if self._task is not None:
             self._task.cancel()
 
@@ -479,7 +479,7 @@ class SharedJournals:
                 self._known.pop(run).close()
 
     def close(self) -> None:
-        """Stop following all journals."""
+        """Stop following all journals. Their readers are not notified: the server ends its streams itself."""
         for one in self._known.values():
             one.close()
         self._known.clear()

@@ -327,7 +327,12 @@ def _make_signature_problem() -> Problem:
 
 
 async def _store_event(request: Request, name: str, topic: Topic, body: bytes, signed: str) -> MessageReceipt | None:
-    """Store an event in the mailbox of its run; ``None`` if it belongs to no run."""
+    """
+    Store an event in the mailbox of its run, and return the receipt; ``None`` if the event names no run.
+
+    Raises:
+        Problem: 404 for a run that does not exist; 503 for one that has not started after 2 s.
+    """
     value = _parse_event(body)
     run = request.path_params.get("run") or _find_event_run_id(value, topic)
     if run is None:
@@ -654,7 +659,11 @@ def _make_setup_act(now: float) -> Act:
 
 
 def _make_claim_act(now: float, since: float, begun: float) -> Act:
-    """Return an act that adds runs with news, and claims and returns those whose webhooks are due."""
+    """
+    Return an act that claims up to 16 runs with due webhooks, and returns them.
+
+    It first adds the runs that were suspended or ended since *since*, without ends before *begun*.
+    """
 
     def claim(database: sqlite3.Connection) -> list[_RunWithWebhooks]:
         database.execute(

@@ -328,7 +328,7 @@ class InspectionService:
         await job.process.send_message({"go": True, "budget": budget})
 
     async def cancel_job(self, job: EvaluationJob) -> None:
-        """End a job; a finished one is not changed."""
+        """Terminate the process of a job and wait for its end. A finished job keeps its status."""
         if job.status in UNDER_WAY:
             job.status = "cancelled"
         await self._end_job(job)
