@@ -122,7 +122,7 @@ class DurableRuns:
     ) -> None:
         self.state = ServiceState()
         known = [agent.id for agent in engine.agents]
-        self.agents = tuple(known if agents is None else [self.engine.agent(agent).id for agent in agents])
+        self.agents = tuple(known if agents is None else [engine.embedded_engine.agent(agent).id for agent in agents])
         self._store = store = DurableStore(engine)
         self.quotas = QuotaTable(quotas or Quotas(), store.usage)
         self.launcher = DurableLauncher(store, self.agents, self.quotas)

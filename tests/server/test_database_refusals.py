@@ -72,3 +72,14 @@ def test_database_server_with_outgoing_webhooks_is_refused(tmp_path: Path) -> No
 
     with pytest.raises(DefinitionError, match="the questions of runs in a database are told to nobody yet"):
         served(tmp_path, webhooks=file)
+
+
+@pytest.mark.spec("studio:SV7")
+def test_database_server_offers_only_the_named_agents(tmp_path: Path) -> None:
+    tokens = Tokens.open(tmp_path / "tokens.json")
+    headers = {"authorization": f"Bearer {tokens.add('root', ['admin'])}"}
+    known = Engine([AgentDefinition(name) for name in ("chat", "other")])
+    engine = DurableEngine(on=known, db="postgresql://nobody@127.0.0.1:9/none", works=False)
+    client = TestClient(app(engine, tokens=tokens, agents=["chat"]), base_url="http://localhost", headers=headers)
+
+    assert ["chat"] == [one["id"] for one in client.get("/agents").json()["agents"]]
