@@ -24,6 +24,10 @@ NOBODY = "nobody"
 """The ``by`` of an automatic denial if no one can answer."""
 REFUSED = "refused"
 """The ``by`` of an automatic denial for a call that the tool itself would reject."""
+PAGE = "page"
+"""The ``by`` of a result that a page gives for a call of its own tool."""
+NO_CALLER = (REMEMBERED, NOBODY, REFUSED, PAGE)
+"""The values of ``by`` that name no person: no caller of a server has such a name."""
 DOUBT = "doubt:"
 """The id of a question about an effect in doubt begins with it; the effect's address follows."""
 YES, NO = ("yes", "y", "allow", "true"), ("no", "n", "deny", "false")

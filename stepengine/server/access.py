@@ -34,6 +34,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.alike import list_names
+from stepengine.data.questions import NO_CALLER
 from stepengine.errors import DataError, DefinitionError, JournalError, JournalMissing
 from stepengine.server.extra import check_extra_installed
 from stepengine.server.owner_shares import OwnerShares
@@ -68,6 +69,9 @@ def _check_caller_name(_instance: object, _attribute: attrs.Attribute[Any], valu
     # Scheduled runs have no owner: a caller without a name would own them.
     if not isinstance(value, str) or not value:
         msg = f"Caller(name={value!r}) is not the name of a caller, such as the id of a user"
+        raise DefinitionError(msg)
+    if value in NO_CALLER:
+        msg = f"Caller(name={value!r}) is a reserved name: in `Answer.by` it means that no person answered. Use another name, such as {value + '1'!r}"
         raise DefinitionError(msg)
 
 
@@ -217,6 +221,9 @@ class Tokens:
             if not NAME.fullmatch(said):
                 msg = f"{said[:80]!r} cannot be the {what} of a token; 1 to 64 letters, digits and . _ @ + - would be fine"
                 raise DefinitionError(msg)
+        if owner in NO_CALLER:
+            msg = f"{owner!r} cannot be the owner of a token: in `Answer.by` it means that no person answered. Use another name, such as {owner + '1'!r}"
+            raise DefinitionError(msg)
         now = self._clock()
         if expires is not None and (expires.tzinfo is None or expires <= now):
             msg = f"a token that expires at {expires.isoformat()} would be worth nothing; a time to come, with its time zone, would be fine"

@@ -21,6 +21,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from stepengine.data.questions import NO_CALLER
 from stepengine.errors import DataError, DefinitionError, JournalError, JournalMissing, StepEngineError
 from stepengine.redaction import make_redactor
 from stepengine.server import Caller, Caps, Guard, Problem, Tokens
@@ -867,3 +868,15 @@ async def test_unsafe_token_file_gives_503_without_its_path(behind: Behind) -> N
 
     assert (503, "tokens_unusable") == (answer.status_code, kind_of(answer))
     assert str(behind.tokens.path) not in answer.text
+
+
+@pytest.mark.parametrize("name", NO_CALLER)
+def test_no_caller_has_a_name_that_stands_for_no_person(tmp_path: Path, name: str) -> None:
+    """The call that such a caller approves would be denied, or its answer would count as the result of a page."""
+    tokens = Tokens.open(tmp_path / "tokens.json")
+    with pytest.raises(DefinitionError, match=f"'{name}' cannot be the owner"):
+        tokens.add("ci", ["answer"], owner=name)
+    with pytest.raises(DefinitionError, match="a reserved name"):
+        Caller(name, {"answer"})
+
+    assert () == tokens.listed()

@@ -22,7 +22,7 @@ from stepengine.data.events import Event, RunFinished
 from stepengine.data.hooks import Change, Hooks
 from stepengine.data.json import JsonDict, freeze_object
 from stepengine.data.messages import ToolMessage, ToolResult, UserMessage
-from stepengine.data.questions import Answer, AnswerLike, Question
+from stepengine.data.questions import PAGE, Answer, AnswerLike, Question
 from stepengine.data.state import AgentState, find_suspended_reply_index
 from stepengine.data.tools import Asking, ToolSpec
 from stepengine.errors import DefinitionError, InputError
@@ -38,8 +38,6 @@ KEY = "ag_ui"
 """The member of a run's metadata that holds what its page sent beside words and answers."""
 PAGE_TOOL = "page_tool"
 """The member of a question's details that names the page's tool whose result is waited for."""
-PAGE = "page"
-"""The category of a page's tools, and who answers with the result of one."""
 MAX_PROMPT = 1_048_576
 """Characters of a prompt that a page may send, and of its tools, context and state as JSON."""
 MAX_TOOLS = 100
