@@ -26,6 +26,7 @@ MOST_LISTED = 100
 MAX_TEXT = 256 * 1024
 """Characters of a text that is sent."""
 MAX_CURSOR = 2_000
+MAX_DIGITS = 9
 MAX_TIME = 1e12
 """Seconds since 1970 in a cursor: a database counts in thousandths, and cannot for any float."""
 
@@ -142,7 +143,7 @@ def make_input_error(message: str) -> InputError:
 def parse_limit(request: Request) -> int:
     """Parse the query parameter ``limit``, 20 by default; raises ``InputError`` for an invalid one."""
     limit = request.query_params.get("limit", "20")
-    if not (limit.isascii() and limit.isdigit() and 1 <= int(limit[:9]) <= MOST_LISTED):
+    if not (limit.isascii() and limit.isdigit() and len(limit) <= MAX_DIGITS and 1 <= int(limit) <= MOST_LISTED):
         msg = f"limit: 1 to {MOST_LISTED}"
         raise make_input_error(msg)
     return int(limit)

@@ -124,8 +124,11 @@ def _compute_standard_signature(key: bytes, body: bytes, id_: str, t: str) -> st
 
 
 def _is_recent_timestamp(text: str, now: float) -> bool:
-    is_time = text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS
-    return is_time and abs(now - int(text)) <= TOLERANCE
+    return _is_number(text) and abs(now - int(text)) <= TOLERANCE
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS
 
 
 def _has_matching_signature(right: list[str], given: list[str]) -> bool:
@@ -392,8 +395,8 @@ def _get_pointer_value(value: Any, pointer: str) -> Any:
         name = part.replace("~1", "/").replace("~0", "~")
         if isinstance(value, dict):
             value = value.get(name)
-        elif isinstance(value, list) and name.isascii() and name.isdigit() and int(name[:9]) < len(value):
-            value = value[int(name[:9])]
+        elif isinstance(value, list) and _is_number(name) and int(name) < len(value):
+            value = value[int(name)]
         else:
             return None
     return value

@@ -18,7 +18,7 @@ from urllib.parse import quote
 import httpx2
 import jsonschema
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stepengine.server import Caps
@@ -577,3 +577,12 @@ def test_image_type_is_detected_from_its_bytes(house: House) -> None:
                 assert (422 if refused else 202) == answer.status_code, answer.text
                 assert not refused or "these are taken: image/png" in answer.text
                 assert refused in answer.text
+
+
+@given(st.integers(0, 10**30), st.integers(0, 30))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_list_limit_is_a_hundred_however_it_is_written(house: House, limit: int, zeros: int) -> None:
+    with house.client() as client:
+        answer = client.get("/runs", params={"limit": f"{'0' * zeros}{limit}"})
+
+    assert answer.status_code == 422 or (200 == answer.status_code and 1 <= limit <= 100)
