@@ -148,9 +148,13 @@ class EvaluationJob:
     error: str = ""
     process: JsonChildProcess | None = attrs.field(default=None, repr=False)
     task: asyncio.Task[None] | None = attrs.field(default=None, repr=False)
+    is_started: asyncio.Event = attrs.field(factory=asyncio.Event, repr=False)
+    """Set when its process has started, or cannot be started."""
 
     def update_from_message(self, message: Mapping[str, Any]) -> None:
-        """Store the price, progress, result or error in a message of the process."""
+        """Store the price, progress, result or error in a message of the process; a cancelled job stays as it is."""
+        if self.status == "cancelled":
+            return
         if "price" in message:
             self.price, self.status = message["price"], "priced"
         elif "progress" in message:
@@ -189,7 +193,7 @@ class InspectionService:
         """End all inspection processes and jobs."""
         for desk in list(self._desks.values()):
             await self.end_inspection(desk)
-        for job in self._jobs.values():
+        for job in list(self._jobs.values()):
             await self._end_job(job)
 
     # --- desks --------------------------------------------------------------------------------------------------------
@@ -278,10 +282,12 @@ class InspectionService:
         more = {"kind": kind, "asked": {**asked, "folder": str(self._pins)}}
         try:
             job.process, folder = await self._start_child_process("jobs", rows, lambda files: {"files": files, **more})
+            job.task = asyncio.get_running_loop().create_task(self._read_job_messages(job, job.process, folder))
         except BaseException:
-            del self._jobs[job.id]
+            self._jobs.pop(job.id, None)
             raise
-        job.task = asyncio.get_running_loop().create_task(self._read_job_messages(job, job.process, folder))
+        finally:
+            job.is_started.set()
         over = [one for one in self._jobs.values() if one.status not in UNDER_WAY]
         for one in over[: max(0, len(self._jobs) - JOBS_KEPT)]:
             del self._jobs[one.id]
@@ -334,6 +340,7 @@ class InspectionService:
         await self._end_job(job)
 
     async def _end_job(self, job: EvaluationJob) -> None:
+        await job.is_started.wait()
         if job.process is not None:
             await job.process.terminate()
         if job.task is not None:

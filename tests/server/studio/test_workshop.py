@@ -4,6 +4,7 @@ The processes of a workshop: what cannot be begun takes nobody's place, and leav
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -88,4 +89,44 @@ async def test_job_with_oversized_output_line_fails(tmp_path: Path, monkeypatch:
     assert ("failed", "its process ended before anything came of it") == (job.status, job.error)
     with pytest.raises(Problem, match="waits for no agreement"):
         await workshop.approve_job(job, None)
+    await workshop.close()
+
+
+@pytest.mark.parametrize("moment", ["starting", "pricing"])
+async def test_job_cancelled_at_any_moment_stays_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Its process is gone when the cancel returns, also one that had not started."""
+    child, start = tmp_path / "python", JsonChildProcess.start
+    child.write_text(
+        '#!/bin/sh\nread first\necho \'{"price": {"calls": 1, "low": null, "high": null}}\'\nexec sleep 60\n'
+    )
+    child.chmod(0o700)
+    monkeypatch.setattr("stepengine.server.processes.sys.executable", str(child))
+    asked, may_start, started = asyncio.Event(), asyncio.Event(), list[JsonChildProcess]()
+
+    async def start_late(*given: Any) -> JsonChildProcess:
+        asked.set()
+        await may_start.wait()
+        started.append(await start(*given))
+        return started[0]
+
+    monkeypatch.setattr(JsonChildProcess, "start", start_late)
+    records = Records()
+    records.kept = b"{}"
+    workshop = InspectionService(records.content, EngineSpec("tests.server.house:engine_in"))
+    starting = asyncio.create_task(workshop.start_job(ANNA, "blame", [ROW], {}))
+    await asked.wait()
+    (job,) = workshop.list_jobs(ANNA)
+    if moment == "pricing":
+        may_start.set()
+        await starting
+    cancelling = asyncio.create_task(workshop.cancel_job(job))
+    await asyncio.sleep(0)
+    may_start.set()
+    await asyncio.gather(starting, cancelling)
+    job.update_from_message({"price": {}})
+
+    assert ("cancelled", "") == (job.status, job.error)
+    assert started[0]._child.returncode is not None
     await workshop.close()
