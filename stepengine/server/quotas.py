@@ -108,6 +108,13 @@ class _MinuteWindow:
         self._seconds[-1][1] += size
         self.total += size
 
+    def remove(self, size: int, added: float) -> None:
+        """Remove bytes that were added at the time *added*, unless they have expired."""
+        for second in self._seconds:
+            if second[0] == math.floor(added):
+                second[1] -= size
+                self.total -= size
+
     def expire(self, now: float) -> None:
         while self._seconds and self._seconds[0][0] + MINUTE < now:
             self.total -= self._seconds.popleft()[1]
@@ -168,7 +175,7 @@ class QuotaTable:
             Problem: when the request exceeds a quota of *owner*.
         """
         known, use, wanted = self._get_owner_usage(owner), AdmittedUse(), QuotaUsage(runs, size)
-        await self._check_and_count(owner, known, wanted)
+        added = await self._check_and_count(owner, known, wanted)
         try:
             yield use
         except BaseException:
@@ -178,7 +185,7 @@ class QuotaTable:
             known.pending -= wanted
             if use.is_refunded:
                 known.added -= wanted
-                known.window.add(-size, self._clock())
+                known.window.remove(size, added)
 
     def _get_owner_usage(self, owner: str) -> _OwnerUsage:
         if owner not in self._owners and len(self._owners) >= OWNERS_KEPT:
@@ -186,7 +193,8 @@ class QuotaTable:
             self._owners = {name: one for name, one in self._owners.items() if not one.is_idle(now)}
         return self._owners.setdefault(owner, _OwnerUsage())
 
-    async def _check_and_count(self, owner: str, known: _OwnerUsage, wanted: QuotaUsage) -> None:
+    async def _check_and_count(self, owner: str, known: _OwnerUsage, wanted: QuotaUsage) -> float:
+        """Count a request, and return the time; raise ``Problem`` when it exceeds a quota."""
         age = self._clock() - known.measured_at
         if age > MAX_AGE_SECONDS or (age > MIN_AGE_SECONDS and self._find_exceeded_quota(known, wanted) is not None):
             # Requests that arrive together share a measurement and continue together: their runs are then registered together.
@@ -199,6 +207,7 @@ class QuotaTable:
         known.added += wanted
         known.pending += wanted
         known.window.add(wanted.stored_bytes, now)
+        return now
 
     async def _measure_usage(self, owner: str, known: _OwnerUsage) -> None:
         started = self._clock()

@@ -8,6 +8,8 @@ from typing import Any
 
 import httpx2
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from stepengine.durable import DurableEngine
@@ -260,3 +262,23 @@ def test_default_quotas_allow_a_thousand_concurrent_runs() -> None:
     assert limits.bytes_per_minute is not None
     assert limits.open_runs >= 10_000
     assert limits.bytes_per_minute >= 1_000 * 16_384
+
+
+@pytest.mark.spec("studio:SV32")
+@given(st.floats(0, 200))
+async def test_refund_gives_back_only_the_bytes_still_counted(seconds: float) -> None:
+    """A request may take longer than the minute in which it was counted."""
+
+    async def measure(_: str) -> QuotaUsage:
+        return QuotaUsage()
+
+    now = [100.0]
+    table = QuotaTable(Quotas(bytes_per_minute=10), measure, clock=lambda: now[0])
+    async with table.admit_request("ann", 10) as use:
+        now[0] += seconds
+        use.refund()
+    async with table.admit_request("ann", 6):
+        pass
+    with pytest.raises(Problem):
+        async with table.admit_request("ann", 5):
+            pass
