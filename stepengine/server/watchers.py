@@ -238,6 +238,7 @@ class FollowedEvents:
         self._looking = asyncio.Lock()
         self._reading: asyncio.Task[bool] | None = None
         self._task: asyncio.Task[None] | None = None
+        self._is_closed = False
         self.readers = 0
         self.since = asyncio.get_running_loop().time()
 
@@ -252,9 +253,11 @@ class FollowedEvents:
         return self._error is not None
 
     def close(self) -> None:
-        """Stop reading new records. Readers that wait for events are not notified, and later readers get no new ones."""
+        """Stop reading new records, until another reader starts. Readers that wait for events are not notified."""
+        self._is_closed = True
         if self._task is not None:
             self._task.cancel()
+            self._task = None
 
     async def events(self, had: ReaderPosition, *, stay: bool) -> AsyncGenerator[Event, None]:
         """
@@ -294,6 +297,8 @@ class FollowedEvents:
 
     def _remove_reader(self) -> None:
         self.readers -= 1
+        if self._is_closed and not self.readers:
+            self.close()
         self.since = asyncio.get_running_loop().time()
 
     async def _stream_until_end(self, had: ReaderPosition, *, stay: bool) -> AsyncGenerator[Event, None]:

@@ -371,3 +371,22 @@ async def test_events_show_no_known_key(key: str) -> None:
     assert 3 == told.count("<redacted:SHOP_KEY>")
     assert key not in told
     assert json.dumps(key)[1:-1] not in told
+
+
+async def test_reader_of_a_closed_follower_still_gets_new_events(tmp_path: Path) -> None:
+    """A sweep of idle journals may come between a reader's first look and its start."""
+    whole, journal = MemoryJournal(), FileJournal(tmp_path / "r.jsonl")
+    recorded(whole)
+    lines = list(whole.lines())
+    journal.path.write_bytes(b"".join(lines[:5]))
+    following = FollowedEvents(journal)
+    events = [following.events(ReaderPosition.parse(None), stay=True) for _ in range(2)]
+    await anext(events[0])
+    await events[0].aclose()
+    following.close()
+    first = await anext(events[1])
+    with journal.path.open("ab") as file:
+        file.write(b"".join(lines[5:]))
+    found = [first, *await asyncio.wait_for(all_of(events[1]), 20)]
+
+    assert ("run_started", "run_finished") == (found[0].type, found[-1].type)
