@@ -17,6 +17,7 @@ from starlette.responses import Response
 from stepengine.adapters.mcp.agent_server import AgentServer, Offered, OfferedCall, WaitingCall
 from stepengine.data.events import RunFinished
 from stepengine.errors import DefinitionError, StepEngineError
+from stepengine.runtime.logs import LOGGER
 from stepengine.server.access import caller_of
 from stepengine.server.openapi import Operation
 from stepengine.server.pages import require_turns
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from stepengine.data.events import Event
     from stepengine.data.questions import AnswerLike
     from stepengine.data.state import RunResult
+    from stepengine.engine import Engine
     from stepengine.server.access import Caller
     from stepengine.server.run_parts import RunService
     from stepengine.server.run_turns import RunTurns
@@ -53,6 +55,8 @@ class McpEndpoint:
     def __init__(self, runs: RunService) -> None:
         self._runs = runs
         self._opening = asyncio.Lock()
+        self._server: AgentServer | None = None
+        self._engine: Engine | None = None
         self._answer: Callable[..., Awaitable[None]] | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -63,24 +67,27 @@ class McpEndpoint:
         Raises:
             Problem: where agents cannot be offered so, or the server is about to end.
         """
+        await self._runs.rebuild_engine_if_changed()
         async with self._opening:
             if self._answer is None:
                 await self._start_server()
+            elif self._engine is not self._runs.engine:
+                self._offer_reloaded_agents()
         if self._answer is None or self._runs.state.stopping.is_set():
             msg = "the server is about to stop; ask again in a moment"
             raise Problem(msg, status=503, kind="stopping", headers={"retry-after": "5"})
         return self._answer
 
     async def _start_server(self) -> None:
-        """Start a task with an MCP server that offers the present agents; later changes of the agents are not offered."""
+        """Start a task with an MCP server that offers the present agents."""
         if find_spec("mcp") is None:
             msg = "this server does not speak MCP; it would with the package mcp: pip install 'stepengine[mcp]'"
             raise Problem(msg, status=501, kind="extra_missing", members={"extra": "mcp"})
         runs, turns = self._runs, require_turns(self._runs)
         try:
-            offered = [Offered(runs.engine, runs.engine.agent(name)) for name in runs.agents]
+            self._engine, offered = runs.engine, self._list_offered_agents()
             # What it imports takes half a second.
-            server = await asyncio.to_thread(AgentServer, offered, runner=ServerCallRunner(runs, turns))
+            self._server = server = await asyncio.to_thread(AgentServer, offered, runner=ServerCallRunner(runs, turns))
         except DefinitionError as error:
             raise Problem(error.message, status=501, kind="not_offered") from error
         opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -88,6 +95,19 @@ class McpEndpoint:
         await asyncio.wait((self._task, opened), return_when=asyncio.FIRST_COMPLETED)
         if not opened.done():
             self._task.result()  # raises the error of the failed start; the next call tries again
+
+    def _list_offered_agents(self) -> list[Offered]:
+        engine = self._runs.engine
+        return [Offered(engine, engine.agent(name)) for name in self._runs.agents]
+
+    def _offer_reloaded_agents(self) -> None:
+        """Offer the agents of the reloaded files; if they cannot be tools, the earlier ones stay."""
+        self._engine = self._runs.engine
+        assert self._server is not None  # noqa: S101 - it was started
+        try:
+            self._server.replace_agents(self._list_offered_agents())
+        except DefinitionError as error:
+            LOGGER.error("the reloaded agents cannot be offered over MCP: %s", error.message)
 
     async def _run_until_stopped(self, server: AgentServer, opened: asyncio.Future[None]) -> None:
         """Open the MCP server, serve until the run server stops, and close it. The same task must open and close it."""

@@ -248,3 +248,39 @@ async def test_active_mcp_call_continues_after_a_server_restart(tmp_path: Path) 
 
     assert ["slow"] == [agent for agent, _, _ in runs]
     assert "cancelled" != runs[0][2]
+
+
+class Reloads:
+    """
+    The files of an engine, of which a test makes the next one.
+    """
+
+    has_load_failed = False
+
+    def __init__(self) -> None:
+        self.next: Engine | None = None
+
+    def has_changed_files(self, *, retry: bool = True) -> bool:
+        return self.next is not None
+
+    async def check_in_child_process(self) -> None:
+        pass
+
+    def reload_engine(self) -> Engine:
+        made, self.next = self.next, None
+        assert made is not None
+        return made
+
+
+@pytest.mark.spec("studio:SV12")
+async def test_open_session_is_offered_the_reloaded_agents(tmp_path: Path) -> None:
+    def engine(*names: str) -> Engine:
+        return Engine([AgentDefinition(name, handle_steps=asking) for name in names])
+
+    files, offered = Reloads(), []
+    async with served(tmp_path, engine("shop"), sources=files) as address, calling(address, "legacy") as client:
+        for names in (("shop",), ("store", "shop"), ("store",)):
+            files.next = engine(*names)
+            offered.append(sorted(one.name for one in (await client.list_tools()).tools))
+
+    assert [["shop"], ["shop", "store"], ["store"]] == offered

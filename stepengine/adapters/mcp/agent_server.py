@@ -194,6 +194,19 @@ class LocalRuns:
         return self._waiting.pop(key, None)
 
 
+def _make_mcp_tool(agent: AgentDefinition) -> Any:
+    import mcp_types as types
+
+    spec, promise = spawnable_agent_tool(agent).spec, _find_output_schema(agent)
+    return types.Tool(
+        name=spec.name,
+        title=agent.display_name,
+        description=spec.description,
+        input_schema=thaw(spec.input_schema),
+        output_schema=None if promise is None else thaw(promise),
+    )
+
+
 class AgentServer:
     """
     An MCP server whose tools are agents; ``server`` is the object of the package ``mcp`` for any transport.
@@ -221,11 +234,7 @@ class AgentServer:
         self._runner: CallRunner = LocalRuns(journals) if runner is None else runner
         self._offered: dict[str, Offered] = {}
         self._tools: list[Any] = []
-        for one in offered:
-            self._add_agent(one)
-        if not offered:
-            msg = "an MCP server of agents needs at least one agent"
-            raise DefinitionError(msg)
+        self.replace_agents(offered)
         self.server: Server[Any] = Server(
             "stepengine",
             version=installed_version("stepengine") or "0",
@@ -233,24 +242,25 @@ class AgentServer:
             on_call_tool=self._call_tool,
         )
 
-    def _add_agent(self, one: Offered) -> None:
-        import mcp_types as types
+    def replace_agents(self, offered: Sequence[Offered]) -> None:
+        """
+        Offer these agents in place of the present ones, to all clients from their next request on.
 
-        spec = spawnable_agent_tool(one.definition).spec
-        if spec.name in self._offered:
-            msg = f"two agents would be the tool {spec.name!r}; offer one of them"
+        Raises:
+            DefinitionError: when two agents would be the same tool, or there is none; nothing was changed.
+        """
+        known: dict[str, Offered] = {}
+        for one in offered:
+            name = spawnable_agent_tool(one.definition).spec.name
+            if name in known:
+                msg = f"two agents would be the tool {name!r}; offer one of them"
+                raise DefinitionError(msg)
+            known[name] = one
+        if not known:
+            msg = "an MCP server of agents needs at least one agent"
             raise DefinitionError(msg)
-        self._offered[spec.name] = one
-        promise = _find_output_schema(one.definition)
-        self._tools.append(
-            types.Tool(
-                name=spec.name,
-                title=one.definition.display_name,
-                description=spec.description,
-                input_schema=thaw(spec.input_schema),
-                output_schema=None if promise is None else thaw(promise),
-            )
-        )
+        self._tools = [_make_mcp_tool(one.definition) for one in offered]
+        self._offered = known
 
     async def serve_stdio(self) -> None:
         """Answer one client on standard input and output, until it closes them."""
