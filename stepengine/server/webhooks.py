@@ -18,7 +18,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
@@ -456,8 +456,11 @@ class _RunWithWebhooks:
 
 @frozen
 class _WebhookMessage:
+    """A message, its id, and the receipts that are stored when it was sent."""
+
     id: str
     content: Mapping[str, Any]
+    receipts: tuple[str, ...]
 
 
 class WebhookSender:
@@ -542,8 +545,8 @@ class WebhookSender:
         try:
             row = await asyncio.to_thread(self._ledger.find, one.run)
             # One that goes on by now comes again when it rests.
-            messages = [] if row is None or row.changed != one.changed else await self._make_messages(row)
             known = {id_ for (id_,) in await asyncio.to_thread(self._ledger.read, RECEIPTS, (one.run,))}
+            messages = [] if row is None or row.changed != one.changed else await self._make_messages(row, known)
             is_told = True
             for message in messages:
                 # Behind one that is not taken the others would not be, either, and each of them costs ten seconds.
@@ -559,32 +562,33 @@ class WebhookSender:
             LOGGER.warning("run %s: the webhook was not taken %d times; it is sent at the next start", one.run, one.tries + 1)  # fmt: skip
         return _make_postpone_act(one, time.time() + self._retries[one.tries] if has_more else NEVER)
 
-    async def _make_messages(self, row: RunRow) -> list[_WebhookMessage]:
+    async def _make_messages(self, row: RunRow, known: Collection[str]) -> list[_WebhookMessage]:
         if row.status in ("started", "running"):
             return []
         look = await self._runs.reader.details(row)
         if row.status == "suspended":
-            return self._make_question_messages(look) if "question" in self._target.events else []
+            return self._make_question_messages(look, known) if "question" in self._target.events else []
         return [self._make_result_message(look)] if "finished" in self._target.events else []
 
-    def _make_question_messages(self, run: ServedRun) -> list[_WebhookMessage]:
+    def _make_question_messages(self, run: ServedRun, known: Collection[str]) -> list[_WebhookMessage]:
         row = run.row
         made = []
         for question in run.questions:
+            shown, part = question_to_json(question), question.id
+            asked = f"{part}@{_compute_digest(shown)}"
             # What is in doubt is asked anew after each crash, under one id.
-            again = f"@{row.changed}" if question.id.startswith(DOUBT) else ""
+            if part.startswith(DOUBT):
+                part = asked = f"{part}@{row.changed}"
+            # After an extension another question may have the id of one that was sent.
+            elif any(id_.startswith(f"{row.run}:{part}@") for id_ in known) and f"{row.run}:{asked}" not in known:
+                part = asked
             # From the file alone: this message is not made for a request, so there is none whose host could be taken,
             # and one that could be would be the sender's choice (a forged Host header would send people's answers
             # elsewhere). The address that the server is bound to is mostly one behind a proxy, which nobody outside can
             # reach.
             url = f"{self._target.public_url.rstrip('/')}/runs/{row.run}/answers"
             made.append(
-                self._make_message(
-                    row,
-                    "question",
-                    f"{question.id}{again}",
-                    {"question": question_to_json(question), "answer_url": url},
-                )
+                self._make_message(row, "question", part, {"question": shown, "answer_url": url}, receipt=asked)
             )
         return made
 
@@ -593,12 +597,14 @@ class WebhookSender:
         url = f"{self._target.public_url.rstrip('/')}/runs/{row.run}"
         return self._make_message(row, "finished", row.status, {"status": row.status, "run_url": url})
 
-    def _make_message(self, row: RunRow, kind: str, part: str, more: Mapping[str, Any]) -> _WebhookMessage:
+    def _make_message(
+        self, row: RunRow, kind: str, part: str, more: Mapping[str, Any], *, receipt: str = ""
+    ) -> _WebhookMessage:
         # Made of what it tells of, so that the same message has the same id each time that it is sent, by whichever
         # server of the place: the receiver can throw the second one away.
         id_ = f"{row.run}:{part}"
         told = {"id": id_, "type": kind, "run_id": row.run, "agent_id": row.agent, **more}
-        return _WebhookMessage(id_, KNOWN.redact_for_run(told))
+        return _WebhookMessage(id_, KNOWN.redact_for_run(told), (id_, f"{row.run}:{receipt or part}"))
 
     async def _send_message(self, one: _RunWithWebhooks, message: _WebhookMessage) -> bool:
         """Try once to send a message, and record its receipt; return whether it was accepted."""
@@ -623,11 +629,15 @@ class WebhookSender:
             host = urlsplit(self._target.url).hostname
             LOGGER.warning("the webhook %s was not taken by %s (try %d): %s", message.id, host, one.tries + 1, problem)
             return False
-        await asyncio.to_thread(self._ledger.write, [_make_receipt_act(one.run, message.id, time.time())])
+        await asyncio.to_thread(self._ledger.write, [_make_receipts_act(one.run, message.receipts, time.time())])
         return True
 
 
 RECEIPTS = "SELECT message FROM served_receipts WHERE run = ?"
+
+
+def _compute_digest(content: object) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _make_signature_headers(known: tuple[str, ...], id_: str, body: bytes, now: int) -> dict[str, str]:
@@ -702,8 +712,9 @@ def _make_postpone_act(one: _RunWithWebhooks, due: float) -> Act:
     return put_off
 
 
-def _make_receipt_act(run: str, message: str, now: float) -> Act:
+def _make_receipts_act(run: str, receipts: Iterable[str], now: float) -> Act:
     def receive(database: sqlite3.Connection) -> None:
-        database.execute("INSERT OR IGNORE INTO served_receipts VALUES (?, ?, ?)", (run, message, now))
+        rows = [(run, receipt, now) for receipt in receipts]
+        database.executemany("INSERT OR IGNORE INTO served_receipts VALUES (?, ?, ?)", rows)
 
     return receive

@@ -22,12 +22,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from standardwebhooks import Webhook
 
-from stepengine import Engine
+from stepengine import AgentDefinition, Ask, Engine
 from stepengine.errors import DataError, DefinitionError
 from stepengine.server import Tokens, Webhooks, app, sign, verify
 from stepengine.server import webhooks as own
 from stepengine.server.ledger import Ledger
 from stepengine.server.webhooks import MAX_SIGNATURES, TOLERANCE, Topic
+from stepengine.testing import ScriptedModel
 from tests.cases import case
 from tests.servers import Quiet, served
 from tests.waits import until
@@ -613,3 +614,34 @@ async def test_application_accepts_a_webhook_file_path(tmp_path: Path) -> None:
             app(
                 engine, runs=tmp_path / "runs", tokens=tmp_path / "tokens.json", webhooks=written(tmp_path, FILE, 0o644)
             )
+
+
+def asking_when(ctx: Any) -> Any:
+    return (yield from Ask("When?"))
+
+
+@pytest.mark.deep
+@pytest.mark.spec("interfaces:IF19")
+def test_another_question_under_the_same_id_is_sent(tmp_path: Path, listener: Listener) -> None:
+    """An extension replaced the one that was sent."""
+    house = House(tmp_path, webhooks=listener.file(), wait_for_answers=0.0)
+    with house.open(), house.client() as client:
+        run = waiting(house, client)
+        until(lambda: len(listener.got) == 1)
+    agent = AgentDefinition("asker", handle_steps=asking_when)
+    house.engine = lambda: Engine([agent], models=ScriptedModel([]))  # type: ignore[method-assign]
+    with house.open(), house.client("root") as root:
+        extended = root.post(f"/runs/{run}/resume", json={"on_divergence": "extend"})
+        assert 202 == extended.status_code, extended.text
+        until(lambda: len(listener.got) == 2)
+        # It is suspended again with the same question.
+        since = until(lambda: [one["since"] for one in root.get("/questions").json()["questions"]])
+        assert 202 == root.post(f"/runs/{run}/messages", json={"topic": "go", "value": 1}).status_code
+        until(lambda: [one for one in root.get("/questions").json()["questions"] if one["since"] not in since])
+        quick = waiting(house, root)
+        until(lambda: quick in str(listener.got))
+    told = [one for one in listener.told() if one["run_id"] == run]
+
+    assert ["On which day?", "When?"] == [one["question"]["text"] for one in told]
+    assert ["q0", "q0"] == [one["question"]["id"] for one in told]
+    assert 2 == len({one["id"] for one in told})
