@@ -294,7 +294,7 @@ class RunLauncher(RunStarts[RunRow]):
             JournalError: when it cannot be resumed; ``JournalLocked`` when another process has it.
             Problem: when too many runs are executed, or the caller's quota is exceeded.
         """
-        now, request = time.time(), {"prompt": listed_prompt, "params": None, "metadata": None}
+        now, request = time.time(), {"prompt": listed_prompt, "params": None, "metadata": None, "is_third_party": True}
         row = RunRow(run, caller.name, listed_agent, "running", now, now, request)
         options: dict[str, Any] = {"in_doubt": "ask", "trust": False, "wait_for_answers": self._patience}
         await self._engines.try_rebuild()

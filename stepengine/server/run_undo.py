@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from stepengine.errors import DefinitionError, JournalError
 from stepengine.journal.file_undo import undo
+from stepengine.journal.provenance import is_written_by_user
 from stepengine.runtime.logs import LOGGER
 from stepengine.server.problems import Problem
 from stepengine.server.run_requests import error_for_client
@@ -44,7 +45,8 @@ async def restore_files(
 
     Raises:
         JournalLocked: when another process runs it.
-        Problem: when this process runs it, there is no such effect, or this server has no folder to undo in.
+        Problem: when this process runs it, there is no such effect, this server has no folder to undo in, or the journal is a
+            third-party one.
         UndoRefused: when a file cannot be restored; nothing was changed.
     """
     if not roots:
@@ -53,9 +55,14 @@ async def restore_files(
     if is_live:
         msg = f"the run {row.run} is under way; what it wrote is undone when it rests"
         raise Problem(msg, status=409, kind="under_way")
+    if row.request.get("is_third_party") and not dry_run and not await asyncio.to_thread(is_written_by_user, journal):
+        msg = (
+            f"the journal of the run {row.run} is a third-party one, which decides what an undo writes. Look at it with dry_run, and "
+            "undo it where its file is: stepengine undo JOURNAL --cwd FOLDER --trust-journal"
+        )
+        raise Problem(msg, status=409, kind="not_possible")
     try:
         # Trusted, because the state folder of this machine need not know journals of other servers of the storage location.
-        # A third-party journal that was resumed here is trusted, too.
         return await asyncio.to_thread(undo, journal, roots, trust=True, at=at, dry_run=dry_run, partial=partial)
     except JournalError as error:
         raise error_for_client(error, JournalError, row, journal, status=422, kind="no_such_place") from None

@@ -13,15 +13,18 @@ from typing import Any
 import httpx2
 import pytest
 
-from stepengine import STEP, AgentCall, AgentDefinition, Ask, Engine
+from stepengine import STEP, AgentCall, AgentDefinition, Ask, Engine, ToolCall
 from stepengine.data.models import ModelReply
 from stepengine.data.usage import Usage
 from stepengine.errors import DefinitionError, JournalError
+from stepengine.journal import FileJournal
+from stepengine.permissions import Policy
 from stepengine.server import Tokens, app, reports, routes
 from stepengine.server.ledger import Ledger
 from stepengine.server.reports import Reports
 from stepengine.sessions import MemorySessions
 from stepengine.testing import ScriptedModel
+from stepengine.tools.bundled import file_tools
 from tests.waits import until
 
 from .behind import kind_of
@@ -446,3 +449,39 @@ def test_undo_over_changed_files_is_refused_unless_partial(
     assert [["plan.txt", "it was changed since"]] == refused.json()["files"]
     assert [{"path": "plan.txt", "why": "it was changed since"}] == left
     assert "by hand" == plan.read_text()
+
+
+# --- third-party journals -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("studio:SV2", "studio:SV3")
+def test_undo_of_an_adopted_journal_or_its_fork_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such a journal decides which files an undo writes and their content."""
+    agent = AgentDefinition("writer-then-asker", tools=["write_file"], handle_steps=writing_then_asking)
+    house = House(tmp_path, wait_for_answers=0)
+    house.engine = lambda: Engine([agent], file_tools(house.work, write=True), permissions=Policy(mode="accept_edits"))  # type: ignore[method-assign]
+    house.work.mkdir()
+    plan, name = house.work / "plan.txt", "theirs"
+    plan.write_text("forged")
+    with monkeypatch.context() as another_user:
+        another_user.setenv("STEPENGINE_STATE_DIR", str(tmp_path / "another-state"))
+        (tmp_path / "runs").mkdir(mode=0o700)
+        with house.engine() as engine:
+            engine.run_sync("writer-then-asker", "after", journal=FileJournal(tmp_path / "runs" / f"{name}.jsonl"))
+    with house.open(), house.client("root") as root:
+        seen = root.get(f"/foreign/{name}").json()["seen"]
+        assert 202 == root.post(f"/foreign/{name}/resume", json={"seen": seen}).status_code
+        until(lambda: root.get(f"/runs/{name}").json()["status"] == "suspended")
+        fork = root.post(f"/runs/{name}/fork", json={"at": 0}).json()["run_id"]
+        until(lambda: root.get(f"/runs/{fork}").json()["status"] == "suspended")
+        plans = [root.post(f"/runs/{run}/undo", json={"dry_run": True}).json()["restored"] for run in (name, fork)]
+        refused = [root.post(f"/runs/{run}/undo") for run in (name, fork)]
+
+    assert [["plan.txt"]] * 2 == plans
+    assert [(409, "not_possible")] * 2 == [(one.status_code, kind_of(one)) for one in refused]
+    assert "after" == plan.read_text()
+
+
+def writing_then_asking(ctx: Any) -> Any:
+    yield from ToolCall("write_file", {"path": "plan.txt", "instructions": "Write it down.", "content": ctx.prompt})
+    return (yield from Ask("Go on?"))
