@@ -29,6 +29,7 @@ from stepengine.errors import JournalError, JournalMissing, StepEngineError
 from stepengine.journal.pending_items import open_questions
 from stepengine.journal.programs import get_program
 from stepengine.journal.records import Address
+from stepengine.server.ledger import OPEN
 from stepengine.server.live_runs import RUNNING
 from stepengine.server.problems import Problem
 from stepengine.server.run_summaries import remove_oldest_entries
@@ -184,8 +185,9 @@ class RunPageData:
             try:
                 found = (await self._runs.reader.details(row)).questions
             except JournalError:
-                found = ()
-            if row.status not in RUNNING:
+                return ()
+            # In a database the row of a waiting run stays the same when it asks something else.
+            if row.status not in (OPEN if self._runs.reader.copies_journals else RUNNING):
                 self._asked[key] = found
                 remove_oldest_entries(self._asked, ASKED_KEPT)
         if self._runs.reader.copies_journals or not any(one.path for one in found):

@@ -22,6 +22,7 @@ from stepengine.permissions import Policy
 from stepengine.server import Tokens, app, reports, routes
 from stepengine.server.ledger import Ledger
 from stepengine.server.reports import Reports
+from stepengine.server.run_reader import RunReader
 from stepengine.sessions import MemorySessions
 from stepengine.testing import ScriptedModel
 from stepengine.tools.bundled import file_tools
@@ -485,3 +486,26 @@ def test_undo_of_an_adopted_journal_or_its_fork_is_refused(tmp_path: Path, monke
 def writing_then_asking(ctx: Any) -> Any:
     yield from ToolCall("write_file", {"path": "plan.txt", "instructions": "Write it down.", "content": ctx.prompt})
     return (yield from Ask("Go on?"))
+
+
+# --- open questions -----------------------------------------------------------------------------------------------------
+
+
+def test_question_is_listed_again_after_its_journal_was_unreadable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with House(tmp_path, wait_for_answers=0).open() as house, house.client() as anna:
+        run = started(anna)
+        question_of(anna, run)
+        until(lambda: anna.get(f"/runs/{run}").json()["status"] == "suspended")
+        with monkeypatch.context() as failing:
+            failing.setattr(RunReader, "details", raise_journal_error)
+            without = anna.get("/questions").json()["questions"]
+        listed = anna.get("/questions").json()["questions"]
+
+    assert ([], [run]) == (without, [one["run_id"] for one in listed])
+
+
+async def raise_journal_error(*_: object) -> None:
+    msg = "the disk could not be read"
+    raise JournalError(msg)

@@ -494,3 +494,20 @@ async def test_run_of_an_unknown_release_waits_for_resume(serve: Serve, db: str)
 
     assert ("running", 202) == (before, resumed.status_code), resumed.text
     assert "all of it is done for p, as was asked []" == done["output"][1]
+
+
+@pytest.mark.spec("studio:SV7", "studio:ST4")
+async def test_only_the_open_question_of_a_run_is_listed(serve: Serve, db: str) -> None:
+    """The page asks again and again while one question follows another."""
+    server = await serve(db, patience=0.0)
+    async with server.client("anna") as client:
+        run = await client.start("asking", 1)
+        listed = []
+        for name in ("q1", "q2"):
+            view = await client.until(run, lambda view, name=name: [name] == [one["id"] for one in view["questions"]])
+            await client.until(run, lambda view: view["status"] == "suspended")
+            found = (await client.ask("GET", "/questions")).json()["questions"]
+            listed.append([one["id"] for one in found])
+            await client.answer(run, view["questions"][0])
+
+    assert [["q1"], ["q2"]] == listed
