@@ -147,8 +147,8 @@ class DurableReader:
         except JournalError:
             raise
         except StepEngineError as error:
-            # Why it stopped without a result.
-            return ServedRun(row=row, status=row.status, error=error.message)
+            # Why it stopped without a result, without the lines that name files and commands of the worker.
+            return ServedRun(row=row, status=row.status, error=error.message.partition("\n")[0])
         has_result = row.status not in ("cancelled", "stranded")
         return ServedRun(
             row=row,

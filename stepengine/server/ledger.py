@@ -85,7 +85,8 @@ class RunRow:
         changed: When it was registered, was suspended, ended or failed to resume; a resume leaves it. In PostgreSQL it is *created*.
         request: What was asked: ``prompt``, ``params``, ``metadata`` and the like.
         session: The conversation.
-        tries: How many times it failed to resume since it was registered or last suspended. In PostgreSQL the number of retries.
+        tries: How many times in an hour it failed to resume since it was registered or last suspended; 0 if it is stranded and never
+            started. In PostgreSQL the number of retries.
         error: Why it could not be resumed. In PostgreSQL why it was cancelled or refused.
     """
 
@@ -445,6 +446,11 @@ def make_status_act(run: str, status: str, now: float, *, tries: int = 0, error:
         )
 
     return note
+
+
+def make_restore_act(row: RunRow) -> Act:
+    """Return an act that restores the status of a run that could not be resumed."""
+    return make_status_act(row.run, row.status, row.changed, tries=row.tries, error=row.error)
 
 
 def make_decisions_act(run: str, decisions: Mapping[str, Answer]) -> Act:

@@ -31,6 +31,7 @@ from stepengine.server.ledger import (
     make_next_turn_act,
     make_register_act,
     make_remove_act,
+    make_restore_act,
     make_resume_act,
     make_status_act,
 )
@@ -46,7 +47,7 @@ from stepengine.server.run_requests import (
     start_options_from_request,
 )
 from stepengine.server.run_starts import RunStarts, plan_start
-from stepengine.server.run_store import MAX_RESUME_TRIES, RunStore
+from stepengine.server.run_store import MAX_RESUME_TRIES, NEVER_STARTED, RunStore
 
 if TYPE_CHECKING:
     from stepengine.data.state import RunResult
@@ -223,9 +224,9 @@ class RunLauncher(RunStarts[RunRow]):
         try:
             ended = await asyncio.to_thread(find_recorded_end, journal)
         except JournalMissing:
-            if row.status != "started":
+            if known.status != "started" and (known.status, known.tries) != ("stranded", NEVER_STARTED):
                 raise
-            await self._start_registered_run(row)
+            await self._start_again(row, known)
             return
         if ended is not None:
             await self._store.write(make_status_act(row.run, ended, time.time()))
@@ -236,8 +237,19 @@ class RunLauncher(RunStarts[RunRow]):
         except BaseException as error:
             # Another process that has the run also records its status.
             if asked is not None or not isinstance(error, JournalLocked):
-                before = make_status_act(row.run, known.status, known.changed, tries=known.tries, error=known.error)
-                await self._store.write(before)
+                await self._store.write(make_restore_act(known))
+            raise
+
+    async def _start_again(self, row: RunRow, known: RunRow) -> None:
+        """Start a run that was registered and has no journal; *known* is its present row."""
+        if known.status == "stranded":
+            await self._store.write(make_status_act(row.run, "started", known.changed))
+        try:
+            await self._start_registered_run(row)
+        except BaseException as error:
+            # Another process that started it also records its status.
+            if not isinstance(error, JournalLocked):
+                await self._store.write(make_restore_act(known))
             raise
 
     async def _resume_journal(self, row: RunRow, journal: Journal, divergence: dict[str, Any] | None = None) -> None:

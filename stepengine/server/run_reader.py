@@ -172,7 +172,7 @@ class RunReader:
         try:
             details = await self.read_recorded_details(row)
         except JournalMissing:
-            return ServedRun(row=row, status=row.status, error=row.error)
+            return ServedRun(row=row, status="running" if row.status in RUNNING else row.status, error=row.error)
         if row.status not in RUNNING:
             self._details[key] = details
             remove_oldest_entries(self._details, MAX_DETAILS)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakValueDictionary
 
 from stepengine.data.visible import cut_end
-from stepengine.errors import JournalError, JournalLocked, StepEngineError
+from stepengine.errors import JournalError, JournalLocked, JournalMissing, StepEngineError
 from stepengine.journal.files import FileJournal
 from stepengine.journal.sleepers import open_wake_index
 from stepengine.journal.sources import parse_database_path
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 Made = TypeVar("Made")
 MAX_RESUME_TRIES = 3
 """A run that failed to resume this often has the same fault each time, and is left to its owner."""
+TRIES_SECONDS = 3600.0
+"""Failures that are further apart have different causes: a run with one fault fails once a second."""
+NEVER_STARTED = 0
+"""The tries of a stranded run that has no journal: a resume starts it. One whose journal was deleted is never started again."""
 
 
 class RunStore:
@@ -125,12 +129,30 @@ class RunStore:
             self._writing = None
 
     async def record_failed_resume(self, run: str, error: BaseException) -> None:
-        """Record that a run could not continue; after three failures it is stranded. Locked runs do not count."""
-        if isinstance(error, JournalLocked):
-            return
+        """Record that a run could not continue; after three failures within an hour it is stranded. Locked runs do not count."""
         row = await self.find(run)
-        tries = 1 if row is None else row.tries + 1
+        if row is None or isinstance(error, JournalLocked):
+            return
+        now = time.time()
+        is_another_cause = row.tries < MAX_RESUME_TRIES and now - row.changed >= TRIES_SECONDS
+        tries = 1 if is_another_cause else row.tries + 1
         reason = error.message if isinstance(error, StepEngineError) else f"{type(error).__name__}: {error}"
         LOGGER.error("run %s could not go on (%d of %d tries): %s", run, tries, MAX_RESUME_TRIES, reason)
-        status = "stranded" if tries >= MAX_RESUME_TRIES else "running"
-        await self.write(make_status_act(run, status, time.time(), tries=tries, error=cut_end(reason, 2_000)))
+        status = "started" if row.status == "started" else "running"
+        if tries >= MAX_RESUME_TRIES:
+            status = "stranded"
+            if row.status == "started" and not await asyncio.to_thread(self._has_record, run):
+                tries = NEVER_STARTED
+        await self.write(make_status_act(run, status, now, tries=tries, error=self._shorten_error(run, reason)))
+
+    def _has_record(self, run: str) -> bool:
+        try:
+            return self.journal(run).head() is not None
+        except JournalMissing:
+            return False
+        except JournalError:
+            return True
+
+    def _shorten_error(self, run: str, reason: str) -> str:
+        """Return the first line of an error without the journal's path: the others name files of this server, and commands for them."""
+        return cut_end(reason.partition("\n")[0].replace(self.journal(run).name, "its record"), 2_000)

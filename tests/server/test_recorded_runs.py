@@ -5,6 +5,7 @@ The three verbs for recorded runs over HTTP: resume with other code, replay, and
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,10 @@ import pytest
 pytest.importorskip("starlette")
 
 from stepengine import STEP, AgentDefinition, Ask, Engine, ToolAnnotations, call, tool
-from stepengine.server import Quotas, Tokens
+from stepengine.errors import JournalError
+from stepengine.server import Quotas, Tokens, run_recovery
+from stepengine.server.ledger import Ledger, RunRow, make_register_act, make_status_act
+from stepengine.server.run_store import RunStore
 from stepengine.testing import ScriptedModel, text, tool_call
 from tests.cases import case
 from tests.waits import until
@@ -540,3 +544,86 @@ def test_caller_is_told_its_name_and_scopes(shop: Shop) -> None:
         told = [client.get("/caller").json() for client in (looker, root)]
 
     assert [{"name": "dora", "scopes": ["debug", "read"]}, {"name": "root", "scopes": ["admin"]}] == told
+
+
+# --- runs that cannot be resumed ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("studio:SV3", "studio:SV36")
+def test_registered_run_without_journal_starts_once_it_can(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its server was killed after the 202, and at the next starts its agent is missing."""
+    monkeypatch.setattr(run_recovery, "LOOK_SECONDS", 0.01)
+    run = "0" * 32
+    ledger = Ledger(shop.folder / "runs")
+    request = {"prompt": "hi", "params": None, "metadata": None}
+    ledger.write([make_register_act(RunRow(run, "dora", "pricer", "started", 1.0, 1.0, request), None)])
+    ledger.close()
+    shop.removed = "pricer"
+    with shop.open(), shop.client("dora") as dora:
+        left = until(lambda: (one := dora.get(f"/runs/{run}").json())["status"] == "stranded" and one)
+        refused = dora.post(f"/runs/{run}/resume")
+        after = dora.get(f"/runs/{run}").json()
+    shop.removed = ""
+    with shop.open(), shop.client("dora") as dora:
+        resumed = dora.post(f"/runs/{run}/resume")
+        done = ended(dora, run)
+
+    assert "pricer" in left["error"]
+    assert (409, left) == (refused.status_code, after)
+    assert (202, f"{HAIKU}: tea costs 30") == (resumed.status_code, done["output"])
+
+
+@pytest.mark.spec("studio:SV3", "studio:SV36")
+def test_stranded_run_whose_journal_was_deleted_never_starts_again(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_recovery, "LOOK_SECONDS", 0.01)
+    run = stranded(shop)
+    (shop.folder / "runs" / f"{run}.jsonl").unlink()
+    with shop.open(), shop.client("dora") as dora:
+        refused = dora.post(f"/runs/{run}/resume")
+
+    assert (404, ["Rome"]) == (refused.status_code, DONE)
+
+
+def stranded(shop: Shop) -> str:
+    """
+    Return a run that waited, and is stranded because its code was edited.
+    """
+    with shop.open(), shop.client("dora") as dora:
+        run = started(dora, "deployer")
+        question_of(dora, run)
+        until(lambda: dora.get(f"/runs/{run}").json()["status"] == "suspended")
+    shop.handler = deploying_elsewhere
+    with shop.open(), shop.client("dora") as dora:
+        assert 202 == dora.post(f"/runs/{run}/resume").status_code
+        until(lambda: dora.get(f"/runs/{run}").json()["status"] == "stranded")
+    return run
+
+
+@pytest.mark.spec("studio:SV1", "studio:SV36")
+def test_error_of_a_stranded_run_names_no_file_of_the_server(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_recovery, "LOOK_SECONDS", 0.01)
+    run = stranded(shop)
+    with shop.open(), shop.client("reader") as reader, shop.client("dora") as dora:
+        error = dora.get(f"/runs/{run}").json()["error"]
+        others = reader.get(f"/runs/{run}").status_code
+
+    assert error.startswith("the run diverged from its record at step 0, effect #0 of deployer")
+    assert [] == [part for part in (str(shop.folder), __file__, "stepengine ", "\n") if part in error]
+    assert 404 == others
+
+
+@pytest.mark.spec("studio:SV36")
+async def test_failures_hours_apart_strand_no_run(tmp_path: Path) -> None:
+    store = RunStore(tmp_path)
+    request = {"prompt": "", "params": None, "metadata": None}
+    statuses = []
+    for seconds in (10.0, 86_400.0):
+        run = f"failed-{seconds:g}-ago"
+        row = RunRow(run, "dora", "pricer", "running", 1.0, 1.0, request)
+        await store.write(make_register_act(row, None))
+        await store.write(make_status_act(run, "running", time.time() - seconds, tries=2, error="the disk was full"))
+        await store.record_failed_resume(run, JournalError("its agent is missing"))
+        statuses.append((row := await store.find(run)) and row.status)
+    await store.close()
+
+    assert ["stranded", "running"] == statuses
