@@ -160,8 +160,8 @@ class LiveRuns:
         if self._engines.has_replaced_engines:
             self.tasks.spawn(self._engines.close_unused_engines())
         self._store_ended_handle(run, handle)
-        if result is not None and isinstance(result.error, JournalError):
-            error = result.error
+        if result is not None:
+            error = await self._find_resume_error(run, result)
         if error is not None:
             await self._store.record_failed_resume(run, error)
         # A run that shutdown cut off is resumed by the next process, so no end is recorded.
@@ -170,6 +170,14 @@ class LiveRuns:
         size = await asyncio.to_thread(self._store.journal(run).size)
         if self._ended.get(run) is handle:
             self._store_ended_handle(run, handle, size)
+
+    async def _find_resume_error(self, run: str, result: RunResult) -> BaseException | None:
+        """Return why a run could not be resumed; ``None`` if its journal has the end."""
+        if isinstance(result.error, JournalError) or result.status is not RunStatus.FAILED:
+            return result.error if isinstance(result.error, JournalError) else None
+        row = await self._store.find(run)
+        # A failed extension leaves the journal as it was.
+        return result.error if row is not None and row.status == "stranded" else None
 
     def _store_ended_handle(self, run: str, handle: RunHandle, size: int = 0) -> None:
         self._ended.put(run, handle, size)

@@ -71,6 +71,12 @@ def deploying_elsewhere(ctx: Any) -> Any:
     return f"{done} on {day}"
 
 
+def failing_without_a_day(ctx: Any) -> Any:
+    yield from call(deploy, place="Rome")
+    msg = "there is no day"
+    raise ValueError(msg)
+
+
 def dallying(ctx: Any) -> Any:
     yield from call(deploy, place="Rome")
     yield from call(dally)
@@ -610,6 +616,26 @@ def test_error_of_a_stranded_run_names_no_file_of_the_server(shop: Shop, monkeyp
     assert error.startswith("the run diverged from its record at step 0, effect #0 of deployer")
     assert [] == [part for part in (str(shop.folder), __file__, "stepengine ", "\n") if part in error]
     assert 404 == others
+
+
+@pytest.mark.spec("studio:SV36")
+def test_failed_extension_leaves_the_run_stranded_and_extendable(shop: Shop) -> None:
+    with shop.open(), shop.client("dora") as dora:
+        run = started(dora, "deployer")
+        question_of(dora, run)
+        until(lambda: dora.get(f"/runs/{run}").json()["status"] == "suspended")
+    path, shop.handler = f"/runs/{run}/resume", failing_without_a_day
+    with shop.open(), shop.client("dora") as dora, shop.client("root") as root:
+        assert 202 == root.post(path, json={"on_divergence": "extend"}).status_code
+        left = until(lambda: (one := dora.get(f"/runs/{run}").json())["error"] and one)
+    shop.handler = asking_otherwise
+    with shop.open(), shop.client("dora") as dora, shop.client("root") as root:
+        assert 202 == root.post(path, json={"on_divergence": "extend"}).status_code
+        until(lambda: dora.get(f"/runs/{run}").json()["status"] == "suspended")
+        done = answered(dora, run)
+
+    assert ("stranded", True) == (left["status"], "no day" in left["error"])
+    assert ("deployed to Rome on Monday", ["Rome"]) == (done["output"], DONE)
 
 
 @pytest.mark.spec("studio:SV36")
