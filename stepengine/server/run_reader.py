@@ -13,7 +13,7 @@ from attrs import frozen
 
 from stepengine.data.codec import plain
 from stepengine.data.usage import Spending
-from stepengine.errors import JournalMissing
+from stepengine.errors import JournalError, JournalMissing, StepEngineError
 from stepengine.journal.pending_items import find_waits, open_questions
 from stepengine.journal.provenance import has_trusted_calls
 from stepengine.journal.questions import make_doubt_questions
@@ -162,7 +162,12 @@ class RunReader:
         handle = self._live.handles.get(row.run)
         if handle is not None:
             return ServedRun(
-                row=row, status="running", phase=handle.phase.value, epoch=handle.epoch, questions=handle.questions
+                row=row,
+                status="running",
+                phase=handle.phase.value,
+                epoch=handle.epoch,
+                questions=handle.questions,
+                parent=await asyncio.to_thread(_read_parent, self._store.journal(row.run)),
             )
         # A run that does not run does not change, so its journal is read once.
         key = (row.run, row.status, row.changed)
@@ -213,8 +218,8 @@ class RunReader:
         Return the last state of a run that is not running.
 
         Raises:
-            JournalError: when its journal cannot be read.
-            ReplayDivergence: when the ledger lacks the state, as of a stranded run, and its agent has changed since.
+            JournalError: when the ledger lacks the state, and its journal cannot be read.
+            ReplayDivergence: when the ledger lacks the state, and its agent has changed since.
         """
         stored = None
         if row.session is not None:
@@ -255,3 +260,12 @@ def _find_status(row: RunRow, history: History) -> str:
         # The journal of a cancelled run has no result and could be resumed; the ledger says that it is not.
         return row.status
     return "suspended" if "suspended" in (row.status, status_of(history)) else "running"
+def _read_parent(journal: Journal) -> Mapping[str, str] | None:
+    """Return the parent of a fork that is executed; ``None`` for other runs, and before a journal has its first record."""
+    try:
+        head = journal.head()
+    except JournalError:
+        return None
+    return None if head is None else head.parent
+
+

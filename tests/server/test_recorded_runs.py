@@ -653,3 +653,18 @@ async def test_failures_hours_apart_strand_no_run(tmp_path: Path) -> None:
     await store.close()
 
     assert ["stranded", "running"] == statuses
+
+
+@pytest.mark.spec("studio:SV31")
+def test_live_fork_shows_its_origin(shop: Shop) -> None:
+    shop.options["wait_for_answers"] = 60
+    with shop.open(), shop.client("dora") as dora:
+        run = started(dora, "deployer")
+        question_of(dora, run)
+        fork = dora.post(f"/runs/{run}/fork", json={"at": 0}).json()["run_id"]
+        question_of(dora, fork)
+        shown = dora.get(f"/runs/{fork}").json()
+        original = dora.get(f"/runs/{run}").json()
+
+    assert ("awaiting_answer", run) == (shown["phase"], shown["forked_from"]["run"])
+    assert original["forked_from"] is None
