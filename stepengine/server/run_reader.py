@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -12,6 +13,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.codec import plain
+from stepengine.data.state import AgentState
 from stepengine.data.usage import Spending
 from stepengine.errors import JournalError, JournalMissing, StepEngineError
 from stepengine.journal.pending_items import find_waits, open_questions
@@ -26,7 +28,6 @@ from stepengine.server.stored_states import decode_state_with_references
 
 if TYPE_CHECKING:
     from stepengine.data.questions import Question
-    from stepengine.data.state import AgentState
     from stepengine.data.waits import Waits
     from stepengine.engine import Engine
     from stepengine.journal.history import History
@@ -226,7 +227,20 @@ class RunReader:
             stored = await asyncio.to_thread(self._store.ledger.find_conversation_state, row)
         if stored is not None:
             return await asyncio.to_thread(decode_state_with_references, stored, self._store.journal(row.run))
-        return (await self._engines.engine.replay(self._store.journal(row.run), on_divergence="keep")).state
+        journal = self._store.journal(row.run)
+        if row.status == "stranded":
+            return await self._stranded_state(row, journal)
+        return (await self._engines.engine.replay(journal, on_divergence="keep")).state
+
+    async def _stranded_state(self, row: RunRow, journal: Journal) -> AgentState:
+        """Return the state of a stranded run where it can be replayed no further; if it cannot be at all, the one before it."""
+        replay = self._engines.engine.replay
+        with contextlib.suppress(StepEngineError):
+            return (await replay(journal, on_divergence="keep")).state
+        with contextlib.suppress(StepEngineError):
+            return (await replay(journal, on_divergence="stop")).state
+        before = await self._store.find((row.request.get("turn") or {}).get("after") or "")
+        return AgentState() if before is None else await self.state(before)
 
     async def summary(self, row: RunRow) -> RunListSummary:
         """Return the summary of a run from its journal; an empty one if it cannot be read."""
@@ -253,13 +267,6 @@ class RunReader:
             return Spending()
 
 
-def _find_status(row: RunRow, history: History) -> str:
-    if history.is_complete:
-        return status_of(history)
-    if row.status not in OPEN:
-        # The journal of a cancelled run has no result and could be resumed; the ledger says that it is not.
-        return row.status
-    return "suspended" if "suspended" in (row.status, status_of(history)) else "running"
 def _read_parent(journal: Journal) -> Mapping[str, str] | None:
     """Return the parent of a fork that is executed; ``None`` for other runs, and before a journal has its first record."""
     try:
@@ -269,3 +276,10 @@ def _read_parent(journal: Journal) -> Mapping[str, str] | None:
     return None if head is None else head.parent
 
 
+def _find_status(row: RunRow, history: History) -> str:
+    if history.is_complete:
+        return status_of(history)
+    if row.status not in OPEN:
+        # The journal of a cancelled run has no result and could be resumed; the ledger says that it is not.
+        return row.status
+    return "suspended" if "suspended" in (row.status, status_of(history)) else "running"

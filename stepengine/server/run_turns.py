@@ -159,10 +159,10 @@ def _read_last_event_id(watch: JournalWatch) -> str | None:
 
 def _result_from_state(read_history: Callable[[], History], row: RunRow, state: AgentState) -> RunResult:
     """Return the result of a run that no process executes, from its last state *state*."""
+    if row.status == "stranded":  # its journal may be missing
+        return RunResult(status=RunStatus.FAILED, state=state, error=StepEngineError(row.error))
     history = read_history()
     ended = find_root_end(history)
-    if row.status == "stranded":
-        return RunResult(status=RunStatus.FAILED, state=state, error=StepEngineError(row.error))
     if ended is None:
         # The journal of a stopped run has no result, nor has that of one that can be resumed.
         status = RunStatus.SUSPENDED if row.status in OPEN else RunStatus(row.status)

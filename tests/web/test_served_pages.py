@@ -18,7 +18,7 @@ import pytest
 
 pytest.importorskip("ag_ui", reason="needs the extra 'ag-ui'")
 
-from stepengine import AgentDefinition, Ask, Receive
+from stepengine import AgentDefinition, Ask, Engine, Receive
 from stepengine.server import Caps, Tokens, run_launcher, run_recovery
 from stepengine.server.ledger import Ledger
 from stepengine.testing import tool_call, tool_calls
@@ -474,3 +474,32 @@ async def test_missing_extra_is_named_by_the_route(tmp_path: Path, monkeypatch: 
 
     assert (501, "extra_missing") == refused(answer)
     assert "pip install 'stepengine[ag-ui]'" in answer.json()["detail"]
+
+
+@pytest.mark.spec("studio:SV11")
+@pytest.mark.parametrize("cause", ["no journal", "edited", "damaged"])
+async def test_conversation_continues_after_a_stranded_run(tmp_path: Path, cause: str) -> None:
+    async with paging(tmp_path, make_painter()) as page:
+        await page.say("One.")
+        await page.say("Two.")
+    ledger = Ledger(tmp_path / "runs")
+    (run,) = [row.run for row in ledger.list_runs(owner="anna", agent=None, statuses=(), before=None, limit=1)]
+    ledger.write([lambda database: database.execute("UPDATE served SET status = 'stranded' WHERE run = ?", (run,))])
+    ledger.close()
+    journal, painter = tmp_path / "runs" / f"{run}.jsonl", make_painter()
+    if cause == "no journal":
+        journal.unlink()
+    elif cause == "damaged":
+        journal.write_bytes(journal.read_bytes().replace(b"Two.", b"Too."))
+    else:
+        painter.engine.close()
+        painter.engine = Engine([AgentDefinition("painter", model="m/m", handle_steps=asking)], models=painter.model)
+    async with paging(tmp_path, painter) as page:
+        seen = await page.connect()
+        after = await page.say("Three.")
+
+    assert "RUN_FINISHED" == seen[-1]["type"], seen
+    if cause == "edited":
+        assert ["How large?"] == [one["message"] for one in interrupts(after)]
+    else:
+        assert "You said ['One.', 'Three.']." == text_of(after)
