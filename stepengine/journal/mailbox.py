@@ -20,7 +20,7 @@ import stat
 import string
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from io import BytesIO
@@ -311,7 +311,16 @@ class Mailbox(abc.ABC):
             JournalWriteFailed: when the mailbox is full (10,000 mailbox messages or 64 MiB), or cannot be written.
             JournalError: when somebody else could have written the mailbox.
         """
-        return self._add_message(StoredMessage(self._read_run_id(), self._redact_message(letter)))
+        return self.send_all([letter])
+
+    def send_all(self, letters: Iterable[MailboxMessage]) -> bool:
+        """
+        Store mailbox messages with ids of their own as ``send`` does, all or none of them; return whether one is new.
+
+        Errors are those of ``send``.
+        """
+        run = self._read_run_id()
+        return self._add_messages([StoredMessage(run, self._redact_message(letter)) for letter in letters])
 
     @abc.abstractmethod
     def read(self, after: int = 0) -> tuple[list[MailboxMessage], int]:
@@ -334,7 +343,7 @@ class Mailbox(abc.ABC):
         """Return whether there may be mailbox messages after a position; a cheap check."""
 
     @abc.abstractmethod
-    def _add_message(self, stored: StoredMessage) -> bool: ...
+    def _add_messages(self, messages: Sequence[StoredMessage]) -> bool: ...
 
     def _read_run_id(self) -> str:
         # Looked up at each use and not kept: a journal may be removed and another run begin under its name while a
@@ -401,18 +410,18 @@ class MemoryMailbox(Mailbox):
         """Return whether there are mailbox messages after a position."""
         return len(self._letters) > after
 
-    def _add_message(self, stored: StoredMessage) -> bool:
-        key, size = (stored.run, stored.letter.id), len(stored.line)
+    def _add_messages(self, messages: Sequence[StoredMessage]) -> bool:
         with self._lock:
-            known = self._known.get(key)
-            if known is not None:
-                self._refuse_changed_duplicate(stored, known)
-                return False
-            self._check_capacity(len(self._letters) + 1, self._size + size)
-            self._letters.append(stored)
-            self._known[key] = stored
+            new = {(stored.run, stored.letter.id): stored for stored in messages}
+            for key in new.keys() & self._known.keys():
+                self._refuse_changed_duplicate(new.pop(key), self._known[key])
+            size = sum([len(stored.line) for stored in new.values()])
+            if new:
+                self._check_capacity(len(self._letters) + len(new), self._size + size)
+            self._letters += new.values()
+            self._known |= new
             self._size += size
-        return True
+        return bool(new)
 
 
 # --- in stored bytes --------------------------------------------------------------------------------------------------
@@ -498,37 +507,40 @@ class StoreMailbox(Mailbox):
         # is read then. That gives mailbox messages again in the worst case, and whoever takes them knows them by their ids.
         return (data[1:], after) if data.startswith(b"\n") else (self._read_from_store(0), 0)
 
-    def _add_message(self, stored: StoredMessage) -> bool:
+    def _add_messages(self, messages: Sequence[StoredMessage]) -> bool:
         unlock = self._lock_store()
         try:
             head = self._journal.head()
-            if head is None or head.run != stored.run:
+            if head is None or any(head.run != stored.run for stored in messages):
                 raise self._journal.make_missing_error()
-            end = self._repair_and_find_append_offset(stored)
-            if end is not None:
-                self._store.append_bytes(stored.line, end)
+            lines, end = self._repair_and_find_new_lines(messages)
+            if lines:
+                self._store.append_bytes(lines, end)
         except OSError as error:
             raise self._make_unusable_error(error) from error
         finally:
             unlock()
-        return end is not None
+        return bool(lines)
 
-    def _repair_and_find_append_offset(self, stored: StoredMessage) -> int | None:
+    def _repair_and_find_new_lines(self, messages: Sequence[StoredMessage]) -> tuple[bytes, int]:
         """
-        Return where the message has to be appended, ``None`` if it is stored already. What is behind that is removed.
+        Return the lines of the messages that are not stored yet, and where they are appended. What is behind that is removed.
 
         Raises:
             InputError: when another mailbox message has its id.
             JournalWriteFailed: when the mailbox is full.
         """
-        content, key = self._read_from_store(0), stored.line_prefix
+        content, new = self._read_from_store(0), {stored.line_prefix: stored for stored in messages}
+        keys = tuple(new)
         end = count = 0
         last = b""
         for line in BytesIO(content):
             if line.endswith(b"\n"):
-                if line.startswith(key) and verify_checksum(line[:-1], 0) is not None:
-                    self._refuse_changed_duplicate(stored, StoredMessage.parse(line[:-1], "it"))
-                    return None
+                if line.startswith(keys) and verify_checksum(line[:-1], 0) is not None:
+                    key = next(one for one in keys if line.startswith(one))
+                    self._refuse_changed_duplicate(new.pop(key), StoredMessage.parse(line[:-1], "it"))
+                    if not new:
+                        return b"", 0
                 end, count, last = end + len(line), count + 1, line
         # What a killed sender left at the end is removed before anything is written behind it. Behind a line without
         # its newline the next mailbox message would be the end of that line, and both would be lost.
@@ -536,8 +548,9 @@ class StoreMailbox(Mailbox):
             end, count = end - len(last), count - 1
         if end < len(content):
             self._store.truncate_bytes(end)
-        self._check_capacity(count + 1, end + len(stored.line))
-        return end
+        lines = b"".join([stored.line for stored in new.values()])
+        self._check_capacity(count + len(new), end + len(lines))
+        return lines, end
 
     def _lock_store(self) -> Callable[[], None]:
         """Lock the store; wait some seconds for another sender."""

@@ -8,7 +8,7 @@ reused, so a reader at a number has missed no earlier message.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -90,35 +90,40 @@ class SqliteMailbox(Mailbox):
                 raise JournalCorrupt(msg)
             yield number, line
 
-    def _add_message(self, stored: StoredMessage) -> bool:
-        name, line = self._name(), stored.line
+    def _add_messages(self, messages: Sequence[StoredMessage]) -> bool:
+        name = self._name()
         with self._open_for_writing() as database:
             if not _has_mailbox_table(database):
                 for statement in (TABLE, INDEX, IDS):
                     database.execute(statement)
             if database.execute("SELECT 1 FROM lines WHERE run = ? LIMIT 1", (name,)).fetchone() is None:
                 raise self._journal.make_missing_error()
-            same = database.execute(
-                "SELECT number, substr(line, 1, ?) FROM letters WHERE run = ? AND id = ?",
-                (MAX_LETTER_BYTES + 1, name, stored.letter.id),
-            )
-            for number, known in same:
-                if isinstance(known, bytes) and known.startswith(stored.line_prefix):
-                    where = f"mailbox message {number} of {self._path}"
-                    self._refuse_changed_duplicate(stored, StoredMessage.parse(known.removesuffix(b"\n"), where))
-                    return False
-            last = database.execute(
-                "SELECT nth, bytes FROM letters WHERE run = ? ORDER BY number DESC LIMIT 1", (name,)
-            ).fetchone() or (0, 0)
-            if not all(type(count) is int for count in last):
-                msg = f"the last mailbox message to the run {name!r} in {self._path} is damaged"
-                raise JournalCorrupt(msg)
-            count, size = last[0] + 1, last[1] + len(line)
-            self._check_capacity(count, size)
-            database.execute(
-                "INSERT INTO letters (run, id, nth, bytes, line) VALUES (?, ?, ?, ?, ?)",
-                (name, stored.letter.id, count, size, line),
-            )
+            # An error undoes the transaction, and so the messages before the refused one.
+            are_new = [self._add_message(database, name, stored) for stored in messages]
+        return any(are_new)
+
+    def _add_message(self, database: sqlite3.Connection, name: str, stored: StoredMessage) -> bool:
+        same = database.execute(
+            "SELECT number, substr(line, 1, ?) FROM letters WHERE run = ? AND id = ?",
+            (MAX_LETTER_BYTES + 1, name, stored.letter.id),
+        )
+        for number, known in same:
+            if isinstance(known, bytes) and known.startswith(stored.line_prefix):
+                where = f"mailbox message {number} of {self._path}"
+                self._refuse_changed_duplicate(stored, StoredMessage.parse(known.removesuffix(b"\n"), where))
+                return False
+        last = database.execute(
+            "SELECT nth, bytes FROM letters WHERE run = ? ORDER BY number DESC LIMIT 1", (name,)
+        ).fetchone() or (0, 0)
+        if not all(type(count) is int for count in last):
+            msg = f"the last mailbox message to the run {name!r} in {self._path} is damaged"
+            raise JournalCorrupt(msg)
+        count, size = last[0] + 1, last[1] + len(stored.line)
+        self._check_capacity(count, size)
+        database.execute(
+            "INSERT INTO letters (run, id, nth, bytes, line) VALUES (?, ?, ?, ?, ?)",
+            (name, stored.letter.id, count, size, stored.line),
+        )
         return True
 
     @contextmanager

@@ -457,20 +457,34 @@ def make_decisions_act(run: str, decisions: Mapping[str, Answer]) -> Act:
     """
     Return an act that stores a person's decisions about effects in doubt, and marks a suspended run as running.
 
-    It raises ``InputError`` when a different decision is stored; decisions before that one stay stored.
+    It returns the questions that were not decided before, or ``None``. It raises ``InputError``, and stores nothing, when a different
+    decision is stored.
     """
 
-    def decide(database: sqlite3.Connection) -> None:
-        for question, answer in decisions.items():
-            text = to_compact_json(encode_stored(answer))
-            database.execute("INSERT OR IGNORE INTO served_decided VALUES (?, ?, ?)", (run, question, text))
-            known = "SELECT answer FROM served_decided WHERE run = ? AND question = ?"
-            if database.execute(known, (run, question)).fetchone() != (text,):
+    def decide(database: sqlite3.Connection) -> list[str] | None:
+        texts = {question: to_compact_json(encode_stored(answer)) for question, answer in decisions.items()}
+        known = dict(database.execute("SELECT question, answer FROM served_decided WHERE run = ?", (run,)))
+        for question in known.keys() & texts.keys():
+            if known[question] != texts[question]:
                 msg = f"{question!r} was decided otherwise"
                 raise InputError(msg)
+        new = [(run, question, text) for question, text in texts.items() if question not in known]
+        database.executemany("INSERT INTO served_decided VALUES (?, ?, ?)", new)
         database.execute(UNDER_WAY, (run,))
+        return [question for _, question, _ in new] or None
 
     return decide
+
+
+def make_undecide_act(run: str, questions: Iterable[str]) -> Act:
+    """Return an act that removes decisions about effects in doubt whose request was refused."""
+
+    def undecide(database: sqlite3.Connection) -> None:
+        database.executemany(
+            "DELETE FROM served_decided WHERE run = ? AND question = ?", [(run, question) for question in questions]
+        )
+
+    return undecide
 
 
 def make_message_arrived_act(run: str) -> Act:

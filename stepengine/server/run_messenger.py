@@ -15,7 +15,7 @@ from stepengine.errors import AnswerRejected, InputError, JournalMissing, StepEn
 from stepengine.journal.mailbox import MailboxMessage
 from stepengine.journal.messages import send_tool_result
 from stepengine.journal.sleepers import wake_for_mailbox_message
-from stepengine.server.ledger import OPEN, RunRow, make_decisions_act, make_message_arrived_act
+from stepengine.server.ledger import OPEN, RunRow, make_decisions_act, make_message_arrived_act, make_undecide_act
 from stepengine.server.problems import Problem
 from stepengine.server.quotas import QuotaTable, json_size
 from stepengine.server.run_requests import check_answers, check_not_ended, error_for_client
@@ -97,15 +97,19 @@ class RunMessenger:
             if not question.startswith(DOUBT)
         ]
         if say:
-            letters.append(MailboxMessage(kind="input", value=say, id=f"{min(given)}@{row.changed}"))
+            letters.append(MailboxMessage(kind="input", value=say, id=f"input:{min(given)}@{row.changed}"))
         # In the ledger and not in the mailbox: a run that is killed while it repeats an effect would find the decision
         # there again, and repeat the effect once more.
         decided = {question: answer for question, answer in given.items() if question.startswith(DOUBT)}
+        new: list[str] | None = None
         try:
             if decided:
-                await self._store.write(make_decisions_act(row.run, decided))
-            await asyncio.to_thread(self._write_mailbox_messages, row, letters)
+                new = await self._store.write(make_decisions_act(row.run, decided))
+            if letters:
+                await asyncio.to_thread(self._write_mailbox_messages, row, letters)
         except InputError:
+            if new:
+                await self._store.write(make_undecide_act(row.run, new))
             msg = f"somebody else has answered {' or '.join(map(repr, given))} in the meantime"
             raise AnswerRejected(msg) from None
         await self._notify_or_resume_run(row)
@@ -225,9 +229,7 @@ class RunMessenger:
         return message
 
     def _write_mailbox_messages(self, row: RunRow, messages: Iterable[MailboxMessage]) -> None:
-        box = self._store.journal(row.run).mailbox()
-        for letter in messages:
-            box.send(letter)
+        self._store.journal(row.run).mailbox().send_all(messages)
 
     async def _notify_or_resume_run(self, row: RunRow) -> None:
         """Make a run read its mailbox: notify it if this process runs it, resume it if no process does."""

@@ -553,3 +553,20 @@ def test_a_megabyte_behind_a_letter_takes_two_seconds_at_most(journal: FileJourn
         with contextlib.suppress(StepEngineError):
             work()
     assert time.process_time() - began < 2
+
+
+@pytest.mark.spec("waiting:WT2")
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_messages_sent_together_are_stored_all_or_none(store: Callable[..., Journal], place: int) -> None:
+    recorded(store())
+    first, changed = message(0, id="0"), message("changed", id="0")
+    store().mailbox().send(first)
+    others = [message(n, id=str(n)) for n in (1, 2)]
+    with pytest.raises(InputError, match="has another mailbox message with the id '0'"):
+        store().mailbox().send_all([*others[:place], changed, *others[place:]])
+    before = store().mailbox().read()[0]
+    is_new = [store().mailbox().send_all([*others[:place], first, *others[place:]]) for _ in range(2)]
+
+    assert [first] == before
+    assert [True, False] == is_new
+    assert [0, 1, 2] == values(store().mailbox())

@@ -23,6 +23,7 @@ from stepengine.server.ledger import (
     make_resume_act,
     make_status_act,
     make_suspend_act,
+    make_undecide_act,
 )
 
 ROW = RunRow("one", "anna", "agent", "started", 1.0, 1.0, {"prompt": ""})
@@ -106,3 +107,17 @@ def test_concurrent_use_and_close_leave_no_connection_open(tmp_path: Path, monke
     for database in opened:
         with pytest.raises(sqlite3.ProgrammingError, match="closed database"):
             database.execute("SELECT 1")
+
+
+def test_refused_decisions_leave_nothing_stored(ledger: Ledger) -> None:
+    """Neither when one of them differs from a stored one, nor when another answer of the request is refused."""
+    yes, no = Answer(selected=("yes",)), Answer(selected=("no",))
+    ledger.write([make_decisions_act("one", {"doubt:#1": no})])
+
+    (other,) = ledger.write([make_decisions_act("one", {"doubt:#0": yes, "doubt:#1": yes})])
+    (new,) = ledger.write([make_decisions_act("one", {"doubt:#0": yes, "doubt:#1": no})])
+    ledger.write([make_undecide_act("one", new)])
+
+    assert isinstance(other, InputError)
+    assert [{"doubt:#1": no}] == ledger.write([make_resume_act("one")])
+    ledger.close()

@@ -29,6 +29,7 @@ from stepengine import (
     Ask,
     Engine,
     InputSchema,
+    Parallel,
     Receive,
     Sleep,
     ToolCall,
@@ -75,6 +76,11 @@ def asking(ctx):
     return str(done)
 
 
+def asking_twice(ctx):
+    results = yield from Parallel(Ask("On which day?"), Ask("At what time?"))
+    return str(list(results))
+
+
 def receiving(ctx):
     message = yield Receive("go")
     return f"{ctx.prompt}: {message.value}"
@@ -109,6 +115,7 @@ AGENTS = [
     AgentDefinition("leading", spawnable_agents=["noting"], handle_steps=leading),
     AgentDefinition("noting", tools=["set_output"], handle_steps=noting),
     AgentDefinition("asking", tools=[deploy], handle_steps=asking),
+    AgentDefinition("asking-twice", handle_steps=asking_twice),
     AgentDefinition("receiving", handle_steps=receiving),
     AgentDefinition("sleeping", handle_steps=sleeping),
     AgentDefinition("dozing", handle_steps=dozing),
@@ -751,3 +758,28 @@ def test_answer_is_accepted_at_any_moment_of_suspension(tmp_path: Path) -> None:
             assert f"hi: {moment}" == ended(client, run)["output"]
 
     assert [202] * 150 == told
+
+
+@pytest.mark.spec("interfaces:IF15")
+@pytest.mark.parametrize("place", ["runs", "runs.db"])
+async def test_answer_refused_for_one_question_answers_no_other(tmp_path: Path, place: str) -> None:
+    """Another server took the answer to the second question while this one checked both."""
+    caller = Caller("ann", {"run", "answer"})
+    async with Engine(AGENTS) as engine:
+        runs = Runs(engine, tmp_path / place, wait_for_answers=0, drain=0)
+        await runs.start()
+        run, _ = await runs.launcher.start(caller, StartRequest(agent="asking-twice"))
+        await runs.live.wait_until_end_recorded(run)
+        row = await runs.reader.find(caller, run)
+        box = runs.store.journal(run).mailbox()
+        box.send(MailboxMessage(kind="answer", topic="q1", value="noon", id=f"q1@{row.changed}"))
+        with pytest.raises(AnswerRejected, match="somebody else has answered"):
+            await runs.messenger.answer(caller, row, {"q0": "Monday", "q1": "six"})
+        stored = [letter.topic for letter in box.read()[0]]
+        resumed = await runs.messenger.answer_and_find_handle(caller, row, {"q0": "Friday"}, say="Hurry.")
+        assert resumed is not None
+        result = await resumed.result()
+        await runs.close()
+
+    assert ["q1"] == stored
+    assert "['Friday', 'noon']" == result.output
