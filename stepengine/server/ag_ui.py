@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response, StreamingResponse
 
 from stepengine.adapters.ag_ui import Asked, ag_ui, asked_of, connected, input_of, sse
-from stepengine.adapters.ag_ui.asked import PAGE, find_page_answers, find_page_tool_name
+from stepengine.adapters.ag_ui.asked import find_page_answers, find_page_tool_name
 from stepengine.data.codec import plain
 from stepengine.data.events import RunFinished
 from stepengine.data.messages import UserMessage
@@ -65,9 +65,9 @@ async def start_agent_turn(request: Request) -> Response:
     thread.check_not_running()
     asked = asked_of(given, _session_from_state(thread.name, thread.state), shares=request.app.state.shares)
     _check_may_answer(request, thread, given)
-    taken = await thread.start_next_turn(
-        agent, asked.prompt, asked.answers, metadata=asked.metadata, by=_choose_answerer(thread, asked)
-    )
+    results = find_page_answers(thread.state, asked.results)
+    of_page = [question for question, answer in results.items() if asked.answers.get(question) == answer]
+    taken = await thread.start_next_turn(agent, asked.prompt, asked.answers, metadata=asked.metadata, of_page=of_page)
     events = _stream_turns(request, taken, asked)
     return _stream_response(thread, ag_ui(events, thread_id=asked.thread_id, run_id=asked.run_id, asked=asked))
 
@@ -90,11 +90,6 @@ def _check_may_answer(request: Request, thread: CallerConversation, given: Any) 
         raise AnswerRejected(msg)
 
 
-def _choose_answerer(thread: CallerConversation, asked: Asked) -> str | None:
-    """Return ``Answer.by`` for all answers of a request: the page's name if a result of its tools is among them, else ``None``."""
-    return PAGE if find_page_answers(thread.state, asked.results).keys() & asked.answers.keys() else None
-
-
 async def _stream_turns(request: Request, taken: StartedTurn, asked: Asked) -> AsyncGenerator[Event, None]:
     """Yield the events of a turn, and of the next turns while the run waits for results that the page has sent; of their ends, the last."""
     while True:
@@ -112,7 +107,7 @@ async def _stream_turns(request: Request, taken: StartedTurn, asked: Asked) -> A
         if not results:
             return
         thread = await CallerConversation.load(request, asked.thread_id)
-        taken = await thread.start_next_turn(get_path_agent(request), "", results, by=PAGE)
+        taken = await thread.start_next_turn(get_path_agent(request), "", results, of_page=results)
 
 
 async def reconnect_to_turn(request: Request) -> Response:

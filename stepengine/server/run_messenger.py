@@ -72,8 +72,8 @@ class RunMessenger:
         self._resuming: dict[str, asyncio.Task[Any]] = {}
 
     async def answer(
-        self, caller: Caller, row: RunRow, answers: Mapping[str, AnswerLike], *, by: str | None = None, say: str = ""
-    ) -> None:
+        self, caller: Caller, row: RunRow, answers: Mapping[str, AnswerLike], *, of_page: Collection[str] = (), say: str = ""
+    ) -> None:  # fmt: skip
         """
         Answer open questions, all or none of them.
 
@@ -81,7 +81,7 @@ class RunMessenger:
             caller: Who answers.
             row: The run.
             answers: By the ids of their questions.
-            by: Who answers in the name of *caller*: a tool of a page.
+            of_page: The questions that a tool of the page answers, and not *caller*.
             say: User input that the next model call gets with the answers.
 
         Raises:
@@ -89,7 +89,7 @@ class RunMessenger:
             Problem: when *caller* may not give such an answer.
         """
         check_not_ended(row)
-        given = check_answers(caller, answers, await self._find_open_questions(row, answers), by)
+        given = check_answers(caller, answers, await self._find_open_questions(row, answers), of_page)
         letters = [
             # The same id for two people who answer one question at the same time, so that the second is refused.
             MailboxMessage(kind="answer", topic=question, value=encode_stored(answer), id=f"{question}@{row.changed}")
@@ -119,15 +119,15 @@ class RunMessenger:
         return await asyncio.to_thread(_find_mailbox_answers, self._store.journal(row.run), questions)
 
     async def answer_and_find_handle(
-        self, caller: Caller, row: RunRow, answers: Mapping[str, AnswerLike], *, by: str | None = None, say: str = ""
-    ) -> RunHandle | None:
+        self, caller: Caller, row: RunRow, answers: Mapping[str, AnswerLike], *, of_page: Collection[str] = (), say: str = ""
+    ) -> RunHandle | None:  # fmt: skip
         """
         Answer a suspended run, and return the handle of its resumption; ``None`` if no run of this process resumes it.
 
         Arguments and errors are those of ``answer``.
         """
         before = self._live.find_ended_handle(row.run)
-        await self.answer(caller, row, answers, by=by, say=say)
+        await self.answer(caller, row, answers, of_page=of_page, say=say)
         if row.run in self._resuming:
             await asyncio.wait((self._resuming[row.run],))
         handle = self._live.handles.get(row.run) or self._live.find_ended_handle(row.run)

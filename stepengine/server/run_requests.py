@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import attrs
@@ -15,7 +15,7 @@ from stepengine.data.alike import list_names
 from stepengine.data.codec import plain
 from stepengine.data.limits import DEFAULT_LIMITS, Limits
 from stepengine.data.messages import ImagePart, UserMessage
-from stepengine.data.questions import DOUBT, Answer, AnswerLike, Question
+from stepengine.data.questions import DOUBT, PAGE, Answer, AnswerLike, Question
 from stepengine.data.state import AgentState
 from stepengine.data.transcript import Transcript
 from stepengine.errors import InputError, StepEngineError
@@ -269,10 +269,13 @@ def check_not_ended(row: RunRow) -> None:
 
 
 def check_answers(
-    caller: Caller, answers: Mapping[str, AnswerLike], open_: Mapping[str, Question], by: str | None = None
+    caller: Caller, answers: Mapping[str, AnswerLike], open_: Mapping[str, Question], of_page: Collection[str] = ()
 ) -> dict[str, Answer]:
-    """Return the answers as those of *caller*; raise unless each fits an open question and *caller* may give it."""
-    given = match_answers(answers, open_, by=by or caller.name)
+    """Return the answers as those of *caller*, or of the page; raise unless each fits an open question and *caller* may give it."""
+    given = {
+        question: attrs.evolve(answer, by=PAGE) if question in of_page else answer
+        for question, answer in match_answers(answers, open_, by=caller.name).items()
+    }
     needs_admin = any(
         one.remember == "always" or one.edited_input is not None or (question.startswith(DOUBT) and one.agrees)
         for question, one in given.items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +75,7 @@ class RunTurns:
         answers: Mapping[str, AnswerLike],
         *,
         after: str | None = None,
-        by: str | None = None,
+        of_page: Collection[str] = (),
         say: str = "",
     ) -> AsyncGenerator[Event, None]:
         """
@@ -86,12 +86,12 @@ class RunTurns:
             row: The run.
             answers: By the ids of their questions.
             after: The last event that the client has, for a run that another process resumes.
-            by: Who answers in the name of *caller*.
+            of_page: The questions that a tool of the page answers, and not *caller*.
             say: User input that the next model call gets with the answers.
 
         Errors are those of ``RunMessenger.answer``.
         """
-        handle = await self._messenger.answer_and_find_handle(caller, row, answers, by=by, say=say)
+        handle = await self._messenger.answer_and_find_handle(caller, row, answers, of_page=of_page, say=say)
         if handle is None:
             return self._follow_journal(caller, row.run, after)
         return self._delay_last_event(row.run, handle.events())

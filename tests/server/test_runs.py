@@ -783,3 +783,20 @@ async def test_answer_refused_for_one_question_answers_no_other(tmp_path: Path, 
 
     assert ["q1"] == stored
     assert "['Friday', 'noon']" == result.output
+
+
+@pytest.mark.spec("studio:SV11")
+async def test_page_result_and_human_answer_name_their_answerers(tmp_path: Path) -> None:
+    """They come in one request."""
+    caller = Caller("ann", {"run", "answer"})
+    async with Engine(AGENTS) as engine:
+        runs = Runs(engine, tmp_path / "runs", wait_for_answers=0, drain=0)
+        await runs.start()
+        run, _ = await runs.launcher.start(caller, StartRequest(agent="asking-twice"))
+        await runs.live.wait_until_end_recorded(run)
+        row = await runs.reader.find(caller, run)
+        await runs.messenger.answer(caller, row, {"q0": "Monday", "q1": "six"}, of_page=["q1"])
+        found = await runs.messenger.find_answers(row, ["q0", "q1"])
+        await runs.close()
+
+    assert [("q0", "ann", "Monday"), ("q1", "page", "six")] == found
