@@ -606,7 +606,7 @@ def stranded(shop: Shop) -> str:
 
 
 @pytest.mark.spec("studio:SV1", "studio:SV36")
-def test_error_of_a_stranded_run_names_no_file_of_the_server(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_a_stranded_run_names_no_server_file(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_recovery, "LOOK_SECONDS", 0.01)
     run = stranded(shop)
     with shop.open(), shop.client("reader") as reader, shop.client("dora") as dora:
