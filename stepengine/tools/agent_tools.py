@@ -330,9 +330,9 @@ def child_error_text(child: ChildResult) -> str:
 
 def partial_output(child: ChildResult) -> JsonValue:
     """
-    Return the partial output of a child whose budget was spent or whose reply was cut; ``None`` for other children.
+    Return the output of a child that failed.
 
-    It is paid for, so its parent gets it.
+    Without one, return its text if its budget was spent or its reply was cut, else ``None``. It is paid for, so its parent gets it.
     """
     was_cut = child.status in (RunStatus.MAX_STEPS, RunStatus.TRUNCATED) or isinstance(child.error, LimitExceeded)
     try:

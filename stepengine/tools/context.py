@@ -179,7 +179,8 @@ class ToolContext:
         workspace: Root folder and working directory, if the caller named one.
         resources: Live objects by type.
         logger: Log lines that carry run, agent and step.
-        cancelled: ``is_set()`` says that the call should stop; set before the body is interrupted.
+        cancelled: ``is_set()`` says that the run should stop. For a body in a thread it is also set after the call's timeout;
+            an async body is cancelled then.
         remaining_tokens: How many tokens of context are left, when known: of the model's context length, or of what a
             context policy of the agent allows.
     """

@@ -55,7 +55,7 @@ MAKERS: Mapping[str, ToolMaker | None] = MappingProxyType(
         **_map_to_maker(None, *[action for action in get_args(Action) if action != FIND_TOOLS]),
     }
 )
-"""What makes each bundled tool; ``None`` for those that every run knows."""
+"""What makes each bundled tool but those that only a workspace gives, such as ``watch``; ``None`` for those that every run knows."""
 WORKSPACE_TOOLS: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("read_files", "list_directory", "read_subtree", "code_search", "glob", "find_files"), ""),
@@ -80,7 +80,11 @@ CATEGORIES: Mapping[str, str] = MappingProxyType(
         "suggest_followups": "control",
     }
 )
-"""The category of each bundled tool that something makes, as the tool itself has it."""
+"""
+The category of bundled tools, as the tool itself has it.
+
+Missing are ``watch``, ``sleep``, ``recall_history`` and the tools of ``child_tools``.
+"""
 
 
 def python_for_tools(names: Iterable[str]) -> str:

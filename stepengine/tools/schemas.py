@@ -679,7 +679,7 @@ class _IssueReport:
         return self._told[key]
 
     def _keyword_issues(self, word: str, value: Any, instance: Any, schema: Any) -> Iterable[str]:
-        """Return the sentences for a keyword that the instance violates."""
+        """Return the sentences for a violated keyword, without checking it again."""
         self.judge.spend(_count_work(value) + _count_work(instance))
         if word in SAYINGS:
             return SAYINGS[word](self, value, instance, schema)

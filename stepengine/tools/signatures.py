@@ -148,8 +148,8 @@ def read_signature(fn: Callable[..., object], names: Mapping[str, object]) -> Si
         names: Local names that its annotations may use.
 
     Raises:
-        DefinitionError: naming file and line, for ``*args``, ``**kwargs``, a parameter without a type, a generator, a
-            context that is not first, and dependencies that form a cycle.
+        DefinitionError: naming file and line, for ``*args``, ``**kwargs``, a parameter without a type, an async generator, a
+            generator with dependencies, a context that is not first, and dependencies that form a cycle.
     """
     if not callable(fn):
         msg = f"@tool stands above a function, not above {fn!r}"

@@ -28,7 +28,7 @@ class FileChangeHook:
         command: The program and its arguments, as a list.
         pattern: Which files it is for, such as ``"**/*.py"``; every file by default.
         cwd: The folder to work in, relative to the root.
-        timeout: Seconds that it may take; 600 by default.
+        timeout: Seconds that it may take; 600 by default and at most.
 
     Raises:
         DefinitionError: when the command names no program.

@@ -222,6 +222,7 @@ class _FileReader:
         self._hash = ""
 
     def read_entry(self) -> dict[str, Any]:
+        """Return the entry with the file's content or its error, and record the file's hash for later writes."""
         wanted = self._wanted
         try:
             self._raise_if_no_room(has_room=self._left > 0)

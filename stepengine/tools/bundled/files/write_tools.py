@@ -312,12 +312,17 @@ class _Writer:
 
     def apply_change(self, ctx: ToolContext, given: Mapping[str, Any], change: Change) -> ContentChange:
         """
-        Apply the change that a call requests, and return it.
+        Apply the change that a call requests to an unchanged file, and return it.
+
+        The hash of the new content is recorded for later calls, and the data to undo the write in the journal.
 
         Args:
             ctx: The call's context.
             given: The call's input.
             change: Gives the new content.
+
+        Raises:
+            ToolError: when the file has changed since the run read it or a person approved its diff, or cannot be written.
         """
         began, path, made = time.monotonic(), given["path"], list[str]()
         try:
@@ -411,7 +416,11 @@ class _Writer:
     # --- what people are shown ----------------------------------------------------------------------------------------
 
     def preview_change(self, verb: str, given: JsonDict, change: Change) -> ToolPreview:
-        """Return the diff that a call would cause now; the call fails if the file changes before it runs."""
+        """
+        Return the diff that a call would cause now; the call fails if the file changes before it runs.
+
+        The size limit and ``expected_hash`` are checked by the call alone.
+        """
         path = given["path"]
         try:
             old = FoundFile(None, None)

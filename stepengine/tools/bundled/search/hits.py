@@ -125,7 +125,7 @@ def parse_flags(text: str) -> SearchFlags:
 
 
 def _pop_flag(words: list[str]) -> str:
-    """Remove the first of *words* and return it, a long flag as its letter; its value becomes the first of *words*."""
+    """Remove and return the first of *words*, a long flag as its letter. A value after ``=`` becomes the first of *words*."""
     word = words.pop(0)
     name, equals, value = word[2:].partition("=")
     letter = LONG.get(name, "") if word.startswith("--") else ""

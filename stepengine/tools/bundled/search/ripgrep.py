@@ -71,6 +71,8 @@ def search_in_python(
     """
     Yield the files with matches below a folder, found without ripgrep.
 
+    Of each line, the first 2,000 characters are searched, or 300 for a pattern with two unbounded repetitions.
+
     Raises:
         ToolError: for a pattern or flag that Python cannot be trusted with.
     """
@@ -389,7 +391,7 @@ class _RemoteOutput:
         """Do nothing: the supervisor reports the exit code."""
 
     def handle_exit(self, code: int | None) -> None:
-        """Queue the end of the output."""
+        """Queue the end of the output, for which ``poll`` raises ``WorkspaceLost``."""
         self._queue.put(("gone", b""))
 
     def poll(self) -> tuple[str, bytes]:

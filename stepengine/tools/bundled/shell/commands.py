@@ -82,7 +82,7 @@ class Slots:
 
     @classmethod
     def get_semaphore(cls, ctx: ToolContext) -> asyncio.Semaphore:
-        """Return the semaphore for a call."""
+        """Return the semaphore of the call's engine and the running event loop."""
         slots = ctx.resources.get(cls)
         if slots is None:
             slots = cls()
@@ -244,7 +244,14 @@ class Shell:
             calls.close(opened.fd)
 
     async def _prepare_launch(self, command: Argv | Script, opened: OpenedEntry, private: PrivateFolders) -> Launch:
-        """Create the private folders of a command, and return its launch in an open folder."""
+        """
+        Create the private folders of a command, and return its launch in an open folder.
+
+        For a read-only git command, git is executed here to read the names of its configuration.
+
+        Raises:
+            ToolError: when that configuration cannot be read.
+        """
         await self._call_system(private.make)
         launch = Launch(
             argv=SHELL if isinstance(command, Script) else command,
@@ -268,7 +275,12 @@ class Shell:
         return await self._call_system(PrivateFolders.create, self.root.system)
 
     def _make_command_start(self, launch: Launch, folder: Fd) -> CommandStart:
-        """Return the program, arguments and environment of a command to start, after the runner."""
+        """
+        Apply the runner to a launch, and return the program, arguments and environment of its command.
+
+        Raises:
+            ToolError: when the program is not found.
+        """
         if self.runner is not None:
             launch = self.runner(launch)
         program = self._find_program(launch)
@@ -303,7 +315,12 @@ class Shell:
         raise ToolError(msg)
 
     def _find_program(self, launch: Launch) -> str:
-        """Return the program that is executed; the search path is read once, here."""
+        """
+        Return the path of the program to execute, from the search path of its launch.
+
+        Raises:
+            ToolError: when it is not found.
+        """
         name = launch.argv[0]
         found = self.environment.find_program(name, launch.env["PATH"])
         if found is None:

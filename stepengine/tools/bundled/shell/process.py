@@ -353,7 +353,7 @@ class _FarChild:
     # --- on the event loop ----
 
     def forward_to(self, process: CommandProcess) -> None:
-        """Start to forward events to *process*."""
+        """Forward events to *process* from now on; earlier ones are dropped."""
         self._process = process
 
     def _feed_output(self, stream: str, data: bytes) -> None:

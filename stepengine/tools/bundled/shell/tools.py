@@ -421,7 +421,7 @@ def _result_fields(command: Argv | Script, process: CommandProcess, ending: Endi
 def _result_with_output(
     frame: Mapping[str, Any], process: CommandProcess, status: Literal["ok", "error"] = "ok"
 ) -> ToolResult:
-    """Return a result with both streams, as long as the cap of results allows."""
+    """Return a result with both streams, cut to the cap of results, and clear the stored output."""
     is_cut = process.out.is_cut or process.err.is_cut
     texts = process.out.pop_text(), process.err.pop_text()
     room = RESULT_CHARS - len(compact(frame)) - 100

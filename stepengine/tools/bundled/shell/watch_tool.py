@@ -132,7 +132,12 @@ def _start_watcher(watcher: AgentDefinition, given: JsonDict, _: object) -> Gene
 
 
 def _poll_until_met(ctx: StepContext) -> Generator[Any, Any, str]:
-    """Poll until the condition is met or the time is up, and return a report; ``handle_steps`` of the watcher."""
+    """
+    Poll until the condition is met or the time is up, and return a report; ``handle_steps`` of the watcher.
+
+    Raises:
+        ToolError: when a poll fails, for example because its program does not exist yet. That ends the watcher.
+    """
     params: Mapping[str, Any] = ctx.params
     every, began = params["every_seconds"], ctx.now()
     over = began + timedelta(seconds=params["timeout_seconds"])
