@@ -173,7 +173,7 @@ class Workspace:
         """
         Copy the current content to *to*, and return a workspace of the copy, for example to fork a run there.
 
-        The new workspace has the same permissions.
+        The new workspace has the same permissions, working directory and *trusted* patterns.
 
         A folder of this machine, in a sandbox or not, is copied, with its links as they are. Of a container that is kept, or runs
         anyhow, an image is made; its mounts are not in it. It waits until that is done, so that an event loop calls it in a thread.
@@ -185,7 +185,9 @@ class Workspace:
             DefinitionError: for a place that cannot be kept so, and a folder that is there.
             WorkspaceLost: when the copy, or the image, cannot be made.
         """
-        return self._copy(to).with_access(write=self.write, shell=self.shell, web=self.web)
+        made = self._copy(to)
+        cwd = made.root / self.cwd.relative_to(self.root) if self.cwd.is_relative_to(self.root) else made.root
+        return attrs.evolve(self, root=made.root, cwd=cwd, system=made.system)
 
     def _copy(self, to: str | os.PathLike[str]) -> Workspace:
         place = None if self.system is None else self.system.place
@@ -197,8 +199,7 @@ class Workspace:
             return made
         if here is not None and (place is None or (kept is None and again is not None)):
             copied = _copy_folder(here, Path(to))
-            cwd = copied / self.cwd.relative_to(self.root) if self.cwd.is_relative_to(self.root) else copied
-            return Workspace(copied, cwd) if again is None else again(os.fspath(copied))
+            return Workspace(copied) if again is None else again(os.fspath(copied))
         msg = (
             f"the workspace {self.name} has no snapshots: a folder of this machine, bubblewrap, and a container with keep= or container= "
             "have, whose root is no mount"

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
+import attrs
 import pytest
 
 from stepengine import Workspace
 from stepengine.errors import DefinitionError, WorkspaceLost
 from stepengine.tools import ToolRegistry
 from stepengine.tools.bundled import file_tools, shell_tools
+from stepengine.tools.bundled.bundled import workspace_tools
 
 
 @pytest.fixture
@@ -46,6 +49,23 @@ async def test_a_folder_snapshot_is_an_independent_copy_with_its_links(project: 
     assert snapshot.snapshot(tmp_path / "copies" / "two").root == tmp_path / "copies" / "two"
     snapshot.discard()
     assert copy.exists()
+
+
+@pytest.mark.spec("remote:WS10")
+@pytest.mark.parametrize("make", [Workspace, Workspace.bubblewrap])
+async def test_a_snapshot_keeps_permissions_trusted_files_and_working_directory(
+    make: Callable[[Path], Workspace], project: Path, tmp_path: Path
+) -> None:
+    place = attrs.evolve(
+        make(project), cwd=project / "sub", write=True, shell="bash", web="http://localhost:1", trusted=("sub/**",)
+    )
+    snapshot = place.snapshot(tmp_path / "copy")
+
+    assert attrs.evolve(place, root=snapshot.root, cwd=snapshot.root / "sub", system=snapshot.system) == snapshot
+    local = attrs.evolve(snapshot, system=None, shell=False)
+    refused = await ToolRegistry(workspace_tools(local)).execute("write_file", {"path": "sub/a.sh", "content": "x"})
+    assert refused.is_error
+    assert "what it holds is trusted" in refused.text
 
 
 @pytest.mark.spec("remote:WS10")
