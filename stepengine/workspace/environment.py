@@ -64,6 +64,8 @@ FAMILIES = {
     ("filter", "smudge"): ("smudge", ""),
     ("filter", "process"): ("process", ""),
     ("filter", "required"): ("required", "false"),
+    # For `--textconv` of a command, and for `git status -v`, which has no option against it.
+    ("diff", "textconv"): ("textconv", "cat"),
     ("hook", "command"): ("enabled", "false"),
 }
 """The setting that is overridden in each kind of named section, and its new value."""
@@ -84,6 +86,14 @@ ADDED: Mapping[str, Argv] = {
     "ls-files": (),
 }
 """The read-only commands, each with the options to insert before its own."""
+STARTING: Mapping[str, frozenset[str] | None] = {
+    "--ext-diff": None,
+    "--remerge-diff": None,
+    "--diff-merges": frozenset(("r", "remerge")),
+    "--submodule": frozenset(("diff",)),
+    "--ignore-submodules": frozenset(("none", "untracked")),
+}
+"""The options, with their values if only some do it, that start programs of a repository or look inside of submodules."""
 VALUED = frozenset(("-C", "-c", "--attr-source", "--config-env", "--git-dir", "--namespace", "--work-tree"))
 
 
@@ -93,16 +103,20 @@ class GitQuery:
     A read-only git command.
 
     Attributes:
-        argv: What is executed.
+        before: Git and its options before the subcommand.
+        after: The subcommand and its arguments.
         question: What is asked before: the names of all settings that hold for it, each ended by a NUL.
     """
 
-    argv: Argv
+    before: Argv
+    after: Argv
     question: Argv
 
-    def make_variables(self, names: bytes) -> dict[str, str]:
+    def make_command(self, names: bytes) -> tuple[Argv, dict[str, str]]:
         """
-        Return the environment variables for the command; *names* is git's list of configuration names.
+        Return the command and its additional environment variables; *names* is git's list of configuration names.
+
+        The settings in the variables are also options behind those of the command, since its own ``-c`` overrides a variable.
 
         Raises:
             ToolError: when more than 1,000 settings, or 64 KiB of their names, would have to be overridden.
@@ -110,15 +124,22 @@ class GitQuery:
         found = _named_section_overrides(names)
         if len(found) > FOUND_COUNT or sum([len(name) for name in found]) > FOUND_BYTES:
             msg = (
-                f"{self.argv[0]!r} was not executed: the repository's configuration names {len(found):,} programs that it "
+                f"{self.before[0]!r} was not executed: the repository's configuration names {len(found):,} programs that it "
                 f"may run; at most {FOUND_COUNT:,}, with names of {FOUND_BYTES:,} characters together, can be kept from it"
             )
             raise ToolError(msg)
-        return git_config_variables({**ALWAYS, **LOOKING, **found}) | NO_FETCH
+        settings = {**ALWAYS, **LOOKING, **found}
+        last = [f"--config-env={name}=GIT_CONFIG_VALUE_{number}" for number, name in enumerate(settings)]
+        return (*self.before, *last, *self.after), git_config_variables(settings) | NO_FETCH
 
 
 def parse_git_query(argv: Argv) -> GitQuery | None:
-    """Return *argv* as a read-only git command; ``None`` for any other command."""
+    """
+    Return *argv* as a read-only git command; ``None`` for any other command.
+
+    Raises:
+        ToolError: when an option of it would start programs of the repository.
+    """
     if argv[0].rpartition("/")[2] != "git":
         return None
     at = 1
@@ -126,9 +147,25 @@ def parse_git_query(argv: Argv) -> GitQuery | None:
         at += 2 if argv[at] in VALUED else 1
     if at >= len(argv) or argv[at] not in ADDED:
         return None
-    after = at + 1
+    _check_starts_nothing(argv[at + 1 :])
     question = ("git", *argv[1:at], "config", "--list", "--includes", "--name-only", "-z")
-    return GitQuery((*argv[:after], *ADDED[argv[at]], *argv[after:]), question)
+    return GitQuery(argv[:at], (argv[at], *ADDED[argv[at]], *argv[at + 1 :]), question)
+
+
+def _check_starts_nothing(words: Argv) -> None:
+    """Raise ``ToolError`` if an option in *words*, abbreviated or not, starts programs of a repository."""
+    for number, word in enumerate(words):
+        if word == "--":
+            return
+        name, equals, value = word.partition("=")
+        value = value if equals else "".join(words[number + 1 : number + 2])
+        for option, values in STARTING.items():
+            if len(name) > len("--") and option.startswith(name) and (values is None or value in values):
+                msg = (
+                    f"'git' was not executed: its option {word!r} may start programs that the repository names. "
+                    "Leave the option out"
+                )
+                raise ToolError(msg)
 
 
 def git_config_variables(settings: Mapping[str, str]) -> dict[str, str]:

@@ -213,7 +213,8 @@ def _read_git_status(folder: Path) -> dict[str, object]:
         if look is None or program is None:
             return {}
         names = _run_git(program, look.question, folder, env, NAMES_BYTES)
-        status = _run_git(program, look.argv, folder, {**env, **look.make_variables(names)}, STATUS_BYTES)
+        argv, variables = look.make_command(names)
+        status = _run_git(program, argv, folder, {**env, **variables}, STATUS_BYTES)
         return _parse_status(status, find_project_root(folder))
     except (OSError, ToolError, subprocess.SubprocessError):
         return {}

@@ -110,6 +110,8 @@ PLANTS = {
         "core.editor": "{evil}", "alias.status": "!{evil}", "pager.log": "{evil}",
     },
 }  # fmt: skip
+MORE_PLANTS = {"merge": {"merge.x.driver": "{evil} %A"}, "none": {}}
+"""What only some options of these commands start."""
 INERT = {"network"}
 """What git itself does not run for these commands, without a terminal."""
 
@@ -119,7 +121,7 @@ def plant(foreign: Foreign, name: str, *options: str, cwd: str = ".") -> None:
     hooks.mkdir(exist_ok=True)
     if not (hooks / "post-index-change").exists():
         (hooks / "post-index-change").symlink_to(foreign.evil)
-    for key, value in PLANTS[name].items():
+    for key, value in {**PLANTS, **MORE_PLANTS}[name].items():
         foreign.git("config", *options, key, value.format(evil=foreign.evil, hooks=hooks, root=foreign.root), cwd=cwd)
 
 
@@ -144,6 +146,64 @@ async def test_read_only_git_command_runs_no_program_of_the_repository(foreign: 
     for command in LOOKS:
         foreign.git(*command.split()[1:])
     assert bool(foreign.ran()) == (name not in INERT)
+
+
+OPTIONS = [
+    ("external", "git diff --ext-diff"),
+    ("external", "git log -p --ext-diff"),
+    ("command", "git diff --no-ext-diff --ext-diff HEAD"),
+    ("textconv", "git diff --textconv"),
+    ("textconv", "git blame --textconv a.txt"),
+    ("textconv", "git grep --textconv b"),
+    ("textconv", "git status -v -v"),
+    ("clean", "git status --ignore-submodules=none"),
+    ("clean", "git diff --ignore-submodules=none"),
+    ("external", "git log -p --submodule=diff"),
+    ("merge", "git log -p --remerge-diff"),
+    ("merge", "git show --diff-merges=remerge"),
+    ("merge", "git show --diff-merges r"),
+    ("merge", "git -c log.diffMerges=remerge log -m -p"),
+    ("none", "git -c include.path={root}/more diff"),
+    ("none", "git -c includeIf.gitdir:**.path={root}/more status"),
+]
+
+
+@pytest.mark.spec("reliability:PM14")
+@pytest.mark.parametrize(("name", "command"), OPTIONS, ids=[command for _, command in OPTIONS])
+async def test_no_option_makes_a_read_only_git_command_run_repository_programs(
+    foreign: Foreign, name: str, command: str
+) -> None:
+    foreign.git("commit", "-q", "-a", "-m", "second", cwd="sub")
+    branch = foreign.git("branch", "--show-current")
+    foreign.git("checkout", "-q", "-f", "-b", "other")
+    for place, text in ((branch, "ours\n"), ("other", "theirs\n")):
+        foreign.git("checkout", "-q", "-f", place)
+        (foreign.root / "a.txt").write_text(text)
+        (foreign.root / ".gitattributes").write_text("* filter=x diff=x merge=x\n")
+        foreign.git("commit", "-q", "-a", "-m", place)
+    foreign.git("merge", branch)
+    (foreign.root / "a.txt").write_text("both\n")
+    foreign.git("commit", "-q", "-a", "-m", "merged")
+    for folder in (".", "sub"):
+        (foreign.root / folder / "a.txt").write_text("before\n")  # as long as it was: git has to look inside
+    (foreign.root / "more").write_text(f'[filter "x"]\nclean = {foreign.evil}\n[core]\nfsmonitor = {foreign.evil}\n')
+    plant(foreign, name, cwd="sub" if "submodule" in command else ".")
+    words = command.format(root=foreign.root).split()
+    await ToolRegistry(shell_tools(foreign.root)).execute("run_terminal_command", {"command": words})
+
+    assert foreign.ran() == []
+    foreign.git(*words[1:])
+    assert foreign.ran()
+
+
+@pytest.mark.spec("reliability:PM14")
+async def test_git_options_that_start_programs_are_refused_by_name(foreign: Foreign) -> None:
+    tools = ToolRegistry(shell_tools(foreign.root))
+    refused = await tools.execute("run_terminal_command", {"command": "git diff --ext-diff"})
+    fine = await tools.execute("run_terminal_command", {"command": "git diff --text --submodule=log -- --ext-diff"})
+
+    assert (True, False) == (refused.is_error, fine.is_error)
+    assert "its option '--ext-diff' may start programs" in refused.text
 
 
 @pytest.mark.deep

@@ -155,7 +155,8 @@ class ShellTools:
     A git command that only looks (``status``, ``diff``, ``log``, ``show``, ``blame``, ``branch``, ``grep``, ``ls-files`` and
     the plumbing of ``diff``) runs no program that the repository's configuration or attributes name: no filter, diff
     driver, hook, monitor or pager. It fetches nothing, and does not look for changes inside of submodules. The
-    configuration is read before; when that fails, the command is refused. Without its filters git may call a file
+    configuration is read before; when that fails, the command is refused. So is an option for such programs, such as
+    ``--ext-diff`` or ``--submodule=diff``. Without its filters git may call a file
     modified that is not. Every other git command, such as ``git commit``, runs without the repository's hooks, but with
     its filters, since what it stores could otherwise be unencrypted or too large: to allow it is to allow them. Of git
     that is started by a script or another program the same holds.

@@ -250,7 +250,7 @@ class Shell:
         For a read-only git command, git is executed here to read the names of its configuration.
 
         Raises:
-            ToolError: when that configuration cannot be read.
+            ToolError: when that configuration cannot be read, or an option of the command would start programs of the repository.
         """
         await self._call_system(private.make)
         launch = Launch(
@@ -261,7 +261,8 @@ class Shell:
         )
         if not isinstance(command, Script) and (look := parse_git_query(command)):
             names = await self._read_git_config_names(attrs.evolve(launch, argv=look.question), opened.fd)
-            launch = attrs.evolve(launch, argv=look.argv, env={**launch.env, **look.make_variables(names)})
+            argv, variables = look.make_command(names)
+            launch = attrs.evolve(launch, argv=argv, env={**launch.env, **variables})
         return launch
 
     async def _call_system(self, do: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
