@@ -70,16 +70,20 @@ class WorkspaceTools:
 
     def format_workspace_argument(self, names: Iterable[str]) -> str:
         """Return the ``Engine`` argument that provides these tools, as Python source."""
+        from stepengine.workspace.urls import hide_user_info
+
         place, needed = self._workspace, {WORKSPACE_TOOLS[name] for name in names}
         has_write, has_shell, web = (False, False, None) if place is None else (place.write, place.shell, place.web)
         shell = _quote(has_shell) if isinstance(has_shell, str) else "True"
         options = [
             *(["write=True"] if has_write or "write" in needed else []),
             *([f"shell={shell}"] if has_shell or "shell" in needed else []),
-            *([f"web={_quote(web or SEARXNG)}"] if web or "web" in needed else []),
+            *([f"web={_quote(hide_user_info(web or SEARXNG))}"] if web or "web" in needed else []),
         ]
         if place is not None and place.system is not None:
             return f"workspace=workspace.with_access({', '.join(options)})"
+        if place is not None and place.trusted:
+            options.append(f"trusted=[{', '.join(map(_quote, place.trusted))}]")
         return f"workspace=Workspace({', '.join([_quote('.' if place is None else str(place.root)), *options])})"
 
 

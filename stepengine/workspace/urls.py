@@ -58,6 +58,14 @@ def parse_networks(texts: Iterable[str]) -> tuple[Network, ...]:
     return tuple([ipaddress.ip_network(text) for text in texts])
 
 
+USER_INFO = re.compile(r"//[^/?#\s]*@")
+
+
+def hide_user_info(text: str) -> str:
+    """Return *text* without the user names and passwords of its addresses, for messages."""
+    return USER_INFO.sub("//", text)
+
+
 def normalize_service_url(url: str) -> str:
     """
     Return the URL of a service, such as ``"http://localhost:8080"``, without a slash at its end.
@@ -66,7 +74,9 @@ def normalize_service_url(url: str) -> str:
         DefinitionError: when it is no http or https address, or has a query.
     """
     if not url.startswith(("http://", "https://")) or "?" in url or "#" in url:
-        msg = f"{url!r} is not an address of a search service; write one such as 'http://localhost:8080'"
+        msg = (
+            f"{hide_user_info(url)!r} is not an address of a search service; write one such as 'http://localhost:8080'"
+        )
         raise DefinitionError(msg)
     return url.rstrip("/")
 
@@ -157,7 +167,7 @@ class UrlTarget:
 
 
 def _make_blocked_error(url: str, why: str) -> BlockedAddress:
-    shown = cut_after(url, 200)
+    shown = cut_after(hide_user_info(url), 200)
     return BlockedAddress(f"{shown!r} is not fetched: {why}")
 
 

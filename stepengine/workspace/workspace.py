@@ -77,6 +77,12 @@ def _check_web(workspace: object, field: attrs.Attribute[Any], web: Any) -> None
         normalize_service_url(web)
 
 
+def _repr_web(web: str | None) -> str:
+    from stepengine.workspace.urls import hide_user_info
+
+    return repr(web and hide_user_info(web))
+
+
 def _check_shell(_workspace: object, _field: attrs.Attribute[Any], shell: object) -> None:
     if not isinstance(shell, bool) and shell != "bash":
         msg = f'Workspace(shell=...) is True for single programs, "bash" for command lines, or False, not {shell!r}'
@@ -125,7 +131,7 @@ class Workspace:
     )
     write: bool = attrs.field(default=False, kw_only=True, validator=make_validator(FLAG))
     shell: bool | Literal["bash"] = attrs.field(default=False, kw_only=True, validator=_check_shell)
-    web: str | None = attrs.field(default=None, kw_only=True, validator=_check_web)
+    web: str | None = attrs.field(default=None, kw_only=True, validator=_check_web, repr=_repr_web)
     trusted: tuple[str, ...] = attrs.field(default=(), kw_only=True, converter=tuple)
 
     def __fspath__(self) -> str:

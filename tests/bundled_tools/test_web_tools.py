@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepengine import ToolContext
+from stepengine import ToolContext, Workspace
 from stepengine.data.tools import ToolAnnotations
-from stepengine.errors import DefinitionError, ToolError
+from stepengine.errors import BlockedAddress, DefinitionError, ToolError
 from stepengine.tools import ToolRegistry
 from stepengine.tools.bundled import (
     BraveSearch,
@@ -28,6 +28,7 @@ from stepengine.tools.bundled import (
     web_tools,
 )
 from stepengine.tools.bundled.web.pages import read_page
+from stepengine.workspace.urls import parse_url
 from tests.bundled_tools.web_server import Names, Site, answer, redirect, site
 
 
@@ -348,6 +349,36 @@ async def test_no_error_of_a_search_shows_the_key(there: Site, made: bytes) -> N
     assert result.is_error
     assert "secret-key-1" not in result.text
     assert 1 == there.connections
+
+
+@pytest.mark.spec("remote:NW17")
+@pytest.mark.parametrize(
+    "made", [answer("pass%40word1 pass@word1", status="401 Unauthorized"), answer("[]"), b"x", b""]
+)
+async def test_no_search_error_shows_user_and_password_of_its_address(there: Site, made: bytes) -> None:
+    address = there.url("", host="somebody:pass%40word1@127.0.0.1")
+    there.answers = {"/search": made, "/res/v1/web/search": made}
+    for search in (SearxngSearch(address), BraveSearch("secret-key-1", url=address)):
+        result = await ask(web_tools(search=search), "x")
+        assert result.is_error
+        assert f"127.0.0.1:{there.port}" in result.text
+        for secret in ("somebody", "pass%40word1", "pass@word1"):
+            assert secret not in f"{result.text} {search!r}"
+    assert "Authorization: Basic" in there.heads[0]
+
+
+@given(st.text(st.characters(codec="utf-8", exclude_characters="/?#", exclude_categories=("Z", "C")), min_size=1))
+@pytest.mark.spec("remote:NW17")
+def test_addresses_in_messages_have_no_user_and_password(secret: str) -> None:
+    address = f"http://{secret}<:>{secret}@x.test"
+    with pytest.raises(DefinitionError) as not_an_address:
+        SearxngSearch(f"{address}?y")
+    with pytest.raises(BlockedAddress) as blocked:
+        parse_url(address)
+    workspace = Workspace(".", web=address)
+
+    assert "<:>" not in f"{not_an_address.value} {blocked.value} {workspace!r}"
+    assert workspace.web == address
 
 
 @pytest.mark.spec("remote:WP4", "remote:NW06")

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any, Literal, Protocol, TypeAlias
-from urllib.parse import urldefrag, urljoin
+from urllib.parse import unquote, urldefrag, urljoin
 
 from attrs import frozen
 
@@ -37,7 +37,7 @@ from stepengine.tools.bundled.web.fetcher import (
     read_body,
 )
 from stepengine.tools.bundled.web.pages import read_page
-from stepengine.workspace.urls import normalize_service_url
+from stepengine.workspace.urls import hide_user_info, normalize_service_url
 
 WEB_SEARCH_RESULTS = 5
 """A model opens one or two of them."""
@@ -95,7 +95,8 @@ class SearxngSearch:
     Searches with a SearXNG instance whose ``search.formats`` must include ``json``.
 
     Args:
-        url: The instance, such as ``"http://localhost:8080"``; named by the caller, so it may be private.
+        url: The instance, such as ``"http://localhost:8080"``; named by the caller, so it may be private. No message shows
+            its user name and password.
         language: Language of the results, such as ``"en"``; the instance's default by default.
         seconds: How long one request may take; 20 by default.
 
@@ -104,7 +105,7 @@ class SearxngSearch:
     """
 
     def __init__(self, url: str, *, language: str = "", seconds: float = WEB_SECONDS) -> None:
-        self._url = normalize_service_url(url)
+        self._url = _check_service_url(url)
         self._language = language
         self._seconds = seconds
 
@@ -146,12 +147,12 @@ class BraveSearch:
             raise DefinitionError(msg)
         GIVEN.add(key, "brave_api_key", os.environ)
         self._key = key
-        self._url = normalize_service_url(url)
+        self._url = _check_service_url(url)
         self._country = country
         self._seconds = seconds
 
     def __repr__(self) -> str:
-        return f"BraveSearch(url={self._url!r})"
+        return f"BraveSearch(url={hide_user_info(self._url)!r})"
 
     async def search(self, query: str, depth: Depth) -> Sequence[SearchHit]:
         """Return results; ``"deep"`` requests 20, the maximum of one request."""
@@ -162,6 +163,14 @@ class BraveSearch:
         answer = await _fetch_json(f"{self._url}/res/v1/web/search", params, headers, seconds=self._seconds)
         hits = [_parse_hit(entry, "description") for entry in _get_list(answer.get("web"), "results")]
         return [hit for hit in hits if hit is not None][: _result_count(depth)]
+
+
+def _check_service_url(url: str) -> str:
+    """Return the normalized URL of a service; its password is registered as a secret."""
+    made = normalize_service_url(url)
+    user_info = made.partition("//")[2].partition("/")[0].rpartition("@")[0]
+    GIVEN.add(unquote(user_info.partition(":")[2]), "search_password", os.environ)
+    return made
 
 
 def _get_list(answer: object, name: str) -> Sequence[Any]:
@@ -180,7 +189,7 @@ async def _fetch_json(
     """
     import httpx2
 
-    where = url.partition("//")[2].partition("/")[0]
+    where = hide_user_info(url).partition("//")[2].partition("/")[0]
     waits = httpx2.Timeout(WEB_IDLE_SECONDS, connect=WEB_CONNECT_SECONDS)
     sent = {**headers, "Accept": "application/json", "Accept-Encoding": "gzip", "User-Agent": "stepengine"}
     try:
@@ -266,7 +275,7 @@ class DocsSites:
             self._fetcher, _rank_links(await self._fetch_links(site), topic), topic, max_tokens
         )
         if not text:
-            msg = f"the documentation of {library_title!r} at {site} has no page that fits {topic!r}"
+            msg = f"the documentation of {library_title!r} at {hide_user_info(site)} has no page that fits {topic!r}"
             raise ToolError(msg)
         return text
 
@@ -285,7 +294,7 @@ class DocsSites:
                 return links
         if problem is not None:
             raise problem
-        msg = f"{site} has no llms.txt and no links to pages of documentation"
+        msg = f"{hide_user_info(site)} has no llms.txt and no links to pages of documentation"
         raise ToolError(msg)
 
 
