@@ -170,6 +170,17 @@ def _is_cancellation(error: BaseException) -> bool:
     return isinstance(error, asyncio.CancelledError)
 
 
+def _is_own_cancellation(error: BaseException) -> bool:
+    """Return True for a cancellation of work that the tool waited for, not of the call."""
+    import asyncio
+
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # a thread, where nothing can be cancelled
+        task = None
+    return _is_cancellation(error) and (task is None or not task.cancelling())
+
+
 def _make_body_coroutine(
     tool: ToolWithBody, arguments: Mapping[str, object], ctx: ToolContext, overrides: Overrides, seconds: float
 ) -> Coroutine[Any, Any, Any]:
@@ -199,8 +210,7 @@ async def _await_with_limit(work: Callable[[], Awaitable[object]], limit: float 
                 OWNER.reset(token)
             value = await work()
     except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
+        if not _is_own_cancellation(error):
             raise
         return BodyFailure(error)
     except (Exception, GeneratorExit) as error:  # noqa: BLE001  (a body may raise anything)
@@ -271,7 +281,7 @@ async def _run_with_dependencies(  # noqa: PLR0917  (bound step by step with par
     # (reliability:TL15).
     broken = await resolver.close(outcome.error if isinstance(outcome, BodyFailure) else None)
     for problem in broken:
-        if not isinstance(problem, Exception | GeneratorExit):
+        if not isinstance(problem, Exception | GeneratorExit) and not _is_own_cancellation(problem):
             raise problem
         if not isinstance(outcome, BodyFailure):
             outcome = BodyFailure(problem)

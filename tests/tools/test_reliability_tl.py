@@ -389,6 +389,44 @@ async def test_a_failing_factory_or_body_tears_down_its_dependencies(in_thread: 
 
 
 @pytest.mark.spec("reliability:TL15")
+@pytest.mark.parametrize("in_thread", [True, False])
+@pytest.mark.parametrize("body_fails", [True, False])
+async def test_a_teardown_that_awaits_a_cancelled_task_is_an_error(in_thread: bool, body_fails: bool) -> None:
+    closed: list[str] = []
+
+    def outer() -> Iterator[str]:
+        yield "outer"
+        closed.append("outer")
+
+    async def asynchronous(_: str = Depends(outer)) -> AsyncIterator[str]:
+        try:
+            yield "inner"
+        finally:
+            task = asyncio.ensure_future(asyncio.sleep(60))
+            task.cancel()
+            await task
+
+    def synchronous() -> Iterator[str]:
+        try:
+            yield "inner"
+        finally:
+            raise asyncio.CancelledError
+
+    for factory in (asynchronous, synchronous):
+
+        @tool(in_thread=in_thread)
+        def body(x: str = Depends(factory)) -> str:
+            if body_fails:
+                raise ValueError("body")
+            return x
+
+        result = await run(body)
+        assert result.is_error
+        assert ("ValueError: body" if body_fails else "was cancelled, so its outcome is unknown") in result.text
+    assert body_fails or closed == ["outer"]
+
+
+@pytest.mark.spec("reliability:TL15")
 async def test_a_factory_that_hangs_is_timed_out() -> None:
     async def hangs() -> None:
         await asyncio.sleep(60)
