@@ -147,13 +147,21 @@ def _factory_kind(factory: Factory) -> Kind:
     return "generator" if inspect.isgeneratorfunction(called) else "plain"
 
 
-def is_asynchronous(node: FactoryNode, overrides: Overrides) -> bool:
-    """Return True if the node or one of its dependencies has to run on the event loop."""
+def is_asynchronous(node: FactoryNode, overrides: Overrides, replaced: tuple[Factory, ...] = ()) -> bool:
+    """
+    Return True if the node or one of its dependencies has to run on the event loop.
+
+    Args:
+        node: The node.
+        overrides: Factory to the factory that stands in for it.
+        replaced: The factories above the node that are overridden. As in ``Resolver``, below its override a factory is itself.
+    """
     override = overrides.get(node.factory)
-    if override is not None and override is not node.factory:
+    if override is not None and node.factory not in replaced:
+        replaced = (*replaced, node.factory)
         node = make_factory_node(override)
     return node.kind in {"async", "async_generator"} or any(
-        is_asynchronous(n, overrides) for _, n in node.needs.values()
+        is_asynchronous(n, overrides, replaced) for _, n in node.needs.values()
     )
 
 

@@ -1,9 +1,10 @@
-"""What a body in a thread uses to reach the event loop: its context emits and logs there, in order."""
+"""How a body in a thread reaches the event loop: its context emits and logs there, in order."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -17,18 +18,24 @@ if TYPE_CHECKING:
 class OnLoop:
     """Calls functions on the event loop, in order, until the call ends; calls of an abandoned body are ignored."""
 
-    __slots__ = ("_loop", "is_open")
+    __slots__ = ("_loop", "_thread", "is_open")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self._thread = threading.get_ident()
         self.is_open = True
 
     def wrap(self, fn: Callable[..., None]) -> Callable[..., None]:
-        """Return a function that calls *fn* on the event loop."""
+        """Return a function that calls *fn* on the event loop, at once if it is called there."""
 
         def called(*args: object, **kwargs: object) -> None:
+            call = functools.partial(self._call_if_open, fn, *args, **kwargs)
+            # An async body runs there, and its call may end before the loop runs anything else.
+            if threading.get_ident() == self._thread:
+                call()
+                return
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
-                self._loop.call_soon_threadsafe(functools.partial(self._call_if_open, fn, *args, **kwargs))
+                self._loop.call_soon_threadsafe(call)
 
         return called
 

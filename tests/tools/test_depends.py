@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import pytest
 
 from stepengine import Depends, ToolContext, tool
+from stepengine.data.events import ToolLog
 from stepengine.errors import DefinitionError
 from stepengine.tools import ResourceMap
 
@@ -104,6 +106,64 @@ async def test_a_factory_can_be_overridden_and_reuse_the_original() -> None:
     assert "to fake" == (await body.execute({}, ctx, overrides={url: lambda: "fake"})).text
     assert "to real-wrapped" == (await body.execute({}, ctx, overrides={url: wrapped})).text
     assert "all fake" == (await body.execute({}, ctx, overrides={connection: lambda: "all fake"})).text
+
+
+@pytest.mark.spec("requirements:E23")
+@pytest.mark.parametrize("in_thread", [True, False])
+async def test_an_override_may_depend_on_the_factory_that_it_replaces(in_thread: bool) -> None:
+    def real() -> str:
+        return "real"
+
+    def fake(original: str = Depends(real)) -> str:
+        return f"fake {original}"
+
+    async def asynchronous_fake(original: str = Depends(real)) -> str:
+        return f"async {original}"
+
+    @tool(in_thread=in_thread)
+    def body(one: str = Depends(real), two: str = Depends(fake)) -> str:
+        return f"{one}, {two}"
+
+    ctx = ToolContext.for_test()
+    assert "fake real, fake real" == (await body.execute({}, ctx, overrides={real: fake})).text
+    assert "async real" == (await body.execute({}, ctx, overrides={real: asynchronous_fake})).text.partition(",")[0]
+
+
+@pytest.mark.spec("requirements:E10")
+@pytest.mark.parametrize("body", ["sync", "async"])
+@pytest.mark.parametrize("in_thread", [True, False])
+async def test_events_and_logs_of_dependencies_and_body_all_arrive_in_order(body: str, in_thread: bool) -> None:
+    seen: list[object] = []
+    logger = SimpleNamespace(**dict.fromkeys(("debug", "info", "warning", "error"), seen.append))
+
+    def say(ctx: ToolContext, message: str) -> None:
+        ctx.logger.info(message)
+        ctx.emit(ToolLog(message=message))
+        ctx.record_write(message)  # type: ignore[arg-type]
+
+    def plain(ctx: ToolContext) -> None:
+        say(ctx, "plain")
+
+    async def closes(ctx: ToolContext, _: None = Depends(plain)) -> AsyncIterator[None]:
+        say(ctx, "opened")
+        yield
+        say(ctx, "closed")
+
+    for factory, expected in ((plain, ["plain", "body"]), (closes, ["plain", "opened", "body", "closed"])):
+
+        def sync_body(ctx: ToolContext, x: None = Depends(factory)) -> None:
+            say(ctx, "body")
+
+        async def async_body(ctx: ToolContext, x: None = Depends(factory)) -> None:
+            say(ctx, "body")
+
+        seen.clear()
+        made = tool(name="t", in_thread=in_thread)(async_body if body == "async" else sync_body)
+        await made.execute(
+            {},
+            ToolContext.for_test(emit=lambda event: seen.append(event.message), logger=logger, keep_write=seen.append),
+        )
+        assert [message for message in expected for _ in range(3)] == seen
 
 
 @pytest.mark.parametrize("yields", [0, 2])
