@@ -72,19 +72,18 @@ WORKSPACE_TOOLS: Mapping[str, str] = MappingProxyType(
 CATEGORIES: Mapping[str, str] = MappingProxyType(
     {
         **dict.fromkeys(("read_files", "list_directory", "read_subtree", "code_search", "glob", "find_files"), "read"),
-        **dict.fromkeys(("propose_write_file", "propose_str_replace", "skill", "recall"), "read"),
+        **dict.fromkeys(("propose_write_file", "propose_str_replace", "skill", "recall", "recall_history"), "read"),
         **dict.fromkeys(("write_file", "str_replace", "delete_file"), "write"),
-        **dict.fromkeys(("run_terminal_command", "check_job", "kill_job", "run_file_change_hooks"), "execute"),
+        **dict.fromkeys(("run_terminal_command", "check_job", "kill_job", "watch", "run_file_change_hooks"), "execute"),
         **dict.fromkeys(("web_search", "read_docs", "read_url"), "network"),
         **dict.fromkeys(("remember", "forget"), "memory"),
+        **dict.fromkeys(
+            ("start_agents", "wait_agents", "message_agent", "cancel_agent", "list_agents", "sleep"), "agent"
+        ),
         "suggest_followups": "control",
     }
 )
-"""
-The category of bundled tools, as the tool itself has it.
-
-Missing are ``watch``, ``sleep``, ``recall_history`` and the tools of ``child_tools``.
-"""
+"""The category of each bundled tool that not every run knows, as the tool itself has it."""
 
 
 def python_for_tools(names: Iterable[str]) -> str:

@@ -16,19 +16,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepengine import AgentCall, AgentDefinition, Engine, load_agent
+from stepengine import AgentCall, AgentDefinition, Engine, Workspace, load_agent
 from stepengine.engine import packages, trust
 from stepengine.engine.packages import (
     FILE,
     FORMAT,
     find_installed_agent_packages,
     find_published_agent,
+    make_declaration,
     read_declaration,
 )
 from stepengine.errors import DefinitionError
 from stepengine.journal import MemoryJournal
 from stepengine.testing import ScriptedModel, tool_call
-from stepengine.tools.makers import CATEGORIES
+from stepengine.tools.agent_tools import BUILT_IN
+from stepengine.tools.makers import MAKERS, WORKSPACE_TOOLS
 
 LEAD = """
 from stepengine import AgentCall, AgentDefinition
@@ -384,29 +386,23 @@ def test_package_code_that_differs_from_its_declaration_is_not_used(
         load_agent("acme/reviewer")
 
 
-def test_the_categories_of_bundled_tools_are_those_of_the_tools(tmp_path: Path) -> None:
-    from stepengine.tools.bundled import (
-        file_tools,
-        followup_tools,
-        memory_tools,
-        search_tools,
-        shell_tools,
-        skill_tools,
-    )
+def test_every_bundled_tool_is_declared_with_its_own_category(tmp_path: Path) -> None:
+    from stepengine.tools.bundled import FileChangeHook, change_hook_tools, file_tools, memory_tools, skill_tools
+    from stepengine.tools.bundled.bundled import rootless_tools, workspace_tools
 
-    files = file_tools(tmp_path, write=True, delete=True, propose=True)
     tools = [
-        *files,
-        *search_tools(tmp_path),
-        *shell_tools(tmp_path),
-        *followup_tools(),
+        *workspace_tools(Workspace(tmp_path, write=True, shell=True)),
+        *rootless_tools("http://localhost:8080"),
+        *file_tools(tmp_path, write=True, delete=True),
+        *change_hook_tools(tmp_path, [FileChangeHook("check", ["true"])]),
         *skill_tools(tmp_path),
         *memory_tools(),
     ]
     found = {one.spec.name: one.spec.category for one in tools}
+    declared = make_declaration(AgentDefinition("one", tools=[*found])).tools
 
-    assert found == {name: kind for name, kind in CATEGORIES.items() if name in found}
-    assert {"web_search", "read_docs", "read_url", "run_file_change_hooks"} == {*CATEGORIES} - {*found}
+    assert found == declared
+    assert {*MAKERS, *WORKSPACE_TOOLS} - {*BUILT_IN} == {*found}
 
 
 # --- a space of its own -----------------------------------------------------------------------------------------------
