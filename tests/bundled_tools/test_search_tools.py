@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -141,6 +142,27 @@ ATTACKS = [
     "--hidden", "-u", "-uuu", "-.", "--", "-- -i", "a.py", "-i a.py", "-", "-iz", "-i --pre x", "-A x", "-A -1", "-m 0", "-t ../x", "-g",
     "-A 99999", "'unclosed", "-e x", "-r x", "--json", "-t=py --pre", "-é",
 ]  # fmt: skip
+
+
+@pytest.mark.spec("reliability:FS27")
+@pytest.mark.parametrize("prefer_python", ENGINES)
+@pytest.mark.parametrize("flags", ["", "-C 20", "-B 1000 -A 1000", "-l", "-c"])
+async def test_long_lines_fill_a_search_result_with_as_many_matches_as_fit(
+    tmp_path: Path, prefer_python: bool, flags: str
+) -> None:
+    lines = [f"{'hit' if number % 40 == 20 else 'nothing'} {'x' * 3_000}\n" for number in range(600)]
+    (tmp_path / "app.min.js").write_text("".join(lines))
+    (tmp_path / "z.js").write_text("hit\n")
+    data = (await search(tmp_path, prefer_python, pattern="hit", flags=flags)).data
+
+    matches = [line for line in data["stdout"].splitlines() if re.match(r"  Line \d+: hit", line)]
+    assert len(data["stdout"]) <= 20_100
+    if flags in {"-l", "-c"}:
+        assert 2 == data["count"]
+    else:
+        assert {"": 9, "-C 20": 1, "-B 1000 -A 1000": 1}[flags] == data["count"] == len(matches)
+        assert [match["line"] for match in data["matches"]] == [21 + 40 * number for number in range(data["count"])]
+        assert "stopped at 20,000 characters; there may be more" in data["message"]
 
 
 @pytest.mark.spec("reliability:FS27")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -218,39 +219,62 @@ class MatchReport:
             return True
         path, shown = display_path(found.parts), found.spans[: self._per_file]
         data: list[dict[str, object]] = [{"path": path}]
+        is_cut = False
         if flags.count:
             lines, data = [f"{path}: {found.total}"], [{"path": path, "count": found.total}]
         elif flags.names_only:
             lines = [path]
         else:
             shown = shown[: SEARCH_MATCHES - len(self._found)]
-            lines, data = (
-                [f"{path}:", *self._format_lines(found.lines, shown)],
-                [{"path": path, "line": n + 1} for n, _ in shown],
-            )
-            self._cut_files += len(found.spans) > self._per_file and flags.max_count != self._per_file
-        size = sum(map(len, lines)) + len(lines)
-        if self._chars + size > SEARCH_CHARS:
+            lines = [f"{path}:", *self._format_lines(found.lines, shown)]
+            data = [{"path": path, "line": n + 1} for n, _ in shown]
+            is_cut = len(found.spans) > self._per_file and flags.max_count != self._per_file
+        if _count_chars(lines) > SEARCH_CHARS - self._chars:
             self.stopped = self.stopped or f"stopped at {SEARCH_CHARS:,} characters"
-            return False
+            if flags.count or flags.names_only:
+                return False
+            lines, number = self._format_what_fits(path, found.lines, shown)
+            data = data[:number]
+            if not number:
+                return False
         self._out += lines
-        self._chars += size
+        self._chars += _count_chars(lines)
         self._files += 1
+        self._cut_files += is_cut
         self._found += data
         if len(self._found) >= SEARCH_MATCHES:
             self.stopped = self.stopped or f"stopped at {SEARCH_MATCHES} matches"
         return not self.stopped
 
-    def _format_lines(self, lines: list[str], spans: Iterable[tuple[int, int]]) -> list[str]:
-        matched, context = set[int](), set[int]()
+    def _format_what_fits(self, path: str, lines: list[str], spans: list[tuple[int, int]]) -> tuple[list[str], int]:
+        """
+        Return the lines to show of a file and the number of its matches in them: as many as fit.
+
+        If not even one does, the first match of a result is shown without context, as far as it fits.
+        """
+        room, head = SEARCH_CHARS - self._chars, f"{path}:"
+
+        def make(number: int) -> list[str]:
+            return [head, *self._format_lines(lines, spans[:number])]
+
+        number = bisect_right(range(1, len(spans) + 1), room, key=lambda number: _count_chars(make(number)))
+        if number or self._out:
+            return make(number), number
+        first, count = spans[0]
+        shown = [head, *self._format_lines(lines, [(first, count)], context=False)]
+        while _count_chars(shown) > room:
+            shown.pop()
+        return shown, 1
+
+    def _format_lines(self, lines: list[str], spans: Iterable[tuple[int, int]], *, context: bool = True) -> list[str]:
+        matched, around = set[int](), set[int]()
+        before, after = (self._flags.before, self._flags.after) if context else (0, 0)
         for first, count in spans:
             matched.update(range(first, first + count))
-            context.update(
-                range(max(0, first - self._flags.before), min(len(lines), first + count + self._flags.after))
-            )
+            around.update(range(max(0, first - before), min(len(lines), first + count + after)))
         return [
             f"  Line {n + 1}{':' if n in matched else '-'} {_cut_line(lines[n])}"
-            for n in sorted(matched | context)
+            for n in sorted(matched | around)
             if n < len(lines)
         ]
 
@@ -273,6 +297,10 @@ class MatchReport:
         text = "\n".join([head, *self._out])
         made = {"stdout": text, "message": "; ".join(notes), "count": number, "matches": self._found}
         return {**made, "stderr": problems} if problems else made
+
+
+def _count_chars(lines: Sequence[str]) -> int:
+    return sum(map(len, lines)) + len(lines)
 
 
 def _cut_line(line: str) -> str:
