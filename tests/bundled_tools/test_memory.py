@@ -7,17 +7,21 @@ from __future__ import annotations
 import asyncio
 import stat
 import subprocess
+import tempfile
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from stepengine import AgentDefinition, Engine
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.journal import MemoryJournal
 from stepengine.permissions import Policy
 from stepengine.testing import ScriptedModel, tool_call
+from stepengine.tools import ToolRegistry
 from stepengine.tools.bundled import FileMemory, MemoryStore, Note, memory_tools
 from stepengine.tools.bundled.memory import FILE_BYTES, MAX_NOTES
 from stepengine.tools.bundled.note_tools import project_scope
@@ -68,6 +72,32 @@ def test_a_note_is_recalled_later_until_it_is_forgotten(tmp_path: Path) -> None:
     assert 2 == len(files)
     assert {0o600} == {stat.S_IMODE(path.stat().st_mode) for path in files}
     assert [] == list((tmp_path / "project").iterdir())
+
+
+TAG_CHARACTERS = st.one_of(
+    st.sampled_from("e\u0301\u0939\u093f\u0928\u094d\u0926\u0940\u200c\u200d_-\u203f"),
+    st.characters(codec="utf-8", categories=["L", "M", "Nd", "Pc"]),
+)
+
+
+@pytest.mark.spec("interfaces:IF105", "interfaces:IF106")
+@given(st.lists(st.text(TAG_CHARACTERS, min_size=1, max_size=33), max_size=6))
+@example(["\u0939\u093f\u0928\u094d\u0926\u0940"])
+@example(["cafe\u0301"])
+def test_a_note_with_any_accepted_tags_can_be_recalled_and_forgotten(tags: list[str]) -> None:
+    async def use() -> None:
+        note = {"text": "A note.", "tags": tags, "scope": "user"}
+        if (await registry.execute("remember", note)).is_error:
+            return
+        for query in ("", *[tag for tag in tags if any(c.isalnum() for c in tag)]):
+            told = (await registry.execute("recall", {"query": query})).text
+            assert "A note." in told
+            assert all(f" #{tag}" in told for tag in tags)
+        assert "Forgot m1" in (await registry.execute("forget", {"id": "m1", "scope": "user"})).text
+
+    with tempfile.TemporaryDirectory() as folder:
+        registry = ToolRegistry(memory_tools(FileMemory(Path(folder)), scopes=["user"]))
+        asyncio.run(use())
 
 
 @pytest.mark.spec("interfaces:IF105")

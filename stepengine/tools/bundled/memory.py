@@ -36,11 +36,15 @@ OLDEST_NOTES = 3
 """Candidates for being forgotten that a model is shown."""
 WHOLE_WEIGHT, PREFIX = 2, 1
 """A word that is found whole counts twice as much as one that only starts alike."""
-LINE = re.compile(r"- \[m(\d{1,9})\] (\d{4}-\d\d-\d\d)((?: #[\w-]{1,32}){0,5})(?: (run [\w.-]{1,80}))?: (.*)")
+LINE = re.compile(r"- \[m(\d{1,9})\] (\d{4}-\d\d-\d\d)((?: #[^\s#:]{1,32}){0,5})(?: (run [\w.-]{1,80}))?: (.*)")
+"""A note. Its tags may hold all that ``remember`` accepts, such as combining marks, which are not in Python's ``\\w``."""
 HIGHEST = re.compile(r"<!-- highest: m(\d{1,9}) -->")
 KEPT = "surrogateescape"
 """Bytes of a person's that are no UTF-8 are written back as they were."""
 WORD = re.compile(r"[\w-]+")
+COMBINING = ("Mc", "Me", "Mn")
+JOINERS = "-_\u200c\u200d"
+"""What joins letters to a word: the last two are invisible, and between letters of some scripts."""
 SCOPE = re.compile(r"user|project:[0-9a-f]{16}")
 
 
@@ -220,7 +224,12 @@ def _parse_notes(lines: Sequence[str]) -> list[Note]:
 
 
 def _split_words(text: str) -> list[str]:
-    return WORD.findall(unicodedata.normalize("NFKC", text).casefold())
+    """Return the words of a text; combining marks and joiners are parts of words."""
+    folded = unicodedata.normalize("NFKC", text).casefold()
+    if folded.isascii():
+        return WORD.findall(folded)
+    chars = [c if c.isalnum() or c in JOINERS or unicodedata.category(c) in COMBINING else " " for c in folded]
+    return "".join(chars).split()
 
 
 def _score_note(note: Note, wanted: set[str]) -> int:
