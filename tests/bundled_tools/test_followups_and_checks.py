@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stepengine import AgentDefinition, Engine
 from stepengine.errors import DefinitionError
@@ -81,3 +83,13 @@ def test_the_hooks_tool_needs_valid_hooks(tmp_path: Path) -> None:
             change_hook_tools(tmp_path, hooks)
     with pytest.raises(DefinitionError, match="no command"):
         FileChangeHook("x", [])
+
+
+@pytest.mark.spec("generator-contract:T16")
+@given(st.one_of(st.floats(), st.integers(), st.sampled_from([0.0, 600, 600.1, True, "9"])))
+def test_a_hook_keeps_its_timeout_or_is_refused(seconds: Any) -> None:
+    if type(seconds) in {int, float} and 0 < seconds <= 600:
+        assert FileChangeHook("x", ["true"], timeout=seconds).timeout == seconds
+    else:
+        with pytest.raises(DefinitionError, match="more than 0 and at most 600"):
+            FileChangeHook("x", ["true"], timeout=seconds)

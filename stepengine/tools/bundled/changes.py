@@ -31,17 +31,23 @@ class FileChangeHook:
         timeout: Seconds that it may take; 600 by default and at most.
 
     Raises:
-        DefinitionError: when the command names no program.
+        DefinitionError: when the command names no program, or the timeout is not more than 0 and at most 600.
     """
 
     name: str
     command: tuple[str, ...] = attrs.field(converter=_to_argv)
     pattern: str = "**"
     cwd: str = "."
-    timeout: float = COMMAND_MAX_SECONDS
+    timeout: float = attrs.field(default=COMMAND_MAX_SECONDS)
 
     @command.validator
     def _check_command(self, _: Any, value: tuple[str, ...]) -> None:
         if not value or not value[0]:
             msg = f"the hook {self.name!r} has no command; write a list such as ['mypy', 'src']"
+            raise DefinitionError(msg)
+
+    @timeout.validator
+    def _check_timeout(self, _: Any, value: object) -> None:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= COMMAND_MAX_SECONDS:
+            msg = f"the hook {self.name!r} has timeout={value!r}; write seconds of more than 0 and at most {COMMAND_MAX_SECONDS:g}"
             raise DefinitionError(msg)
