@@ -323,6 +323,35 @@ async def test_invalid_watch_arguments_are_refused(tmp_path, wrong):
     assert next(iter(wrong)) in str(result.error)
 
 
+@pytest.mark.spec("waiting:WT11")
+@pytest.mark.parametrize(
+    "asked",
+    [{"command": ["./dist/app"]}, {"command": "cat app", "cwd": "dist"}, {"command": ["dist/app"], "until": "fails"}],
+    ids=str,
+)
+async def test_a_watch_waits_for_missing_programs_and_folders(tmp_path, asked):
+    clock = Clock(waits=True)
+
+    def handle_steps(ctx):
+        begun = (yield from ToolCall("watch", {"until": "succeeds", "every_seconds": 5, **asked})).data
+        return (yield from ToolCall("wait_agents", {"ids": [begun["id"]]})).data["done"][0]["output"]
+
+    async with asyncio.timeout(60), Engine([by_hand(tmp_path, handle_steps)], clock=clock) as engine:
+        running = asyncio.create_task(engine.run("lead", "go"))
+        await clock.asleep()
+        clock.advance(seconds=5)
+        await clock.asleep()
+        app = tmp_path / "dist" / "app"
+        app.parent.mkdir()
+        app.write_text("#!/bin/sh\necho built\n" + "exit 1\n" * ("until" in asked))
+        app.chmod(0o755)
+        clock.advance(seconds=5)
+        output = (await running).unwrap()
+
+    assert ": so, after 10 s and 3 runs." in output
+    assert "built" in output
+
+
 async def test_a_missing_program_ends_the_watch_with_an_error(tmp_path):
     model = ScriptedModel([watch(["no-such-program"]), text("I wait."), text("Sorry.")])
     async with asyncio.timeout(60), Engine([lead(tmp_path)], models=model) as engine:

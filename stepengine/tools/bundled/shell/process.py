@@ -95,6 +95,10 @@ class CommandStart:
     log: str = ""
 
 
+class ProgramUnavailable(ToolError):
+    """A program named by its path does not exist or cannot be executed now; a model gets its message."""
+
+
 @frozen
 class Ending:
     """How a command ended: its exit code or the signal that ended it."""
@@ -536,7 +540,8 @@ class CommandProcess:
         Wait until the program has started; raise an error if it has not.
 
         Raises:
-            ToolError: when it could not be executed.
+            ProgramUnavailable: when it is named by its path and could not be executed.
+            ToolError: when another one could not be executed.
             UnknownOutcome: when it was lost.
         """
         with contextlib.suppress(TimeoutError):
@@ -545,7 +550,7 @@ class CommandProcess:
         if self._errno:
             reason = REASONS.get(self._errno, os.strerror(self._errno))
             msg = f"{what.argv[0]!r} could not be executed: {reason}"
-            raise ToolError(msg)
+            raise ProgramUnavailable(msg) if "/" in what.argv[0] else ToolError(msg)
         self.raise_if_lost(what.argv[0])
         if not self.pid:
             msg = f"{what.argv[0]!r} was ended: the process that supervises it was stopped or killed, maybe by itself"

@@ -26,13 +26,14 @@ from stepengine.data.visible import cut_middle
 from stepengine.data.yields import AgentCall, Sleep, Start, ToolCall
 from stepengine.errors import ToolError
 from stepengine.tools.bundled.shell.commands import Shell, Slots
-from stepengine.tools.bundled.shell.process import CommandProcess, Ending, finish_shielded
+from stepengine.tools.bundled.shell.process import CommandProcess, Ending, ProgramUnavailable, finish_shielded
 from stepengine.tools.bundled.shell.tools import FLOODED, FOREVER, RUNS, end_and_clean_up, preview_command
 from stepengine.tools.context import ToolContext
 from stepengine.tools.control import make_checked_tool
 from stepengine.tools.definition import Tool
 from stepengine.tools.schemas import STRING, object_schema, with_description
 from stepengine.workspace.argv import command_text
+from stepengine.workspace.root import Missing
 
 WATCH = """\
 Run a command again and again in the background until something is so, and be told then, once, with what it printed last.
@@ -136,7 +137,7 @@ def _poll_until_met(ctx: StepContext) -> Generator[Any, Any, str]:
     Poll until the condition is met or the time is up, and return a report; ``handle_steps`` of the watcher.
 
     Raises:
-        ToolError: when a poll fails, for example because its program does not exist yet. That ends the watcher.
+        ToolError: when a poll fails, for example because no program of that name exists. That ends the watcher.
     """
     params: Mapping[str, Any] = ctx.params
     every, began = params["every_seconds"], ctx.now()
@@ -178,7 +179,7 @@ class PollResult:
 
     Attributes:
         code: Its exit code; ``None`` where a signal ended it.
-        was_ended: Why it was ended by us; ``""`` when it ended by itself.
+        was_ended: Why it was ended by us or not started; ``""`` when it ended by itself.
         output: What it printed, its beginning and its end.
         holds: Whether the text that is looked for is in all that it printed.
         digest: Equal for runs that printed the same and ended in the same way.
@@ -265,7 +266,19 @@ def _make_poll_tool(shell: Shell) -> Tool:
 
 
 async def _run_poll(ctx: ToolContext, shell: Shell, given: JsonDict) -> PollResult:
-    """Run the command once, confined like ``run_terminal_command``. Its processes and files are always removed."""
+    """
+    Run the command once, confined like ``run_terminal_command``. Its processes and files are always removed.
+
+    While the folder, or a program named by its path, is missing, it is no error: what is watched may create them.
+    """
+    try:
+        return await _run_command(ctx, shell, given)
+    except (Missing, ProgramUnavailable) as error:
+        reason = f"it could not be started: {error.message}"
+        return PollResult(code=None, was_ended=reason, output="", holds=False, digest="")
+
+
+async def _run_command(ctx: ToolContext, shell: Shell, given: JsonDict) -> PollResult:
     command, cwd, wanted = shell.parse(_thaw_command(given)), given.get("cwd"), given.get("text", "")
     runs = await asyncio.to_thread(shell.restrict_command, command, cwd)
     heard = OutputScan(wanted)
