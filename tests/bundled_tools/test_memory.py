@@ -84,7 +84,7 @@ TAG_CHARACTERS = st.one_of(
 @given(st.lists(st.text(TAG_CHARACTERS, min_size=1, max_size=33), max_size=6))
 @example(["\u0939\u093f\u0928\u094d\u0926\u0940"])
 @example(["cafe\u0301"])
-def test_a_note_with_any_accepted_tags_can_be_recalled_and_forgotten(tags: list[str]) -> None:
+def test_note_with_any_accepted_tags_is_recalled_and_forgotten(tags: list[str]) -> None:
     async def use() -> None:
         note = {"text": "A note.", "tags": tags, "scope": "user"}
         if (await registry.execute("remember", note)).is_error:

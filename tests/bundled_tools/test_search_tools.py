@@ -147,7 +147,7 @@ ATTACKS = [
 @pytest.mark.spec("reliability:FS27")
 @pytest.mark.parametrize("prefer_python", ENGINES)
 @pytest.mark.parametrize("flags", ["", "-C 20", "-B 1000 -A 1000", "-l", "-c"])
-async def test_long_lines_fill_a_search_result_with_as_many_matches_as_fit(
+async def test_search_result_has_as_many_long_lines_as_fit(
     tmp_path: Path, prefer_python: bool, flags: str
 ) -> None:
     lines = [f"{'hit' if number % 40 == 20 else 'nothing'} {'x' * 3_000}\n" for number in range(600)]

@@ -170,7 +170,7 @@ OPTIONS = [
 
 @pytest.mark.spec("reliability:PM14")
 @pytest.mark.parametrize(("name", "command"), OPTIONS, ids=[command for _, command in OPTIONS])
-async def test_no_option_makes_a_read_only_git_command_run_repository_programs(
+async def test_read_only_git_runs_no_repository_program_by_any_option(
     foreign: Foreign, name: str, command: str
 ) -> None:
     foreign.git("commit", "-q", "-a", "-m", "second", cwd="sub")

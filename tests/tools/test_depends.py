@@ -132,7 +132,7 @@ async def test_an_override_may_depend_on_the_factory_that_it_replaces(in_thread:
 @pytest.mark.spec("requirements:E10")
 @pytest.mark.parametrize("body", ["sync", "async"])
 @pytest.mark.parametrize("in_thread", [True, False])
-async def test_events_and_logs_of_dependencies_and_body_all_arrive_in_order(body: str, in_thread: bool) -> None:
+async def test_events_and_logs_of_dependencies_arrive_in_order(body: str, in_thread: bool) -> None:
     seen: list[object] = []
     logger = SimpleNamespace(**dict.fromkeys(("debug", "info", "warning", "error"), seen.append))
 
