@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import glob
 import os
 import re
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +144,35 @@ ATTACKS = [
     "--hidden", "-u", "-uuu", "-.", "--", "-- -i", "a.py", "-i a.py", "-", "-iz", "-i --pre x", "-A x", "-A -1", "-m 0", "-t ../x", "-g",
     "-A 99999", "'unclosed", "-e x", "-r x", "--json", "-t=py --pre", "-é",
 ]  # fmt: skip
+
+
+LONG_LINES = st.lists(
+    st.builds(lambda before, what, after: "b" * before + what + "b" * after,
+              st.sampled_from([0, 5, 290, 296, 297, 299, 1_990, 1_999]), st.sampled_from(["abc", "a-c", "q" * 2_000, "-"]),
+              st.sampled_from([0, 1, 400, 2_500])),
+    min_size=1, max_size=4,
+)  # fmt: skip
+
+
+@pytest.mark.skipif(not HAS_RG, reason="ripgrep is missing")
+@pytest.mark.spec("reliability:FS27")
+@given(
+    LONG_LINES,
+    st.sampled_from(["abc", "a.*c", "a.*b.*c", "c$", "q+", "b*", r"c\b"]),
+    st.sampled_from(["", "-x", "-v", "-w", "-F"]),
+)
+def test_python_finds_no_line_that_ripgrep_does_not(lines: list[str], pattern: str, flags: str) -> None:
+    async def use(folder: str) -> tuple[Any, Any]:
+        return tuple([(await search(Path(folder), way, pattern=pattern, flags=flags)).data for way in (True, False)])
+
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "long.txt").write_text("\n".join(lines))
+        ours, theirs = asyncio.run(use(folder))
+    by_us, by_ripgrep = ({match["line"] for match in data["matches"]} for data in (ours, theirs))
+
+    if len(theirs["stdout"]) < 15_000:
+        assert by_us <= by_ripgrep
+        assert by_us == by_ripgrep or "longer lines were left out: without ripgrep" in ours["message"]
 
 
 @pytest.mark.spec("reliability:FS27")

@@ -210,7 +210,13 @@ class MatchReport:
         self._found: list[dict[str, Any]] = []
         self._chars = 0
         self._files = self._cut_files = 0
+        self._skipped_lines, self._columns = 0, 0
         self.stopped = ""
+
+    def count_skipped_line(self, columns: int) -> None:
+        """Count a line of which only the first *columns* characters were searched, without a result."""
+        self._skipped_lines += 1
+        self._columns = columns
 
     def add(self, found: FileHits) -> bool:
         """Add the matches of one file, and return True while more matches fit."""
@@ -293,6 +299,11 @@ class MatchReport:
             notes.append(f"only the first {self._per_file} matches are shown in {self._cut_files} of the files")
         if self.stopped:
             notes.append(f"{self.stopped}; there may be more")
+        if self._skipped_lines:
+            notes.append(
+                f"{self._skipped_lines:,} longer lines were left out: without ripgrep, for such a pattern only the first "
+                f"{self._columns:,} characters of a line are searched"
+            )
         notes += withheld_note()
         text = "\n".join([head, *self._out])
         made = {"stdout": text, "message": "; ".join(notes), "count": number, "matches": self._found}

@@ -49,6 +49,8 @@ SEARCH_PATTERN_CHARS = 512
 
 SHORT_LINE = 32
 """No pattern that is let through takes noticeable time for such a line; for a longer one the time is checked each time."""
+LOOKS_AHEAD = re.compile(r"\$|\\[bBZ]|\(\?")
+"""What makes a match depend on the characters behind it."""
 HIDDEN_SEARCHED = (".agents", ".claude", ".github", ".gitlab", ".circleci", ".husky")
 """Hidden folders that are searched when they are directly in the folder of the search."""
 
@@ -66,17 +68,25 @@ TYPES: dict[str, tuple[str, ...]] = {
 
 
 def search_in_python(
-    root: Root, base: OpenedEntry, pattern: str, flags: SearchFlags, *, per_file: int, budget: WalkBudget
+    root: Root,
+    base: OpenedEntry,
+    pattern: str,
+    flags: SearchFlags,
+    *,
+    per_file: int,
+    budget: WalkBudget,
+    skips: Callable[[int], None],
 ) -> Generator[FileHits, None, None]:
     """
     Yield the files with matches below a folder, found without ripgrep.
 
-    Of each line, the first 2,000 characters are searched, or 300 for a pattern with two unbounded repetitions.
+    Of each line, the first 2,000 characters are searched, or 300 for a pattern with two unbounded repetitions. A longer line
+    for which they do not decide is left out, and *skips* is called with their number.
 
     Raises:
         ToolError: for a pattern or flag that Python cannot be trusted with.
     """
-    test = _make_line_test(pattern, flags)
+    test = _LineTest(pattern, flags)
     wanted = _make_file_test(flags)
     ignore = Ignore(root, budget)
     depth = len(base.parts)
@@ -93,15 +103,20 @@ def search_in_python(
                 continue
             lines = read_searchable_lines(root, ignore, place)
             if lines is not None:
-                found = _find_spans(lines, test, flags, per_file, budget)
+                found = _find_spans(lines, test, flags, per_file, budget, skips)
                 if found[0]:
                     yield FileHits(place, lines, *found)
             if budget.cut:
                 return
 
 
-def _find_spans(
-    lines: list[str], test: Callable[[str], bool], flags: SearchFlags, per_file: int, budget: WalkBudget
+def _find_spans(  # noqa: PLR0917  (one call, spelled out)
+    lines: list[str],
+    test: _LineTest,
+    flags: SearchFlags,
+    per_file: int,
+    budget: WalkBudget,
+    skips: Callable[[int], None],
 ) -> tuple[list[tuple[int, int]], int]:
     spans: list[tuple[int, int]] = []
     total = 0
@@ -109,7 +124,10 @@ def _find_spans(
         is_long = len(lines[number]) > SHORT_LINE
         if (is_long or not number % 1000) and not budget.has_time_left():
             break
-        if test(lines[number]) is not flags.invert:
+        matches = test.matches(lines[number])
+        if matches is None:
+            skips(test.columns)
+        elif matches is not flags.invert:
             total += 1
             if len(spans) <= per_file:
                 spans.append((number, 1))
@@ -120,21 +138,42 @@ def _find_spans(
     return spans, total
 
 
-def _make_line_test(pattern: str, flags: SearchFlags) -> Callable[[str], bool]:
-    if flags.multiline:
-        msg = "-U needs ripgrep, which is not installed here (pip install 'stepengine[search]'); search for one line of it"
-        raise ToolError(msg)
-    if len(pattern) > SEARCH_PATTERN_CHARS:
-        msg = f"without ripgrep a pattern has at most {SEARCH_PATTERN_CHARS} characters"
-        raise ToolError(msg)
-    source = re.escape(pattern) if flags.fixed else pattern
-    columns = SEARCH_COLUMNS if flags.fixed else max_search_columns(source)
-    if flags.word:
-        source = rf"(?<!\w)(?:{source})(?!\w)"
-    ignore_case = flags.case == "i" or (flags.case == "S" and not any(c.isupper() for c in pattern))
-    compiled = re.compile(source, re.IGNORECASE if ignore_case else 0)
-    search = compiled.fullmatch if flags.whole_line else compiled.search
-    return lambda line: search(line[:columns]) is not None
+class _LineTest:
+    """
+    The test whether a line matches.
+
+    Attributes:
+        columns: The number of characters of a line that are searched.
+    """
+
+    def __init__(self, pattern: str, flags: SearchFlags) -> None:
+        if flags.multiline:
+            msg = "-U needs ripgrep, which is not installed here (pip install 'stepengine[search]'); search for one line of it"
+            raise ToolError(msg)
+        if len(pattern) > SEARCH_PATTERN_CHARS:
+            msg = f"without ripgrep a pattern has at most {SEARCH_PATTERN_CHARS} characters"
+            raise ToolError(msg)
+        source = re.escape(pattern) if flags.fixed else pattern
+        self.columns = SEARCH_COLUMNS if flags.fixed else max_search_columns(source)
+        self._looks_ahead = flags.word or (not flags.fixed and LOOKS_AHEAD.search(source) is not None)
+        if flags.word:
+            source = rf"(?<!\w)(?:{source})(?!\w)"
+        ignore_case = flags.case == "i" or (flags.case == "S" and not any(c.isupper() for c in pattern))
+        compiled = re.compile(source, re.IGNORECASE if ignore_case else 0)
+        self._is_whole = flags.whole_line
+        self._search = compiled.fullmatch if flags.whole_line else compiled.search
+
+    def matches(self, line: str) -> bool | None:
+        """Return whether a line matches; ``None`` if it is longer than what is searched, and that does not decide."""
+        if len(line) <= self.columns:
+            return self._search(line) is not None
+        if self._is_whole:
+            return None
+        found = self._search(line[: self.columns])
+        # What follows a match at the end of the searched part is not known.
+        if found is None or (self._looks_ahead and found.end() == self.columns):
+            return None
+        return True
 
 
 def _make_file_test(flags: SearchFlags) -> Callable[[tuple[str, ...]], bool]:

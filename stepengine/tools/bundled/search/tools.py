@@ -175,7 +175,9 @@ def _search_files(  # noqa: PLR0917  (one call, spelled out)
     engine = None if ripgrep is None else Ripgrep(ripgrep, root, opened)
     try:
         hits = (
-            search_in_python(root, opened, pattern, flags, per_file=most, budget=budget)
+            search_in_python(
+                root, opened, pattern, flags, per_file=most, budget=budget, skips=report.count_skipped_line
+            )
             if engine is None
             else engine.search(pattern, flags, most, budget)
         )
