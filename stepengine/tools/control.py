@@ -302,14 +302,16 @@ def _option_descriptions(options: Sequence[object]) -> list[str]:
 def _result_from_answers(answers: Sequence[Answer]) -> ToolResult:
     if all(a.declined for a in answers):
         return ToolResult.json({"skipped": True})
-    entries: list[Any] = [
-        {
-            "question_index": i,
-            **({"selected": list(a.selected)} if a.selected and not a.declined else {"text": a.value}),
-        }
-        for i, a in enumerate(answers)
-    ]
+    entries: list[Any] = [{"question_index": i, **_answer_fields(a)} for i, a in enumerate(answers)]
     return ToolResult.json({"answers": entries})
+
+
+def _answer_fields(answer: Answer) -> dict[str, Any]:
+    """Return the choices and the text of an answer; a declined one has an empty text."""
+    if answer.declined:
+        return {"text": ""}
+    selected = {"selected": list(answer.selected)} if answer.selected else {}
+    return {**selected, "text": answer.text} if answer.text or not selected else selected
 
 
 def ask_user_tool(interactor: Interactor | None = None) -> Tool:

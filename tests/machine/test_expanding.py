@@ -145,6 +145,14 @@ def test_ask_user_asks_all_its_questions_as_one():
     assert played.tool_calls[0].result.data == {
         "answers": [{"question_index": 0, "selected": ["a", "b"]}, {"question_index": 1, "text": "so"}]
     }
+    more = {"q1.0": Answer("a", "but later"), "q1.1": Answer(text="so")}
+    world = World(replies=[reply(call("ask_user", questions=asked)), reply("x")], answers=more)
+    assert run(world=world, tools=["ask_user"]).tool_calls[0].result.data == {
+        "answers": [
+            {"question_index": 0, "selected": ["a"], "text": "but later"},
+            {"question_index": 1, "text": "so"},
+        ]
+    }
 
     one = [{"question": "Go?"}]
     world = World(replies=[reply(call("ask_user", questions=one)), reply("x")], answers={"q1": Answer(declined=True)})
