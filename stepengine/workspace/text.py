@@ -168,8 +168,11 @@ class _LineWindow:
             line = bytes(self._open).decode("utf-8", "replace")
             missing = self._length - len(self._open)
             if missing and len(line) > READ_LINE_CHARS:
-                line = f"{line[:READ_LINE_CHARS]} [... more than {missing:,} bytes of this line were cut]"
-            self.lines.append(cut_line(line + end.decode()))
+                shown = line[:READ_LINE_CHARS]
+                count = self._length - len(shown.encode())
+                self.lines.append(f"{shown} [... at least {count:,} bytes of this line were cut]{end.decode()}")
+            else:
+                self.lines.append(cut_line(line + end.decode()))
         self._open.clear()
         self._length = 0
         self._number += 1

@@ -135,6 +135,24 @@ async def test_paths_above_the_limit_get_an_error_entry_each(tools: ToolRegistry
     assert codebuff_of_none == await read(tools)
 
 
+@pytest.mark.spec("reliability:FP5")
+@pytest.mark.parametrize("letter", ["x", "\u00e9"])
+@pytest.mark.parametrize("length", [2_000, 2_003, 5_000, 50_000])
+async def test_a_long_line_of_a_large_file_is_cut_once(
+    tools: ToolRegistry, tmp_path: Path, letter: str, length: int
+) -> None:
+    (tmp_path / "large").write_bytes(f"{letter * length}\nnext\n".encode() + b"y\n" * 5_100_000)
+    (found,) = await read(tools, {"path": "large", "limit": 2})
+    line, after = found["content"].splitlines()
+    shown, _, note = line.partition(" [... ")
+    count = "".join(c for c in note if c.isdigit())
+
+    assert ("next", letter * 2_000) == (after, shown)
+    assert (note.count("were cut"), int(count or 0)) in {
+        (length > 2_000, length - 2_000), (length > 2_000, (length - 2_000) * len(letter.encode()))
+    }  # fmt: skip
+
+
 @pytest.mark.spec("reliability:FP5", "generator-contract:T5")
 async def test_long_lines_are_cut_and_many_characters_end_the_call(tools: ToolRegistry, tmp_path: Path) -> None:
     (tmp_path / "long").write_text("x" * 5_000 + "\nnext\n")
