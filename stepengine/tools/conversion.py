@@ -221,7 +221,11 @@ class _Encoder:
         import dataclasses
 
         if isinstance(value, Mapping):
-            return {_encode_key(k, path): self.encode(v, f"{path}.{_encode_key(k, path)}") for k, v in value.items()}
+            made = {_encode_key(k, path): self.encode(v, f"{path}.{_encode_key(k, path)}") for k, v in value.items()}
+            if len(made) < len(value):
+                msg = f"two keys of the {type(value).__name__} at {path} are the same as JSON, such as 1 and '1'; rename one"
+                raise DataError(msg, path=path)
+            return made
         if isinstance(value, list | tuple):
             return [self.encode(v, f"{path}[{i}]") for i, v in enumerate(value)]
         if isinstance(value, set | frozenset):
@@ -335,7 +339,7 @@ def decode(name: str, annotation: Any, result: ToolResult) -> Any:
     if annotation not in (Any, str) and any(map(is_shortened, result.content)):
         msg = f"the result of tool {name!r} was cut by its own request_truncation(), so only a text is left; drop that call"
         raise DataError(msg)
-    if annotation is Any or (annotation in {str, int, bool} and type(value) is annotation):
+    if annotation is Any or (annotation is type(value) and type(value) in {str, int, bool}):
         return value
     if annotation is None and value is None:
         return None

@@ -8,7 +8,7 @@ import enum
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 from uuid import UUID
 
 import attrs
@@ -194,6 +194,33 @@ async def test_a_typed_value_survives_the_way_through_json(value: Any, annotatio
 
     again = ToolResult(result.content)
     assert value == made.decode(again)
+
+
+@given(
+    st.dictionaries(
+        st.one_of(st.integers(0, 3), st.sampled_from(["0", "1", "x", "A"]), st.sampled_from(Text)), st.booleans()
+    )
+)
+def test_a_mapping_loses_no_entry_or_is_an_error(value: dict[Any, bool]) -> None:
+    result = as_result(value)
+    texts = [str(key.value if isinstance(key, Text) else key) for key in value]
+
+    if len(set(texts)) == len(texts):
+        assert dict(zip(texts, value.values(), strict=True)) == result.data
+    else:
+        assert result.is_error
+        assert "two keys" in result.text
+        assert "the same as JSON" in result.text
+
+
+@pytest.mark.parametrize("value", [{"a": 1}, {}])
+async def test_an_annotation_that_cannot_be_hashed_decodes_its_value(value: dict[str, int]) -> None:
+    @tool
+    def body() -> Annotated[dict, {"unit": "m"}]:  # type: ignore[type-arg]
+        return value
+
+    result = await body.execute({}, ToolContext.for_test())
+    assert value == body.decode(result)
 
 
 def test_decoding_a_mismatched_result_raises() -> None:
