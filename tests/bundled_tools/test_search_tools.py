@@ -178,9 +178,7 @@ def test_python_finds_no_line_that_ripgrep_does_not(lines: list[str], pattern: s
 @pytest.mark.spec("reliability:FS27")
 @pytest.mark.parametrize("prefer_python", ENGINES)
 @pytest.mark.parametrize("flags", ["", "-C 20", "-B 1000 -A 1000", "-l", "-c"])
-async def test_search_result_has_as_many_long_lines_as_fit(
-    tmp_path: Path, prefer_python: bool, flags: str
-) -> None:
+async def test_search_result_has_as_many_long_lines_as_fit(tmp_path: Path, prefer_python: bool, flags: str) -> None:
     lines = [f"{'hit' if number % 40 == 20 else 'nothing'} {'x' * 3_000}\n" for number in range(600)]
     (tmp_path / "app.min.js").write_text("".join(lines))
     (tmp_path / "z.js").write_text("hit\n")
