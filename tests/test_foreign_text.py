@@ -139,7 +139,7 @@ from stepengine.tools.bundled.files.edits import TextReplacement, replace_all, u
 from stepengine.tools.bundled.memory import _parse_notes, _split_words
 from stepengine.tools.bundled.search.hits import SearchFlags, _cut_line, parse_flags
 from stepengine.tools.bundled.search.overview import rank_files
-from stepengine.tools.bundled.search.ripgrep import EXIT, _make_line_test, _pattern_for_any_line_end
+from stepengine.tools.bundled.search.ripgrep import EXIT, _LineTest, _pattern_for_any_line_end
 from stepengine.tools.bundled.search.symbols import split_words, top_level_names
 from stepengine.tools.bundled.shell.output import Capture
 from stepengine.tools.bundled.web.fetcher import Fetched
@@ -293,8 +293,8 @@ def compared(lines: str) -> None:
 
 
 def fallback(pattern: str) -> Callable[[str], Any]:
-    test = _make_line_test(pattern, SearchFlags())
-    return lambda text: [test(line) for line in text.split("\n")]
+    test = _LineTest(pattern, SearchFlags())
+    return lambda text: [test.matches(line) for line in text.split("\n")]
 
 
 def schema_pattern(pattern: str) -> Callable[[str], Any]:
