@@ -15,7 +15,8 @@ members that it knows. Unknown members of a reply are stored, reported, and sent
 providers that wrap other providers.
 
 Must not be here: the retry policy (``runtime.retry``) and the choice of the next request (machine). Importing this package loads
-no SDK and no HTTP library; an adapter loads its SDK with the first request. Adapters do not import each other.
+no SDK and no HTTP library; an adapter loads its SDK with the first request. Adapters do not import each other. ``clouds``
+combines several, and ``google.interactions`` extends ``google``.
 
 Read ``base`` first, then one adapter from ``encode`` to ``decode``, such as ``anthropic``. ``_http``, ``_api`` and ``_byte_reader`` have the
 code that all adapters share.

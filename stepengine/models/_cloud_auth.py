@@ -78,7 +78,7 @@ class CloudAuth(ABC):
 
 def require_trusted_host(provider: str, access: CloudAuth, url: str, home: str | None) -> None:
     """
-    Raise ``MissingKey`` if credentials of the environment would go to an untrusted host other than *home*.
+    Raise ``MissingKey`` if credentials of the environment would go to a host other than *home* and those in ``STEPENGINE_KEY_HOSTS``.
 
     Raises:
         MissingKey: in that case.

@@ -1,8 +1,8 @@
 """
 Deferred tools: decide which tools of a request are sent in full and which are hidden.
 
-The decision depends only on the conversation: tools that a search found or a call named are revealed. So the same
-conversation always sends the same tools, and the order of sent tools never changes.
+The decision depends only on the conversation and the tool choice. Tools that a search found or a call named are revealed, and so
+is a chosen tool. So the same conversation sends the same tools, and the order of sent tools never changes.
 """
 
 from __future__ import annotations

@@ -66,9 +66,8 @@ def _filter_deltas(deltas: Iterable[ModelDelta], filters: Iterable[DeltaFilter])
 
 
 def _make_retry_key(request: ModelRequest) -> tuple[object, ...]:
-    """Return a key that is equal for all attempts of one call, and for copies of its request."""
-    # By identity, because the attempts of one call have the same message objects, and comparing long conversations is
-    # slow.
+    """Return a key that is equal for all requests to one model with the same message objects, such as the attempts of one call."""
+    # By identity, because comparing long conversations is slow.
     return id(request.messages), id(request.tail), request.model, len(request.messages)
 
 
@@ -304,7 +303,7 @@ class HttpProvider(ApiProvider):
         return self._convert_answer_and_add_dropped(reply, request)
 
     def _convert_answer_and_add_dropped(self, reply: ModelReply, request: ModelRequest) -> ModelReply:
-        """Return *reply* with its answer call as text, and with the names of the settings that were left out."""
+        """Return *reply* with its answer call as text, the adapter's postprocessing, and the names of left-out settings."""
         if can_be_answered_by_tool(request) and request.settings.response_schema is not None:
             reply = convert_answer_call_to_text(reply, request.settings.response_schema)
         return add_dropped_settings(self._postprocess_reply(reply, request), self._list_left_out_settings(request))

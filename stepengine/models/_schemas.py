@@ -175,7 +175,7 @@ class _StrictConverter(ABC):
         return [self.convert(schema, level) for schema in schemas]
 
     def convert_members(self, schema: Mapping[str, object], level: int) -> dict[str, Any]:
-        """Return the converted members of a closed object; count them, and raise if the object is open."""
+        """Return the converted members of an object and count them; raise if ``additionalProperties`` is set and not false."""
         if schema.get("additionalProperties", False) is not False:
             raise _UnsupportedSchema
         properties, required = schema.get("properties", {}), schema.get("required", [])

@@ -88,7 +88,7 @@ def is_from_provider(
 
 
 def make_safe_tool_name(name: str) -> str:
-    """Return a tool name that every API accepts; names that a model invented may contain any characters."""
+    """Return *name* with ``_`` for characters that an API may reject, cut to 64; different names may become equal."""
     return UNSAFE.sub("_", name)[:MAX_NAME_CHARS] or "unknown"
 
 
@@ -205,7 +205,7 @@ def choose_wire_ids(
 
 
 def make_wire_id(call_id: str) -> str:
-    """Return an id of letters, digits, ``_`` and ``-``, at most 64 long, that differs for different *call_id*."""
+    """Return ``call_`` plus *call_id*, or plus its hash if that has unsafe characters or more than 64 in all."""
     # It depends only on our id, so it is the same in every request, and the prompt cache holds.
     plain = f"call_{call_id}"
     if len(plain) <= MAX_ID_CHARS and not UNSAFE.search(plain):
@@ -260,7 +260,7 @@ def check_image_type(provider: str, part: ImagePart | DocumentPart) -> None:
 
 
 def file_name(part: ImagePart | DocumentPart) -> str:
-    """Return the name of a file, or a default name with the extension for its type."""
+    """Return the name of a document; without one ``document`` plus the extension of an office type, else ``.pdf``."""
     return getattr(part, "name", "") or f"document{OFFICE.get(part.mime_type, '.pdf')}"
 
 

@@ -66,8 +66,9 @@ class ModelRef:
     A parsed model string. ``str(ref)`` is the canonical ``provider/model``.
 
     Attributes:
-        provider: The registered prefix, such as ``"openrouter"``; ``""`` for a fallback between several models.
-        model: The provider's own name of the model, possibly with slashes. For a fallback, the canonical string.
+        provider: The registered prefix, such as ``"openrouter"``; ``""`` for a fallback between several models, and for a served
+            name without a slash (``Models.serve``).
+        model: The provider's own name of the model, possibly with slashes. Without a provider, the canonical string.
     """
 
     provider: str

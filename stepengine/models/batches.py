@@ -54,12 +54,12 @@ class _WaitingCall:
 
     Attributes:
         request: The request.
-        member: The encoded request; ``None`` once it is submitted.
+        member: The encoded request; ``None`` once the provider has accepted it.
         print: The hash of the request, by which equal calls are recognized.
         size: The size of the request in bytes.
         reply: The future of the reply.
         since: The time of the call, by the event loop's clock.
-        batch: The id of its batch; ``""`` before it is submitted.
+        batch: The id of its batch; ``""`` until the provider has accepted it.
         stays: Whether the call stays stored after a failure, because its reply may still arrive for a later equal call.
     """
 

@@ -129,6 +129,7 @@ class _CloudProvider(ApiProvider):
         )
 
     def _resolve_credentials_and_url(self) -> tuple[Credentials, str]:
+        """Return the source of the credentials and the base URL; raise for a missing URL and for an untrusted host."""
         credentials, home = self._cloud_auth.resolve_credentials(self.name), self._get_default_base_url()
         url, _ = resolve_base_url(self._base_url, self.base_url_variable, home)
         if url is None:

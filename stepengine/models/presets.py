@@ -40,7 +40,7 @@ class Preset:
         adapter: Its preferred protocol: Chat Completions or Responses.
         base_url: Its base URL; ``None`` if there is no default.
         base_url_variable: The environment variable that holds another base URL.
-        base_url_suffix: The path to append to a URL from that variable.
+        base_url_suffix: The path to append to a base URL of any source without ``/v1`` at its end, except for Azure's dated APIs.
         key_variable: The environment variable that holds the key; ``""`` for none.
         key_required: Whether it requires a key.
         no_key: The key to send without a key; ``""`` sends no header for it.

@@ -247,7 +247,7 @@ class Models:
 
     def serve(self, model: str, provider: Provider) -> None:
         """
-        Register *provider* for exactly the model string *model*, regardless of its prefix; of a fallback for each model.
+        Register *provider* for exactly the model string *model*, regardless of its prefix, or for each model of a fallback.
 
         So another server can serve a model under the server's own name, such as ``"openai/gpt-oss-20b"``. All other model
         strings are unaffected.

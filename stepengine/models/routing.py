@@ -151,7 +151,11 @@ class Fallback(Provider):
         raise AssertionError  # the last model returns or raises
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
-        """Yield the stream of the first model that does not fail; a failure after the first delta is raised as retryable."""
+        """
+        Yield the stream of the first model that does not fail.
+
+        After the first delta a failure that has a next model is raised as retryable, and the next attempt starts there.
+        """
         spent: Usage | None = None
         models = self._route.models
         _, first = self._left_off.pop(id(request), (None, 0))

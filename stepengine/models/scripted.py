@@ -334,6 +334,7 @@ class RunScript(ScriptedModel):
                 yield ReplyDone(self._add_script_model_and_cost(delta.reply)) if isinstance(delta, ReplyDone) else delta
 
     def _add_script_model_and_cost(self, reply: ModelReply) -> ModelReply:
+        """Return *reply* with this script as its model if it names none, and a cost of 0 if it has neither usage nor cost."""
         if reply.cost is None and reply.usage is None:
             reply = attrs.evolve(reply, cost=Decimal(0))
         return reply if reply.model is not None else attrs.evolve(reply, model=f"{self.name}/{self.source}")

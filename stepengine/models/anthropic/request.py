@@ -158,7 +158,8 @@ def encode(
         tools: The encoded tools.
         stream: Whether the reply is requested as a stream.
         previous_failure: The failure kind of the previous attempt. After a rejected signature, earlier thinking is left out. After a
-            rejected forced call, thinking is switched off. After a rejected limit, a smaller one is sent.
+            rejected forced call, thinking is switched off. After a rejected limit, a smaller one is sent. After a lost container,
+            the calls of its program are sent as text.
         more: Additional members for the host.
 
     Raises:

@@ -153,6 +153,7 @@ def _encode_prompt_members(
 
 
 def _encode_tool_config(request: ModelRequest, ways: ConverseRequestOptions, tools: bytes, running: Any) -> bytes:
+    """Return ``toolConfig``: the agent's *tools*, the server tools *running*, those of ``extra``, a cache mark, the tool choice."""
     given = _find_extra_tool_config(request)
     more = given.get("tools")
     lists = [

@@ -92,7 +92,7 @@ class GoogleEncodeOptions:
 
 
 def parse_generation(model: str) -> int:
-    """Return the generation in a model's name; the newest known for an alias, 0 for other models."""
+    """Return the generation at the start of a model's name; 3 for an alias, 0 for other names."""
     found = GENERATION.match(model)
     if found is not None:
         return int(found.group(1))

@@ -209,6 +209,7 @@ def _encode_shared_members(request: ModelRequest, model: str, preset: Preset) ->
 
 
 def _encode_text_config(request: ModelRequest) -> Json | None:
+    """Return the ``text`` member with the schema of the reply; ``None`` without a schema."""
     schema = request.settings.response_schema
     if schema is None:
         return None

@@ -90,6 +90,7 @@ class WrittenThoughtFilter:
     Separates the thoughts at the start of a streamed text from the answer.
 
     If the server removed the opening tag, thoughts are recognized only at their end. The stream has then shown them as text.
+    It shows blocks after the first one as text, too, although ``parse_written_thoughts`` parses them as thoughts.
     """
 
     def __init__(self) -> None:
