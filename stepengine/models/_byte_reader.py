@@ -63,6 +63,8 @@ class Accumulator(ABC):
 
     decoder: ClassVar[staticmethod[[Mapping[str, Any], RequestLabel, str, str | None], ModelReply]]
     """Decodes a whole message; the other parameters are the arguments of the class."""
+    usage_parser: ClassVar[staticmethod[[Mapping[str, Any]], Usage | None]]
+    """Returns the usage in a whole message; ``None`` when it reports none."""
 
     def __init__(self, call: RequestLabel, model: str, request_id: str | None) -> None:
         self.is_done = False

@@ -19,7 +19,16 @@ from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 from stepengine.errors import MissingKey, ModelError
-from stepengine.models.keys import KEY_HOSTS, Credentials, Secret, find_set_variable, make_safe_excerpt, register_secret
+from stepengine.models.keys import (
+    KEY_HOSTS,
+    Credentials,
+    Secret,
+    find_set_variable,
+    is_trusted_url,
+    make_safe_excerpt,
+    register_secret,
+    require_host_label,
+)
 
 TokenSource: TypeAlias = Callable[[], str | Awaitable[str]]
 """A function without arguments that returns a token for the next request; it may be asynchronous."""
@@ -83,10 +92,15 @@ def require_trusted_host(provider: str, access: CloudAuth, url: str, home: str |
     Raises:
         MissingKey: in that case.
     """
-    host = urlsplit(url).hostname or ""
-    own = [name.strip().lower() for name in os.environ.get(KEY_HOSTS, "").split(",")]
-    if access.is_given or host in own or (home is not None and host == urlsplit(home).hostname):
+    if access.is_given or is_trusted_url(url, home):
         return
+    host = urlsplit(url).hostname or ""
+    if home is not None and host == urlsplit(home).hostname:
+        msg = (
+            f"the URL of {provider!r} is not encrypted, and cloud credentials of the environment are not sent in plain text. "
+            "Change its http:// to https://"
+        )
+        raise MissingKey(msg, kind="missing_key")
     msg = (
         f"the host of {provider!r} is {host!r}, and cloud credentials of the environment are only sent to the cloud. "
         f"Pass the credentials as arguments, or trust the host with {KEY_HOSTS}={host}"
@@ -120,6 +134,14 @@ def check_package_installed(provider: str, package: str, extra: str) -> None:
     if find_spec(parent) is None or find_spec(module) is None:
         msg = f"the package {package!r} is not installed, which {provider!r} needs: pip install 'stepengine[{extra}]'"
         raise ModelError(msg, kind="missing_sdk")
+
+
+def _is_file(path: str) -> bool:
+    """Return whether a file exists; without a home folder none in it does."""
+    try:
+        return Path(path).expanduser().is_file()
+    except RuntimeError:
+        return False
 
 
 # --- Amazon -----------------------------------------------------------------------------------------------------------
@@ -165,6 +187,7 @@ class AwsAuth(CloudAuth):
             msg = f"{provider!r} was given session_token= without an access key; pass access_key= and secret_key=, too"
             raise ModelError(msg, kind="settings")
         require_at_most_one(provider, api_key=api_key, access_key=access_key)
+        self._provider = provider
         self._region = region
         self._profile = profile
         self._access_key = access_key
@@ -186,9 +209,7 @@ class AwsAuth(CloudAuth):
             or self._region is not None
             or find_set_variable((self.key_variable, *AWS_SIGNS, *AWS_REGIONS))
         )
-        # A generator, because without a home folder `expanduser` raises an error, also for users who need no file.
-        files = (Path(os.environ.get(variable) or usual).expanduser() for variable, usual in AWS_FILES.items())
-        if not (is_named or any(file.is_file() for file in files)):
+        if not (is_named or any(_is_file(os.environ.get(variable) or usual) for variable, usual in AWS_FILES.items())):
             msg = (
                 f"there are no AWS credentials for {provider!r}: set AWS_REGION and {self.key_variable}, or AWS_ACCESS_KEY_ID "
                 f"and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or pass {self.made_by}(region=..., profile=...)"
@@ -226,11 +247,23 @@ class AwsAuth(CloudAuth):
         return _make_registered_secret("bedrock", os.environ.get(self.key_variable, "").strip() or None, "api_key")
 
     def find_region(self) -> str | None:
-        """Return the region of the argument, the environment or the profile; ``None`` if it is unknown."""
+        """
+        Return the region of the argument, the environment or the profile; ``None`` if it is unknown.
+
+        Raises:
+            ModelError: when it cannot be a part of a host name.
+        """
         variable = find_set_variable(AWS_REGIONS)
-        if self._region is not None or variable is not None:
-            return self._region or os.environ[variable or ""].strip()
-        return _read_profile_region(self._profile)
+        if self._region:
+            region, source = self._region, "region="
+        elif variable is not None:
+            region, source = os.environ[variable].strip(), variable
+        else:
+            found, source = _read_profile_region(self._profile), "the profile"
+            if found is None:
+                return None
+            region = found
+        return require_host_label(self._provider, region, "region", source)
 
     def find_signing_keys(self) -> dict[str, str | None]:
         """
@@ -328,10 +361,10 @@ class GoogleAuth(CloudAuth):
 
     def resolve_credentials(self, provider: str) -> Credentials:
         """Return the source of the credentials, or raise ``MissingKey`` if no setting or file names any; ``google-auth`` reads them later."""
-        folder = Path(os.environ.get("CLOUDSDK_CONFIG") or "~/.config/gcloud").expanduser()
-        saved = folder / "application_default_credentials.json"
+        folder = os.environ.get("CLOUDSDK_CONFIG") or "~/.config/gcloud"
+        saved = f"{folder}/application_default_credentials.json"
         found = find_set_variable(self.variables)
-        if not (self.is_given or self._project or found or saved.is_file()):
+        if not (self.is_given or self._project or found or _is_file(saved)):
             msg = (
                 f"there are no Google Cloud credentials for {provider!r}: set GOOGLE_CLOUD_PROJECT, and {GOOGLE_CREDENTIALS} or "
                 f"run `gcloud auth application-default login`, or pass {self.made_by}(project=..., credentials=...)"
@@ -355,9 +388,17 @@ class GoogleAuth(CloudAuth):
         return None if self.project is None else Secret(self.project)
 
     def resolve_location(self, *variables: str) -> str:
-        """Return the location of the argument, else of the first set one of *variables*, else ``"global"``."""
+        """
+        Return the location of the argument, else of the first set one of *variables*, else ``"global"``.
+
+        Raises:
+            ModelError: when it cannot be a part of a host name.
+        """
         variable = find_set_variable(variables)
-        return self._location or (os.environ[variable].strip() if variable else ANYWHERE)
+        location = self._location or (os.environ[variable].strip() if variable else ANYWHERE)
+        return require_host_label(
+            self._provider, location, "location", "location=" if self._location else str(variable)
+        )
 
     @property
     def credentials(self) -> Any:

@@ -463,6 +463,8 @@ def _parse_problem(content: bytes | Mapping[str, object]) -> _Problem:
     if isinstance(value, list) and value:
         value = value[0]
     error = (value.get("error") or value) if isinstance(value, Mapping) else value
+    if isinstance(value, Mapping) and isinstance(error, str) and isinstance(value.get("message"), str):
+        error = value  # such as {"error": "Bad Request", "message": "..."}
     if not isinstance(error, Mapping):
         return _Problem(make_safe_excerpt(str(error), QUOTED_CHARS), frozenset(), None)
     details = error.get("details")

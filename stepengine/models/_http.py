@@ -97,17 +97,21 @@ class HttpProvider(ApiProvider):
         The provider never retries by itself. It marks the first failure as retryable and the second as final, and the retry
         policy acts on that (reliability:MP60).
         """
+        key = _make_retry_key(request)
+        # Looked up before the attempt, because an equal request may fail meanwhile, which was not sent changed either.
+        is_changed = key in self._failed
         try:
             yield
         except ModelError as error:
             # Such as a rejected signature or a malformed call: if the changed request fails too, more attempts are useless.
             if error.kind in ONCE:
-                key = _make_retry_key(request)
-                error.retryable = key not in self._failed
+                error.retryable = not is_changed
                 self._failed[key] = (request, error.kind)
                 while len(self._failed) > REMEMBERED:
                     self._failed.popitem(last=False)
             raise
+        if is_changed:
+            self._failed.pop(key, None)
 
     @abstractmethod
     def _encode(self, request: ModelRequest, *, stream: bool, previous_failure: str = "") -> RequestBody:
@@ -288,7 +292,8 @@ class HttpProvider(ApiProvider):
             return self._convert_answer_and_add_dropped(reader.finish(), request)
         data = exchange.parse_json(content)
         if data.get("error"):
-            raise error_from_body(data, None, exchange.response.headers, exchange.call)
+            usage = self.accumulator.usage_parser(data)
+            raise error_from_body(data, None, exchange.response.headers, exchange.call, usage)
         reply = self._decode_reply(data, exchange.call, request, exchange.request_id)
         stated = parse_dollar_text(exchange.response.headers.get(LITELLM_COST)) if reply.cost is None else None
         return attrs.evolve(reply, cost=stated) if stated else reply

@@ -17,6 +17,12 @@ def list_iterations(usage: object) -> list[Mapping[str, Any]]:
     return [entry for entry in listed if isinstance(entry, Mapping)] if isinstance(listed, list | tuple) else []
 
 
+def has_malformed_iterations(usage: Mapping[str, object]) -> bool:
+    """Return whether a usage has iterations that are no list of objects."""
+    listed = usage.get("iterations")
+    return listed is not None and not (isinstance(listed, list | tuple) and len(list_iterations(usage)) == len(listed))
+
+
 def list_uncounted_iterations(usage: object) -> list[Mapping[str, Any]]:
     """
     Return the iterations of a *usage* that its totals leave out: compactions, advisors and replaced models.
@@ -24,17 +30,18 @@ def list_uncounted_iterations(usage: object) -> list[Mapping[str, Any]]:
     With a fallback model, the totals are those of its ``fallback_message``. A model that declined without output is not
     billed. A model that was replaced after some output is billed under its own name.
     """
+    # Compared with tuples, because members of a type without a hash are possible.
     iterations = list_iterations(usage)
     served = [entry for entry in iterations if entry.get("type") == STOOD_IN]
     model = served[-1].get("model") if served else None
     return [
         entry
         for entry in iterations
-        if entry.get("type") not in {"message", STOOD_IN}
+        if entry.get("type") not in ("message", STOOD_IN)
         or (
             entry.get("type") == "message"
             and model is not None
-            and entry.get("model") not in {None, model}
+            and entry.get("model") not in (None, model)
             and parse_token_count(entry.get("output_tokens")) != 0
         )
     ]

@@ -16,6 +16,7 @@ from stepengine.data.models import ModelReply
 from stepengine.data.usage import Usage
 from stepengine.models._iterations import list_uncounted_iterations
 from stepengine.models._json import find_object, parse_token_count
+from stepengine.models._reply import usage_from_totals
 from stepengine.models._unpriced_items import (
     DEARER,
     IMAGES,
@@ -266,7 +267,11 @@ class PriceBook:
             found = self.snapshot.extract_usage(thaw(freeze(named)), PRICE_LISTS.get(provider, provider), None, flavor)
         except (LookupError, ValueError, TypeError, AttributeError):
             return None  # the library does not check types
-        return found.usage
+        usage, counted = found.usage, _parse_totals(raw, flavor)
+        if counted is not None:
+            # Some services count cached or reasoning tokens separately, which the library knows only of a few.
+            usage.input_tokens, usage.output_tokens = counted.prompt_tokens, counted.completion_tokens
+        return usage
 
     def _compute_cost_by_library(
         self, model: str, provider: str, raw: Mapping[str, Any], context: Mapping[str, str], at: datetime
@@ -359,6 +364,13 @@ def _compute_rates(prices: object, prompt_tokens: int) -> _Rates | None:
 
 
 # --- other billed items of a reply ------------------------------------------------------------------------------------
+
+
+def _parse_totals(raw: Mapping[str, Any], flavor: str) -> Usage | None:
+    """Return a usage with totals in our buckets; ``None`` for the formats without totals of all prompt and output tokens."""
+    if "prompt_tokens" in raw or "completion_tokens" in raw:
+        return usage_from_totals(raw, "prompt_tokens", "completion_tokens")
+    return usage_from_totals(raw, "input_tokens", "output_tokens") if flavor == "responses" else None
 
 
 def _has_specially_priced_counts(raw: object) -> bool:

@@ -92,7 +92,7 @@ UNPROMISED = frozenset(
     {
         *("oneOf", "allOf", "not", "if", "then", "else", "default", "minLength", "maxLength", "patternProperties"),
         *("minProperties", "maxProperties", "uniqueItems", "contains", "minContains", "maxContains", "propertyNames"),
-        *("unevaluatedItems", "unevaluatedProperties", "dependentRequired", "dependentSchemas"),
+        *("definitions", "unevaluatedItems", "unevaluatedProperties", "dependentRequired", "dependentSchemas"),
     }
 )
 """The keywords that OpenAI rejects in strict schemas."""
@@ -143,6 +143,29 @@ KEPT_SCHEMAS = 1_000
 """More schemas than a process offers at once; a full cache is cleared."""
 
 
+OLDER = "definitions"
+"""The name of ``$defs`` before JSON Schema 2019-09."""
+
+
+def _merge_definitions(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a root schema with its ``definitions`` under ``$defs``; raise if a name is in both."""
+    older, defined = schema.get(OLDER, {}), schema.get("$defs", {})
+    if OLDER not in schema:
+        return schema
+    if not isinstance(older, Mapping) or not isinstance(defined, Mapping) or older.keys() & defined.keys():
+        raise _UnsupportedSchema
+    return {**{name: value for name, value in schema.items() if name != OLDER}, "$defs": {**defined, **older}}
+
+
+def _rename_reference(schema: Mapping[str, Any]) -> dict[str, object]:
+    """Return the ``$ref`` member of a schema, to ``$defs`` in place of ``definitions``; ``{}`` without one."""
+    if "$ref" not in schema:
+        return {}
+    reference, start = schema["$ref"], f"#/{OLDER}/"
+    is_older = isinstance(reference, str) and reference.startswith(start)
+    return {"$ref": f"#/$defs/{reference.removeprefix(start)}" if is_older else reference}
+
+
 class _StrictConverter(ABC):
     """Converts a schema to a strict one with closed objects."""
 
@@ -153,7 +176,7 @@ class _StrictConverter(ABC):
         """Return the converted root schema; raise if it is not an object or exceeds the limits."""
         if schema.get("type") != "object" or any(word in schema for word in ("anyOf", "oneOf", "allOf", "$ref")):
             raise _UnsupportedSchema
-        found = self.convert(schema, 0)
+        found = self.convert(_merge_definitions(schema), 0)
         if self.optional > MAX_OPTIONAL or self.fields > MAX_FIELDS or self.values > MAX_VALUES:
             raise _UnsupportedSchema
         return found
@@ -188,11 +211,11 @@ class _StrictConverter(ABC):
 
 class _AnthropicConverter(_StrictConverter):
     def convert(self, schema: Any, level: int) -> dict[str, Any]:
-        if not isinstance(schema, Mapping) or level > MAX_DEPTH:
+        if not isinstance(schema, Mapping) or level > MAX_DEPTH or OLDER in schema:
             raise _UnsupportedSchema
         defined = {"$defs": self.convert_mapping(schema["$defs"], level + 1)} if "$defs" in schema else {}
         if "$ref" in schema:
-            return {**defined, "$ref": schema["$ref"]}
+            return {**defined, **_rename_reference(schema)}
         rest = {name: value for name, value in schema.items() if name != "$defs"}
         found = {**defined, **{name: rest.pop(name) for name in schema if name in KEPT}}
         if found.get("type") == "object":
@@ -233,7 +256,7 @@ class _OpenAIConverter(_StrictConverter):
             raise _UnsupportedSchema
         values = schema.get("enum", [])
         self.values += len(values) if isinstance(values, list) else 0
-        found = dict(schema)
+        found = {**schema, **_rename_reference(schema)}
         if found.get("type") == "object" or "properties" in found:
             found |= self.convert_members(schema, level)
         if "$defs" in found:

@@ -28,7 +28,7 @@ Way: TypeAlias = Callable[[Any], Json | None]
 
 TUNING = ("service_tier", "seed", "logprobs", "store", "safety", "cache", "cache_key", "server_tools", "fallbacks")
 CAN_BE_TOLD = frozenset({"openai", "openai_chat"})
-CACHES_LONGER = re.compile(r"gpt-(?:5\.[6-9]|[6-9])")
+CACHES_LONGER = re.compile(r"gpt-(?:5\.(?:[6-9]|[1-9]\d)|[6-9])")
 MAX_WARNINGS = 1_000
 """The most remembered warnings, each of which is logged once."""
 _warned: set[tuple[str, str, str]] = set()

@@ -92,14 +92,14 @@ OPENAI = (
     ThinkingWords(names=r"gpt-5\.\d+-pro"),
     ThinkingWords(names=r"gpt-5\.1-codex|gpt-5-codex|o\d"),
     ThinkingWords(names=r"gpt-5(?!\.)", least="minimal"),
-    ThinkingWords(names=r"gpt-5\.1", off="none"),
-    ThinkingWords(names=r"gpt-5\.[2-5]", off="none", most="xhigh"),
+    ThinkingWords(names=r"gpt-5\.1(?!\d)", off="none"),
+    ThinkingWords(names=r"gpt-5\.[2-5](?!\d)", off="none", most="xhigh"),
     ThinkingWords(names=r"gpt-6-astra", most="max"),
     ThinkingWords(names=r"gpt-(?:5\.|[6-9])", off="none", most="max"),
 )
 XAI = (
-    ThinkingWords(names=r"grok-(?:4\.3|latest)", off="none"),
-    ThinkingWords(names=r"grok-(?:4\.[4-9]|[5-9])"),
+    ThinkingWords(names=r"grok-(?:4\.3(?!\d)|latest)", off="none"),
+    ThinkingWords(names=r"grok-(?:4\.(?:[4-9]|[1-9]\d)|[5-9])"),
     ThinkingWords(names=r"grok-3-mini", medium="low"),
     attrs.evolve(STUBBORN, names=r"grok-(?:4(?!.*non-reasoning)|code|build)"),
     attrs.evolve(SILENT, names=r"grok-"),
@@ -121,8 +121,8 @@ DEEPSEEK = (
     ThinkingWords(names=r"", low="", medium="", high="", most="", off="disabled"),
 )
 ZAI = (
-    ThinkingWords(names=r"glm-5\.2", most="max", off="disabled"),
-    ThinkingWords(names=r"glm-(?:5\.[3-9]|[6-9])", medium="high", most="max"),
+    ThinkingWords(names=r"glm-5\.2(?!\d)", most="max", off="disabled"),
+    ThinkingWords(names=r"glm-(?:5\.(?:[3-9]|[1-9]\d)|[6-9])", medium="high", most="max"),
     attrs.evolve(SILENT, names=r"glm-4(?!\.[5-9])|glm-4\.[56]v"),
     ThinkingWords(names=r"", low="", medium="", high="", most="", off="disabled"),
 )

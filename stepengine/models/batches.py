@@ -60,6 +60,7 @@ class _WaitingCall:
         reply: The future of the reply.
         since: The time of the call, by the event loop's clock.
         batch: The id of its batch; ``""`` until the provider has accepted it.
+        is_sent: Whether a submission has started, so that the provider may have accepted it.
         stays: Whether the call stays stored after a failure, because its reply may still arrive for a later equal call.
     """
 
@@ -70,6 +71,7 @@ class _WaitingCall:
     reply: asyncio.Future[ModelReply]
     since: float
     batch: str = ""
+    is_sent: bool = False
     stays: bool = False
 
 
@@ -329,6 +331,8 @@ class Batched(Provider):
     async def _submit_batch(self, calls: Mapping[str, _WaitingCall]) -> None:
         try:
             members = {name: each.member for name, each in calls.items() if each.member is not None}
+            for each in calls.values():
+                each.is_sent = True
             batch = await self._inner.submit_batch(members)
         except Exception as error:  # noqa: BLE001 - any error must end the waits
             _fail_calls(calls, error)
@@ -379,7 +383,7 @@ async def _await_reply(call: _WaitingCall) -> ModelReply:
     try:
         return await call.reply
     except asyncio.CancelledError as stopped:
-        if not call.batch:
+        if not (call.batch or call.is_sent):
             mark_request_unsent(stopped)
         raise
 

@@ -64,6 +64,7 @@ from stepengine.models.keys import (
     Secret,
     hash_account,
     register_secret,
+    require_host_label,
     resolve_base_url,
     select_key_variables_for_url,
 )
@@ -422,10 +423,18 @@ class _BedrockOpenAI(_NoFilesProvider, _AwsProvider, OpenAIProvider):
             keys = self._aws.find_signing_keys()
             words = {"access_key": "access_key_id", "secret_key": "secret_access_key"}
             access = {"api_key": None, **{words.get(name, name): value for name, value in keys.items()}}
-        provider = bedrock(region=self._aws.find_region(), base_url=base_url, endpoint="mantle", **access)
-        return self._load_sdk().AsyncOpenAI(
-            provider=provider, max_retries=0, timeout=http_client.timeout, http_client=http_client
-        )
+        sdk, region = self._load_sdk(), self._aws.find_region()
+        try:
+            provider = bedrock(region=region, base_url=base_url, endpoint="mantle", **access)
+        except sdk.OpenAIError as error:
+            msg = f"{self.name!r} cannot use the region {region!r}: {error}"
+            failure = ModelError(msg, kind="settings")
+        else:
+            return sdk.AsyncOpenAI(
+                provider=provider, max_retries=0, timeout=http_client.timeout, http_client=http_client
+            )
+        # Raised outside the handler, so that the SDK's error, which may hold the key, is not its context (reliability:SC05).
+        raise failure
 
     def _convert_error(self, error: Exception, call: RequestLabel) -> BaseException:
         sdk = self._load_sdk()
@@ -663,7 +672,9 @@ class _VertexClaude(_VertexBase, _CloudClaudeProvider):
     def _encode_token_count_request(self, request: ModelRequest) -> RequestBody:
         body = super()._encode_token_count_request(request)
         version = f'{{"anthropic_version":"{VERSION}",'.encode()
-        return RequestBody(version + body.content[1:], path=f"{self._models_path}/count-tokens:rawPredict")
+        return attrs.evolve(
+            body, content=version + body.content[1:], path=f"{self._models_path}/count-tokens:rawPredict"
+        )
 
 
 class _VertexGemini(_VertexBase, GoogleProvider):
@@ -729,6 +740,9 @@ class FoundryProvider(_NoFilesProvider, AnthropicProvider):
     def settings(self) -> ProviderSettings:
         """Return the sources of its key and base URL."""
         resource = self._resource or os.environ.get("ANTHROPIC_FOUNDRY_RESOURCE", "").strip()
+        if resource:
+            source = "resource=" if self._resource else "ANTHROPIC_FOUNDRY_RESOURCE"
+            require_host_label(self.name, resource, "resource", source)
         return ProviderSettings(
             key_variables=(self._key_env or "ANTHROPIC_FOUNDRY_API_KEY",),
             base_url_variable="ANTHROPIC_FOUNDRY_BASE_URL",

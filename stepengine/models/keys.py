@@ -17,14 +17,18 @@ from attrs import frozen
 
 from stepengine.data.secret_names import is_secret_name
 from stepengine.data.visible import cut_after
-from stepengine.errors import MissingKey
+from stepengine.errors import MissingKey, ModelError
 from stepengine.redaction import ANY, GIVEN
 
 KEY_HOSTS = "STEPENGINE_KEY_HOSTS"
 
+LABEL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
+"""One label of a host name."""
 CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
 HIDDEN = "Secret(...)"
 WITHHELD = "withheld"
+MAX_LABEL_CHARS = 63
+"""The length of a label of a host name, by RFC 1035."""
 
 
 class Secret:
@@ -169,17 +173,57 @@ def select_key_variables_for_url(
     if url is None or default is None or find_set_variable(variables) is None:
         return variables
     host, home = urlsplit(url).hostname or "", urlsplit(default).hostname or ""
-    own = [name.strip().lower() for name in os.environ.get(KEY_HOSTS, "").split(",")]
-    if host == home or host in own or _is_local_host(home):
+    if is_trusted_url(url, default) or _is_local_host(home):
         return variables
     if _is_local_host(host):
         return ()
+    names = " or ".join(variables)
+    if host == home:
+        msg = f"the URL of {provider!r} is not encrypted, and {names} is not sent in plain text. Change its http:// to https://"
+        raise MissingKey(msg, kind="missing_key")
     msg = (
-        f"the host of {provider!r} is {host!r}, but {' or '.join(variables)} belongs to "
+        f"the host of {provider!r} is {host!r}, but {names} belongs to "
         f"{home!r} and is not sent elsewhere automatically. Pass the key for this host as api_key=, or "
         f"trust it with {KEY_HOSTS}={host}"
     )
     raise MissingKey(msg, kind="missing_key")
+
+
+def is_trusted_url(url: str, home: str | None) -> bool:
+    """
+    Return whether credentials of the environment may be sent to *url*.
+
+    Its host must be in ``STEPENGINE_KEY_HOSTS``, or that of *home*, the provider's own URL. In the second case the URL must be
+    encrypted if *home* is.
+    """
+    to, own = urlsplit(url), urlsplit(home or "")
+    if (to.hostname or "") in [name.strip().lower() for name in os.environ.get(KEY_HOSTS, "").split(",")]:
+        return True
+    return home is not None and to.hostname == own.hostname and to.scheme in {own.scheme, "https"}
+
+
+def require_host_label(provider: str, value: str, topic: str, source: str) -> str:
+    """
+    Return *value* if it can be one label of a host name, such as a region.
+
+    Any other text could change the host that a URL with it names, so credentials would be sent to another server.
+
+    Args:
+        provider: The provider's name, for the message.
+        value: The text.
+        topic: Its name, such as ``"region"``, for the message.
+        source: The argument or variable that holds it, for the message.
+
+    Raises:
+        ModelError: when it is not a label.
+    """
+    if LABEL.fullmatch(value):
+        return value
+    msg = (
+        f"{make_safe_excerpt(value, MAX_LABEL_CHARS)!r} cannot be the {topic} of {provider!r}: it becomes a part of the host name, "
+        f"so it has at most 63 letters, digits and hyphens. Correct {source}"
+    )
+    raise ModelError(msg, kind="settings")
 
 
 def _is_local_host(host: str) -> bool:

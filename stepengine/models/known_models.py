@@ -18,6 +18,7 @@ from stepengine.models.base import Provider, ProviderSettings
 from stepengine.models.keys import resolve_base_url
 from stepengine.models.pricing import LIST_PRICES
 from stepengine.models.registry import Models
+from stepengine.models.routing import parse_route
 
 PRICED_TOKENS = 1_000
 PER_MILLION = 1_000
@@ -77,7 +78,7 @@ class KnownModel:
 
 def list_providers(models: Models) -> list[ListedProvider]:
     """Return all providers of a registry, in order, with the state of their keys. No request is sent."""
-    return [_describe_provider(models, prefix) for prefix in models.providers]
+    return [_describe_provider(models, prefix, f"{prefix}/any") for prefix in models.providers]
 
 
 def find_known_models(models: Models, name: str) -> list[KnownModel]:
@@ -88,34 +89,35 @@ def find_known_models(models: Models, name: str) -> list[KnownModel]:
         UnknownModel: when no provider matches.
     """
     ref = models.parse(name)
-    if not ref.provider:  # a fallback
-        routed = ref.model.partition(" on ")[0].split("|")
-        return [known for one in routed for known in find_known_models(models, one.strip())]
+    route = parse_route(str(ref))
+    if route is not None:
+        return [known for one in route.models for known in find_known_models(models, one)]
     info = models.info(str(ref))
     window, output, prices = info.context_window, info.max_output, _compute_token_prices(str(ref))
-    provider = _describe_provider(models, ref.provider)
+    # By the model, because another provider may serve it than that of its prefix.
+    provider = _describe_provider(models, ref.provider, str(ref))
     return [KnownModel(str(ref), provider, window, output, prices, info.thinking, info.efforts)]
 
 
-def _describe_provider(models: Models, prefix: str) -> ListedProvider:
+def _describe_provider(models: Models, prefix: str, model: str) -> ListedProvider:
     try:
-        provider = models.provider_for(f"{prefix}/any")
+        provider = models.provider_for(model)
         settings = provider.settings()
     except Exception as error:  # noqa: BLE001  (providers of other packages may raise anything)
         return ListedProvider(prefix, (), f"cannot be used: {type(error).__name__}: {error}", None, None)
     holder = settings.key_from
     return ListedProvider(
-        prefix,
+        prefix or provider.name,
         settings.key_variables,
-        _describe_key_state(provider, prefix, holder),
+        _describe_key_state(provider, model, holder),
         holder,
         _redact_base_url(settings),
     )
 
 
-def _describe_key_state(provider: Provider, prefix: str, holder: str | None) -> str:
+def _describe_key_state(provider: Provider, model: str, holder: str | None) -> str:
     try:
-        provider.check(f"{prefix}/any")
+        provider.check(model)
     except MissingKey:
         return "missing"
     except ModelError as error:

@@ -168,7 +168,7 @@ OPENAI = attrs.evolve(
     caches=True,
     tiers=OPENAI_TIERS,
     supports_store=True,
-    searches=r"gpt-(?:5\.[4-9]|[6-9])",
+    searches=r"gpt-(?:5\.(?:[4-9]|[1-9]\d)|[6-9])",
 )
 
 MISTRAL_ELSEWHERE = r"mistralai/.*"

@@ -104,6 +104,12 @@ def _make_standard_sources() -> dict[str, ProviderSource]:
     }
 
 
+@lru_cache(maxsize=1)
+def _list_standard_prefixes() -> frozenset[str]:
+    """Return the prefixes of the package's own adapters, cached because creating all presets is slow."""
+    return frozenset(_make_standard_sources())
+
+
 class Models:
     """
     The registered providers, with a lookup by model string.
@@ -224,7 +230,8 @@ class Models:
             return self
         made = Models.from_value(own)
         # Model data that one run queried are also known to the next.
-        made.aliases, made._info, made.is_for_run = self.aliases, self._info, True  # noqa: SLF001 - one of this class
+        made.aliases, made._info, made._served = self.aliases, self._info, self._served  # noqa: SLF001 - one of this class
+        made.is_for_run = True
         return made
 
     def register(self, prefix: str, provider: ProviderSource) -> None:
@@ -276,7 +283,9 @@ class Models:
         if model in self._served:
             return ModelRef(prefix, rest) if separator == "/" else ModelRef("", model)
         if self._only is not None:
-            return ModelRef(prefix, rest) if separator and rest else ModelRef(self._only.name, model)
+            # A colon may be part of the model's own name, such as "llama3.2:3b", so it only separates a known prefix.
+            is_split = separator == "/" or prefix == self._only.name or prefix in _list_standard_prefixes()
+            return ModelRef(prefix, rest) if rest and is_split else ModelRef(self._only.name, model)
         if separator and rest:
             found = self._match_longest_prefix(model, prefix, rest)
             if found is not None:
@@ -430,7 +439,13 @@ class Models:
         return f"{listed} (`stepengine agents models` lists them)" if len(self.providers) > MAX_SUGGESTIONS else listed
 
     def _resolve_by_model_patterns(self, model: str) -> ModelRef:
-        found = [prefix for prefix in self._sources if self._get_provider(prefix).supports_model(model)]
+        found, failed = list[str](), list[str]()
+        for prefix in self._sources:
+            try:
+                if self._get_provider(prefix).supports_model(model):
+                    found.append(prefix)
+            except Exception as error:  # noqa: BLE001 - a provider that cannot be created concerns only its own models
+                failed.append(f"{prefix!r} ({error})")
         if len(found) == 1:
             return ModelRef(found[0], model)
         if found:
@@ -439,6 +454,8 @@ class Models:
             raise UnknownModel(msg, kind="unknown_model")
         near = self._suggest_openrouter_name(model) or self._suggest_names(model)
         msg = f"no provider is known for the model {model!r}; write 'provider/model' with one of the providers {self._format_provider_names()}{near}"
+        if failed:
+            msg += f"; not all providers could be searched: {', '.join(failed)}"
         raise UnknownModel(msg, kind="unknown_model")
 
     def _make_unknown_provider_error(self, model: str, prefix: str) -> UnknownModel:

@@ -161,8 +161,8 @@ class Fallback(Provider):
         _, first = self._left_off.pop(id(request), (None, 0))
         for number, model in list(enumerate(models))[first:]:
             shown = False
-            inner: Any = self._provider_of(model).stream(attrs.evolve(request, model=model))
             try:
+                inner: Any = self._provider_of(model).stream(attrs.evolve(request, model=model))
                 async with aclosing(inner) as deltas:
                     async for delta in deltas:
                         shown = True

@@ -19,6 +19,10 @@ from botocore.config import Config
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from google.oauth2.service_account import Credentials
+from hypothesis import example
+from hypothesis import given as for_any
+from hypothesis import settings as limits
+from hypothesis import strategies as st
 
 from stepengine import (
     ImagePart,
@@ -1135,6 +1139,53 @@ def test_entra_credentials_of_the_environment_go_to_their_resource_only(where, n
     monkeypatch.delenv("STEPENGINE_KEY_HOSTS")
     with pytest.raises(MissingKey, match=f"there is {NO_KEY} 'foundry'"):
         FoundryProvider(base_url="http://127.0.0.1:1/anthropic", key_env="NONE").check(f"foundry/{SONNET}")
+
+
+REGIONAL = {
+    f"bedrock/anthropic.{SONNET}": (BedrockProvider, "AWS_REGION", ".amazonaws.com"),
+    "bedrock/amazon.nova-pro-v1:0": (BedrockProvider, "AWS_REGION", ".amazonaws.com"),
+    "bedrock/openai.gpt-5.4": (BedrockProvider, "AWS_DEFAULT_REGION", ".api.aws"),
+    f"anthropic_aws/{SONNET}": (AnthropicAwsProvider, "AWS_REGION", ".api.aws"),
+    "vertex/gemini-2.5-pro": (
+        partial(VertexProvider, "p", credentials="t" * 20),
+        "GOOGLE_CLOUD_LOCATION",
+        ".googleapis.com",
+    ),
+    f"vertex/{SONNET}": (partial(VertexProvider, "p", credentials="t" * 20), "CLOUD_ML_REGION", ".googleapis.com"),
+    f"foundry/{SONNET}": (FoundryProvider, "ANTHROPIC_FOUNDRY_RESOURCE", ".services.ai.azure.com"),
+}
+"""The providers with a variable in their host name, and the end of every host of their cloud."""
+
+
+@pytest.mark.spec("reliability:SC12", "providers:PV96")
+@pytest.mark.parametrize("model", REGIONAL)
+@for_any(
+    place=st.text(st.characters(codec="ascii", exclude_characters="\0"), min_size=1)
+    | st.from_regex(r"[a-z0-9.@:/?#\\-]+", fullmatch=True)
+)
+@example(place="x.evil.test/")
+@example(place="evil.test/")
+@example(place="evil.test#")
+@example(place="a@evil.test/?")
+@limits(max_examples=15, deadline=None)
+def test_a_region_never_moves_credentials_to_another_host(model, place):
+    make, variable, cloud_of = REGIONAL[model]
+    hosts: list[str] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        hosts.append(request.url.host)
+        return httpx2.Response(400, json={"error": {"message": "no"}})
+
+    with pytest.MonkeyPatch.context() as environment:
+        for name in ("AWS_BEARER_TOKEN_BEDROCK", "ANTHROPIC_AWS_API_KEY", "ANTHROPIC_FOUNDRY_API_KEY"):
+            environment.setenv(name, "k" * 20)
+        environment.setenv("ANTHROPIC_AWS_WORKSPACE_ID", WORKSPACE)
+        environment.setenv(variable, place)
+        with pytest.raises(ModelError) as caught:
+            asyncio.run(make(transport=httpx2.MockTransport(answer)).complete(asked(model)))
+
+    assert all(host.endswith(cloud_of) for host in hosts)
+    assert hosts or caught.value.kind in {"settings", "missing_region", "missing_base_url"}
 
 
 @pytest.mark.parametrize(

@@ -432,6 +432,13 @@ async def refused(message: str, status: int = 400, **settings: Any) -> ModelErro
     return caught.value
 
 
+@pytest.mark.spec("providers:PV82")
+def test_message_next_to_a_text_as_error_is_read():
+    call = RequestLabel(provider="p", model="p/m", credentials=Credentials(None, "no key"))
+    body = {"statusCode": 400, "error": "Bad Request", "message": FULL[0]}
+    assert ContextOverflow is type(error_from_body(json.dumps(body).encode(), 400, {}, call))
+
+
 @pytest.mark.spec("providers:PV82", "providers:PV83")
 async def test_every_known_wording_of_a_full_window_is_an_overflow():
     for message in FULL:

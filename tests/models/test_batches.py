@@ -18,6 +18,7 @@ from stepengine.data.models import ModelReply, ModelRequest, ModelSettings
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError, ModelError
 from stepengine.models import AnthropicProvider, Batched, BatchMember, GoogleProvider, OpenAIProvider, Provider, batches
+from stepengine.models._stopped_usage import may_have_been_sent
 from tests.waits import until_async
 
 pytestmark = pytest.mark.anyio
@@ -258,6 +259,22 @@ async def test_calls_cancelled_before_submission_are_not_sent(tmp_path: Path) ->
     await waiting.close()
 
     assert [["a"]] == told.sent
+
+
+async def test_call_cancelled_during_submission_counts_as_sent(tmp_path: Path) -> None:
+    told = Told()
+    told.accepts.clear()
+    waiting = batched(told, tmp_path)
+    task = asyncio.ensure_future(waiting.complete(about()))
+    await until_async(lambda: told.sent)
+    task.cancel()
+    gone = await ended(task)
+    told.accepts.set()
+    await waiting.close()
+
+    assert isinstance(gone, asyncio.CancelledError)
+    assert may_have_been_sent(gone)
+    assert 1 == rows(tmp_path)
 
 
 async def test_large_requests_are_split_into_batches_below_the_byte_limit(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 
+import attrs
 import pytest
 
 from stepengine.data.messages import (
@@ -17,9 +18,11 @@ from stepengine.data.messages import (
     ThinkingPart,
     ToolCallPart,
     ToolMessage,
+    ToolReferencePart,
     UserMessage,
 )
 from stepengine.data.models import ModelRequest, ModelSettings, Thinking
+from stepengine.data.tools import FIND_TOOLS, ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.models.anthropic.decode import decode as decode_anthropic
 from tests.cases import case
@@ -283,6 +286,18 @@ def test_unsigned_calls_become_text_when_thinking_has_a_budget():
     # Thinking that the model doses itself makes no such demand.
     adaptive = body("anthropic", *gathered)["messages"]
     assert [block["type"] for block in adaptive[1]["content"]] == ["tool_use"]
+
+
+@pytest.mark.spec("requirements:G10", "providers:PV63")
+def test_tool_references_outside_results_are_sent_as_text():
+    hidden = attrs.evolve(TOOL, defer_loading=True)
+    found = ToolMessage("c1", FIND_TOOLS, [ToolReferencePart("look")])
+    finding = ToolSpec(FIND_TOOLS, "Find tools.", {"type": "object", "properties": {}})
+    gathered = [UserMessage("go"), AssistantMessage([call(1, FIND_TOOLS)]), found]
+    for settings, kinds in ((MANUAL, {"text"}), (ModelSettings(), {"text", "tool_use", "tool_result"})):
+        messages = sent("anthropic", *gathered, tools=(finding, hidden), settings=settings)
+        assert kinds == {block["type"] for message in messages for block in message["content"]}
+    assert "tool_reference" in json.dumps(messages)
 
 
 @pytest.mark.spec("providers:PV37")

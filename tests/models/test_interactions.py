@@ -444,3 +444,15 @@ def test_interactions_cost_equals_generate_content_and_search_is_unpriced():
 
     assert [Decimal("0.3"), Decimal("0.3")] == found
     assert ("google_search_call",) == LIST_PRICES.list_unpriced(f"{NAME}/gemini-2.5-flash", reply, at)
+
+
+@pytest.mark.spec("ecosystem:EC84")
+async def test_tool_choice_with_only_server_tools_is_reported_dropped():
+    transport = httpx2.MockTransport(lambda _: httpx2.Response(200, content=interactions_reply(*SAID)))
+    provider = GoogleInteractionsProvider("k", transport=transport)
+    given = ModelSettings(server_tools=(WebSearch(),), tool_choice="required")
+    reply = await provider.complete(
+        ModelRequest(f"{NAME}/{MODEL}", messages=Transcript([UserMessage("Hello.")]), settings=given)
+    )
+    await provider.close()
+    assert "tool_choice" in reply.provider_data["dropped"]

@@ -9,7 +9,7 @@ from decimal import Decimal
 import pytest
 
 from stepengine.errors import UnknownModel
-from stepengine.models import Models, find_known_models, list_providers
+from stepengine.models import Models, OpenAIChatProvider, find_known_models, list_providers
 
 
 def test_providers_are_listed_with_key_state_but_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,3 +34,22 @@ def test_each_model_of_a_fallback_has_its_limits_and_prices() -> None:
 def test_a_model_of_no_provider_is_unknown_at_once() -> None:
     with pytest.raises(UnknownModel):
         find_known_models(Models({}), "nowhere/model")
+
+
+def test_served_models_show_the_provider_that_serves_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-hidden")
+    models = Models.standard()
+    for name in ("my-model", "openai/gpt-oss-20b"):
+        models.serve(name, OpenAIChatProvider("gpu", base_url="http://localhost:1/v1"))
+
+    for name, prefix in (
+        ("my-model", "gpu"),
+        ("openai/gpt-oss-20b", "openai"),
+        ("my-model | openai/gpt-oss-20b", "gpu"),
+    ):
+        known = find_known_models(models, name)[0]
+        assert (prefix, "not needed", "http://localhost:1/v1") == (
+            known.provider.prefix,
+            known.provider.key,
+            known.provider.base_url,
+        )

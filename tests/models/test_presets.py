@@ -13,6 +13,7 @@ import pytest
 from stepengine.data.json import thaw
 from stepengine.data.messages import AssistantMessage, CitationPart, TextPart, ThinkingPart, UserMessage
 from stepengine.data.models import ModelRequest, ModelSettings, Thinking
+from stepengine.data.server_tools import WebSearch
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.errors import MissingKey, ModelError, UnknownModel
@@ -499,3 +500,9 @@ def test_reasoning_pieces_join_up_to_their_signature():
         {"type": "reasoning.text", "index": 0, "text": "ab", "signature": "s1"},
         *pieces[3:],
     ] == it.finish().content[0].provider_data["reasoning_details"]
+
+
+def test_every_search_is_sent_to_openrouter():
+    searches = (WebSearch(allowed_domains=("a.com",)), WebSearch(max_uses=2))
+    tools = body("openrouter", settings=ModelSettings(server_tools=searches))["tools"]
+    assert [["a.com"], None] == [tool["parameters"].get("allowed_domains") for tool in tools]

@@ -22,6 +22,7 @@ from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage
 from stepengine.errors import ModelError
 from stepengine.models import OpenAIChatProvider
+from stepengine.models.openai_chat.decode import parse_usage as chat_usage
 from stepengine.models.pricing import LIST_PRICES, find_model_info, find_nearest_names
 from stepengine.testing import ScriptedModel
 from tests.faults.scripts import event
@@ -631,3 +632,28 @@ async def test_litellm_cost_header_wins_unless_it_is_zero(header, dollars) -> No
     await provider.close()
 
     assert (None if dollars is None else Decimal(dollars)) == reply.cost
+
+
+TOKENS = st.integers(0, 100_000)
+
+
+@pytest.mark.spec("providers:PV81")
+@pytest.mark.parametrize("provider", ["azure", "x-ai"])
+@given(prompt=TOKENS, completion=TOKENS, reasoning=TOKENS, images=st.integers(1, 300))
+def test_unpriced_counts_leave_the_cost_of_all_tokens(
+    provider: str, prompt: int, completion: int, reasoning: int, images: int
+) -> None:
+    counted = {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion + reasoning,
+        "completion_tokens_details": {"reasoning_tokens": reasoning},
+        "prompt_tokens_details": {"image_tokens": images},
+    }
+    at = datetime(2026, 11, 1, tzinfo=UTC)
+    reply = ModelReply("x", usage=chat_usage(counted), provider_data={"provider": provider, "usage": counted})
+
+    assert prompt + completion + reasoning == reply.usage.total_tokens
+    assert LIST_PRICES(f"{provider}/grok-4", reply.usage, at) == LIST_PRICES.price_reply(
+        f"{provider}/grok-4", reply, at
+    )

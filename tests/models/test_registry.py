@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import pickle
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 
 from stepengine.data.models import ModelReply, ModelRequest, ReplyDone
 from stepengine.errors import MissingKey, ModelError, UnknownModel
-from stepengine.models import AnthropicProvider, ModelInfo, ModelRef, Models, OpenAIChatProvider, Provider, Timeouts
+from stepengine.models import (
+    AnthropicProvider,
+    BedrockProvider,
+    ModelInfo,
+    ModelRef,
+    Models,
+    OpenAIChatProvider,
+    Provider,
+    Timeouts,
+    VertexProvider,
+)
 from stepengine.models.keys import Secret
-from stepengine.testing import ScriptedModel
+from stepengine.testing import RunScript, ScriptedModel
 
 
 class Echo(Provider):
@@ -203,6 +217,41 @@ def test_one_provider_serves_every_model_string_but_none():
         models.provider_for("")
 
 
+@pytest.mark.spec("ecosystem:EC104")
+@given(st.from_regex(r"[a-z][a-z0-9.-]{0,8}:[a-z0-9.:-]{1,6}", fullmatch=True))
+def test_single_provider_receives_model_names_with_colons_unchanged(name):
+    assume(name.partition(":")[0] not in {"ollama", *Models.standard().providers})
+    models = Models.from_value(Echo("ollama"))
+    models.aliases["small"] = name
+    for written in (name, f"{name} | other", "small"):
+        asking = models.provider_for(written).complete(ModelRequest(str(models.parse(written))))
+        assert f"you asked {name}" == asyncio.run(asking).text
+    assert f"ollama/{name}" == models.check(name) == models.check(models.check(name))
+
+
+def test_single_provider_knows_limits_of_names_with_colons():
+    name = "us.anthropic.claude-sonnet-4-5-20250929-v1:0"
+    assert Models.from_value(Echo("bedrock")).info(name) == Models.standard().info(f"bedrock/{name}") != ModelInfo()
+    assert "anthropic/claude-x" == str(Models.from_value(Echo("bedrock")).parse("anthropic:claude-x"))
+
+
+def test_models_for_a_run_keep_the_served_ones():
+    models, other = Models.from_value(RunScript(["hi"])), Echo()
+    models.serve("openai/x", other)
+    assert other is models.for_run().provider_for("openai/x")
+
+
+def test_provider_without_key_does_not_break_unprefixed_names():
+    def fail():
+        msg = "there is no key for it"
+        raise MissingKey(msg)
+
+    models = Models({"mine": fail, "echo": Echo(patterns=("x-.*",))})
+    assert "echo/x-1" == models.check("x-1")
+    with pytest.raises(UnknownModel, match=r"'mine' .there is no key"):
+        models.check("y")
+
+
 def test_registry_accepts_every_form_an_engine_accepts():
     models = Models({"echo": Echo()})
     assert Models.from_value(models) is models
@@ -250,6 +299,28 @@ def test_named_aws_region_needs_no_home_folder(monkeypatch):
     Models.standard().check("bedrock/amazon.nova-lite-v1:0")
 
 
+@pytest.mark.parametrize(
+    ("make", "model"),
+    [
+        (partial(BedrockProvider, "k", region="us-east-1"), "bedrock/amazon.nova-lite-v1:0"),
+        (partial(VertexProvider, "p", credentials="a-token"), "vertex/gemini-2.5-pro"),
+        (BedrockProvider, None),
+        (VertexProvider, None),
+    ],
+)
+def test_cloud_credentials_are_checked_without_a_home_folder(make, model, monkeypatch):
+    def fail(path):
+        msg = "Could not determine home directory."
+        raise RuntimeError(msg)
+
+    monkeypatch.setattr(Path, "expanduser", fail)
+    if model is not None:
+        make().check(model)
+        return
+    with pytest.raises(MissingKey):
+        make().check("m")
+
+
 @pytest.mark.spec("requirements:G23", "ecosystem:EC105", "ecosystem:EC106", "ecosystem:EC115")
 def test_local_server_needs_no_key_and_explicit_key_wins(monkeypatch):
     models = Models.standard()
@@ -290,6 +361,33 @@ def test_environment_key_is_sent_only_to_its_own_host(monkeypatch):
     )
     monkeypatch.setenv("STEPENGINE_KEY_HOSTS", "proxy.example, evil.example")
     assert AnthropicProvider()._resolve_credentials_and_url()[0].source == "ANTHROPIC_API_KEY"
+
+
+@pytest.mark.spec("reliability:SC12")
+@pytest.mark.parametrize(
+    ("make", "variables"),
+    [
+        (AnthropicProvider, {"ANTHROPIC_API_KEY": "k", "ANTHROPIC_BASE_URL": "http://api.anthropic.com"}),
+        (OpenAIChatProvider, {"OPENAI_API_KEY": "k", "OPENAI_BASE_URL": "HTTP://api.openai.com/v1"}),
+        (
+            BedrockProvider,
+            {
+                "AWS_BEARER_TOKEN_BEDROCK": "k",
+                "AWS_REGION": "us-east-1",
+                "ANTHROPIC_BEDROCK_BASE_URL": "http://bedrock-runtime.us-east-1.amazonaws.com",
+            },
+        ),
+    ],
+)
+def test_environment_key_is_not_sent_in_plain_text(make, variables, monkeypatch):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(MissingKey, match=r"not encrypted.*https://"):
+        make().check("claude-x")
+    make(api_key="a key of the caller").check("claude-x")
+    (url,) = [name for name in variables if name.endswith("BASE_URL")]
+    monkeypatch.setenv(url, variables[url].lower().replace("http:", "https:"))
+    make().check("claude-x")
 
 
 @pytest.mark.spec("requirements:G23", "reliability:SC05")

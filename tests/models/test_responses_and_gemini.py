@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import copy
 import json
 from typing import Any
 
@@ -30,15 +32,15 @@ from stepengine.data.models import ModelRequest, StopReason
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage
 from stepengine.errors import ModelError, TruncatedReply
-from stepengine.models import GoogleProvider, Models
-from stepengine.models._failures import INVALID_SIGNATURE
+from stepengine.models import GoogleProvider, Models, OpenAIProvider
+from stepengine.models._failures import DANGLING_REASONING, INVALID_SIGNATURE
 from stepengine.models.google.decode import decode as decode_google
 from stepengine.models.google.decode import parse_usage as google_usage
 from stepengine.models.google.encode import DUMMY_SIGNATURE, parse_generation
 from stepengine.models.openai.decode import decode as decode_responses
 from stepengine.models.openai.decode import parse_usage as responses_usage
 from tests.faults.scripts import event, google_chunk, unnamed
-from tests.models.wires import MODEL, PNG, call, made, reader, result, sent
+from tests.models.wires import MODEL, PNG, call, made, provider_of, reader, result, sent
 
 PDF = base64.b64encode(b"%PDF").decode()
 PICTURE = base64.b64encode(PNG).decode()
@@ -255,6 +257,81 @@ def test_gemini_signatures_return_unchanged_on_their_own_part():
         {"functionResponse": {"name": "look", "id": "g1", "response": {"output": "saw 2"}}},
         {"functionResponse": {"name": "look", "response": {"output": "saw 3"}}},
     ]
+
+
+@pytest.mark.spec("ecosystem:EC99", "reliability:MP60")
+@pytest.mark.parametrize(("model", "after"), [("gpt-5", ""), ("gpt-5-mini", ""), ("gpt-5", DANGLING_REASONING)])
+def test_server_calls_return_only_together_with_their_reasoning(model, after):
+    picture = base64.b64encode(b"\x89PNG\r\n\x1a\n").decode()
+    output = [
+        {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "e1"},
+        {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "x"}},
+        {"type": "image_generation_call", "id": "ig_1", "status": "completed", "result": picture},
+        {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": [{"type": "output_text", "text": "a", "annotations": []}]},
+    ]  # fmt: skip
+    reply = decode_responses(
+        {"id": "r", "status": "completed", "output": output}, made("openai", "gpt-5"), "gpt-5", None
+    )
+    request = ModelRequest(f"openai/{model}", "", Transcript([GO, AssistantMessage(reply.content), ON]))
+    sent_back = OpenAIProvider("k")._encode(request, stream=False, previous_failure=after).content.decode()
+
+    is_whole = model == "gpt-5" and not after
+    assert [is_whole] * 4 == [f'"{name}"' in sent_back for name in ("rs_1", "ws_1", "ig_1", "msg_1")]
+    assert picture in sent_back
+
+
+@pytest.mark.spec("ecosystem:EC83")
+def test_repeated_replies_send_no_item_id_twice():
+    item = {"provider": "openai", "model": MODEL["openai"], "id": "call_1", "item_id": "fc_1"}
+    first, again = [ToolCallPart(ours, "look", {}, provider_data=item) for ours in ("c1", "c2")]
+    items = sent("openai", GO, AssistantMessage([first]), result(1), AssistantMessage([again]), result(2))
+    ids = [one["id"] for one in items if "id" in one]
+    assert ["fc_1"] == ids
+
+
+@pytest.mark.anyio
+@pytest.mark.spec("reliability:MP59")
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("wire", ["openai", "openai_chat"])
+async def test_failed_reply_reports_its_usage_in_both_modes(wire, stream):
+    error = {"code": "server_error", "message": "x"}
+    if wire == "openai":
+        told = {"input_tokens": 10, "output_tokens": 5}
+        whole: Any = {"id": "r", "status": "failed", "error": error, "output": [], "usage": told}
+        events = [{"type": "response.created", "response": {"id": "r"}}, {"type": "response.failed", "response": whole}]
+    else:
+        told = {"prompt_tokens": 10, "completion_tokens": 5}
+        whole = {"id": "r", "choices": [{"index": 0, "message": {}, "error": error}], "usage": told}
+        events = [{**whole, "choices": [{"index": 0, "delta": {}, "error": error}]}]
+    body = b"".join(map(unnamed, events)) if stream else json.dumps(whole).encode()
+    kind = "text/event-stream" if stream else "application/json"
+    transport = httpx2.MockTransport(lambda _: httpx2.Response(200, content=body, headers={"content-type": kind}))
+    provider = provider_of(wire, transport=transport)
+    request = ModelRequest(f"{wire}/{MODEL[wire]}", "", Transcript([GO]))
+    with pytest.raises(ModelError) as caught:
+        [delta async for delta in provider.stream(request)] if stream else await provider.complete(request)
+    await provider.close()
+    assert (10, 5) == (caught.value.usage.input_tokens, caught.value.usage.output_tokens)
+
+
+@pytest.mark.anyio
+@pytest.mark.spec("reliability:MP60")
+async def test_each_attempt_with_an_unchanged_request_may_be_retried_once():
+    bad = httpx2.Response(400, json={"error": {"message": "Failed to call a function", "code": "tool_use_failed"}})
+    good = httpx2.Response(200, json={"choices": [{"message": {"content": "hi"}, "finish_reason": "stop"}]})
+    answers = [bad, bad, good, bad, bad, bad]
+    provider = provider_of("groq", transport=httpx2.MockTransport(lambda _: copy.copy(answers.pop(0))))
+    request = ModelRequest("groq/m", "", Transcript([GO]))
+
+    async def may_be_retried():
+        try:
+            await provider.complete(request)
+        except ModelError as error:
+            return error.retryable
+
+    assert [True, True] == await asyncio.gather(may_be_retried(), may_be_retried())
+    assert [None, True, False, False] == [await may_be_retried() for _ in range(4)]
+    await provider.close()
 
 
 @pytest.mark.spec("reliability:MP60", "ecosystem:EC98")

@@ -199,3 +199,14 @@ async def test_single_provider_is_asked_for_each_fallback_model_in_turn():
     provider = models.provider_for("a/x | b/y")
     reply = await provider.complete(ASK)
     assert (only.asked, reply.model) == (["a/x", "b/y"], "b/y")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_fallback_skips_a_provider_that_cannot_be_created(stream):
+    def fail():
+        raise MissingKey("no key")
+
+    models = Models({"a": fail, "b": Scripted("b", "fine")})
+    provider = models.provider_for("a/x | b/y")
+    reply = await last(provider) if stream else await provider.complete(ASK)
+    assert ("fine", "b/y") == (reply.text, reply.model)

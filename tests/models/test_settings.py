@@ -16,6 +16,7 @@ from stepengine import STEP, AgentDefinition, Complete, Engine, StepContext, Ste
 from stepengine.data.codec import from_json, to_json
 from stepengine.data.messages import AssistantMessage, TextPart, ThinkingPart, ToolCallPart, UserMessage
 from stepengine.data.models import ModelReply, ModelRequest, ModelSettings, StopReason, Thinking
+from stepengine.data.server_tools import WebSearch
 from stepengine.data.transcript import Transcript
 from stepengine.errors import ModelError
 from stepengine.journal import MemoryJournal
@@ -40,6 +41,7 @@ DROPPED = None
     [
         ("openai", WITH_OPTIONS, "1h", {"ttl": "12h"}),
         ("openai", WITH_OPTIONS, "off", {"mode": "explicit"}),
+        ("openai", "gpt-5.10", "off", {"mode": "explicit"}),
         ("openai", BEFORE, "1h", DROPPED),
         ("openai_chat", WITH_OPTIONS, "off", {"mode": "explicit"}),
         ("openai_chat", WITH_OPTIONS, "1h", DROPPED),
@@ -255,6 +257,26 @@ async def test_provider_counts_request_tokens_where_supported(name, path, reply)
         assert word in sent
     for word in ("max_tokens", "stream", "cache_control"):
         assert word not in sent
+
+
+@pytest.mark.spec("ecosystem:EC75", "ecosystem:EC98")
+@pytest.mark.anyio
+@pytest.mark.parametrize("model", ["anthropic/claude-fable-5-1", "openai/gpt-5", "google/gemini-3-pro"])
+async def test_token_counts_are_requested_with_valid_members_and_betas(model):
+    seen = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        seen.append(request)
+        return httpx2.Response(200, json={"input_tokens": 42, "totalTokens": 42})
+
+    provider = provider_of(model.partition("/")[0], transport=httpx2.MockTransport(answer))
+    given = ModelSettings(server_tools=(WebSearch(),), thinking=Thinking(effort="high"))
+    await provider.count_tokens(ModelRequest(model, "", Transcript([HI]), tool_choice="required", settings=given))
+    await provider.close()
+    sent = json.loads(seen[0].content)
+    assert not {"tool_choice", "toolConfig"} & sent.keys() or "tools" in sent
+    assert ("block_binding" in sent.get("thinking", {})) == ("anthropic-beta" in seen[0].headers)
+    assert "block_binding" in sent.get("thinking", {}) or not model.startswith("anthropic/")
 
 
 @pytest.mark.spec("ecosystem:EC75")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from itertools import pairwise
 from typing import Any
@@ -12,13 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepengine.data.json import thaw
-from stepengine.data.messages import TextPart, ThinkingPart
+from stepengine.data.messages import TextPart, ThinkingPart, UserMessage
 from stepengine.data.models import ModelRequest, ModelSettings, TextChunk, ThinkingChunk
 from stepengine.data.usage import Usage
 from stepengine.errors import ModelError, TruncatedReply
 from stepengine.models._sse import SSEParser
 from tests.faults.scripts import chunk, event
 from tests.models.wires import provider_of, reader
+from tests.strategies import json_values
 
 # --- tool calls in pieces -------------------------------------------------------------------------------------------
 
@@ -273,3 +275,33 @@ def test_anthropic_text_fast_path_equals_the_full_path(events: list[Any]) -> Non
     events = [{"type": "message_start", "message": MESSAGE}, TEXT_BLOCK, *events, *ended, {"type": "message_stop"}]
 
     assert read("anthropic", events, at_length=True) == read("anthropic", events, at_length=False)
+
+
+@pytest.mark.anyio
+@pytest.mark.spec("reliability:MP59")
+@pytest.mark.parametrize("is_cancelled", [True, False])
+@given(json_values())
+async def test_any_reported_iterations_leave_the_end_of_a_stream_unchanged(is_cancelled, iterations):
+    usage = {"input_tokens": 7, "output_tokens": 1, "iterations": iterations}
+    start = event({"type": "message_start", "message": {"id": "m", "role": "assistant", "content": [], "usage": usage}})
+
+    async def body():
+        yield start + BLOCK + DELTA
+        if is_cancelled:
+            await asyncio.Event().wait()
+        yield start
+
+    async def read():
+        async for _ in provider.stream(ModelRequest("anthropic/claude-opus-5", tail=(UserMessage("hi"),))):
+            shown.set()
+
+    shown, answer = asyncio.Event(), httpx2.Response(200, content=body(), headers={"content-type": "text/event-stream"})
+    provider = provider_of("anthropic", transport=httpx2.MockTransport(lambda _: answer))
+    reading = asyncio.ensure_future(read())
+    await asyncio.wait([reading, asyncio.ensure_future(shown.wait())], return_when=asyncio.FIRST_COMPLETED)
+    if is_cancelled:
+        reading.cancel()
+    with pytest.raises(asyncio.CancelledError if is_cancelled else ModelError) as caught:
+        await reading
+    await provider.close()
+    assert is_cancelled or (7, True) == (caught.value.usage.input_tokens, caught.value.usage.at_least)

@@ -45,6 +45,16 @@ class Bag(pydantic.BaseModel):
     values: dict[str, int]
 
 
+class Holder(pydantic.BaseModel):
+    full: Full
+    bag: Bag
+
+
+class Pair(pydantic.BaseModel):
+    first: Full
+    second: Full
+
+
 def objects(schema: Any) -> list[dict[str, Any]]:
     if isinstance(schema, list):
         return [found for item in schema for found in objects(item)]
@@ -150,3 +160,12 @@ def test_answer_schema_is_closed_and_strict_where_possible():
     assert [asked("openai_chat", schema).get("strict") for schema in (FULL, OPEN)] == [True, None]
     assert "strict" not in asked("ollama", FULL)
     assert json.dumps(asked("openai", FULL)["schema"]) == json.dumps(asked("openai_chat", FULL)["schema"])
+
+
+@pytest.mark.spec("providers:PV43", "providers:PV44")
+@pytest.mark.parametrize("wire", ["anthropic", "openai"])
+@pytest.mark.parametrize("model", [Place, Answer, Holder, Pair])
+def test_older_definitions_are_converted_like_newer_ones(model, wire):
+    schema = model.model_json_schema()
+    older = json.loads(json.dumps(schema).replace("$defs", "definitions"))
+    assert make_strict_schema(older, wire) == make_strict_schema(schema, wire)

@@ -365,9 +365,10 @@ class AnthropicProvider(HttpProvider):
 
     def _encode_token_count_request(self, request: ModelRequest) -> RequestBody:
         model, request = self.strip_prefix(request.model), self._adapt_request_tools(request, is_count=True)
-        tools = self._encode_tools(self._limit_strict_tools(request), request.settings)
-        content = encode_token_count_request(request, model, self._get_family(model), self._ways, tools)
-        return RequestBody(content, path=f"{self.path}/count_tokens")
+        tools, family = self._encode_tools(self._limit_strict_tools(request), request.settings), self._get_family(model)
+        headers = {"anthropic-beta": BINDING_BETA} if needs_binding_beta(request, model, family) else {}
+        content = encode_token_count_request(request, model, family, self._ways, tools)
+        return RequestBody(content, headers, path=f"{self.path}/count_tokens")
 
 
 def _parse_batch_result(line: Mapping[str, object]) -> Mapping[str, Any]:

@@ -17,7 +17,7 @@ from stepengine.data.usage import Usage
 from stepengine.errors import ContextOverflow
 from stepengine.models._failures import RequestLabel, make_protocol_error
 from stepengine.models._hidden_tools import SEARCH, find_loaded_tool_names
-from stepengine.models._iterations import STOOD_IN, list_iterations, list_uncounted_iterations
+from stepengine.models._iterations import STOOD_IN, has_malformed_iterations, list_iterations, list_uncounted_iterations
 from stepengine.models._json import (
     find_objects,
     find_text,
@@ -74,6 +74,8 @@ def decode(message: Mapping[str, Any], call: RequestLabel, model: str, request_i
         ContextOverflow: when the model stopped because its context is full.
     """
     usage = parse_usage(message.get("usage"))
+    if usage is not None:
+        objects_at(message["usage"], "iterations")  # raises for anything but a list of objects
     raw = text_at(message, "stop_reason") or None
     # The text before a full context is cut anywhere, so it is no reply. With this error pruning hooks shorten the
     # context and the step is retried (reliability:MP02).
@@ -223,7 +225,9 @@ def parse_usage(raw: object) -> Usage | None:
     reasoning = min(output, thought or 0)
     unsure = unsure or any(raw.get(name) is None for name in totals)
     usage = Usage(fresh, output - reasoning, read, written, reasoning, at_least=unsure)
-    objects_at(raw, "iterations")  # raises for anything but a list of objects
+    # It never raises, because a stopped or broken stream also reports its usage. `decode` rejects malformed iterations.
+    if has_malformed_iterations(raw):
+        usage += Usage(at_least=True)
     # Billed, and in none of the totals above. An entry without counts makes the sum a lower bound.
     for entry in list_uncounted_iterations(raw):
         usage += parse_usage(entry) or Usage(at_least=True)

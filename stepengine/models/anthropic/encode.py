@@ -366,7 +366,12 @@ def _encode_result(message: ToolMessage, flags: AnthropicEncodeOptions) -> Anthr
     if message.is_error:
         rest["is_error"] = True
     members = encode_json(rest)[1:]
-    as_text = join_json_values(blocks or [_encode_text("(nothing)")]) if flags.manual else b""
+    as_text = b""
+    if flags.manual:
+        # Outside a tool result the API rejects references to tools, so they are text there.
+        plain = attrs.evolve(flags, hidden=None)
+        shown = [block for block in [_encode_content(part, plain) for part in message.content] if block is not None]
+        as_text = join_json_values(shown or [_encode_text("(nothing)")])
     return AnthropicEncoded("tool", (b"," if rest else b"") + members, call_id=message.tool_call_id, as_text=as_text)
 
 

@@ -248,7 +248,8 @@ def encode_token_count_request(
         "model": model,
         "system": request.system_prompt or None,
         "thinking": asked,
-        "tool_choice": _encode_tool_choice(request, family),
+        # Server tools are not sent, and the API rejects a choice without tools.
+        "tool_choice": _encode_tool_choice(request, family) if request.tools else None,
     }
     manual = asked is not None and asked["type"] == "enabled"
     members = encode_members(request, optional, tools, extra=False)

@@ -64,6 +64,7 @@ class AnthropicAccumulator(Accumulator):
     """Turns the events of one stream into the completed reply."""
 
     decoder = staticmethod(decode)
+    usage_parser = staticmethod(lambda data: parse_usage(data.get("usage")))
 
     def __init__(self, call: RequestLabel, model: str, request_id: str | None) -> None:
         super().__init__(call, model, request_id)

@@ -350,6 +350,7 @@ class GoogleAccumulator(Accumulator):
     """
 
     decoder = staticmethod(decode)
+    usage_parser = staticmethod(lambda data: parse_usage(data.get("usageMetadata")))
 
     def __init__(self, call: RequestLabel, model: str, request_id: str | None) -> None:
         super().__init__(call, model, request_id)

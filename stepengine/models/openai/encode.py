@@ -35,7 +35,7 @@ from stepengine.data.messages import (
 )
 from stepengine.data.models import ModelRequest
 from stepengine.models._hidden_tools import is_tool_search_part
-from stepengine.models._json import encode_utf8, find_object
+from stepengine.models._json import encode_utf8, find_object, find_text
 from stepengine.models._wire import (
     MADE,
     NUDGE,
@@ -77,12 +77,14 @@ class OpenAIEncodeOptions:
         model: Only reasoning and item ids of this model are sent back (ecosystem:EC99).
         sources: Whether searches go back with their sources.
         hidden: The tools that the model can search for; ``None`` sends earlier searches unchanged.
+        server_calls: Whether calls of the provider's own tools are sent back.
     """
 
     provider: str
     model: str
     sources: bool = True
     hidden: frozenset[str] | None = None
+    server_calls: bool = True
 
 
 @frozen
@@ -190,12 +192,15 @@ def _encode_user(message: UserMessage, flags: OpenAIEncodeOptions) -> ResponsesE
 
 def _encode_assistant(message: AssistantMessage, flags: OpenAIEncodeOptions, own_ids: bool) -> ResponsesEncoded:  # noqa: FBT001 - private
     ids = choose_wire_ids(message.tool_calls, flags.provider, own=own_ids)
+    if _loses_reasoning(message, flags):
+        # The API answers 400, "was provided without its required 'reasoning' item", for a call without its reasoning.
+        flags = attrs.evolve(flags, server_calls=False)
     items: list[Json] = []
     before: AssistantPart | None = None
     for part in message.content:
         if isinstance(part, CitationPart):
             continue
-        _append_part(items, part, flags, ids, apart=not continues_text(before, part))
+        _append_part(items, part, flags, ids, apart=not continues_text(before, part), own_ids=own_ids)
         before = part
     items = _drop_orphaned_reasoning(items)
     made = [part for part in list_generated_media(message) if not _encode_items_of_provider(part, flags)]
@@ -212,6 +217,15 @@ def _encode_assistant(message: AssistantMessage, flags: OpenAIEncodeOptions, own
         after=after,
         callers=_encode_callers(message, flags),
         searches=searches,
+    )
+
+
+def _loses_reasoning(message: AssistantMessage, flags: OpenAIEncodeOptions) -> bool:
+    """Return whether *message* has reasoning of the provider with an id that is not sent, such as that of another model."""
+    return any(
+        find_text(part.provider_data, "item", "id") and not _encode_reasoning(part, flags)
+        for part in message.content
+        if isinstance(part, ThinkingPart) and is_from_provider(part.provider_data, flags.provider)
     )
 
 
@@ -248,7 +262,13 @@ def _drop_orphaned_reasoning(items: list[Json]) -> list[Json]:
 
 
 def _append_part(
-    items: list[Json], part: AssistantPart, flags: OpenAIEncodeOptions, ids: Mapping[str, str], *, apart: bool
+    items: list[Json],
+    part: AssistantPart,
+    flags: OpenAIEncodeOptions,
+    ids: Mapping[str, str],
+    *,
+    apart: bool,
+    own_ids: bool,
 ) -> None:
     match part:
         case TextPart():
@@ -258,7 +278,7 @@ def _append_part(
         case ThinkingPart():
             items += _encode_reasoning(part, flags)
         case ToolCallPart():
-            items.append(_encode_call(part, flags, ids))
+            items.append(_encode_call(part, flags, ids, own_ids=own_ids))
         case OpaquePart() | ImagePart() | DocumentPart():
             items += _encode_items_of_provider(part, flags)
         case CitationPart():
@@ -269,6 +289,10 @@ def _append_part(
 
 def _encode_items_of_provider(part: OpaquePart | ImagePart | DocumentPart, flags: OpenAIEncodeOptions) -> list[Json]:
     """Return the item of an opaque part or image of the same provider, unchanged; ``[]`` for others."""
+    item = part.data if isinstance(part, OpaquePart) else find_object(part.provider_data, "item")
+    is_call = find_text(item, "type").endswith("_call") and not is_tool_search_part(item)
+    if is_call and find_text(item, "id") and not flags.server_calls:
+        return []
     if isinstance(part, OpaquePart):
         # Without hidden tools an earlier tool search is left out.
         is_over = flags.hidden is not None and not flags.hidden and is_tool_search_part(part.data)
@@ -324,7 +348,7 @@ def _append_text(
     items.append({**own.get("more_of_item", {}), **item, **phase})
 
 
-def _encode_call(part: ToolCallPart, flags: OpenAIEncodeOptions, ids: Mapping[str, str]) -> Json:
+def _encode_call(part: ToolCallPart, flags: OpenAIEncodeOptions, ids: Mapping[str, str], *, own_ids: bool) -> Json:
     if (search := _find_tool_search_item(part, flags)) is not None:
         return {**_remove_output_only_members(search, flags), "call_id": ids[part.tool_call_id]}
     item: Json = {
@@ -336,7 +360,7 @@ def _encode_call(part: ToolCallPart, flags: OpenAIEncodeOptions, ids: Mapping[st
     data = part.provider_data
     if is_from_provider(data, flags.provider, flags.model):
         item = {**data.get("more", {}), **item}
-        if data.get("item_id"):
+        if data.get("item_id") and own_ids:
             item["id"] = data["item_id"]
     if is_from_provider(data, flags.provider, None if flags.hidden else flags.model) and data.get("namespace"):
         item["namespace"] = data["namespace"]

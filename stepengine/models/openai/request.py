@@ -98,7 +98,10 @@ def encode(
 
 def encode_token_count_request(request: ModelRequest, model: str, preset: Preset, tools: bytes) -> bytes:
     """Return the body of a request that counts the tokens of *request*."""
-    members = encode_members(request, _encode_shared_members(request, model, preset), tools, extra=False)
+    shared = _encode_shared_members(request, model, preset)
+    if not request.tools:
+        shared["tool_choice"] = None  # server tools are not sent, and the API rejects a choice without tools
+    members = encode_members(request, shared, tools, extra=False)
     flags = OpenAIEncodeOptions(preset.name, model, hidden=find_hidden_tool_names(request))
     members["input"] = encode_messages(request, flags, _make_definition_lookup(request))
     return join_json_members(members)

@@ -122,10 +122,10 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
         raise make_protocol_error(call, "it holds no choice", parse_usage(_find_raw_usage(data)))
     choice = choices[0]
     # OpenRouter and others answer with status 200 and put the error of the actual service into the choice.
-    if choice.get("error"):
-        raise error_from_body({"error": choice["error"]}, None, {}, call)
-    message = object_at(choice, "message")
     usage = _find_raw_usage(data)
+    if choice.get("error"):
+        raise error_from_body({"error": choice["error"]}, None, {}, call, parse_usage(usage))
+    message = object_at(choice, "message")
     # Only `extra` settings can offer such a tool, and the engine cannot execute it. As an ordinary call it would get an
     # error result, and the model would try again. Snowflake adds an empty `custom` member to function calls.
     entries = objects_at(message, "tool_calls")
@@ -347,6 +347,7 @@ class ChatAccumulator(Accumulator):
     """Assembles the chunks of one stream into the completed reply."""
 
     decoder = staticmethod(decode)
+    usage_parser = staticmethod(lambda data: parse_usage(_find_raw_usage(data)))
 
     def __init__(self, call: RequestLabel, model: str, request_id: str | None) -> None:
         super().__init__(call, model, request_id)
@@ -448,7 +449,7 @@ class ChatAccumulator(Accumulator):
     def _apply_choice(self, choice: Mapping[str, object]) -> list[ModelDelta]:
         """Add the first choice of a chunk to the reply, and return its deltas."""
         if choice.get("error"):
-            raise error_from_body({"error": choice["error"]}, None, {}, self._call)
+            raise error_from_body({"error": choice["error"]}, None, {}, self._call, self.usage)
         deltas = self._apply_delta(object_at(choice, "delta"))
         self._choice.update({key: value for key, value in choice.items() if key != "delta" and value is not None})
         for name in ("content", "refusal"):

@@ -125,22 +125,20 @@ def _make_cache_mark(lifetime: str | None, model: str, preset: Preset) -> Json |
 
 def _encode_server_tools(items: tuple[ServerTool, ...], model: str, preset: Preset) -> Json:
     """Return the members for server tools; Chat Completions supports only web search."""
-    members: Json = {}
+    members: Json = {DROPPED: []}
     for item in items:
         if not isinstance(item, WebSearch):
             raise make_unsupported_tool_error(item, model, preset.name)
-        dropped: list[str] = []
         if preset.name == "openrouter":
-            members["tools"] = [_encode_openrouter_search(item, model)]
+            members["tools"] = [*members.get("tools", ()), _encode_openrouter_search(item, model)]
         elif item.allowed_domains or item.blocked_domains:
             raise make_unsupported_tool_error(item, model, preset.name, "its search cannot be restricted to domains")
         elif preset.name in OPENAI_ITSELF and SEARCHES.match(model):
             place = {} if item.location is None else {"type": "approximate", "approximate": item.location}
             members["web_search_options"] = {"user_location": place} if place else {}
-            dropped = ["server_tools.max_uses"] if item.max_uses is not None else []
+            members[DROPPED] += ["server_tools.max_uses"] if item.max_uses is not None else []
         else:
             raise make_unsupported_tool_error(item, model, preset.name)
-        members[DROPPED] = dropped
     return members
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from stepengine.data.models import ModelRequest
 from stepengine.models._api import RequestBody
 from stepengine.models._settings import warn_once
-from stepengine.models._wire import ToolsCache
+from stepengine.models._wire import ToolsCache, resolve_tool_choice
 from stepengine.models.base import Provider, Timeouts
 from stepengine.models.google import GoogleProvider, transport
 from stepengine.models.google.interactions.decode import InteractionsAccumulator
@@ -73,6 +73,8 @@ class GoogleInteractionsProvider(GoogleProvider):
         dropped = [*encode_wire_settings(request, self.strip_prefix(request.model), self.name).dropped]
         if request.tools and request.settings.parallel_tool_calls is False:
             dropped.append("parallel_tool_calls")
+        if resolve_tool_choice(request) not in {None, "auto"} and not request.tools:
+            dropped.append("tool_choice")
         return tuple(dropped)
 
     def _encode(self, request: ModelRequest, *, stream: bool, previous_failure: str = "") -> RequestBody:

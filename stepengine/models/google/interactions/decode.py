@@ -203,6 +203,7 @@ class InteractionsAccumulator(Accumulator):
     """Assembles the events of one stream into the completed reply; the last event has status and usage."""
 
     decoder = staticmethod(decode)
+    usage_parser = staticmethod(lambda data: parse_usage(data.get("usage")))
 
     def __init__(self, call: RequestLabel, model: str, request_id: str | None) -> None:
         super().__init__(call, model, request_id)
