@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from stepengine.data.json import MAX_ARGUMENTS_CHARS, MAX_DECODINGS, JsonDict, compact, freeze
 from stepengine.data.messages import ToolCallPart
+from stepengine.data.usage import Usage
 from stepengine.errors import DataError
 
 MAX_COUNT_TOKENS = 10**12
@@ -199,3 +200,38 @@ def find_objects(value: Any, *path: str) -> list[Mapping[str, Any]]:
     for name in path:
         value = value.get(name) if isinstance(value, Mapping) else None
     return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list | tuple) else []
+
+
+def usage_from_totals(raw: object, prompt: str, completion: str, *, hits: tuple[str, ...] = ()) -> Usage | None:
+    """
+    Return usage in our buckets for an API with totals that include cached and reasoning tokens.
+
+    *prompt* and *completion* are the names of the totals; their details are in objects with the suffix ``_details``. *hits*
+    are other names for cached tokens. Without a total the result is ``None``.
+    """
+    if not isinstance(raw, Mapping) or (raw.get(prompt) is None and raw.get(completion) is None):
+        return None
+    inside, outside = raw.get(f"{prompt}_details"), raw.get(f"{completion}_details")
+    whole, output = _token_count_or_zero(raw, prompt), _token_count_or_zero(raw, completion)
+    cached = _token_count_or_zero(inside, "cached_tokens") or max(
+        [_token_count_or_zero(raw, name) for name in hits], default=0
+    )
+    reasoning, total = _token_count_or_zero(outside, "reasoning_tokens"), parse_token_count(raw.get("total_tokens"))
+    unsure = any(parse_token_count(raw.get(name)) is None for name in (prompt, completion))
+    if cached > whole:
+        # Grok on Azure counts cached tokens separately. If the total does not confirm that, the usage is uncertain.
+        beside = total in {whole + cached + output, whole + cached + output + reasoning}
+        whole, unsure = whole + cached if beside else whole, unsure or not beside
+    read = min(whole, cached)
+    written = min(whole - read, _token_count_or_zero(inside, "cache_write_tokens"))
+    if reasoning and total == whole + output + reasoning:
+        output += reasoning  # xAI counts it separately from the completion (providers:PV81)
+    elif not (reasoning or unsure) and total is not None and total - whole - output != cached:
+        reasoning = max(0, total - whole - output)  # Google's OpenAI endpoint counts it only in the total
+        output += reasoning
+    reasoning = min(output, reasoning)
+    return Usage(whole - read - written, output - reasoning, read, written, reasoning, at_least=unsure)
+
+
+def _token_count_or_zero(details: object, name: str) -> int:
+    return parse_token_count(details.get(name)) or 0 if isinstance(details, Mapping) else 0

@@ -15,8 +15,7 @@ from stepengine.data.messages import ImagePart, OpaquePart
 from stepengine.data.models import ModelReply
 from stepengine.data.usage import Usage
 from stepengine.models._iterations import list_uncounted_iterations
-from stepengine.models._json import find_object, parse_token_count
-from stepengine.models._reply import usage_from_totals
+from stepengine.models._json import find_object, parse_token_count, usage_from_totals
 from stepengine.models._unpriced_items import (
     DEARER,
     IMAGES,

@@ -38,6 +38,7 @@ from stepengine.models._json import (
     objects_at,
     read_json,
     text_at,
+    usage_from_totals,
     wrap_newer_members,
 )
 from stepengine.models._reply import (
@@ -47,7 +48,6 @@ from stepengine.models._reply import (
     make_reply,
     select_members,
     shorten_text,
-    usage_from_totals,
 )
 
 STOPS = {

@@ -47,6 +47,7 @@ from stepengine.models._json import (
     objects_at,
     read_json,
     text_at,
+    usage_from_totals,
 )
 from stepengine.models._reply import (
     MAX_UNREAD_NAMES,
@@ -55,7 +56,6 @@ from stepengine.models._reply import (
     make_reply,
     parse_dollar_text,
     select_members,
-    usage_from_totals,
 )
 from stepengine.models._wire import encode_base64, make_safe_tool_name
 from stepengine.models.openai_chat.calls import FUNCTION_MEMBERS, MEMBERS, CallPieces, find_legacy_call
