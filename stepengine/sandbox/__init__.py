@@ -1,18 +1,18 @@
 """
-Programs that models write, one tool, ``run_code``, in which an agent's other tools are functions; and agent files of strangers.
+Run untrusted code in a sandbox: programs of models, with the tool ``run_code``, and agent files of third parties.
 
-A program is the body of that tool: every call that it makes is an effect of its own path, which is judged, recorded, suspended for
-days, resumed in another process, replayed and stepped through as a handler's. It runs in a sandbox (extra ``programs``), is refused
-before anything of it runs where it cannot go well, and holds no worker while it waits for somebody.
+A program is the body of a ``run_code`` call. Each of its calls is an effect with its own address, so the engine checks, records,
+suspends, resumes and replays it like a call of a handler. Programs with certain problems are refused before they run. A waiting
+program gives up its worker when another session needs one.
 
-``program_checks`` says in the lines of the text what is wrong with it; ``stubs`` and ``prelude`` are what it sees of the tools. A sandbox
-works it out in a thread (``Compute``), up to the next call of a tool, which then is an effect. What was worked out in between is
-recorded, so that a replay needs no sandbox. Agent files of strangers run in the same sandbox and are never imported; as it has no
-generators, ``source_rewriter`` makes what waits of what yields.
+``program_checks`` finds the problems of a program. ``stubs`` describes tools and agents as functions, and ``prelude`` holds the classes
+that a sandboxed handler sees. A ``Compute`` effect runs a program in a thread, up to its next calls, and records the result. A replay of
+programs therefore needs no sandbox. Agent files run in the same sandbox and are never imported. The sandbox has no generators, so
+``source_rewriter`` replaces each ``yield`` by an ``await``. A replay runs a handler again, and needs the sandbox.
 
-Must not be here: an interpreter of ours, what judges calls, and trust in anything that comes out of a sandbox.
+Not in this package: an interpreter, the approval of calls, and trust in values that leave a sandbox.
 
-Begin with ``program_tool``, then ``sessions``; ``untrusted_handlers`` for agent files.
+Start with ``program_tool`` and ``sessions``; for agent files, with ``untrusted_handlers``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """
-Counts the bytes that enter and leave the sandbox.
+Count the bytes that enter and leave the sandbox.
 
-Values that go in and out are held in this process, and the sandbox's own limit of memory does not see them.
+These values are in the memory of this process, which the sandbox's own memory limit does not cover.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from pathlib import PurePath
 from typing import Any
 
 VALUE_BYTES = 16
-"""For a small number, and for each list, dict and member of one: a guess at what the encoding adds to each value."""
+"""Estimated bytes of a small number, and of each list, dict and member of one."""
 ANSWER_BYTES = 256
-"""What an answer takes in this process, however short it is."""
+"""Bytes that even a short answer needs in this process."""
 
 
 class TooManyBytes(Exception):
@@ -42,8 +42,8 @@ def number_size(number: int) -> int:
 
 def argument_size(value: object) -> int:
     """Return a lower bound of the bytes of all texts and large numbers in the arguments of a program."""
-    # Forty lists, each twice in the next one, are few bytes and 2^40 members: what is there several times is counted once.
-    # What was counted is held, since an object makes its attributes when it is asked for them.
+    # Forty lists, each twice in the next one, are few bytes and 2^40 members: a repeated value is counted once.
+    # Counted values stay referenced: an object creates its attributes on access, and a freed id could be reused.
     size, left, counted = 0, [value], dict[int, object]()
     while left:
         one = left.pop()
@@ -79,11 +79,11 @@ def inner_values(value: object) -> Collection[Any] | None:
 
 class ByteBudget:
     """
-    The number of bytes that may cross the sandbox boundary for one handler.
+    The bytes that may cross the sandbox boundary for one handler.
 
     Args:
-        turn: In one turn.
-        total: In all of its turns.
+        turn: The limit of one turn.
+        total: The limit of all turns together.
     """
 
     def __init__(self, turn: int, total: int) -> None:
@@ -91,7 +91,7 @@ class ByteBudget:
         self._of_turn = self._of_all = 0
 
     def start_turn(self) -> None:
-        """Start counting a turn."""
+        """Reset the count of the turn; the total stays."""
         self._of_turn = 0
 
     def add(self, value: object) -> None:
@@ -99,7 +99,7 @@ class ByteBudget:
         Count a value that crosses the sandbox boundary.
 
         Raises:
-            TooManyBytes: when it is more than may be.
+            TooManyBytes: when the turn or the total exceeds its limit.
         """
         size = ANSWER_BYTES + byte_size(value)
         self._of_turn += size

@@ -1,8 +1,8 @@
 """
 Workers of the sandbox that check programs, and the signal that ends a check.
 
-A check reads a program and may take long, whatever its length. So each check has a worker of its own, and several run at once: no
-check waits for that of another engine. Another thread may end a check by its signal, which kills the worker.
+A check may take long, even for a short program. So each check has its own worker, and several run at once. A check waits only if
+all workers of the pool are busy. The signal ends a check from another thread and kills its worker.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stepengine.workspace.after_fork import Lock
 
 STOPPED = "the program was stopped"
 POLL_SECONDS = 0.1
-"""How often a check that waits for a free worker looks whether it was stopped."""
+"""How often a check that waits for a free worker checks its stop signal."""
 
 
 class Checkout(Protocol):
@@ -33,7 +33,7 @@ class StopSignal:
     Ends the work of another thread, permanently.
 
     Attributes:
-        is_sent: Whether it was sent.
+        is_sent: Whether the signal was sent.
     """
 
     def __init__(self) -> None:
@@ -80,14 +80,14 @@ class CheckWorkers:
     @contextlib.contextmanager
     def checkout(self, stop: StopSignal | None = None, **options: Any) -> Iterator[Any]:
         """
-        Yield a session in its own worker.
+        Yield a session in its own worker, after waiting for a free one.
 
         Args:
             stop: Ends the session, or the wait for a worker.
-            options: Of the session, as the pool takes them.
+            options: The session's options, those of the pool's ``checkout``.
 
         Raises:
-            ToolError: when it was stopped.
+            ToolError: when *stop* was sent before the end of the block, even if the block succeeded.
         """
         stop = stop or StopSignal()
         with self._lock:

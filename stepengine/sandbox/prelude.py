@@ -1,9 +1,9 @@
 """
-What a handler in the sandbox finds there: everything that it may yield, what it is sent, and its context, made of JSON alone.
+The classes and helpers of a handler in the sandbox: yieldables, results and the context, built from JSON.
 
-The text below runs inside, before the agent's file. Objects of the host would hand out their classes there, so nothing but JSON goes
-in or comes out: what is yielded leaves as a class's name with its attributes, and is read by the host as foreign text is. The sandbox
-knows neither properties nor inheritance, so what is large in a state is fetched by a function, in whose place the rewriter puts it.
+The text below runs in the sandbox, before the agent file. Objects of the host would expose their classes, so only JSON enters and
+leaves. A yield leaves as a class name with attributes, and the host decodes it as untrusted data. The sandbox has neither properties nor
+inheritance. So the large fields of a state are fetched by a function, and ``source_rewriter`` replaces their attributes by its call.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ ERRORS = {
     "AgentError": "(FileExistsError, IsADirectoryError, NotADirectoryError)",
 }
 """
-The sandbox has no exception classes of one's own. Those of files stand for ours, since it has no files: each is caught by its name,
-and all by ``StepEngineError``. Two that ``except Exception`` does not catch stand for those of which the same holds.
+The builtin exception of the sandbox that represents each exception of the package, since the sandbox has no custom exception classes.
+
+Exceptions of files are used, since it has no files: each can be caught by its name, and all by ``StepEngineError``. The two that
+``except Exception`` does not catch, ``LimitReached`` and ``GeneratorExit``, are represented by two with the same property.
 """
 
 TEXT = '''

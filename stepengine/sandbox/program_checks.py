@@ -1,8 +1,8 @@
 """
-Checks before a program runs: of its text, and by the sandbox's own checker, after a statement that ends the program first.
+Checks of a program before it runs: of its text, and by the sandbox's own type checker, in a session that stops before the first line.
 
-Whoever wrote the program may be anybody, so nothing of it is run here, and nothing recurses as deep as it nests. A refusal of a
-program that would have run costs more than a slip that is found only when it runs: what is not certain is let through.
+Programs are untrusted, so none of their code runs here, and no function recurses as deep as a program nests. A wrong refusal costs more
+than an error at run time, so only certain problems refuse a program.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ if TYPE_CHECKING:
 
 
 MAX_PROGRAM_BYTES = 64 * 1024
-"""A model writes some kilobytes for one task; the checks take time in proportion to the length."""
+"""A model writes some kilobytes for one task, and the time of the checks grows with the length."""
 MAX_DEPTH_LEVELS = 300
-"""The sandbox has a limit of its own at less than a thousand, and code that people read has some ten levels."""
+"""The sandbox's own limit is below a thousand; readable code has about ten levels."""
 MOST_FUNCTIONS, MOST_SCOPES = 6, 12
 """
 How deep functions may be nested, and functions, lambdas and comprehensions together.
 
-The sandbox reads a definition about three times for each one around it: twenty lines take it a minute.
+The sandbox parses a definition about three times for each one around it, so twenty lines can take a minute.
 """
 MOST_PROBLEMS, MOST_SHOWN = 200, 20
-"""Problems that are looked for, and those that are shown: a model corrects a screen of them at a time."""
+"""The most problems that are collected, and that are shown: a model corrects one screen at a time."""
 MAX_COMPARED_NAMES = 300
-"""As many names of a program are compared with one that is unknown: a message must not take longer than a blink."""
+"""The most names that are compared with an unknown name, to bound the time."""
 SHOWN_BEFORE, SHOWN_CHARS = 60, 120
-"""Characters of a line before the place that is meant, and of the line."""
+"""The most characters that are shown before the column of a problem, and of its whole line."""
 
 
 @frozen
@@ -71,13 +71,13 @@ def find_program_problems(code: str, stubs: Stubs, known: Collection[str] = ()) 
     """
     Return the certain problems of a program, in line order.
 
-    Nothing is said of a program that this Python cannot read and a later one may: the sandbox reads all of them, and refuses what
-    it cannot read before it runs any of it.
+    A program that only a newer Python may be able to parse has no problems here, apart from its nesting. The sandbox parses it, and
+    refuses it before it runs if it cannot.
 
     Args:
         code: The program.
-        stubs: The functions that it has.
-        known: The names that programs before it have left.
+        stubs: The functions that it may call.
+        known: The names that earlier programs defined.
     """
     tree = parse_program(code)
     if isinstance(tree, ProgramProblem):
@@ -123,19 +123,19 @@ def _format_problem(problem: ProgramProblem, line: str) -> str:
     return f"{head}\n    {part}\n    {caret}"
 
 
-# --- reading --------------------------------------------------------------------------------------------------------
+# --- parsing --------------------------------------------------------------------------------------------------------
 
 _WARNINGS = Lock()
-"""Filters of warnings belong to the process."""
+"""The filters of warnings are global to the process."""
 NEWER = (
     (12, re.compile(r"""[fF][rR]?['"]|[rR][fF]['"]""")),  # any quote inside of an f-string
     (12, re.compile(r"^\s*(?:async\s)?\s*(?:def|class|type)\s+\w+\s*[\[=]")),
     (14, re.compile(r"^\s*except\b")),  # more than one, without brackets
     (14, re.compile(r"""[tT][rR]?['"]|[rR][tT]['"]""")),
 )
-"""From which 3.x on a line of this kind may be read that was not before."""
+"""The minor version of Python 3 that first parses some lines of this form."""
 NEWEST_VERSION = (3, 14)
-"""The version of Python whose parser reads every syntax that the sandbox knows."""
+"""The version of Python whose parser knows all syntax of the sandbox."""
 
 
 def parse_program(code: str) -> ast.Module | ProgramProblem | None:
@@ -204,12 +204,12 @@ class _Scope:
     def __init__(self, kind: Literal["module", "function", "class", "comprehension"], parent: _Scope | None) -> None:
         self.kind, self.parent = kind, parent
         self.depth: int = 0 if parent is None else parent.depth + (kind != "class")
-        """How many functions, lambdas and comprehensions are around what stands in it."""
+        """The number of functions, lambdas and comprehensions around its statements, itself included."""
         self.functions: int = 0 if parent is None else parent.functions
-        """How many functions are, without lambdas."""
+        """The number of functions among them, without lambdas and comprehensions."""
         self.bindings: dict[str, list[_Binding]] = {}
         self.elsewhere: set[str] = set()
-        """Names that are global or nonlocal here."""
+        """The names that are declared global or nonlocal here."""
 
     def bind(self, name: str, binding: _Binding) -> None:
         self.bindings.setdefault(name, []).append(binding)
@@ -237,7 +237,7 @@ class _NodePlace(NamedTuple):
 
     scope: _Scope
     caught: frozenset[str]
-    """What goes wrong here is caught by somebody who expects it: `name`, `import`, `attribute`, `arguments`."""
+    """The kinds of problems that a ``try`` around the node catches: ``name``, ``import``, ``attribute``, ``arguments``."""
     is_in_loop: bool = False
 
 
@@ -248,7 +248,8 @@ CAUGHT = {
     "ModuleNotFoundError": {"import"},
     "AttributeError": {"attribute"},
     "TypeError": {"arguments"},
-    # Whoever catches everything around an import expects that there may be none; nobody does so for a name.
+    # A handler of all exceptions around an import expects that the module may be missing. A handler of all exceptions is not
+    # written for an unknown name.
     "Exception": {"import", "attribute"},
     "BaseException": {"import", "attribute"},
 }
@@ -270,7 +271,7 @@ READS_ITS_ARGUMENTS = frozenset(
         *("max", "min", "any", "all", "reversed"),
     }
 )
-"""Builtins that can do nothing sensible with a call that nobody has awaited."""
+"""Builtins that cannot use a call that was not awaited."""
 AWAITED = frozenset({"gather", "sleep"})
 INSTEAD = {
     "create_task": "`await` the call, or several with `await asyncio.gather(...)`",
@@ -286,12 +287,12 @@ INSTEAD = {
 
 
 class _Walk:
-    """Analyzes a program in two passes: one collects bindings and uses, the other judges the uses."""
+    """Analyzes a program in two passes: one collects bindings and uses, the other finds the problems of the uses."""
 
     def __init__(self, code: str, tree: ast.Module, stubs: Stubs, known: Collection[str]) -> None:
         self._lines = LINE.split(code)
         self._ends: dict[int, list[int]] = {}
-        """Up to which byte each character of a line goes, of lines that are not ASCII."""
+        """The end of each character in bytes, by line, for lines that are not ASCII."""
         self._stubs = stubs
         self._problems: list[ProgramProblem] = []
         self._loads: list[tuple[ast.Name, _NodePlace]] = []
@@ -299,13 +300,13 @@ class _Walk:
         self._calls: list[tuple[ast.Call, _NodePlace]] = []
         self._nonlocals: list[tuple[ast.Nonlocal, _NodePlace]] = []
         self._unawaited: dict[int, str] = {}
-        """How a call is used that nobody awaits, by the id of its node."""
+        """How a call is used without ``await``, by the id of its node; ``""`` if its value is dropped."""
         self._values: dict[int, ast.expr] = {}
-        """What is assigned to a name, by the id of the name's node."""
+        """The value that is assigned to a name, by the id of the name's node."""
         self.module = _Scope("module", None)
         self.runs_text = False
         self.good_imports: set[int] = set()
-        """The lines of imports that are known to work, or to be caught."""
+        """The first lines of imports that certainly work or whose errors are caught."""
         self._exempt: list[tuple[str, tuple[int, int], tuple[int, int]]] = []
         """The kind, start and end of each span where such a problem is harmless: in annotations, and where errors are caught."""
         for name in known:
@@ -371,7 +372,7 @@ class _Walk:
             return line, offset + 1
         ends = self._ends.get(line)
         if ends is None:
-            # Once a line: a line of a thousand parameters was encoded for each of them, and four times the line took ten times the time.
+            # Once for each line: encoding a line of a thousand parameters for each of them would take quadratic time.
             ends = self._ends[line] = list(accumulate([len(one.encode(errors="surrogatepass")) for one in source]))
         return line, bisect_right(ends, offset) + 1
 
@@ -396,6 +397,7 @@ class _Walk:
         return _pair_with_place([*node.targets, node.value], place)
 
     def _on_annassign(self, node: ast.AnnAssign, place: _NodePlace) -> Inner:
+        """Skip the annotation, whose names need not exist. A target without a value counts as bound, too."""
         self._mark_exempt("name", node.annotation)
         return _pair_with_place([node.target, *([node.value] if node.value is not None else [])], place)
 
@@ -516,7 +518,7 @@ class _Walk:
             case ast.Assign(targets=[ast.Name()]) | ast.AnnAssign(target=ast.Name()):
                 pass
             case _:
-                # Whatever has words of its own has been said, or will be.
+                # The other statements have messages of their own.
                 if type(statement).__name__ not in REFUSED:
                     self._add_problem(statement, "the body of a class has methods and `name = value`, and nothing else")
 
@@ -572,7 +574,7 @@ class _Walk:
     def _on_excepthandler(self, node: ast.ExceptHandler, place: _NodePlace) -> Inner:
         if node.name is not None:
             place.scope.bind(node.name, _Binding("other", node))
-        # What a handler catches is looked up when something was raised; most programs that catch what there is not never do.
+        # The classes of a handler are looked up only after an exception, which most programs never raise.
         self._mark_exempt("name", node.type)
         self._mark_exempt("attribute", node.type)
         types = place._replace(caught=place.caught | {"name", "attribute"})
@@ -612,6 +614,7 @@ class _Walk:
         return [(node.value, place)]
 
     def _record_unawaited(self, node: ast.expr | None, how: str) -> None:
+        """Record that a node is used without ``await``, if it is a call; *how* is the use, for the message."""
         if isinstance(node, ast.Call):
             self._unawaited[id(node)] = how
 
@@ -622,6 +625,7 @@ class _Walk:
         return [(node.value, place)]
 
     def _on_subscript(self, node: ast.Subscript, place: _NodePlace) -> Inner:
+        """Record the subscript of a call, which must be awaited first."""
         self._record_unawaited(node.value, "asked for an item")
         return _pair_with_place([node.value, node.slice], place)
 
@@ -644,7 +648,7 @@ class _Walk:
             self.runs_text = self.runs_text or called == "exec"
         return _pair_with_place(ast.iter_child_nodes(node), place)
 
-    # --- judging
+    # --- problems
 
     def _judge_name(self, node: ast.Name, place: _NodePlace) -> None:
         name = node.id
@@ -676,7 +680,7 @@ class _Walk:
             self._add_problem(node, f"`{module}` has no `{node.attr}` in a program{'; ' + instead if instead else ''}")
 
     def _find_module(self, node: ast.expr, place: _NodePlace) -> str | None:
-        """Return the module to which an expression certainly refers."""
+        """Return the module to which an expression certainly refers; ``None`` if it is not certain."""
         found = place.scope.resolve(node.id) if isinstance(node, ast.Name) else None
         if found is None:
             return None
@@ -765,7 +769,7 @@ SCOPES = (
     *(ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda),
     *(ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),
 )
-"""What has a scope of its own and may stand in an expression or a function."""
+"""The nodes with their own scope, without classes."""
 Inner = Iterable[tuple[ast.AST, _NodePlace]]
 
 
@@ -794,7 +798,7 @@ def _caught_problem_kinds(node: ast.expr | None) -> set[str]:
         if isinstance(kind, ast.Name) and (kind.id in BUILTINS or kind.id in ALIASES):
             found |= CAUGHT.get(kind.id, set())
         elif not isinstance(kind, ast.Attribute):
-            # A variable that holds who knows which.
+            # A variable with unknown exception classes.
             found |= everything
     return found
 
@@ -827,7 +831,7 @@ class UnboundLocalError(NameError): ...
 class UnicodeDecodeError(ValueError): ...
 class UnicodeEncodeError(ValueError): ...
 """
-"""What the sandbox has and its checker does not know."""
+"""Builtins of the sandbox that its type checker does not know."""
 BESIDE = (
     LACKING
     + "".join([f"{alias} = {error}\n" for alias, error in ALIASES.items()])
@@ -841,11 +845,11 @@ ARGUMENTS = frozenset(
 )
 OF_A_FUNCTION = re.compile(r"function `([^`]+)`")
 LIMITS: ResourceLimits = {"max_turn_duration_secs": 2.0, "max_memory": 256 * 1024 * 1024}
-"""Of a check. What a worker says of its limits goes to the standard error of this process, so they are wide."""
+"""The limits of a check. A worker reports an exceeded limit on the standard error of this process, so they are high."""
 MAX_ANSWERS = 100
-"""Of modules that a program asks the host for while it is checked."""
+"""The most calls of the host before the stopping line, such as look-ups of modules."""
 KEPT_CANARIES = 100
-"""Texts of stubs that a check was seen to understand: an application has a few, and each is some kilobytes long."""
+"""The number of cached stub texts that the checker understands; an application has a few of some kilobytes each."""
 
 
 @frozen
@@ -856,7 +860,7 @@ class CheckedProgram:
     Attributes:
         refused: Certain problems, such as syntax errors and missing modules; the program does not run.
         told: Possible problems; the model sees them if the program fails.
-        is_whole: Whether the check was complete; if not, only the syntax was checked.
+        is_whole: Whether the check was complete; if not, at most the syntax was checked.
     """
 
     refused: tuple[ProgramProblem, ...] = ()
@@ -868,14 +872,14 @@ def check_with_monty(checkout: Checkout, code: str, stubs: Stubs, known: Collect
     """
     Check a program in separate sandbox sessions that stop before its first line.
 
-    It takes tens of milliseconds and a worker: not for a loop's thread. What is too long for ``find_program_problems`` is not for
-    here either.
+    It takes tens of milliseconds and a worker, so it must not run in the thread of an event loop. The caller checks the length first, with
+    ``find_program_problems``.
 
     Args:
-        checkout: Gives a session in a worker.
+        checkout: Opens a session in a worker.
         code: The program.
-        stubs: The functions that it has.
-        known: The names that programs before it have left.
+        stubs: The functions that it may call.
+        known: The names that earlier programs defined.
     """
     from pydantic_monty import MontyError
 
@@ -888,7 +892,7 @@ def check_with_monty(checkout: Checkout, code: str, stubs: Stubs, known: Collect
             return CheckedProgram(is_whole=False)
         return _make_checked_program(_run_checker(checkout, code, text, known), code, stubs, known)
     except MontyError:
-        # The worker is gone, or has reached a limit; the text was read by then, or is read again before it runs.
+        # The worker died or reached a limit. The sandbox parses the program again before it runs.
         return CheckedProgram(is_whole=False)
 
 
@@ -902,7 +906,7 @@ def _find_parse_problem(checkout: Checkout, code: str) -> ProgramProblem | None:
         except MontyCrashedError as error:
             if not getattr(error, "timed_out", False):
                 raise
-            # It would take as long when it is run.
+            # Parsing takes as long when the program runs.
             seconds = LIMITS["max_turn_duration_secs"]
             return ProgramProblem(1, 1, f"the sandbox needs more than {seconds:g} s to read this; make it shorter")
         except MontyError as error:
@@ -939,10 +943,11 @@ def _rejects_canary(checkout: Checkout, text: str) -> bool:
 
 
 def _run_checker(checkout: Checkout, code: str, text: str, known: Collection[str]) -> list[dict[str, Any]]:
-    """Return the type checker's findings for a program, which does not run; the *known* names are defined in it."""
+    """Return the type checker's findings for a program, which does not run. Names in *known* count as defined, with any type."""
     from pydantic_monty import CollectString, MontyTypingError
 
-    # Names of the stubs that begin with an underscore would not be seen, and an assignment hides a stub as the real one does.
+    # The names are assigned in the program, since the checker does not see stubs with a leading underscore. The assignment also hides
+    # a function of the same name, as at run time.
     names = [
         name for name in sorted(known) if name.isidentifier() and name not in BUILTINS and not name.startswith("__")
     ]
@@ -982,7 +987,7 @@ def _make_checked_program(
         problem = ProgramProblem(each["location"]["row"] - 1, each["location"]["column"], each["message"])
         kind = each["name"]
         if problem.line < 1 or kind == "invalid-syntax":
-            # The sandbox has read it, so it is not an error: `return` outside of a function is fine, too.
+            # The sandbox has parsed the program, so its syntax is valid: `return` outside of a function is allowed, too.
             continue
         rating = _rate_problem(problem, kind, stubs, walk)
         if rating == "fails":

@@ -1,9 +1,9 @@
 """
 ``code_mode``: the tool ``run_code``, which runs programs that call other tools.
 
-The body of a call asks its sandbox for turns, and yields what the program waits for: all calls of one moment as one ``Parallel``, in
-the order in which they were made. So the engine judges, records and suspends each of them, and knows nothing of programs. A replay,
-or a process that goes on after another one, runs the program again over what is recorded.
+The body of a ``run_code`` call runs turns of its program in the sandbox. It yields the calls of each turn as one ``Parallel``, in their
+order. So the engine checks, records and suspends each call, and knows nothing about programs. A replay returns the recorded turns. A
+resumed run executes a recorded program again only if a later turn needs its variables.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from stepengine.tools.definition import Tool, with_sandbox
 from stepengine.workspace.after_fork import Lock
 
 MOST = 10**15
-"""Of any limit; there is a number from which on the sandbox can count none of them."""
+"""The maximum of any limit; above some number the sandbox cannot count."""
 AFRESH = "\nThis run of yours began without variables: those of your programs before it are gone."
 GONE = " The variables of earlier programs are gone."
 BUSY = (
@@ -72,16 +72,19 @@ def _check_whole(owner: object, field: attrs.Attribute[Any], value: Any) -> None
 @frozen(kw_only=True)
 class ProgramLimits:
     """
-    The limits of one program; exceeding one ends the program with an error result that names the limit.
+    The limits of one program, or of one sandboxed handler.
+
+    A program can catch the ``MemoryError`` of *memory*, and the ``TypeError`` or ``ToolError`` of *value*. Another exceeded limit ends it
+    with an error result that names the limit.
 
     Attributes:
-        calls: How many calls it may make, waits among them.
-        seconds: How long it may compute between two waits; what it waits for does not count.
-        memory: How many bytes it may use.
-        printed: How many characters it may print.
-        value: How many bytes of JSON one value may be that a call gives it, or that it gives a call.
-        turn: How many bytes may go in and out of a handler in the sandbox in one turn.
-        total: How many bytes may go in and out of one program, or of one handler; they are in the memory of this process.
+        calls: The most calls, including waits. Handlers have no such limit.
+        seconds: The computing time between two waits; waiting does not count.
+        memory: The bytes that it may use.
+        printed: The bytes of UTF-8 text that it may print.
+        value: The bytes of JSON of one argument or result of a call. Texts of errors are not limited.
+        turn: The bytes that a handler may exchange with the host in one turn. Programs have no such limit.
+        total: The bytes that it may exchange with the host in all; they are in the memory of this process.
     """
 
     calls: int = attrs.field(default=1_000, validator=_check_whole)
@@ -106,36 +109,35 @@ def code_mode(
     """
     Return a tool with which a model runs programs that call other tools as functions.
 
-    Each call of a program is a call like any other: rules and people are asked about it, it is recorded, and a run that waits for
-    a person is suspended in the middle of its program. The model is shown a typed function for each tool.
+    Each call of a program is checked and recorded like any other call. A run that waits for a person is suspended in the middle of its
+    program. The model reads a typed function for each tool.
 
     Args:
-        tools: What programs may call; a ``ToolSpec`` stands for the tool of that name which the engine has. The agent that has
-            ``run_code`` need not have them itself.
-        agents: Agents that programs may run, each a function of its params.
+        tools: The tools that programs may call; a ``ToolSpec`` means the engine's tool with its name. The agent that has ``run_code``
+            does not need them in its own ``tools``.
+        agents: The agents that programs may run, each a function of its prompt and params.
         ask: Whether programs may ask a person, with ``ask(question, options)``.
-        direct: More tools that programs may call, and that the model is offered by themselves as well; they need not stand in the
-            agent's ``tools`` again.
-        limits: What one program may use.
+        direct: More tools that programs may call, and that the model may also call directly. They need not be in the agent's ``tools``.
+        limits: The limits of one program.
         name: The tool's name.
-        sandbox: Where programs run; by default Monty, in worker processes that all such tools of this process share.
-        where: ``"provider"`` lets the provider of the agent's model run its programs where it does, as the name of the model tells,
-            with ``Programs`` among the settings in the place of this tool; elsewhere, and by default, they run in *sandbox*.
+        sandbox: The sandbox that runs the programs; by default Monty, in worker processes that all such tools of this process share.
+        where: With ``"provider"``, the model's provider runs the programs if it supports that for the model; ``Programs`` then replaces
+            this tool in the model's settings. In other cases, and by default, they run in *sandbox*.
 
     Raises:
-        DefinitionError: without tools and agents, for something else in their place, and for one that is given twice. Where the extra ``programs`` is not
-            installed, a run says so that is to do something: only a replay of programs that ended needs no sandbox.
+        DefinitionError: without tools and agents, for a value of another type, and for a duplicate tool. If the extra ``programs`` is not
+            installed, a run raises it when a program has to run. A replay of ended programs needs no sandbox.
     """
     _check_where(where, agents, ask=ask)
     tools = (*tools, *direct)
     specs = _check_and_collect_specs(tools, agents, name)
     stubs = make_stubs(specs, agents, ask=ask)
-    # The tools themselves and not their names, so that the agent need not have them: what a tool carries in `uses=` its
-    # body may call, and its model is not offered it (programs:PG4).
+    # The tools themselves and not their names, so that the agent need not have them: the body of a tool may call the
+    # tools in its `uses=`, and the model does not see them (programs:PG4).
     uses = [*[one if isinstance(one, Tool) else one.name for one in tools], *agents]
     programs = _Programs(name, stubs, limits, sandbox or shared_sandbox())
 
-    # By itself a program reads and changes nothing; each of its calls is judged as what it is.
+    # By itself a program reads and changes nothing; each of its calls is checked by its own category.
     @tool(name=name, description=stubs.description, uses=uses, category="read", about=())
     def run_code(ctx: StepContext[Any], code: str, restart: bool = False) -> Steps[str]:  # noqa: FBT001, FBT002 - the model's
         """
@@ -207,7 +209,7 @@ def shared_sandbox() -> MontySandbox:
 
 
 class _RecordedTurn(NamedTuple):
-    """A recorded turn that no session has executed in this process: its request and its result."""
+    """A recorded turn that no session has executed in this process: its program, its request and its recorded result."""
 
     run: _ProgramRun
     ask: Callable[[ProgramSession], ProgramTurn]
@@ -215,7 +217,7 @@ class _RecordedTurn(NamedTuple):
 
 
 class _RunSession(ProgramVariables):
-    """The sandbox session of one run, and the names that earlier programs defined in it; it is opened when it is needed."""
+    """The sandbox session of one run, which is opened when it is needed, and the names that earlier programs defined."""
 
     def __init__(self) -> None:
         self.session: ProgramSession | None = None
@@ -239,7 +241,7 @@ class _RunSession(ProgramVariables):
             return True
 
     def mark_ended(self, run: _ProgramRun) -> None:
-        """Record that a program has ended."""
+        """End the claim of a program, so that the next program may run; nothing if it has no claim."""
         with _LOCK:
             if self._running is run:
                 self._running = None
@@ -249,7 +251,7 @@ class _RunSession(ProgramVariables):
         Return the session after executing the recorded programs that did not run in this process.
 
         Raises:
-            ReplayDivergence: when one of them does something else than it did.
+            ReplayDivergence: when a turn differs from its record.
             ToolError: when there is no worker.
         """
         if self.session is None:
@@ -261,8 +263,8 @@ class _RunSession(ProgramVariables):
                 printed=limits.printed,
                 seed=self.seed,
             )
-        # A session that once came to something else stays another one. Whoever only looked was not told, so the next one is:
-        # else programs would go on in variables that no record has.
+        # A session that has diverged stays diverged. An inspection hides the error, so the next program raises it again:
+        # it would otherwise continue with variables that differ from the record.
         if self.other is not None:
             raise self.other
         session, recalled, self.recalled = self.session, self.recalled, []
@@ -275,6 +277,7 @@ class _RunSession(ProgramVariables):
         return session
 
     def close(self) -> None:
+        """Close the session, and forget its variables, its recorded turns and an earlier divergence."""
         session, self.session, self.other = self.session, None, None
         self.names.clear()
         self.recalled.clear()
@@ -287,7 +290,7 @@ class _RunSession(ProgramVariables):
 
     def variables(self) -> Mapping[str, str]:
         session = self.open_for_inspection()
-        looked: Any = getattr(session, "variables", None)  # what stands in for the sandbox may have none to look at
+        looked: Any = getattr(session, "variables", None)  # sessions of other sandboxes may lack it
         try:
             found: Mapping[str, str] = {} if looked is None else looked(sorted(self.names))
         except ToolError:
@@ -298,10 +301,10 @@ class _RunSession(ProgramVariables):
         """Return the session after executing its recorded programs, for inspection; ``None`` if that is impossible."""
         if self.programs is None or (self.session is None and not self.recalled):
             return None
-        # A page that shows a run has nothing to do with a sandbox that is missing, or that comes to something else.
+        # An inspection does not fail because the sandbox is missing or the replay diverges.
         try:
             return self.replay_recorded_turns(self.programs)
-        except StepEngineError:  # not installed, a forked process, or another sandbox, which comes to something else
+        except StepEngineError:  # not installed, a forked process, or a divergence
             return None
 
 
@@ -322,7 +325,7 @@ class _Programs:
             while "calls" in turn:
                 turn = yield from run.perform_and_answer_calls(turn)
         finally:
-            if "calls" in turn:  # it was left in its middle, and nobody goes on with it here
+            if "calls" in turn:  # it was closed before its end, and is not resumed in this process
                 run.close()
             run.release_session()
         return run.finish_program(turn)
@@ -332,18 +335,19 @@ class _ProgramRun(RunningProgram):
     """
     The execution of one program.
 
-    Its turns are JSON, as they are recorded: ``{"calls": [...], "line": 5}`` for a program that waits, with each call as
-    ``{"id", "name", "line", "input"}`` or, for a wrong one, ``"error"`` and ``"words"`` in the place of the input; ``{"said": ...}``
-    for one that ended, ``{"error": ...}`` for one that failed, with ``"lost"`` where its session did, too; ``{"refused": ...}`` for
-    one that was not run.
+    Its turns are recorded as JSON.
+
+    - A waiting program is ``{"calls": [...], "line": 5}``. Each call is ``{"id", "name", "line", "input"}``, and an invalid call has
+      ``"error"`` and ``"words"`` instead of ``"input"``. The first such turn has the checker's warnings in ``"told"``, if there are any.
+    - An ended program is ``{"said": ...}``, and a failed one ``{"error": ...}``, with ``"lost"`` if its session ended, too.
+    - A refused program is ``{"refused": ...}``.
     """
 
     def __init__(self, programs: _Programs, ctx: StepContext[Any], code: str) -> None:
         self._programs = programs
         self._ctx = ctx
         self.code = code
-        # Drawn by the body's own random numbers, which follow from seed and path: a program that is run again draws
-        # what it drew.
+        # From the body's own random numbers, which depend on seed and path: a program that runs again gets the same seed.
         self._seed = ctx.random.getrandbits(32)
         self._kept: _RunSession | None = None
         self._is_closed = False
@@ -358,8 +362,7 @@ class _ProgramRun(RunningProgram):
     # --- turns --------------------------------------------------------------------------------------------------------
 
     def start_program(self, *, restart: bool) -> Steps[Mapping[str, Any]]:
-        # Recorded time. The sandbox has no clock: a program that is run again over its records sees the times that it
-        # saw.
+        # The recorded time. The sandbox has no clock, so a program that runs again sees the same times.
         now = self._ctx.now()
 
         def work(keeps: RunObjects, known: Any) -> Mapping[str, Any]:
@@ -370,8 +373,8 @@ class _ProgramRun(RunningProgram):
             self._is_first, kept.is_new = kept.is_new and not restart, False
             if restart:
                 kept.close()
-            # A recorded program is not looked at again: what a newer version would refuse has run already, and what an
-            # older one refused did not.
+            # A recorded program is not checked again: a newer version must not refuse a program that has run, nor run one
+            # that was refused.
             if known is None:
                 refused = self._find_refusal(kept)
                 if refused:
@@ -385,19 +388,19 @@ class _ProgramRun(RunningProgram):
         return (yield from self._compute_turn(work))
 
     def perform_and_answer_calls(self, waiting: Mapping[str, Any]) -> Steps[Mapping[str, Any]]:
-        """Perform the calls for which the program waits, and send it the results."""
+        """Perform the calls for which the program waits, send it the results, and return its next turn."""
         self._told = waiting.get("told", self._told)
         self.line = waiting["line"]
         calls = waiting["calls"]
-        # All calls that the program made until it waited begin together, as one `Parallel`: who writes `asyncio.gather`
-        # means that, and judging, recording and suspending are the engine's (programs:PG22).
+        # All calls of the turn start together, as one `Parallel`: that is the meaning of `asyncio.gather`. The engine checks,
+        # records and suspends them (programs:PG22).
         self._calls += len(calls)
         asked = [(call, self._member_from_call(call)) for call in calls]
         answers = {call["id"]: member for call, member in asked if isinstance(member, CallAnswer)}
         open_ = [(call, member) for call, member in asked if not isinstance(member, CallAnswer)]
         came = yield from self._perform_calls([member for _, member in open_], [call["line"] for call, _ in open_])
         answers |= {call["id"]: self._answer_from_result(value) for (call, _), value in zip(open_, came, strict=True)}
-        # Counted here and not where a turn is made, so that a run that goes on over its records counts the same.
+        # Counted here and not when a turn runs, so that a resumed run has the same count.
         self._moved += _input_bytes(calls) + sum(
             [ANSWER_BYTES + byte_size(answer.value) for answer in answers.values()]
         )
@@ -419,7 +422,7 @@ class _ProgramRun(RunningProgram):
                 return (error,)
         else:
             return cast("Sequence[object]", result.value)
-        # One of them is wrong, so that none has begun: its error is its own, and the others' calls are right.
+        # One of them is invalid, so none has started: perform each alone, so that only the invalid one gets the error.
         came: list[object] = []
         for member, line in zip(members, lines, strict=True):
             came += yield from self._perform_calls([member], [line])
@@ -432,7 +435,7 @@ class _ProgramRun(RunningProgram):
     def _find_refusal(self, kept: _RunSession) -> str:
         """Return why the program is refused; ``""`` if no problem is known."""
         programs = self._programs
-        # First the look at the text, which is quick and needs no worker; what only the sandbox knows comes second
+        # The check of the text comes first, since it is quick and needs no worker; the sandbox's own check is second
         # (programs:PG24).
         wrong = find_program_problems(self.code, programs.stubs, kept.names)
         if not wrong:
@@ -448,9 +451,9 @@ class _ProgramRun(RunningProgram):
     def _run_turn(
         self, kept: _RunSession, ask: Callable[[ProgramSession], ProgramTurn], known: Any
     ) -> Mapping[str, Any]:
-        """Return the result of a turn. A recorded turn is only stored, for a session that has to catch up."""
-        # A recorded turn is not run: most programs ended before the process died, and nobody will look at their
-        # variables again. It is kept, and run when a later program of the same session needs what it left.
+        """Return the result of a turn. A recorded turn is not executed, but stored until the session needs it."""
+        # Most recorded programs had ended before the process died, and their variables are never read again. A stored turn
+        # is executed when a later turn of the same session runs.
         if known is not None:
             if known.get("lost"):
                 kept.close()
@@ -459,15 +462,15 @@ class _ProgramRun(RunningProgram):
             return cast("Mapping[str, Any]", known)
         try:
             session = kept.replay_recorded_turns(self._programs)
-            if self._is_closed:  # while there was nothing yet to be closed
+            if self._is_closed:  # closed before the session was opened
                 raise ToolError(STOPPED)  # noqa: TRY301
             turn = ask(session)
         except ToolError as error:  # there is no worker
             kept.close()
             return {"error": f"{error.message}{GONE}", "lost": True}
         form = self._turn_as_json(turn, session)
-        # Refused before the calls are made, all of them: half of a `gather` would leave the program in a state that it
-        # cannot know of.
+        # The limit refuses all calls of the turn before any is made: the program could not know which half of a `gather`
+        # was carried out.
         why = self._find_broken_limit(turn, form) if isinstance(turn, ProgramWaiting) else ""
         if why:
             why = f"The program was ended in line {form['line']}: {why}.{GONE}"
@@ -491,7 +494,7 @@ class _ProgramRun(RunningProgram):
         """Raise ``ReplayDivergence`` if a turn differs from its record. Redacted values are not compared."""
         now = freeze(self._turn_as_json(turn, session))
         known = {name: value for name, value in known.items() if name != "told"}
-        # A secret that was taken out of the record is no difference: the program has it, and no journal may.
+        # A redacted secret is no difference: the program has it, and the journal must not.
         other = [one for one in find_differences(known, now) if not _has_placeholder(one.recorded)]
         if not other:
             return
@@ -514,18 +517,18 @@ class _ProgramRun(RunningProgram):
         if self._kept is not None:
             self._kept.mark_ended(self)
 
-    # --- what is seen of it -------------------------------------------------------------------------------------------
+    # --- inspection ---------------------------------------------------------------------------------------------------
 
     def printed(self) -> str | None:
-        """Return the output so far; ``None`` without a sandbox that reports it."""
+        """Return the output so far; ``None`` if no session was opened, or none can be opened and replayed."""
         session = None if self._kept is None else self._kept.open_for_inspection()
         return None if session is None else session.printed
 
-    # --- what stands in a record --------------------------------------------------------------------------------------
+    # --- records ------------------------------------------------------------------------------------------------------
 
     def _turn_as_json(self, turn: ProgramTurn, session: ProgramSession) -> dict[str, Any]:
         if isinstance(turn, ProgramWaiting):
-            self._room = self._programs.limits.memory  # one value may stand in all of its calls
+            self._room = self._programs.limits.memory  # one value may be an argument of all calls
             return {"line": turn.line, "calls": [self._call_as_json(call) for call in turn.calls]}
         if isinstance(turn, ProgramRaised):
             told = f"\nWhat was seen before it ran:\n{self._told}" if self._told else ""
@@ -536,7 +539,7 @@ class _ProgramRun(RunningProgram):
                 if turn.is_fatal
                 else {"error": replace_lone_surrogates(text)}
             )
-        # A call that was never awaited ends without an error, and the model would believe that it was made.
+        # A call that is never awaited raises no error, and the model would assume that it was made.
         forgotten = [
             f"line {call.line}: {call.name}(...) was called and never awaited, so it did not run"
             for call in turn.unawaited
@@ -554,10 +557,10 @@ class _ProgramRun(RunningProgram):
                 msg = f"what is given to calls at once has more than {self._programs.limits.memory:,} bytes"
                 raise ValueError(msg)  # noqa: TRY301 - answered as any other wrong argument
             given = freeze(given)
-            freeze([[[[[[given]]]]]])  # what is recorded stands some levels deep
+            freeze([[[[[[given]]]]]])  # the record is nested some levels deeper
             return {**form, "input": given}
-        # Wrong arguments are recorded as words and not raised: the program gets them as an exception at that line and
-        # may catch it, and a replay gives it the same ones.
+        # The error of wrong arguments is recorded and not raised: it becomes an exception at that line of the program, which
+        # may catch it, and a replay raises the same one.
         except (TypeError, ValueError, StepEngineError) as error:
             kind = (
                 "ValueError" if call.name == SLEEP else "NameError" if isinstance(error, _NoFunction) else "TypeError"
@@ -584,7 +587,7 @@ class _ProgramRun(RunningProgram):
         if call["name"] == SLEEP:
             return Sleep(given["seconds"])
         function = self._programs.stubs.functions.get(call["name"])
-        if function is None:  # a recorded program had it
+        if function is None:  # the function existed when the program was recorded
             return CallAnswer(f"name {call['name']!r} is not defined", "NameError")
         try:
             return self._make_member(function, given)
@@ -599,7 +602,7 @@ class _ProgramRun(RunningProgram):
                 return AgentCall(function.of, given.get("prompt") or "", params=given.get("params"))
             case "ask":
                 return Ask(given["question"], options=given.get("options") or ())
-            # Answered here: a look into the catalogue is no effect, since it follows from the tools alone.
+            # Answered here: a search of the catalogue is no effect, since its result depends only on the tools.
             case "search":
                 return CallAnswer(self._programs.stubs.search(str(given["query"])))
             case "describe":
@@ -618,7 +621,7 @@ class _ProgramRun(RunningProgram):
         return size
 
     def _answer_from_result(self, came: object) -> CallAnswer:
-        """Return the result of a call in the form in which the program receives it."""
+        """Return the answer of the program for a result or an error; a value above the limit becomes a ``ToolError``."""
         if isinstance(came, ToolResult):
             if came.is_error:
                 return CallAnswer(came.text, _exception_name(came))
@@ -630,21 +633,21 @@ class _ProgramRun(RunningProgram):
         elif isinstance(came, BaseException):
             return CallAnswer(str(came), "TypeError" if isinstance(came, ToolInputError) else "ToolError")
         value = _thaw(came)
-        # What a call gives is bounded as well: a tool that returns a gigabyte would be copied into the worker, whose
-        # own limit would end it without saying which call it was.
+        # Results are limited, too: a gigabyte would be copied into the worker, whose own limit would end it without naming
+        # the call.
         try:
             self._check_json_size(value)
         except ValueError as error:
             return CallAnswer(f"the call gave {error}", "ToolError")
         return CallAnswer(value)
 
-    # --- its end ------------------------------------------------------------------------------------------------------
+    # --- the end ------------------------------------------------------------------------------------------------------
 
     def finish_program(self, turn: Mapping[str, Any]) -> str:
         """Record the names that the ended program defined, and return its result or raise its error."""
         note = AFRESH if self._is_first and self._has_earlier_results() else ""
         if not {"refused", "lost"} & turn.keys():
-            # Of one that failed nobody knows how far it came: what it may have set is no unknown name for the next one.
+            # It is unknown how far a failed program ran, so the next program may use any name that it may have defined.
             cast("_RunSession", self._kept).names |= find_defined_names(self.code)
         wrong = turn.get("refused") or turn.get("error")
         if wrong:
@@ -716,7 +719,7 @@ def _raise_not_json(value: object) -> object:
 
 
 def _thaw(value: Any) -> Any:
-    """Return a value as JSON: containers become lists and dicts, and values of other types their text."""
+    """Return a value as plain JSON: containers become lists and dicts, and values of other types become their text."""
     if isinstance(value, Mapping):
         return {str(key): _thaw(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -728,8 +731,8 @@ def check_depth_and_size(value: object, most: int) -> None:
     """
     Raise an error for a value that is nested too deeply or certainly larger than *most* bytes, without encoding it.
 
-    A few lines make a value of which every list stands twice in the next one: written, it would have no end. So each list is
-    looked at once for each level, with how often it stands there.
+    A few lines make a value in which each list occurs twice in the next one, and its text would be endless. So each list is visited
+    once for each level, together with its number of occurrences.
     """
     level: dict[int, tuple[Any, int]] = {0: ((value,), 1)}
     size = 0
@@ -752,14 +755,14 @@ def check_depth_and_size(value: object, most: int) -> None:
 
 
 def _min_written_chars(value: object) -> int:
-    """Return how many characters a value has at least when it is written, without the values inside."""
+    """Return a lower bound of the characters of a value in JSON, without the values inside it."""
     if isinstance(value, int):
         return value.bit_length() * 3 // 10  # log10(2) is above 0.3
     return shallow_byte_size(value)
 
 
 def _format_last_value(value: Any, most: int) -> str:
-    """Return the value of the last line for the model: text unchanged, JSON, else its Python form."""
+    """Return the last value for the model: a text unchanged, JSON or ``repr``; a note if it exceeds *most* bytes."""
     if isinstance(value, str):
         return value
     try:

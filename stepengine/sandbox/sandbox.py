@@ -1,8 +1,8 @@
 """
-What the sandbox has: its builtins, its modules and their members, as Monty 1.4 answers when it is asked for each.
+The builtins, modules and module members of the sandbox, as in Monty 1.4.
 
-A test asks the installed Monty for every name that the standard library has and compares. Nothing here imports it, so that a
-program can be looked at where it is not installed, and names are the same everywhere.
+A test compares them with the installed Monty, for every name of the standard library. This module does not import Monty: programs can be
+checked where it is not installed, and the names are the same everywhere.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ABSENT = _error_names("""
     compile copyright credits delattr dir exit globals help input issubclass license memoryview quit
     staticmethod super vars
 """)
-"""Builtins of Python that it has not."""
+"""Builtins of Python that the sandbox lacks."""
 
 _MEMBERS = {
     "asyncio": "gather run sleep",

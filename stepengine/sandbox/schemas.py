@@ -1,10 +1,10 @@
 """
-Schema classes as JSON Schema, read from the text of a file that is not trusted: nothing of it is imported or run.
+Convert the schema classes of an untrusted file to JSON Schema, from its text: no code of the file is imported or run.
 
-What a ``BaseModel`` or a ``TypedDict`` declares is told as pydantic would tell it, without titles and in pydantic's order, so
-that an agent is shown the same whether its file was imported or read. What cannot be told so is refused with file and line: a
-validator that was passed over would let through what the author meant to keep out. Foreign text nests and refers to itself as
-it likes, so every way through it is bounded by a depth or paid from one budget.
+The schema of a ``BaseModel`` or ``TypedDict`` is the one of pydantic, without titles and in pydantic's order. So an agent has the same
+schema whether its file is imported or parsed. Classes that cannot be converted are refused with file and line: an ignored validator would
+accept values that the author rejects. Untrusted text may nest and refer to itself, so each traversal is bounded by a depth or by one
+budget of work.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from stepengine.tools.arguments import remove_titles
 from stepengine.tools.schemas import JsonSchema
 
 MAX_DEPTH_LEVELS = 50
-"""Schemas that people write have some five levels; the reader is recursive."""
+"""Typical schemas have about five levels; the reader is recursive."""
 MAX_CLASSES = 500
-"""More than a file of agents that people wrote has; each class takes time to read."""
+"""More than a real file of agents has; each class takes time."""
 MAX_FIELDS = 500
-"""More than a form has; the reader looks at each field, of a file that nobody has looked at."""
+"""More than a form has; each field takes time."""
 MAX_FIELDS_OF_FILE = 5_000
-"""Ten full classes: with those that inherit, fields multiply."""
+"""Ten full classes; inherited fields count again in each class."""
 MAX_UNION_MEMBERS = 100
-"""No model chooses among as many types."""
+"""More types than a model can choose from."""
 MAX_LITERAL_VALUES = 5_000
 """Room for a list of countries or currencies; a provider allows about a thousand."""
 MAX_WORK_PLACES = 30_000
-"""Of the places of a schema that one file may write, each alias counted where it stands; a long text counts as several."""
+"""The units of work for the schemas of one file. Each use of an alias counts; a long text counts as several units."""
 MAX_SHOWN_PLACES = 100_000
-"""Of the same in all schemas of a file together, where each holds whatever it refers to."""
+"""The units of all resulting schemas of a file together; each contains the definitions that it refers to."""
 CHARS_PER_PLACE = 50
-"""A guess: copying so many characters takes about as long as making one place."""
+"""An estimate: copying this many characters takes about as long as one unit of work."""
 MAX_PATTERN_CHARS = 500
-"""Patterns for addresses and dates have a hundred; a longer one is slow to compile."""
+"""Patterns for addresses and dates have about a hundred characters; longer ones compile slowly."""
 MAX_ANNOTATION_CHARS = 2_000
-"""An annotation is a line or two; the parser of Python reads it."""
+"""An annotation has a line or two; Python's parser parses it."""
 LEFT_OUT = "Any"
 UNENDING = "<itself>"
-"""What stands in the shape of an alias for the alias itself."""
+"""The alias itself, in the shape of a recursive alias."""
 
 PLAIN: Mapping[str, tuple[str, Mapping[str, object]]] = MappingProxyType(
     {
@@ -99,7 +99,7 @@ LENGTHS = {
 }
 CONSTRAINTS = (*NUMERIC, "min_length", "max_length", "pattern")
 ONCE = ("default", "default_factory", "alias")
-"""What only a field of a class may have, not what stands inside of its type."""
+"""The arguments of ``Field`` that only a field of a class may have, not an inner type."""
 OF_FIELD = frozenset({*CONSTRAINTS, *ONCE, "description", "title", "examples"})
 FACTORIES: Mapping[str, type] = MappingProxyType({"builtins.list": list, "builtins.dict": dict})
 EXTRA = {"forbid": False, "allow": True, "ignore": None}
@@ -116,15 +116,14 @@ class SchemaClass:
 
     Attributes:
         name: Its name.
-        kind: Whether values are built as objects or stay objects of JSON.
-        json_schema: What it says, as pydantic says it, but for titles; always an object at the top. What it refers to stands in
-            ``$defs``, itself too where it holds itself.
-        defaults: Field to its default, for those that have one.
-        models: Field to how schema classes stand in its value, for those that hold any: ``"Item"``, ``"list[Item]"``,
-            ``"dict[str, Item]"``, ``"tuple[Item, Any]"`` for a fixed number, ``"Item | None"``, or nested. Sequences and longer tuples are
-            ``list``. ``Any`` is what holds none and stays as it is; of ``"A | B"`` the first is meant whose schema the value
-            fits.
-        aliases: Field to what it is called in JSON, for those that are called otherwise there.
+        kind: ``"model"`` if its values become objects, ``"typed_dict"`` if they stay dicts.
+        json_schema: The schema of pydantic without titles; always an object at the top. ``$defs`` has the definitions that it refers to,
+            itself included if it is recursive.
+        defaults: The default of each field that has one.
+        models: The shape of each field with schema classes in its value: ``"Item"``, ``"list[Item]"``, ``"dict[str, Item]"``,
+            ``"tuple[Item, Any]"`` for a fixed length, ``"Item | None"``, or nested. Sequences and tuples of any length are ``list``.
+            ``Any`` stands for a value without schema classes. ``"A | B"`` means the first class whose schema the value fits.
+        aliases: The JSON name of each field with another name in JSON.
         line: The first line of the class, decorators included.
         end_line: Its last line.
     """
@@ -145,10 +144,10 @@ def find_schemas(tree: ast.Module, file: str) -> Mapping[str, SchemaClass]:
 
     Args:
         tree: The file's tree.
-        file: What it is called in messages.
+        file: The name of the file in messages.
 
     Raises:
-        DefinitionError: with file and line, for what is not plainly a schema.
+        DefinitionError: with file and line, for a schema class that cannot be converted.
     """
     return _SchemaClassReader(tree, file).read_classes()
 
@@ -178,7 +177,7 @@ class _Names:
         while left:
             left.extend(reversed(list(self._visit(left.pop()))))
         self.classes: list[ast.ClassDef] = []
-        """All of the file, wherever they stand."""
+        """All classes of the file, including nested ones."""
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 self.classes.append(node)
@@ -251,11 +250,11 @@ class _Read:
 
     Attributes:
         schema: As JSON Schema.
-        kind: Which constraints it takes: ``string``, ``integer``, ``number``, ``decimal``, ``array``, ``object``, ``union``,
-            ``nullable``, ``other``.
-        shape: How schema classes stand in it.
-        inner: Of ``nullable``, what else it may be.
-        given: What a ``Field`` said that only a field of a class may say.
+        kind: The constraints that it allows: those of ``string``, ``integer``, ``number``, ``decimal``, ``array``, ``object``,
+            ``union``, ``nullable`` or ``other``.
+        shape: The schema classes in its values, as in ``SchemaClass.models``.
+        inner: For ``nullable``, the type apart from ``None``.
+        given: The default and alias of a ``Field``, which only a field of a class may have.
     """
 
     schema: dict[str, Any]
@@ -317,7 +316,7 @@ class _SchemaClassReader:
         self._fields: dict[str, dict[str, _ClassField]] = {}
         self._extras: dict[str, bool | None] = {}
         self._definitions: dict[str, _Definition | None] = {}
-        """``None`` as long as it is read."""
+        """By name; ``None`` while the definition is being read."""
 
     def read_classes(self) -> Mapping[str, SchemaClass]:
         classes = self._sorted_classes()
@@ -355,7 +354,7 @@ class _SchemaClassReader:
         """
         Return the rule of a model for additional members of its typed dicts, as pydantic applies it.
 
-        Where models disagree pydantic goes by which of them it sees first.
+        If models disagree, pydantic uses the one that it sees first, so they are refused.
         """
         found: dict[str, bool | None] = {}
         for owner in dict.fromkeys((top, *names)):
@@ -410,14 +409,15 @@ class _SchemaClassReader:
         return sorted(found)
 
     def _get_definition(self, name: str) -> _Definition:
+        """Return the definition of a class or alias that was read before."""
         made = self._definitions[name]
         assert made is not None  # noqa: S101 - everything is read before anything is shown
         return made
 
-    # --- which classes
+    # --- finding the classes
 
     def _sorted_classes(self) -> list[ast.ClassDef]:
-        """Return the schema classes in file order, base classes first."""
+        """Return the schema classes, base classes first, in file order among those with equally many bases."""
         bases: dict[str, str] = {}
         found: list[ast.ClassDef] = []
         for node in self._names.classes:
@@ -434,6 +434,7 @@ class _SchemaClassReader:
         return self._sort_by_base(found, bases)
 
     def _sort_by_base(self, found: Sequence[ast.ClassDef], bases: Mapping[str, str]) -> list[ast.ClassDef]:
+        """Return the classes that derive from ``BaseModel`` or ``TypedDict``, bases first, and record their kinds."""
         chains = {}
         for node in found:
             chain = [bases[node.name]]
@@ -508,7 +509,7 @@ class _SchemaClassReader:
             return _Bound(UNKNOWN)
         return _Bound(".".join([bound.what, *reversed(parts)]))
 
-    # --- what a class says
+    # --- reading a class
 
     def _read_class(self, node: ast.ClassDef) -> None:
         name, kind = node.name, self._kinds[node.name]
@@ -593,7 +594,7 @@ class _SchemaClassReader:
         return self._refuse(f'{_name_of_node(node)} is not read; ConfigDict(extra="forbid") would be fine')
 
     def _read_extra_setting(self, words: Mapping[str | None, ast.expr], *, extra: bool | None) -> bool | None:
-        """Return the value of ``additionalProperties``; ``None`` if it is not set."""
+        """Return ``additionalProperties`` for a class's settings; *extra* if they do not set it, ``None`` for ``"ignore"``."""
         strange = [word for word in words if word not in {"extra", "title"}]
         if strange:
             self._refuse(f"the setting {strange[0]!r} is not read; extra='forbid' and title='...' are")
@@ -728,7 +729,7 @@ class _SchemaClassReader:
             self._refuse(f"{word} is a number that fits the type, and multiple_of is more than 0")
         if read.kind != "decimal":
             return attrs.evolve(read, schema={**read.schema, NUMERIC[word]: value})
-        number, *others = read.schema["anyOf"]  # as pydantic writes it: of the text it says nothing
+        number, *others = read.schema["anyOf"]  # as in pydantic, which does not constrain the text form
         return attrs.evolve(read, schema={**read.schema, "anyOf": [{**number, NUMERIC[word]: float(value)}, *others]})
 
     def _store_pattern(self, value: object) -> str:
@@ -960,7 +961,7 @@ class _SchemaClassReader:
     # --- values
 
     def _read_enum(self, node: ast.ClassDef) -> dict[str, Any]:
-        """Return the members of an Enum, and define it."""
+        """Return the values of an Enum's members by name, and add its definition."""
         if node.name in self._enums:
             return self._enums[node.name]
         kept = self._line, self._where, self._own
@@ -1116,7 +1117,7 @@ def _tuple_items(node: ast.expr) -> list[ast.expr]:
 
 
 def _names_with_values(node: ast.ClassDef) -> Iterator[str]:
-    """Yield the names that a class binds to values."""
+    """Yield the names of annotated fields with a value."""
     for one in node.body:
         if isinstance(one, ast.AnnAssign) and one.value is not None and isinstance(one.target, ast.Name):
             yield one.target.id
@@ -1132,7 +1133,7 @@ def _format_shape(form: str, shape: str) -> str:
 
 
 def _join_shapes(shapes: Sequence[str]) -> str:
-    """Return the shape of a value that may have several."""
+    """Return the shape of a union, such as ``"A | B | None"``; ``"Any"`` if no member has schema classes."""
     different = list(dict.fromkeys(one.removesuffix(" | None") for one in shapes))
     null = " | None" if any(one.endswith(" | None") for one in shapes) else ""
     return LEFT_OUT if different == [LEFT_OUT] else " | ".join(different) + null
@@ -1188,7 +1189,7 @@ def _sort_like_pydantic(value: Any, above: str = "") -> Any:
 
 
 def _name_of_node(node: ast.AST) -> str:
-    """Return the name of a node for messages, without its source text."""
+    """Return a short description of a node for messages: a name, a constant or its kind."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute) and len(parts) < MAX_DEPTH_LEVELS:
         parts.append(node.attr)

@@ -1,9 +1,9 @@
 """
-Where programs run: a worker process of Monty, which has no files, network, environment, clock or chance of the host.
+Sessions of programs in worker processes of Monty, which have no files, network, environment, clock or randomness of the host.
 
-A session goes on until its program waits, and says for which calls; it is told what came of them. Sessions of programs that only
-wait give their workers back when others need one: what they were told is kept, and a new session is told it again, which comes to
-the same place since a program is a pure function of its text and its answers. What calls mean stands in ``program_tool``.
+A session runs its program until it waits, returns the calls that it waits for, and receives their results. An idle session loses its
+worker when another session needs one. It stores its inputs, and a new worker replays them. The replay reaches the same state, since a
+program is a pure function of its text, seed, clock and answers. ``program_tool`` performs the calls.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ from stepengine.sandbox.stubs import ALIASES, Stubs
 from stepengine.workspace.after_fork import Lock
 
 PRELUDE = "".join([f"{name} = {own}\n" for name, own in ALIASES.items()])
-"""Monty has no exception classes of one's own: what a failed tool raises has a name nevertheless."""
+"""Monty has no custom exception classes, so the exception of a failed tool is an alias of a builtin one."""
 SLEEP = "asyncio.sleep"
 NAME = "program.py"
 UNLIMITED_SUSPENSIONS = 2**31
-"""The sandbox wants a number; calls of a program are counted one by one instead."""
+"""The sandbox requires a number; ``program_tool`` counts the calls of a program itself."""
 LOOK_SECONDS = 1.0
-"""Showing a variable takes microseconds; a class of the program could make it endless."""
+"""Rendering a variable takes microseconds; a ``__repr__`` of the program could be endless."""
 GRACE_SECONDS = 0.5
-"""After the limit of a check its worker is killed, which does not look at the time while it reads."""
+"""A worker does not check the time while it parses, so it is killed this long after the limit of a check."""
 SHOWN_CHARS = 200
 """Two lines for each variable: enough to recognize its value."""
 MODULE = "<module "
 TURN, SMALL = 500, 16
-"""For how many characters a turn counts, which takes as long as so many, and a number or a list."""
+"""The weight in characters of a turn, which takes as long to replay, and of a small number, list or dict."""
 MOST_TOLD = 1_000_000
-"""Characters that a session may have been told before it goes on from what it holds; so it is not told all of its past for ever."""
+"""The weight of a session's history, in characters, above which a snapshot replaces it; this bounds the time of a replay."""
 MOST_CHECKED = 64
-"""How many programs that were looked at are known again, as one is that goes on after somebody was waited for."""
+"""How many results of checks are cached; a program that is resumed after a wait is checked again."""
 FILE = "<python-input-2>"
-"""What the sandbox calls the third text that it is fed; see ``open_handler``."""
+"""The sandbox's file name for the agent file in a handler session; see ``open_handler``."""
 HOST = "_se_host"
-"""The function of a session that the host answers at once."""
+"""The function of a handler session that the host answers immediately."""
 PRINTED = "printed"
-"""What ends a program that prints too much; no name of a class."""
+"""The ``kind`` of a program that printed too much; not the name of a class."""
 
 CROSSED = "crossed"
-"""What ends a handler for which too many bytes cross; no name of a class."""
+"""The ``kind`` of a handler that exchanged too many bytes; not the name of a class."""
 
 
 class ProgramCall(NamedTuple):
@@ -142,10 +142,10 @@ ProgramTurn = ProgramWaiting | ProgramEnded | ProgramRaised
 
 
 BEFORE = datetime.fromtimestamp(0, UTC)
-"""What the clock says before any program; nobody looks at it then."""
+"""The time of the clock before any program runs; no program sees it."""
 GONE = ProgramRaised("", STOPPED, 0, is_fatal=True)
 OVER = ProgramRaised("TimeoutError", "TimeoutError", 0, is_fatal=True)
-"""Its words say nothing of how long it took: no replay takes as long."""
+"""The text contains no duration, since a replay takes another time."""
 
 
 Host: TypeAlias = Callable[[Sequence[Any]], "CallAnswer"]
@@ -155,7 +155,7 @@ class ProgramSession(Protocol):
     """
     A session of a sandbox. Its programs run one after the other and share their variables.
 
-    One may also have ``variables(names)``, which returns their values as texts, for the debugger.
+    A session may also have ``variables(names)``, which returns the values of variables as texts, for the debugger.
 
     Attributes:
         printed: The output of the latest program so far.
@@ -212,7 +212,7 @@ class Sandbox(Protocol):
             seed: The seed of its random numbers.
 
         Raises:
-            ToolError: when there is none.
+            ToolError: when no session can be opened.
         """
 
 
@@ -221,15 +221,15 @@ class MontySandbox:
     A sandbox with sessions in worker processes of Monty; a process needs only one.
 
     Args:
-        workers: How many there may be at a time; by default as many as there are processors, from 2 to 8.
+        workers: The most workers at a time; by default one for each processor, from 2 to 8.
 
     Attributes:
-        monty: The package; asking for it raises ``DefinitionError`` where it is not installed.
-        checks: The workers that check programs, apart from those that run them.
+        monty: The package ``pydantic_monty``; reading it raises ``DefinitionError`` if it is not installed.
+        checks: The workers that check programs, separate from those that run them.
     """
 
     _process: ClassVar[int] = 0
-    """Where the package began its threads, which are those of all sandboxes; a forked child has none of them."""
+    """The process in which the package started its threads, for all sandboxes; a forked child has none of them."""
 
     def __init__(self, workers: int | None = None) -> None:
         self._most = workers or min(8, max(2, os.cpu_count() or 2))
@@ -238,7 +238,7 @@ class MontySandbox:
         self._checking = Lock()
         self._checked: dict[tuple[str, str, frozenset[str]], CheckedProgram] = {}
         self._changed = threading.Condition()
-        self._seats: list[_SessionWorker] = []  # the one that waits for longest first
+        self._seats: list[_SessionWorker] = []  # the one that is idle for longest first
 
     @cached_property
     def monty(self) -> Any:
@@ -256,10 +256,10 @@ class MontySandbox:
         return f"monty/{self.monty.__version__}"
 
     def check(self, code: str, stubs: Stubs, known: Collection[str], stop: StopSignal | None = None) -> CheckedProgram:
-        """Check a program in a worker without waiting programs; return the known result of an earlier check if there is one."""
+        """Check a program in a worker of its own; return the cached result of an earlier complete check if there is one."""
         self._raise_if_forked()
         asked = (code, stubs.text, frozenset(known))
-        # Held for the table alone: a check under a lock would let the programs of every engine wait for the slowest.
+        # The lock protects only the table: with a check under it, every engine would wait for the slowest check.
         with self._checking:
             checked = self._checked.get(asked)
         if checked is None:
@@ -275,7 +275,7 @@ class MontySandbox:
     def open(
         self, functions: Collection[str], *, seconds: float, memory: int, printed: int, seed: int
     ) -> ProgramSession:
-        """Return a new session. If all workers are busy, the session replaces a waiting program on its worker."""
+        """Return a new session. It gets a worker at its first turn, possibly that of an idle session."""
         return _MontySession(self, functions, seconds=seconds, memory=memory, printed=printed, seed=seed)
 
     def open_handler(self, host: Host, *, seconds: float, memory: int, printed: int, seed: int) -> ProgramSession:
@@ -284,7 +284,7 @@ class MontySandbox:
 
         A ``TooManyBytes`` that *host* raises ends the session.
 
-        It is fed three times: what stands between handler and host, the file, and the call of the handler. Lines are the file's.
+        It is fed three texts: the prelude, the agent file and the call of the handler. Lines are those of the agent file.
         """
         return _MontySession(self, (), seconds=seconds, memory=memory, printed=printed, seed=seed, host=host)
 
@@ -323,7 +323,7 @@ class MontySandbox:
 
     @property
     def _is_forked(self) -> bool:
-        # Asked before any lock is taken: that of a parent may be held in a child for ever.
+        # Checked before any lock is acquired: a lock that the parent held is never released in the child.
         return MontySandbox._process not in {0, os.getpid()}
 
     def _raise_if_forked(self) -> None:
@@ -372,7 +372,7 @@ class MontySandbox:
         if self._is_forked:
             return
         with self._changed:
-            # One that was taken away serves another program by now.
+            # A worker that is no longer listed was ended for another session.
             is_busy = seat is not None and seat in self._seats and seat.is_busy
             if seat is not None and is_busy:
                 seat.kill()
@@ -381,7 +381,7 @@ class MontySandbox:
             self.release_worker(seat)
 
     def mark_idle(self, seat: _SessionWorker) -> None:
-        """Mark a worker as idle; it keeps its session until another session needs its place."""
+        """Mark a worker as idle; its session stays loaded until another session needs a worker."""
         if self._is_forked:
             return
         with self._changed:
@@ -396,7 +396,7 @@ class MontySandbox:
         if self._is_forked:
             return
         with self._changed:
-            if seat not in self._seats:  # whoever took it away has ended it
+            if seat not in self._seats:  # it was ended when it was removed
                 return
             self._seats.remove(seat)
             self._changed.notify()
@@ -506,7 +506,8 @@ class _MontySession:
         """
         Return the variables as texts of at most 200 characters, without modules; nothing while a program waits.
 
-        A copy of the session is asked, so that nothing changes for the programs to come, not even what they are called in errors.
+        A variable whose ``repr`` fails is shown as ``"<cannot be shown>"``. The variables are read in a copy of the session, so nothing
+        changes for later programs, not even their names in tracebacks.
 
         Raises:
             ToolError: when there is no worker.
@@ -553,7 +554,7 @@ class _MontySession:
     # --- the worker ---------------------------------------------------------------------------------------------------
 
     def _run_turn(self, do: Callable[[_SessionWorker], ProgramTurn]) -> ProgramTurn:
-        """Run a turn on the worker, and always release the worker for other sessions."""
+        """Run a turn on the worker, then mark it idle, or release it after a failed turn or a snapshot."""
         turn: ProgramTurn | None = None
         try:
             seat, turn = self._claim_or_replace_worker()
@@ -565,7 +566,7 @@ class _MontySession:
                 leaves = turn is None or self._try_snapshot_history(self._seat, turn)
                 (self._sandbox.release_worker if leaves else self._sandbox.mark_idle)(self._seat)
         if self._is_closed or (isinstance(turn, ProgramRaised) and turn.is_fatal):
-            self.close()  # also where it was closed behind its end: nobody goes on with it
+            self.close()  # also if it was closed after its end: it is not resumed
         return turn
 
     def _claim_or_replace_worker(self) -> tuple[_SessionWorker, ProgramRaised | None]:
@@ -578,7 +579,7 @@ class _MontySession:
         """
         Return a new worker that has replayed the session, and the error of the replay.
 
-        A worker that was given to somebody else, or has ended while it rested, is replaced so.
+        It replaces a worker that was ended for another session, or that died while it was idle.
         """
         seat = self._sandbox.start_worker(self._checkout, lambda: self._is_closed)
         with self._lock:
@@ -599,6 +600,7 @@ class _MontySession:
         return None
 
     def _explain_lost_replay(self, turn: ProgramRaised) -> ProgramRaised:
+        """Return the error of a failed replay with an explanation; unchanged if the session was closed."""
         if self._is_closed:
             return turn
         said = f"the variables of earlier programs could not be brought back, since one of these did not end again: {turn.text}"
@@ -608,8 +610,8 @@ class _MontySession:
         """
         Replace the history of the session by a snapshot, and return True if this worked.
 
-        It goes on from there at once, and not only where its worker is taken from it: objects stand at other addresses then, which
-        a program can see. When that happens depends on what it was told alone, so it is the same in every process.
+        The caller then releases the worker, so that the session resumes from the snapshot in every process. In a restored session objects
+        have other addresses, which a program can see. Only the session's inputs decide when a snapshot is made.
         """
         if (
             self._weight <= MOST_TOLD
@@ -646,7 +648,7 @@ class _MontySession:
     def _run_until_turn_ends(self, begin: Any, now: datetime) -> ProgramTurn:
         monty, calls = self._sandbox.monty, list[ProgramCall]()
         self._argued = 0
-        # The sandbox's own clock begins anew with everything that it asks the host for, if only the time.
+        # The sandbox restarts its own time limit after each request to the host, even for the time.
         until = time.monotonic() + self._seconds
         try:
             snapshot = begin()
@@ -708,6 +710,7 @@ class _MontySession:
         return said[self._heard - 1]
 
     def _line_number(self, position: Any) -> int:
+        """Return the line of a position in the latest program, or in the agent file of a handler; 0 outside of the file."""
         if self._host is not None:
             if position.filename != FILE or len(self._told) < 2:  # noqa: PLR2004 - see `open_handler`
                 return 0
@@ -716,6 +719,7 @@ class _MontySession:
         return text.count(b"\n") + 1
 
     def _make_raised(self, error: Any) -> ProgramRaised:
+        """Return the end of a program for an error of Monty; a limit that the program could not catch is fatal."""
         inner = error.exception()
         kind = type(inner).__name__
         frames = error.traceback() if hasattr(error, "traceback") else []
@@ -737,7 +741,7 @@ RAISED: Mapping[str, type[BaseException]] = {
         PermissionError, SystemExit, TimeoutError, TypeError, ValueError,
     )
 }  # fmt: skip
-"""What the host may raise there, by name."""
+"""The exceptions that the host may raise in a program, by name; others are raised as ``RuntimeError``."""
 
 
 def _approximate_size(value: object) -> int:

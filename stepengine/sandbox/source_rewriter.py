@@ -1,8 +1,8 @@
 """
-Rewrites an agent file for the sandbox, which has no generators: each ``yield`` becomes a wait at the same place.
+Rewrite an agent file for the sandbox, which has no generators: each ``yield`` becomes an ``await`` at the same place.
 
-Nothing of the text is run here. Every line stays where it is, since places in errors, in the debugger and in the viewer are those
-of the file; ``ast.unparse`` would lose them. What the sandbox could not do as the file means it is refused, with file and line.
+The text does not run here. Each line keeps its number, since errors, the debugger and the viewer show the lines of the file;
+``ast.unparse`` would lose them. Code that the sandbox cannot run with the same meaning is refused, with file and line.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from stepengine.sandbox.sandbox import MODULES
 from stepengine.sandbox.schemas import SchemaClass, find_schemas
 
 OWN = "_se_"
-"""How names begin that the file may not have: those of what stands between it and the host."""
+"""The prefix of the prelude's own names, which a file must not use."""
 
 LAZY = ("message_history", "view", "context", "system_prompt", "tool_definitions")
-"""What a state holds that may be large: it is fetched when it is looked at."""
+"""The attributes of a state that may be large: each access fetches them."""
 OF_CONTEXT = ("inherited_messages", "prompt_messages")
 
 GENERATORS = frozenset({"map_agents", "best_of", "call"})
-"""Helpers of the package that are written with ``yield from``."""
+"""The helpers of the package that are called with ``yield from``."""
 KNOWN: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         "stepengine": frozenset(
@@ -77,13 +77,13 @@ NOT_HERE: Mapping[str, str] = MappingProxyType(
     }
 )
 DROPPED = frozenset({"__future__", "abc", "collections.abc", "pydantic", "typing", "typing_extensions"})
-"""Modules that only annotations and schema classes need, which are not run."""
+"""Modules that only annotations and schema classes need, which do not run."""
 OF_TYPING = frozenset({"cast", "TYPE_CHECKING"})
-"""What the prelude has of these in its own way."""
+"""The names of these modules that the prelude defines."""
 ABSTRACT = frozenset(
     ["Collection", "Iterable", "Mapping", "MutableMapping", "MutableSequence", "MutableSet", "Sequence", "Set"]
 )
-"""Of these, too: what a value may be asked to be."""
+"""More names that the prelude defines, for ``isinstance``."""
 TYPES = (str, bytes, int, float, list, tuple, dict, set, frozenset)
 METHODS: Mapping[str, frozenset[str]] = MappingProxyType(
     {
@@ -93,15 +93,15 @@ METHODS: Mapping[str, frozenset[str]] = MappingProxyType(
         for kind in TYPES
     }
 )
-"""The methods of values of the sandbox's own kinds, which are no values there themselves."""
+"""The methods of the builtin types; the sandbox can only call them, not use them as values."""
 OF_METHODS = frozenset().union(*METHODS.values())
 OF_ALIASES = frozenset({"Any", "Callable", "Generator", "Iterator", "Literal", "Optional", "Union"})
-"""What aliases such as ``Handler = Generator[Any, Any, Any]`` are made of."""
+"""The parts of aliases such as ``Handler = Generator[Any, Any, Any]``."""
 GENERIC = frozenset({"AgentCall", "AgentDefinition", "ChildResult", "StepContext", "Steps"})
-"""Classes of the package that are told of what, as ``AgentDefinition[str](...)``."""
+"""Generic classes of the package, as in ``AgentDefinition[str](...)``."""
 SCHEMA_KEYWORDS = ("input_schema", "output_schema", "schema")
 YIELD_FROM = re.compile(rb"yield(?:[ \t]|\\\n)+from")
-"""At a place where such a pair of words stands; the blanks between them are all that it takes."""
+"""The two words ``yield from`` with nothing but blanks and continued lines between them."""
 
 Functions = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
@@ -112,14 +112,14 @@ class AgentText:
     The source of an agent file in the form that the sandbox runs.
 
     Attributes:
-        code: The text to run, line for line that of the file.
-        source: The file's own text.
-        file: What the file is called in messages.
-        lines: The line in which each function begins that yields, by its name.
-        schemas: Its schema classes.
-        params_of: The schema class of the params of each handler that an agent of the file has, where it is one.
-        holds: ``"agent"`` or ``"agents"``, whichever it has.
-        line: The line in which that gets its value.
+        code: The text to run, with the same line numbers as the file.
+        source: The file's own text, with normalized line ends.
+        file: The name of the file in messages.
+        lines: The first line of each function that yields, by its name.
+        schemas: Its schema classes, by name.
+        params_of: The schema class of a handler's params, by the handler's name, for agents whose ``input_schema`` is such a class.
+        holds: The variable with the agents, ``"agent"`` or ``"agents"``; ``""`` without one.
+        line: The line that assigns this variable.
     """
 
     code: str
@@ -138,10 +138,10 @@ def rewrite_for_sandbox(text: str, file: str) -> AgentText:
 
     Args:
         text: The file's text, of at most 64 KiB.
-        file: What it is called in messages.
+        file: The name of the file in messages.
 
     Raises:
-        DefinitionError: with file and line, for what cannot be run so.
+        DefinitionError: with file and line, for code that the sandbox cannot run.
     """
     source = text.replace("\r\n", "\n").replace("\r", "\n")
     tree = parse_program(source)
@@ -231,7 +231,7 @@ class _Rewriting:
             at = edit.end
         return b"".join([*pieces, self._data[at:]]).decode()
 
-    # --- what it holds --------------------------------------------------------------------------------------------------
+    # --- agents and generators ------------------------------------------------------------------------------------------
 
     def _record_agent_variable(self) -> None:
         for node in self._tree.body:
@@ -243,6 +243,7 @@ class _Rewriting:
                     self.holds, self.holds_at = target.id, node.lineno
 
     def _record_generators(self) -> None:
+        """Record the functions that yield, by name, and refuse yields in other places and ambiguous names."""
         plain: dict[str, ast.AST] = {}
         for seen in self._all:
             node = seen.node
@@ -271,10 +272,11 @@ class _Rewriting:
     # --- nodes ----------------------------------------------------------------------------------------------------------
 
     def _visit(self, seen: _SeenNode) -> None:  # noqa: C901, PLR0912, PLR0915 - one case for each kind of node
+        """Record the edits of one node, or refuse it; its inner nodes are visited separately."""
         node = seen.node
         self._check_reserved_names(node)
         if seen.in_text and _is_replaced(node):
-            # Before Python 3.12 nobody knows where it stands.
+            # Before Python 3.12 the position of a node in an f-string is not reliable.
             self._refuse(node, "this stands inside of an f-string, where it cannot be replaced; give it a name before")
         match node:
             case ast.AsyncFunctionDef() | ast.Await() | ast.AsyncFor() | ast.AsyncWith():
@@ -358,7 +360,7 @@ class _Rewriting:
         return at
 
     def _wrap_method_value(self, seen: _SeenNode, node: ast.Attribute) -> None:
-        """Replace a method used as a value, such as ``map(str.strip, lines)``, by a lambda, since the sandbox only calls methods."""
+        """Replace a method that is used as a value, as in ``map(str.strip, lines)``, by a lambda, since the sandbox only calls methods."""
         if not isinstance(node.ctx, ast.Load):
             return
         value, called = node.value, f"lambda _se_v, *_se_a, **_se_k: _se_v.{node.attr}(*_se_a, **_se_k)"
@@ -475,12 +477,12 @@ class _Rewriting:
         self._replace(start, end, f"{schema.name} = {made}".encode() + b"\n" * lines)
 
     def _replace_node(self, node: ast.stmt | ast.expr, text: bytes) -> None:
-        """Replace a node by a text, on its first line."""
+        """Replace a node by a text on its first line, ``pass`` if it is empty; the nodes inside it are not visited."""
         self._gone |= {id(one) for one in ast.walk(node)} - {id(node)}
         start, end = self._span(node)
         self._replace(start, end, (text or b"pass") + b"\n" * self._data[start:end].count(b"\n"))
 
-    # --- places ---------------------------------------------------------------------------------------------------------
+    # --- positions and edits --------------------------------------------------------------------------------------------
 
     def _line_end(self, line: int) -> int:
         return self._starts[line] - 1 if line < len(self._starts) else len(self._data)
@@ -490,6 +492,7 @@ class _Rewriting:
         return start, self._starts[node.end_lineno - 1] + node.end_col_offset
 
     def _wrap(self, node: ast.expr, words: re.Pattern[bytes], before: bytes, behind: bytes) -> None:
+        """Replace the *words* at the start of a node by *before*, and insert *behind* after its end."""
         start, end = self._span(node)
         found = words.match(self._data, start)
         if found is None:
@@ -497,7 +500,7 @@ class _Rewriting:
         lines = found[0].count(b"\n")
         self._count += 1
         self._edits.append(_Edit(start, self._count, found.end(), before + b"\\\n" * lines))
-        # What begins later ends first.
+        # Of nodes with the same end, the inner one is closed first.
         self._edits.append(_Edit(end, -self._count, end, behind))
 
     def _insert_at(self, at: int, text: bytes) -> None:

@@ -1,8 +1,8 @@
 """
-Tools and agents as the functions of a program: their names, their stubs, and the words in which a model is told of them.
+Tools and agents as the functions of a program: their names, their stubs, and their description for a model.
 
-Names, descriptions and schemas may come from strangers, such as MCP servers. So nothing of them is ever pasted into text: every
-stub is built as a tree, written by ``ast.unparse`` and read again; one that does not come back as it went is shown with less.
+Names, descriptions and schemas may be untrusted, such as those of MCP servers. So they are never pasted into source text. Each stub is
+built as a syntax tree, written with ``ast.unparse`` and parsed again. If the result differs, the stub is simplified.
 """
 
 from __future__ import annotations
@@ -31,47 +31,47 @@ from stepengine.tools.arguments import remove_titles
 Kind: TypeAlias = Literal["tool", "agent", "ask", "search", "describe"]
 
 MAX_STUBS = 30
-"""More functions are shown as a catalogue: stubs of 30 take about 3,000 tokens, which each step pays for."""
+"""More functions are shown as a catalogue: 30 stubs cost each step about 3,000 tokens."""
 MAX_FOUND_FUNCTIONS = 10
-"""A model chooses among a screen of lines; a better query finds the others."""
+"""One screen of lines; a better query finds other functions."""
 MAX_NAMES_CHARS = 4_000
-"""About 1,000 tokens, which each step pays for."""
+"""About 1,000 tokens of each step."""
 MAX_PARAMETERS = 100
-"""No signature that a model reads has as many; such a function takes one dict."""
+"""A longer signature is not readable; such a function has one dict as its parameter."""
 MAX_TYPES = 300
-"""Of one function, counted by annotation; what is beyond is ``Any``."""
+"""The annotations of one function; further ones are ``Any``."""
 MAX_DEPTH_LEVELS = 8
-"""A deeper type is shown as `Any`: a model does not read it from a stub."""
+"""A deeper type is shown as ``Any``."""
 MAX_UNION_MEMBERS = 12
-"""Of a union; a longer one is no help to a reader."""
+"""A longer union is shown as ``Any``."""
 MOST_LITERALS, LITERAL_CHARS = 40, 100
-"""Values of one type that are written out, and characters of each: a longer list is shown by its type."""
+"""The values of one ``Literal``, and the characters of each; other enumerations are shown as ``Any``."""
 DEFAULT_CHARS = 80
 """A default that does not fit on the line of its parameter is shown as `...`."""
 DESCRIPTION_CHARS, PARAMETER_CHARS, DOCSTRING_CHARS = 600, 200, 3_000
-"""A paragraph on the function, a line or two on each parameter, and a page in all: each step pays for the stubs."""
+"""The characters of a function's description, of a parameter's, and of a whole docstring: each step pays for the stubs."""
 MAX_NAME_CHARS = 64
-"""OpenAI and Anthropic document 64 characters for the name of a tool."""
+"""OpenAI and Anthropic allow 64 characters in the name of a tool."""
 MAX_QUERY_CHARS = 1_000
-"""No useful query is longer; each of its words is looked for in every stub."""
+"""Each word of a query is searched in every stub, so the query is cut."""
 INDENT = " " * 4
 
 SHOWN_MODULES = sorted(MODULES.keys() - {"os.path", "posixpath"})
 HELPERS = ("search", "describe", "ask")
 ALIASES: Mapping[str, str] = MappingProxyType({"ToolError": "RuntimeError"})
-"""Names of exceptions that a program may use, and what they stand for in the sandbox, which has no classes of its own for them."""
+"""Exception names of programs, and the builtin exceptions of the sandbox that represent them."""
 TYPING = ("Any", "Literal", "NotRequired", "TypedDict")
 HEADER = f"from typing import {', '.join(TYPING)}"
 RESERVED = frozenset(
     {
         *BUILTINS, *ABSENT, *MODULES, *ALIASES, *HELPERS, *TYPING, *keyword.kwlist, *keyword.softkwlist,
-        # Soft keywords of later versions: the same tools shall have the same names on each.
+        # Soft keywords of later versions, so that the same tools have the same names in each version.
         "type", "lazy",
     }
 )  # fmt: skip
-"""Names that no tool has in a program: the sandbox takes its own without a word, and a keyword is none."""
+"""Names that no function of a program may have: the sandbox would silently use its own, and keywords are not names."""
 OURS = "stepengine_"
-"""How names begin that the checks need beside the stubs."""
+"""The prefix of names that the checks add to the stubs."""
 
 ABSTRACT = """\
 Run a program in Python in which your other tools are functions.
@@ -98,11 +98,12 @@ class ProgramFunction:
     Attributes:
         name: Its name in the program.
         kind: What a call does: ``"tool"``, ``"agent"``, ``"ask"``, ``"search"`` or ``"describe"``.
-        of: The tool's name or the agent's id; of the helpers their own name.
+        of: The tool's name or the agent's id; for a helper, its own name.
         parameters: In the order of positional arguments.
-        takes_args: Whether its one parameter ``args`` is the whole input, because some names of the input are no identifiers.
-        required: How many of the parameters, from the first, have no default.
-        more: Whether it takes keyword arguments beside its parameters.
+        takes_args: Whether the whole input is the one parameter ``args``, because its members cannot be parameters: names that are not
+            identifiers, too many members, or an input without ``properties``.
+        required: The number of parameters without a default; they come first.
+        more: Whether it accepts other keyword arguments, too.
     """
 
     name: str
@@ -140,7 +141,7 @@ class ProgramFunction:
         Return the arguments of a call as the input of the function's tool, without defaults.
 
         Raises:
-            TypeError: in Python's own words, when they do not fit the parameters.
+            TypeError: with Python's own message, when they do not fit the parameters.
         """
         if fault := self.find_call_error(len(args), kwargs):
             raise TypeError(fault)
@@ -172,11 +173,11 @@ class Stubs:
     The functions that a program may call, with their stubs for models.
 
     Attributes:
-        functions: By the name in the program, in the order in which they were given.
+        functions: By their name in the program: tools, agents, then helpers.
         text: The source of all stubs, which compiles; for a type checker.
-        description: What the model reads.
-        declarations: The part of ``text`` that belongs to each function, by its name.
-        summaries: The first sentence of each function's description, ``""`` without one.
+        description: The description of ``run_code`` for the model.
+        declarations: The part of ``text`` for each function, by its name.
+        summaries: The first line of each function's description, by its name; ``""`` without one.
     """
 
     functions: Mapping[str, ProgramFunction]
@@ -186,7 +187,7 @@ class Stubs:
     summaries: Mapping[str, str]
 
     def search(self, query: str) -> list[str]:
-        """Return at most ten functions that match *query* best, as signature and first sentence."""
+        """Return at most ten functions that match *query* best, as signature and first line of the description."""
         words = {word.casefold() for word in re.findall(r"\w+", query[:MAX_QUERY_CHARS])}
         found = []
         for place, name in enumerate(self.functions):
@@ -232,9 +233,9 @@ def make_stubs(
 
     Args:
         tools: Each becomes a function of its input's members.
-        agents: Each becomes a function of ``prompt`` and ``params``, as ``agent_tool`` shows it.
+        agents: Each becomes a function of ``prompt`` and ``params``, as in ``agent_tool``.
         ask: Whether a program may ask a person.
-        outputs: The JSON Schema of what a tool gives, by the tool's name.
+        outputs: The JSON Schema of a tool's result, by the tool's name.
 
     Raises:
         DefinitionError: for an agent whose params have no JSON Schema.
@@ -302,10 +303,10 @@ DESCRIBE = _stub_source_of_helper("describe", "Get the whole stub of one functio
 
 def _make_names(sources: Sequence[_StubSource]) -> list[str]:
     """
-    Return a name for each, in that order; no two are equal.
+    Return a distinct function name for each source, in the order of the sources.
 
-    A source whose own name will do has that, whatever else there is; the rest are given names by kind and name, so that a set of
-    tools has the same names in whatever order it comes.
+    A source with a valid name always has that name. The others get names in the order of kind and name, so the names do not depend on the
+    order of the sources.
     """
     wanted = [_make_identifier(source.raw) for source in sources]
 
@@ -322,7 +323,7 @@ def _make_names(sources: Sequence[_StubSource]) -> list[str]:
 
 def _make_identifier(raw: str) -> str:
     name = re.sub(r"[^A-Za-z0-9_]", "_", raw[:MAX_NAME_CHARS])
-    # A name with a leading underscore does not get out of the stubs, where the checker imports them with a star.
+    # The checker imports the stubs with a star, which skips names with a leading underscore.
     if not name or name[0] == "_" or name[0].isdigit() or name.startswith(OURS):
         name = f"tool_{name}"
     return f"{name}_tool" if name in RESERVED else name
@@ -372,7 +373,7 @@ def _declare_function(source: _StubSource, name: str, taken: set[str]) -> _Decla
         if text:
             taken |= used
             return _Declared(function, text, summary)
-    # Identifiers and `Any` alone are left by now.
+    # The last attempt has only identifiers and `Any`, so it cannot fail.
     msg = f"the stub of {source.of!r} cannot be written"
     raise AssertionError(msg)
 
@@ -496,7 +497,7 @@ PLAIN = {"string": "str", "integer": "int", "number": "float", "boolean": "bool"
 
 
 class _Types:
-    """JSON Schemas as annotations; objects become ``TypedDict`` classes."""
+    """Converts JSON Schemas to annotations; objects become ``TypedDict`` classes."""
 
     def __init__(self, root: Any, taken: set[str], left: int) -> None:
         self._root, self._taken, self._left = root, taken, left
@@ -651,7 +652,7 @@ def _resolve_pointer(root: Any, ref: str) -> Any:
     return found
 
 
-# --- words ----------------------------------------------------------------------------------------------------------
+# --- texts ----------------------------------------------------------------------------------------------------------
 
 
 def _remove_unprintable(text: str) -> str:

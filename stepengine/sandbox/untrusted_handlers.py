@@ -1,10 +1,10 @@
 """
-Handlers that may not be trusted: an agent file of a stranger, or one that a model wrote, runs in the sandbox and is never imported.
+Untrusted handlers: an agent file of a third party or a model runs in the sandbox and is never imported.
 
-The handler of such an agent is a generator here, which asks the sandbox for turns and yields what the handler yields there: the engine
-knows no difference. What it yields comes out as names and JSON, and is read as foreign text is; what it is sent goes in as JSON. A turn
-is done off the event loop, has limits of time and memory, and is ended at once when its run is stopped. A run that goes on in another
-process, or is replayed, runs the handler again, as with any other.
+The handler of such an agent is a generator in this process. It runs turns of the sandboxed handler and yields the same yieldables, so the
+engine sees no difference. Yields leave the sandbox as class names and JSON, and are decoded as untrusted data. Answers enter it as JSON.
+A turn runs in a thread, has limits of time and memory, and ends immediately if its run is stopped. A resumed or replayed run executes the
+handler again, as for any other handler.
 """
 
 from __future__ import annotations
@@ -75,17 +75,17 @@ from stepengine.workspace.paths import find_similar_path
 NAME = "<agent>"
 LIMITS = ProgramLimits()
 CLOSE_SECONDS = 1.0
-"""A handler's `finally` blocks have this long; then its worker is ended."""
+"""The time of a handler's ``finally`` blocks when it is closed; then its worker is ended."""
 MAX_NOTES = 1_000
-"""Of lines for the log, and what is notified, in one turn."""
+"""The log lines and notifications of one turn."""
 MAX_DRAWN_PLACES = 100_000
-"""Places of a list that the host draws at once: it makes the list of them."""
+"""The indices that the host draws at once, since it creates a list of them."""
 MAX_AGENTS = 200
-"""More than a person looks through; each of them is read from a file that nobody has looked at."""
+"""The agents of one file, including the agents that they may spawn."""
 MAX_KEY_CHARS = 1_000
-"""Characters of a key that an error tells of."""
+"""A longer text of a ``KeyError`` is not parsed."""
 CYCLE_TEXTS = ('"[...]"', '"{...}"', '"(...)"')
-"""How the JSON of a value shows a list, dict or tuple inside of itself."""
+"""The JSON of a list, dict or tuple that contains itself, at the inner place."""
 ASKS = {"_se_yield": "yield", "_se_from": "yield from", "_se_bare": "bare"}
 BEGIN = "".join([f"{name} = {own}\n" for name, own in ERRORS.items()]) + PRELUDE
 OURS: Mapping[str, type[StepEngineError]] = {
@@ -93,7 +93,7 @@ OURS: Mapping[str, type[StepEngineError]] = {
     for name, own in ERRORS.items()
     if own.isidentifier() and issubclass(getattr(errors, name, int), StepEngineError) and name != "ToolNotAvailable"
 }
-"""The sandbox's exception -> ours that it stands for; what fits two is the first of them."""
+"""The exception of the package for each exception of the sandbox; ``ToolInputError`` also for ``ToolNotAvailable``."""
 THEIRS: tuple[tuple[type[BaseException], str], ...] = tuple(
     [
         (getattr(errors, name), own)
@@ -101,9 +101,9 @@ THEIRS: tuple[tuple[type[BaseException], str], ...] = tuple(
         if own.isidentifier() and hasattr(errors, name)
     ]
 )
-"""Our exceptions, the narrower ones first, and what stands for them there."""
+"""The exceptions of the package, subclasses before their bases, with the sandbox exceptions that represent them."""
 KEPT_FILES = 64
-"""A process works with a few files; each holds what its agents are."""
+"""The number of cached files; a process uses a few."""
 
 
 # --- definitions ------------------------------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ def load_file(path: Path) -> tuple[AgentDefinition, ...]:
     Return the agents in a file, which is not imported; their handlers run in the sandbox.
 
     Raises:
-        DefinitionError: naming file and line, for what cannot be run so, and when the extra ``programs`` is not installed.
+        DefinitionError: with file and line, for code that the sandbox cannot run; also if the extra ``programs`` is not installed.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -129,7 +129,7 @@ def load_file(path: Path) -> tuple[AgentDefinition, ...]:
 
 @lru_cache(KEPT_FILES)
 def _load_once(text: str, file: str) -> tuple[AgentDefinition, ...]:
-    """Return the same agents for the same file, as the import of a module does."""
+    """Return the agents of a file; the same objects for the same text and path, as for an imported module."""
     return load_source(text, file=file)
 
 
@@ -143,16 +143,16 @@ def load_source(
     """
     Return the agents that a text defines in ``agent = ...`` or ``agents = [...]``; its code runs only in the sandbox.
 
-    Its handlers may yield everything that a handler may but ``Perform``, and have the tools that the host gives their agents by name.
+    Its handlers may yield everything but ``Perform``. Their agents name tools of the host.
 
     Args:
         text: The text of an agent file, at most 64 KiB.
-        file: What it is called in messages.
-        limits: What each turn of its handlers may use; ``calls`` counts nothing here.
-        sandbox: Where they run; by default Monty, in worker processes that all programs of this process share.
+        file: The name of the file in messages.
+        limits: The limits of loading the file and of each execution of a handler; ``calls`` has no effect.
+        sandbox: The sandbox that runs them; by default Monty, in worker processes that all programs of this process share.
 
     Raises:
-        DefinitionError: naming file and line, for what cannot be run so, and when the extra ``programs`` is not installed.
+        DefinitionError: with file and line, for code that the sandbox cannot run; also if the extra ``programs`` is not installed.
     """
     known = rewrite_for_sandbox(text, file)
     if not known.holds:
@@ -239,7 +239,7 @@ def _value_of_last_line(turn: ProgramTurn, known: AgentText, limits: ProgramLimi
 
 
 def _turn_end_text(turn: ProgramRaised, limits: ProgramLimits) -> str:
-    """Return why a turn was ended, if possible in the same words as in a replay."""
+    """Return the reason for the end of a turn; a limit has a text of its own, so that a replay has the same one."""
     if turn.kind == PRINTED:
         return f"it printed more than {limits.printed:,} characters"
     if turn.is_fatal and turn.kind == "TimeoutError":
@@ -280,7 +280,7 @@ class _Definitions:
         given, agent_id = fields.get("fields"), _id_or_short_repr(fields.get("id"))
         if name != "AgentDefinition" or not isinstance(given, Mapping):
             self._refuse(f"expected `AgentDefinition(...)` of stepengine, found {_short_repr(returned)}")
-        # One object of the file comes out once for each place where it stands.
+        # An agent that the file uses in several places is returned once for each of them.
         known = next((agent for one, agent in self._made if one == returned), None)
         if known is not None:
             return known
@@ -368,6 +368,7 @@ class _Definitions:
             self._refuse(f"agent {agent_id!r}: {error}")
 
     def _thaw_field(self, agent_id: str, field: str, value: Any) -> Any:
+        """Return the value of a field as a ``Thinking`` or plain JSON; refuse other values."""
         name, fields = _read_sandbox_object(value)
         try:
             if name == "Thinking":
@@ -388,7 +389,7 @@ class OwnLimits(Limits):
     """The limits in an untrusted file; they apply where they are lower than those of the engine."""
 
     def fill_from(self, lower: Limits | None) -> Limits:
-        """Return these limits, each at most that of *lower* or the default."""
+        """Return these limits, each at most that of *lower* or the default; ``ask`` is always that of *lower*."""
         of_host = (lower or Limits()).fill_from(DEFAULT_LIMITS)
         found: dict[str, Any] = {}
         for field in attrs.fields(Limits):
@@ -397,7 +398,7 @@ class OwnLimits(Limits):
             found[field.name] = getattr(lower, field.name, None) if theirs is None else ours if is_larger else theirs
         if self.allow_unpriced and (lower is None or not lower.allow_unpriced):
             found["allow_unpriced"] = None if lower is None else lower.allow_unpriced
-        # People who run a stranger's file are asked for more where their own limits say so.
+        # Only the limits of the host decide whether a person is asked to raise a limit.
         found["ask"] = None if lower is None else lower.ask
         return Limits(**found)
 
@@ -497,7 +498,7 @@ def make_sandboxed_handler(
         return (yield from _HandlerRun(known, name, ctx, limits, sandbox or _default_sandbox()).run())
 
     handle_steps.__name__ = handle_steps.__qualname__ = name
-    # Whoever asks where it is defined, or for its source, is told of the file; what it waits for has places of its own.
+    # Tools that look for the definition or its source find the file; a waiting handler reports its own line.
     handle_steps.__code__ = handle_steps.__code__.replace(
         co_filename=known.file, co_firstlineno=known.lines[name], co_name=name, co_qualname=name
     )
@@ -519,8 +520,8 @@ class _HandlerRun(RunningProgram):
     """
     One execution of a handler.
 
-    A turn is JSON: ``{"asked": ..., "how": ..., "line": ...}`` for one that yields, ``{"returned": ...}`` or
-    ``{"raised": kind, "text": ..., "line": ...}`` for one that is over.
+    A turn is JSON: ``{"asked": ..., "how": ..., "line": ...}`` for a handler that yields, ``{"returned": ...}`` or
+    ``{"raised": kind, "text": ..., "line": ..., "lost": ...}`` for one that has ended. ``"lost"`` means that its session ended, too.
     """
 
     def __init__(
@@ -546,10 +547,10 @@ class _HandlerRun(RunningProgram):
         self._notes: list[Callable[[], None]] = []
         self._noted = 0
 
-    # --- what is seen of it -------------------------------------------------------------------------------------------
+    # --- inspection ---------------------------------------------------------------------------------------------------
 
     def printed(self) -> str | None:
-        """Return the output so far; ``None`` before the session starts."""
+        """Return the output of the handler so far; ``None`` before the session starts."""
         return None if self._session is None else self._session.printed
 
     # --- turns --------------------------------------------------------------------------------------------------------
@@ -586,7 +587,7 @@ class _HandlerRun(RunningProgram):
                 return _SentToHandler(self._encode_for_sandbox((yield from step)))
             if turn["how"] == "yield":
                 return _SentToHandler(self._encode_for_sandbox((yield step)))
-            yield step  # what the handler throws away is thrown away here: whoever warns of that looks at this line
+            yield step  # a bare yield, as in the handler, so that the warning about dropped results works
             return _SentToHandler()
         except (StepEngineError, LimitReached) as error:
             error.__traceback__ = None
@@ -594,7 +595,7 @@ class _HandlerRun(RunningProgram):
 
     def _start_handler(self) -> Mapping[str, Any]:
         limits = self._limits
-        # Where its chance begins; the run's own is left as it is, for `ctx.random`.
+        # The seed of the sandbox's own `random`. The state of `ctx.random` is only read.
         seed = zlib.crc32(repr(self._ctx.random.getstate()).encode())
         session = self._sandbox.open_handler(
             self._answer_host_call, seconds=limits.seconds, memory=limits.memory, printed=limits.printed, seed=seed
@@ -624,6 +625,7 @@ class _HandlerRun(RunningProgram):
         return self._run_turn(lambda: session.answer({self._asked: answer}, self._now))
 
     def _run_turn(self, ask: Callable[[], ProgramTurn]) -> Mapping[str, Any]:
+        """Run a turn and return it as JSON: the next yield, the returned value or the error."""
         try:
             turn = ask()
         except ToolError as error:  # there is no worker
@@ -641,7 +643,7 @@ class _HandlerRun(RunningProgram):
         try:
             check_depth_and_size(turn.value, self._limits.value)
             encoded = _sandbox_value_to_json(turn.value)
-            # A list inside of itself comes out of the sandbox as such a text; only the sandbox can tell it from one of the handler.
+            # A list inside itself leaves the sandbox as such a text. Only the sandbox can distinguish it from a text of the handler.
             if any(text in compact(encoded) for text in CYCLE_TEXTS) and self._is_result_cyclic():
                 return {"raised": "HandlerError", "text": "what it returned is not JSON: it contains itself"}
             return {"returned": encoded}
@@ -649,7 +651,7 @@ class _HandlerRun(RunningProgram):
             return {"raised": "HandlerError", "text": f"what it returned is not JSON: {error}"}
 
     def _is_result_cyclic(self) -> bool:
-        """Return whether the value that the handler returned contains itself."""
+        """Return True if the value that the handler returned contains itself; runs a check in its session."""
         session = self._session
         assert session is not None  # noqa: S101
         turn = session.feed("_se_contains_itself(_se_returned)", self._now)
@@ -680,10 +682,10 @@ class _HandlerRun(RunningProgram):
 
     def _close_sandboxed_handler(self) -> Mapping[str, Any] | None:
         """
-        Ask the handler to end at once, and return its last turn; ``None`` if it has ended.
+        Raise ``GeneratorExit`` in the handler, and return the turn of another error; ``None`` if it ended without one.
 
         Raises:
-            RuntimeError: when it yields instead; a generator that goes on so would be closed again by whoever drops it.
+            RuntimeError: when it yields instead. Without the limit of attempts it would be closed endlessly.
         """
         yielded: list[int] = []
         turn: Mapping[str, Any] | None = None
@@ -703,7 +705,7 @@ class _HandlerRun(RunningProgram):
         session = self._session
         if session is None or self._is_over or self._is_stopped:
             return None
-        # Whoever closes a generator waits for it: a handler that computes for ever is ended.
+        # The caller that closes a generator waits for it, so a handler that computes endlessly is ended.
         timer = threading.Timer(CLOSE_SECONDS, self._stop)
         timer.daemon = True
         timer.start()
@@ -730,12 +732,12 @@ class _HandlerRun(RunningProgram):
             raise OURS[kind](text)
         own = getattr(builtins, kind, None)
         if isinstance(own, type) and issubclass(own, Exception) and not issubclass(own, UnicodeError | StopIteration):
-            # The others are not made of words, or would end the generator here.
+            # The others need more than a text, or would end this generator.
             raise own(_parse_key_error_text(text) if own is KeyError else text)
         msg = f"{kind}: {text}"
         raise RuntimeError(msg)
 
-    # --- what it is told ----------------------------------------------------------------------------------------------
+    # --- answers and host calls ---------------------------------------------------------------------------------------
 
     def _encode_for_sandbox(self, value: Any) -> Any:
         if isinstance(value, y.StepResult):
@@ -756,12 +758,13 @@ class _HandlerRun(RunningProgram):
         }
 
     def _register_state(self, state: AgentState) -> int:
+        """Store a state, unless it is the latest, and return the number of the latest, by which the sandbox fetches its fields."""
         if self._states[-1] is not state:
             self._states.append(state)
         return len(self._states) - 1
 
     def _queue_log_call(self, tell: Callable[[], None]) -> None:
-        """Store a message for the end of the turn, since a run may only be notified in its own thread."""
+        """Store a log line or notification for the end of the turn, since a turn runs in another thread than its run."""
         if len(self._notes) >= MAX_NOTES:
             msg = f"more than {MAX_NOTES:,} lines are logged between two yields"
             raise ValueError(msg)
@@ -791,7 +794,7 @@ class _HandlerRun(RunningProgram):
     def _answer_host_call(self, args: Sequence[Any]) -> CallAnswer:
         """Answer a call of the handler that is not a yield."""
         try:
-            # Before anything is made of it: a few lists that hold each other twice are written without end.
+            # Checked first: a few lists that contain each other twice have an endless text.
             check_depth_and_size(args, self._limits.value)
             what, *given = args
             answer = self._perform_host_call(str(what), given)
@@ -799,7 +802,7 @@ class _HandlerRun(RunningProgram):
             return CallAnswer(answer)
         except TooManyBytes:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever is asked for in whatever way, it is the handler that is told
+        except Exception as error:  # noqa: BLE001 - any error of an untrusted call is raised in the handler
             words = replace_lone_surrogates(str(error))
             self._bytes.add(words)
             return CallAnswer(words, "ValueError")
@@ -853,7 +856,7 @@ class _HandlerRun(RunningProgram):
         }
 
     def _encode_new_messages(self, messages: Iterable[Message]) -> list[Any]:
-        """Return the number of leading messages that the sandbox already has, and the messages after them."""
+        """Return the number of leading messages that the sandbox already has, and the encoded messages after them."""
         now = list(messages)
         same = 0
         for old, new in zip(self._sent, now, strict=False):
@@ -865,7 +868,7 @@ class _HandlerRun(RunningProgram):
 
 
 def _parse_key_error_text(text: str) -> Any:
-    """Return the key of a ``KeyError``, parsed from its text."""
+    """Return the key of a ``KeyError``, parsed from its text; the text itself if it is no literal."""
     if len(text) > MAX_KEY_CHARS:
         return text
     try:
@@ -875,7 +878,7 @@ def _parse_key_error_text(text: str) -> Any:
 
 
 def _draw_random(random: Random, how: Any, args: Any) -> Any:
-    """Return a random value of the run; for collections, only indices."""
+    """Return a random value from the run's generator; for a collection, indices into it."""
     match how:
         case "random" | "uniform" | "randint" | "randrange" | "gauss" | "getrandbits":
             if how == "getrandbits" and not 0 <= args[0] <= 4096:  # noqa: PLR2004 - no text of the handler's makes a number of gigabytes
@@ -1011,6 +1014,7 @@ def _child_as_json(child: ChildResult[Any]) -> dict[str, Any]:
 
 
 def _message_as_json(message: Message) -> dict[str, Any]:
+    """Return the attributes of a message for the sandbox, each encoded as its kind and JSON."""
     told: dict[str, Any] = {
         "role": ["json", message.role],
         "text": ["json", message.text],
@@ -1037,14 +1041,15 @@ def _message_as_json(message: Message) -> dict[str, Any]:
     return told
 
 
-# --- what it asks for -------------------------------------------------------------------------------------------------
+# --- yields of the handler --------------------------------------------------------------------------------------------
 
 
 def _sandbox_value_to_json(value: Any) -> Any:
     """
     Encode a value of the sandbox as JSON.
 
-    A list is ``{"list": [...]}``, a dict ``{"dict": [[key, value], ...]}``, an object ``{"object": name, "has": {...}}``.
+    A list or tuple is ``{"list": [...]}``, a dict ``{"dict": [[key, value], ...]}``, an object ``{"object": name, "has": {...}}`` and a
+    datetime its text. Other values, such as sets and bytes, raise ``TypeError``.
     """
     if isinstance(value, str):
         return replace_lone_surrogates(value)
@@ -1086,7 +1091,7 @@ class _YieldReading:
         if not isinstance(form, Mapping) or "object" not in form:
             if isinstance(form, Mapping) and "wrong" in form:
                 raise BadYield(str(form["wrong"]))
-            return self.decode_json(form)  # refused by the machine, in its own words
+            return self.decode_json(form)  # the machine refuses it with its own message
         name, has = form["object"], form["has"]
         if name not in MADE:
             msg = f"an object of the class {name!r} cannot be yielded; a handler yields {list_names(sorted({*MADE} - {SENTINEL}), name)}, STEP or STEP_ALL"
@@ -1140,7 +1145,7 @@ class _YieldReading:
 
     def _make_toolcall(self, has: Mapping[str, Any]) -> Any:
         fields = self._decode_fields(has, "tool", "input", "include_tool_call")
-        # A hidden call reaches every tool of an engine; a stranger's agent has those which its definition shows, and no others.
+        # A hidden call reaches every tool of an engine, but an untrusted agent may call only the tools of its definition.
         if fields.get("include_tool_call") is False and fields["tool"] not in self._offered:
             del fields["include_tool_call"]
         return y.ToolCall(**fields)
@@ -1217,6 +1222,7 @@ class _YieldReading:
         return None
 
     def _decode_thinking(self, form: Any) -> Any:
+        """Return the value of one setting: a ``Thinking`` for its object, other values as JSON."""
         if isinstance(form, Mapping) and form.get("object") == "Thinking":
             return Thinking(*self.decode_json(form["has"]["words"]), **self.decode_json(form["has"]["fields"]))
         return self.decode_json(form)
@@ -1232,7 +1238,7 @@ class _YieldReading:
 
 
 def _message_input(message: Any) -> Any:
-    """Return a message in the form of a tool input."""
+    """Return the stored form of a message of the sandbox as JSON for a tool's input, without its version."""
     kind = {"user_message": UserMessage, "assistant_message": AssistantMessage}.get(message.get("type"))
     if kind is not None and isinstance(message.get("content"), str):
         message = to_json(kind(message["content"], tags=message.get("tags", ())))
