@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import io
 import json
+import keyword
 import re
 import sys
 import tokenize
@@ -51,6 +52,12 @@ SHOWN_BEFORE, SHOWN_CHARS = 60, 120
 """The most characters that are shown before the column of a problem, and of its whole line."""
 
 
+ANY_NAME = "*"
+"""Among the names that earlier programs defined: any other name may be defined, too."""
+RUNS_TEXT = "exec"
+"""The builtin that runs a text as a program, under this name or another."""
+
+
 @frozen
 class ProgramProblem:
     """
@@ -77,7 +84,7 @@ def find_program_problems(code: str, stubs: Stubs, known: Collection[str] = ()) 
     Args:
         code: The program.
         stubs: The functions that it may call.
-        known: The names that earlier programs defined.
+        known: The names that earlier programs defined, as ``find_defined_names`` returns them.
     """
     tree = parse_program(code)
     if isinstance(tree, ProgramProblem):
@@ -86,14 +93,19 @@ def find_program_problems(code: str, stubs: Stubs, known: Collection[str] = ()) 
 
 
 def find_defined_names(code: str) -> frozenset[str]:
-    """Return the names that a program may define for later programs; all its words if this Python cannot parse it."""
+    """
+    Return the names that a program may define for later programs; all its words if this Python cannot parse it.
+
+    ``ANY_NAME`` is among them if the program runs a text with ``exec``, which may define any name.
+    """
     tree = parse_program(code)
     if isinstance(tree, ProgramProblem):
         return frozenset()
     if tree is None:
-        return frozenset(re.findall(r"[^\W\d]\w*", code))
+        words = frozenset(re.findall(r"[^\W\d]\w*", code)) - frozenset(keyword.kwlist)
+        return words | {ANY_NAME} if RUNS_TEXT in words else words
     walk = _Walk(code, tree, NO_STUBS, ())
-    return frozenset(walk.module.bindings)
+    return frozenset([*walk.module.bindings, *([ANY_NAME] if walk.runs_text else ())])
 
 
 def format_problems(found: Sequence[ProgramProblem], code: str) -> str:
@@ -304,9 +316,9 @@ class _Walk:
         self._values: dict[int, ast.expr] = {}
         """The value that is assigned to a name, by the id of the name's node."""
         self.module = _Scope("module", None)
-        self.runs_text = False
+        self.runs_text = ANY_NAME in known
         self.good_imports: set[int] = set()
-        """The first lines of imports that certainly work or whose errors are caught."""
+        """The lines of imports that certainly work or whose errors are caught."""
         self._exempt: list[tuple[str, tuple[int, int], tuple[int, int]]] = []
         """The kind, start and end of each span where such a problem is harmless: in annotations, and where errors are caught."""
         for name in known:
@@ -379,6 +391,7 @@ class _Walk:
     def _on_name(self, node: ast.Name, place: _NodePlace) -> Inner:
         if isinstance(node.ctx, ast.Load):
             self._loads.append((node, place))
+            self.runs_text = self.runs_text or node.id == RUNS_TEXT
         elif isinstance(node.ctx, ast.Store):
             place.scope.bind(node.id, _Binding("other", node))
         return ()
@@ -432,7 +445,7 @@ class _Walk:
 
     def _judge_module(self, node: ast.stmt, module: str, place: _NodePlace) -> bool:
         if module in MODULES or "import" in place.caught:
-            self.good_imports.add(node.lineno)
+            self._mark_good_import(node)
             return module in MODULES
         near = find_nearest(module[:MAX_NAME_CHARS], MODULES, n=1)
         hint = f"did you mean `{near[0]}`?" if near else f"there are {list_names(sorted(MODULES))}"
@@ -442,11 +455,15 @@ class _Walk:
     def _judge_members(self, node: ast.ImportFrom, module: str, place: _NodePlace) -> None:
         lacking = [alias.name for alias in node.names if alias.name not in {*MODULES.get(module, ()), "*"}]
         if module == "__future__" or not lacking or "import" in place.caught:
-            self.good_imports.add(node.lineno)
+            self._mark_good_import(node)
             return
         for name in lacking:
             instead = INSTEAD.get(name, "") if module == "asyncio" else ""
             self._add_problem(node, f"`{module}` has no `{name}` in a program{'; ' + instead if instead else ''}")
+
+    def _mark_good_import(self, node: ast.stmt) -> None:
+        # The checker reports a member at its own line.
+        self.good_imports.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
 
     def _on_global(self, node: ast.Global, place: _NodePlace) -> Inner:
         place.scope.elsewhere.update(node.names)
@@ -645,7 +662,6 @@ class _Walk:
             if called in READS_ITS_ARGUMENTS:
                 for argument in node.args:
                     self._record_unawaited(argument, f"given to `{called}`")
-            self.runs_text = self.runs_text or called == "exec"
         return _pair_with_place(ast.iter_child_nodes(node), place)
 
     # --- problems
@@ -879,7 +895,7 @@ def check_with_monty(checkout: Checkout, code: str, stubs: Stubs, known: Collect
         checkout: Opens a session in a worker.
         code: The program.
         stubs: The functions that it may call.
-        known: The names that earlier programs defined.
+        known: The names that earlier programs defined, as ``find_defined_names`` returns them.
     """
     from pydantic_monty import MontyError
 
@@ -949,7 +965,9 @@ def _run_checker(checkout: Checkout, code: str, text: str, known: Collection[str
     # The names are assigned in the program, since the checker does not see stubs with a leading underscore. The assignment also hides
     # a function of the same name, as at run time.
     names = [
-        name for name in sorted(known) if name.isidentifier() and name not in BUILTINS and not name.startswith("__")
+        name
+        for name in sorted(known)
+        if name.isidentifier() and not keyword.iskeyword(name) and name not in BUILTINS and not name.startswith("__")
     ]
     first = "; ".join([f"{STOP}()", *[f"{name} = {STOP}()" for name in names]])
     with checkout(
@@ -988,6 +1006,8 @@ def _make_checked_program(
         kind = each["name"]
         if problem.line < 1 or kind == "invalid-syntax":
             # The sandbox has parsed the program, so its syntax is valid: `return` outside of a function is allowed, too.
+            continue
+        if kind in REFERENCES and ANY_NAME in known:
             continue
         rating = _rate_problem(problem, kind, stubs, walk)
         if rating == "fails":

@@ -9,6 +9,7 @@ resumed run executes a recorded program again only if a later turn needs its var
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, assert_never, cast
 
@@ -28,7 +29,7 @@ from stepengine.errors import BadYield, DefinitionError, ReplayDivergence, StepE
 from stepengine.redaction import PLACEHOLDER
 from stepengine.sandbox.byte_counter import ANSWER_BYTES, byte_size, inner_values, shallow_byte_size
 from stepengine.sandbox.check_workers import STOPPED, StopSignal
-from stepengine.sandbox.program_checks import find_defined_names, find_program_problems, format_problems
+from stepengine.sandbox.program_checks import ANY_NAME, find_defined_names, find_program_problems, format_problems
 from stepengine.sandbox.sessions import (
     PRINTED,
     SLEEP,
@@ -50,6 +51,11 @@ MOST = 10**15
 """The maximum of any limit; above some number the sandbox cannot count."""
 AFRESH = "\nThis run of yours began without variables: those of your programs before it are gone."
 GONE = " The variables of earlier programs are gone."
+SEEN, PRINTED_BEFORE = "\nWhat was seen before it ran:\n", "\nBefore that it printed:\n"
+SEEN_PART = re.compile(f"{SEEN}.*?(?={PRINTED_BEFORE}|\\Z)", re.DOTALL)
+"""The checker's warnings in the text of an error."""
+LINE_POINTER = re.compile(r"/line|/calls/[0-9]+/line")
+"""Where a recorded turn has the line of its program or of a call."""
 BUSY = (
     "Nothing was run: another program of this run has not ended yet. Programs share their variables and run one after another; "
     "send this one when that has ended."
@@ -82,7 +88,7 @@ class ProgramLimits:
         seconds: The computing time between two waits; waiting does not count.
         memory: The bytes that it may use.
         printed: The bytes of UTF-8 text that it may print.
-        value: The bytes of JSON of one argument or result of a call. Texts of errors are not limited.
+        value: The bytes of JSON of one argument or result of a call, or of the text of its error.
         turn: The bytes that a handler may exchange with the host in one turn. Programs have no such limit.
         total: The bytes that it may exchange with the host in all; they are in the memory of this process.
     """
@@ -226,7 +232,8 @@ class _RunSession(ProgramVariables):
         self.seed = 0
         self.is_new = True
         self.programs: _Programs | None = None
-        self.other: ReplayDivergence | None = None
+        self.failure: StepEngineError | None = None
+        """Why the recorded programs could not be executed again."""
         self._running: _ProgramRun | None = None
 
     def try_claim(self, run: _ProgramRun, known: Any) -> bool:
@@ -252,7 +259,7 @@ class _RunSession(ProgramVariables):
 
         Raises:
             ReplayDivergence: when a turn differs from its record.
-            ToolError: when there is no worker.
+            ToolError: when there is no worker, and when a recorded turn exceeds a limit now, for example on a slower machine.
         """
         if self.session is None:
             limits = programs.limits
@@ -263,22 +270,27 @@ class _RunSession(ProgramVariables):
                 printed=limits.printed,
                 seed=self.seed,
             )
-        # A session that has diverged stays diverged. An inspection hides the error, so the next program raises it again:
+        # A failed session stays failed. An inspection hides the error, so the next program raises it again:
         # it would otherwise continue with variables that differ from the record.
-        if self.other is not None:
-            raise self.other
+        if self.failure is not None:
+            raise self.failure
         session, recalled, self.recalled = self.session, self.recalled, []
         for run, ask, known in recalled:
             try:
-                run.check_matches_record(known, ask(session), session)
-            except ReplayDivergence as error:
-                self.other = error
+                turn = ask(session)
+                if isinstance(turn, ProgramRaised) and turn.is_fatal:
+                    limit = _exceeded_limit_text(turn, programs.limits)
+                    msg = f"the variables of earlier programs could not be restored, since one of these did not end again: {limit}{turn.text}"
+                    raise ToolError(msg)
+                run.check_matches_record(known, turn, session)
+            except StepEngineError as error:
+                self.failure = error
                 raise
         return session
 
     def close(self) -> None:
         """Close the session, and forget its variables, its recorded turns and an earlier divergence."""
-        session, self.session, self.other = self.session, None, None
+        session, self.session, self.failure = self.session, None, None
         self.names.clear()
         self.recalled.clear()
         if session is not None:
@@ -292,7 +304,7 @@ class _RunSession(ProgramVariables):
         session = self.open_for_inspection()
         looked: Any = getattr(session, "variables", None)  # sessions of other sandboxes may lack it
         try:
-            found: Mapping[str, str] = {} if looked is None else looked(sorted(self.names))
+            found: Mapping[str, str] = {} if looked is None else looked(sorted(self.names - {ANY_NAME}))
         except ToolError:
             return {}
         return found
@@ -473,7 +485,8 @@ class _ProgramRun(RunningProgram):
         # was carried out.
         why = self._find_broken_limit(turn, form) if isinstance(turn, ProgramWaiting) else ""
         if why:
-            why = f"The program was ended in line {form['line']}: {why}.{GONE}"
+            where = f" in line {form['line']}" if form["line"] else ""
+            why = f"The program was ended{where}: {why}.{GONE}"
             form = {"error": f"{why}{_printed_text(session)}", "lost": True}
         if form.get("lost"):
             kept.close()
@@ -492,10 +505,16 @@ class _ProgramRun(RunningProgram):
 
     def check_matches_record(self, known: Mapping[str, Any], turn: ProgramTurn, session: ProgramSession) -> None:
         """Raise ``ReplayDivergence`` if a turn differs from its record. Redacted values are not compared."""
-        now = freeze(self._turn_as_json(turn, session))
-        known = {name: value for name, value in known.items() if name != "told"}
+        # The checker's warnings are no result of the program, which is not checked again.
+        now = _without_warnings(freeze(self._turn_as_json(turn, session)))
+        known = _without_warnings(known)
         # A redacted secret is no difference: the program has it, and the journal must not.
-        other = [one for one in find_differences(known, now) if not _has_placeholder(one.recorded)]
+        # Lines are for display only.
+        other = [
+            one
+            for one in find_differences(known, now)
+            if not _has_placeholder(one.recorded) and not LINE_POINTER.fullmatch(one.pointer)
+        ]
         if not other:
             return
         line = known.get("line") or now.get("line") or 1
@@ -531,7 +550,7 @@ class _ProgramRun(RunningProgram):
             self._room = self._programs.limits.memory  # one value may be an argument of all calls
             return {"line": turn.line, "calls": [self._call_as_json(call) for call in turn.calls]}
         if isinstance(turn, ProgramRaised):
-            told = f"\nWhat was seen before it ran:\n{self._told}" if self._told else ""
+            told = f"{SEEN}{self._told}" if self._told else ""
             lost = GONE if turn.is_fatal else ""
             text = f"{_exceeded_limit_text(turn, self._programs.limits)}{turn.text}{lost}{told}{_printed_text(session)}"
             return (
@@ -541,7 +560,7 @@ class _ProgramRun(RunningProgram):
             )
         # A call that is never awaited raises no error, and the model would assume that it was made.
         forgotten = [
-            f"line {call.line}: {call.name}(...) was called and never awaited, so it did not run"
+            f"{f'line {call.line}: ' if call.line else ''}{call.name}(...) was called and never awaited, so it did not run"
             for call in turn.unawaited
         ]
         value = "" if turn.value is None else _format_last_value(turn.value, self._programs.limits.value)
@@ -621,25 +640,15 @@ class _ProgramRun(RunningProgram):
         return size
 
     def _answer_from_result(self, came: object) -> CallAnswer:
-        """Return the answer of the program for a result or an error; a value above the limit becomes a ``ToolError``."""
-        if isinstance(came, ToolResult):
-            if came.is_error:
-                return CallAnswer(came.text, _exception_name(came))
-            came = _value_of_result(came)
-        elif isinstance(came, ChildResult):
-            if came.is_error:
-                return CallAnswer(f"{came.agent_id} failed: {came.why or came.status.value}", "ToolError")
-            came = came.output if came.output is not None else came.text
-        elif isinstance(came, BaseException):
-            return CallAnswer(str(came), "TypeError" if isinstance(came, ToolInputError) else "ToolError")
-        value = _thaw(came)
-        # Results are limited, too: a gigabyte would be copied into the worker, whose own limit would end it without naming
-        # the call.
+        """Return the answer of the program for a result or an error; one above the limit becomes an error that names its size."""
+        answer = _full_answer(came)
+        # Results and texts of errors are limited, too: a gigabyte would be copied into the worker, whose own limit would end it
+        # without naming the call.
         try:
-            self._check_json_size(value)
+            self._check_json_size(answer.value)
         except ValueError as error:
-            return CallAnswer(f"the call gave {error}", "ToolError")
-        return CallAnswer(value)
+            return CallAnswer(f"the call gave {error}", answer.error or "ToolError")
+        return answer
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -671,13 +680,19 @@ class _NoFunction(ValueError):
     """A program calls a function that it does not have."""
 
 
+def _without_warnings(turn: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a turn as JSON without the checker's warnings."""
+    kept = {name: value for name, value in turn.items() if name != "told"}
+    return {**kept, "error": SEEN_PART.sub("", kept["error"])} if "error" in kept else kept
+
+
 def _has_placeholder(recorded: object) -> bool:
     """Return True if a secret or machine name in a recorded value was replaced by a placeholder."""
     return isinstance(recorded, str) and PLACEHOLDER.search(recorded) is not None
 
 
 def _printed_text(session: ProgramSession) -> str:
-    return f"\nBefore that it printed:\n{replace_lone_surrogates(session.printed)}" if session.printed else ""
+    return f"{PRINTED_BEFORE}{replace_lone_surrogates(session.printed)}" if session.printed else ""
 
 
 def _exceeded_limit_text(turn: ProgramRaised, limits: ProgramLimits) -> str:
@@ -704,6 +719,21 @@ def _exception_name(failed: ToolResult) -> str:
     if failed.status == "denied":
         return "PermissionError"
     return "TimeoutError" if has_timed_out(failed) else "ToolError"
+
+
+def _full_answer(came: object) -> CallAnswer:
+    """Return the answer of the program for a result or an error of any size."""
+    if isinstance(came, ToolResult):
+        if came.is_error:
+            return CallAnswer(came.text, _exception_name(came))
+        came = _value_of_result(came)
+    elif isinstance(came, ChildResult):
+        if came.is_error:
+            return CallAnswer(f"{came.agent_id} failed: {came.why or came.status.value}", "ToolError")
+        came = came.output if came.output is not None else came.text
+    elif isinstance(came, BaseException):
+        return CallAnswer(str(came), "TypeError" if isinstance(came, ToolInputError) else "ToolError")
+    return CallAnswer(_thaw(came))
 
 
 def _value_of_result(result: ToolResult) -> Any:

@@ -46,7 +46,9 @@ MOST_TOLD = 1_000_000
 """The weight of a session's history, in characters, above which a snapshot replaces it; this bounds the time of a replay."""
 MOST_CHECKED = 64
 """How many results of checks are cached; a program that is resumed after a wait is checked again."""
-FILE = "<python-input-2>"
+INPUT = "<python-input-{}>"
+"""The sandbox's file name for each text of a session, counted from 0; the first one is ``PRELUDE``."""
+FILE = INPUT.format(2)
 """The sandbox's file name for the agent file in a handler session; see ``open_handler``."""
 HOST = "_se_host"
 """The function of a handler session that the host answers immediately."""
@@ -66,7 +68,7 @@ class ProgramCall(NamedTuple):
         name: The function; ``"asyncio.sleep"`` for a wait, whose first argument is its seconds.
         args: Positional arguments, as JSON values.
         kwargs: Keyword arguments.
-        line: The calling line, from 1.
+        line: The calling line, from 1; 0 if it is in a function of an earlier program.
         is_cut: Whether the arguments were dropped, because those of all calls of the turn have more bytes than ``memory``.
     """
 
@@ -98,7 +100,7 @@ class ProgramWaiting:
 
     Attributes:
         calls: All calls since the program was last resumed, in their order, also those that it does not await yet.
-        line: The waiting line, from 1.
+        line: The waiting line, from 1; 0 if it is in a function of an earlier program.
     """
 
     calls: tuple[ProgramCall, ...]
@@ -191,7 +193,7 @@ class Sandbox(Protocol):
         Args:
             code: The program.
             stubs: The functions that it may call.
-            known: The global names that earlier programs of the session defined.
+            known: The global names that earlier programs of the session defined; ``"*"`` if a text that they ran may define any name.
             stop: Ends the check from another thread.
 
         Raises:
@@ -480,6 +482,7 @@ class _MontySession:
         self._snapshot: Any = None
         self._told: list[_ProgramInputs] = []
         self._weight = 0
+        self._fed = 0
         self._base: bytes | None = None  # what it held before the programs of `_told`
         self._output: Any = None
         self._waits = False
@@ -489,6 +492,7 @@ class _MontySession:
         def begin(seat: _SessionWorker) -> ProgramTurn:
             told = _ProgramInputs(code, now, [], [])
             self._told.append(told)
+            self._fed += 1
             self._weight += len(code) + TURN
             return self._feed_program(seat, told)
 
@@ -506,8 +510,8 @@ class _MontySession:
         """
         Return the variables as texts of at most 200 characters, without modules; nothing while a program waits.
 
-        A variable whose ``repr`` fails is shown as ``"<cannot be shown>"``. The variables are read in a copy of the session, so nothing
-        changes for later programs, not even their names in tracebacks.
+        A variable whose ``repr`` fails is shown as ``"<cannot be shown>"``. A name without a value is left out. The variables are read in
+        a copy of the session, so nothing changes for later programs, not even their names in tracebacks.
 
         Raises:
             ToolError: when there is no worker.
@@ -536,6 +540,9 @@ class _MontySession:
             found[name] = "<cannot be shown>"
             try:
                 came = session.feed_start(f"repr({name})[:{SHOWN_CHARS}]")
+                if isinstance(came, monty.NameLookupSnapshot) and came.variable_name == name:
+                    del found[name]  # such as that of an exception after its handler
+                    came.resume()  # raises a `NameError`
             except monty.MontyCrashedError:
                 break
             except monty.MontyError:
@@ -711,12 +718,15 @@ class _MontySession:
 
     def _line_number(self, position: Any) -> int:
         """Return the line of a position in the latest program, or in the agent file of a handler; 0 outside of the file."""
-        if self._host is not None:
-            if position.filename != FILE or len(self._told) < 2:  # noqa: PLR2004 - see `open_handler`
-                return 0
-            return self._told[1].code.encode()[: position.start].count(b"\n") + 1
-        text = self._told[-1].code.encode()[: position.start] if self._told else b""
-        return text.count(b"\n") + 1
+        if position.filename != self._file_name or (self._host is not None and len(self._told) < 2):  # noqa: PLR2004 - see `open_handler`
+            return 0
+        text = self._told[-1 if self._host is None else 1].code.encode()
+        return text[: position.start].count(b"\n") + 1
+
+    @property
+    def _file_name(self) -> str:
+        """The sandbox's name of the text whose lines are reported: the latest program, or the agent file of a handler."""
+        return FILE if self._host is not None else INPUT.format(self._fed)
 
     def _make_raised(self, error: Any) -> ProgramRaised:
         """Return the end of a program for an error of Monty; a limit that the program could not catch is fatal."""
@@ -725,8 +735,9 @@ class _MontySession:
         frames = error.traceback() if hasattr(error, "traceback") else []
         text = error.display() if hasattr(error, "display") else str(error)
         is_fatal = kind in {"TimeoutError", "MemoryError", "RecursionError"} and not frames
+        frames = [frame for frame in frames if frame.filename == self._file_name]
         if self._host is not None and not is_fatal:
-            frames, text = [frame for frame in frames if frame.filename == FILE], str(inner)
+            text = str(inner)
         if kind == "MemoryError" and f"> {self._most_printed} bytes" in text:
             kind = PRINTED
         if is_fatal and kind == "TimeoutError":

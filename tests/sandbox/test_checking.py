@@ -136,6 +136,9 @@ FINE = {
     "a module that is imported twice": "import os.path\nimport os as system\nsystem.path.join('a', 'b')",
     "a method like an awaited name": "class A:\n    async def run(self):\n        return 1\n\nawait A().run()",
     "exceptions that there are not": "import asyncio\ntry:\n    x = 1\nexcept (asyncio.TimeoutError, ConnectionError):\n    pass",
+    "an import over lines": "from os import (\n    path,\n    walk,\n)",
+    "a caught import over lines": "try:\n    from asyncio import (\n        timeout,\n    )\nexcept ImportError:\n    pass",
+    "text that runs by another name": "run = exec\nrun('made = 1')\nprint(made)",
     "a dotted exception": "import json\ntry:\n    json.loads('x')\nexcept json.JSONDecodeError:\n    print(1)",
 }
 
@@ -171,6 +174,25 @@ def test_defined_names_are_those_of_the_top_level():
 @pytest.mark.spec("programs:PG24")
 def test_every_word_of_newer_syntax_counts_as_a_name():
     assert {"d", "found"} <= find_defined_names('d = {"a": 1}\nfound = f"{d["a"]}"')
+
+
+@pytest.mark.spec("programs:PG24")
+@pytest.mark.parametrize("newer", ['print(f"{", ".join([x for x in y])}")', "class for while def try"])
+def test_keywords_of_earlier_programs_disable_no_check(newer, pool):
+    known = {*find_defined_names(newer), *("class", "for", "await")}
+
+    checked = check_with_monty(pool.checkout, "await price()", STUBS, known)
+
+    assert [1] == [problem.line for problem in checked.refused]
+
+
+@pytest.mark.spec("programs:PG24")
+@pytest.mark.parametrize("program", ["exec('made = 1')", "run = exec\nrun('ma' + 'de = 1')"])
+def test_any_name_is_known_after_a_program_with_exec(program, pool):
+    known = find_defined_names(program)
+
+    assert () == find_program_problems("made", STUBS, known)
+    assert () == check_with_monty(pool.checkout, "made", STUBS, known).refused
 
 
 # --- what is refused ------------------------------------------------------------------------------------------------

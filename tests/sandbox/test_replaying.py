@@ -18,7 +18,7 @@ from stepengine.debugging.debugger import debug
 from stepengine.errors import DefinitionError, JournalError, ReplayDivergence
 from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.permissions import Call, Policy, Rule
-from stepengine.sandbox.sessions import ProgramSession, ProgramTurn, ProgramWaiting
+from stepengine.sandbox.sessions import OVER, ProgramSession, ProgramTurn, ProgramWaiting
 from stepengine.testing import ScriptedModel, text, tool_call
 
 pytest.importorskip("pydantic_monty", reason="needs the extra programs")
@@ -309,6 +309,51 @@ async def test_an_irreproducible_earlier_program_ends_the_run(sandbox: Watched, 
 
     assert before in copy.read_bytes()
     assert not [r for r in FileJournal(copy).records() if r.kind == "result" and (r.path, r.seq) == ("", 3)]
+
+
+@pytest.mark.spec("programs:PG26", "programs:PG27")
+@pytest.mark.parametrize(
+    "code", ["rows: list[int] = ['3', '4']\nsum(rows)", "rows: list[int] = ['3']\nprint(1)\n1 / 0"]
+)
+async def test_warnings_of_an_earlier_failed_program_are_no_difference(
+    code: str, sandbox: Watched, tmp_path: Path
+) -> None:
+    path, agent = tmp_path / "run.jsonl", shopper(sandbox)
+    result = await recorded(agent, code, "await price('tea')\nrows", journal=path)
+    copy = cut_before(path, tmp_path / "open.jsonl", "intent", "3", 0)
+    async with Engine([agent], models=ScriptedModel([text("end")])) as engine:
+        resumed = await engine.resume(copy)
+
+    assert "What was seen before it ran" in result.tool_calls[0].result.text
+    assert [one.result.text for one in result.tool_calls] == [one.result.text for one in resumed.tool_calls]
+
+
+class Slower(Watched):
+    """A slower machine, on which one program takes too long."""
+
+    def open(self, functions: Collection[str], **limits: Any) -> ProgramSession:
+        session = super().open(functions, **limits)
+        feed = session.feed
+        session.feed = lambda code, now: OVER if code == "a = 1" else feed(code, now)  # type: ignore[method-assign]
+        return session
+
+
+@pytest.mark.spec("programs:PG26", "programs:PG27")
+async def test_an_earlier_program_that_exceeds_a_limit_loses_the_variables(sandbox: Watched, tmp_path: Path) -> None:
+    path, slower = tmp_path / "run.jsonl", Slower()
+    await recorded(shopper(sandbox), "a = 1", "a + await price('tea')", journal=path)
+    copy = cut_before(path, tmp_path / "open.jsonl", "intent", "3", 0)
+    try:
+        async with Engine([shopper(slower)], models=ScriptedModel([*replies("a"), text("end")])) as engine:
+            resumed = await engine.resume(copy)
+            assert resumed == await engine.replay(copy)
+    finally:
+        slower.close()
+
+    found = [one.result.text for one in resumed.tool_calls]
+    assert "the variables of earlier programs could not be restored" in found[1]
+    assert "A program may compute for 5 s" in found[1]
+    assert "there is no `a`" in found[2]
 
 
 @pytest.mark.spec("programs:PG26")

@@ -141,6 +141,18 @@ async def test_each_effect_of_a_program_records_its_line() -> None:
     assert lines_of(MemoryJournal(journal.lines())) == asked
 
 
+@pytest.mark.spec("programs:PG35")
+async def test_a_call_in_an_earlier_programs_function_has_no_line() -> None:
+    journal = MemoryJournal()
+    helper = "\n\n\nasync def double():\n    return 2 * await price('tea')\n"
+    program = (
+        "a = 1\nb = price('milk')\nawait double()\nawait b\nasync def later():\n    await price('gold')\nawait later()"
+    )
+    await ran(helper, program, program, journal=journal)
+
+    assert lines_of(journal) == {"3#0": 2, "3#2": 6, "5#0": 2, "5#2": 6}
+
+
 @pytest.mark.parametrize("line", ["3", -1, 10**9, True])
 async def test_an_invalid_line_is_a_damaged_record(line: object) -> None:
     """A journal may be anybody's."""
@@ -347,6 +359,19 @@ async def test_the_debugger_shows_variables_without_changing_the_run() -> None:
         ("#4", known | {"a": "[1, 2, 30]"}),
         ("#6", known | {"a": "[1, 2, 30]"}),
     ]
+
+
+@pytest.mark.spec("programs:PG37")
+async def test_names_without_a_value_hide_no_variables() -> None:
+    code = (
+        "alpha = 1\ntry:\n    int('x')\nexcept ValueError as error:\n    pass\nif not alpha:\n    never = 1\nzeta = 3"
+    )
+    journal = await record_run(code, "1")
+    async with Engine([buyer], models=ScriptedModel([]), permissions=POLICY) as engine:
+        with debug(engine, journal) as debugger:
+            debugger.goto("#2")
+
+            assert {"alpha": "1", "zeta": "3"} == debugger.variables()
 
 
 @pytest.mark.deep

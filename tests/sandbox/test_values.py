@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from stepengine import AgentDefinition, tool
+from stepengine.errors import ToolError
 from stepengine.journal import MemoryJournal
 
 pytest.importorskip("pydantic_monty", reason="needs the extra programs")
 
-from stepengine.sandbox import code_mode
+from stepengine.sandbox import ProgramLimits, code_mode
 
 from .programs import outputs, run_programs
 
@@ -108,3 +109,29 @@ async def test_a_program_receives_a_long_result_in_full() -> None:
     code = "found = await echo({'a': ['b' * 98] * 10_000})\n[len(found['a']), len(found['a'][-1])]"
 
     assert ["[10000, 98]"] == await said(code)
+
+
+@pytest.mark.spec("programs:PG24", "programs:PG27")
+async def test_variables_made_by_exec_last_until_later_programs() -> None:
+    assert "5" == (await said("run = exec\nrun('qq' + ' = 5')", "qq"))[1]
+
+
+@tool
+def fails(n: int) -> str:
+    """Fail with a text."""
+    raise ToolError("x" * n)
+
+
+@pytest.mark.spec("programs:PG44")
+async def test_a_text_of_an_error_above_the_limit_stays_outside() -> None:
+    agent = AgentDefinition("a", model="test/m", tools=[code_mode(fails, limits=ProgramLimits(value=1_000))])
+    code = """
+        for n in (10, 100_000):
+            try:
+                await fails(n)
+            except ToolError as error:
+                print("x" * 10 in str(error), len(str(error)) < 1_000, "one may have 1,000" in str(error))
+        """
+    result = await run_programs(agent, code, journal=MemoryJournal())
+
+    assert ["True True False\nFalse True True"] == outputs(result)
