@@ -502,7 +502,7 @@ class Parallel(_Iterated, Generic[T_co]):
 
 def make_program_parallel(calls: Sequence[Member[Any]], lines: Sequence[int]) -> Parallel[tuple[Any, ...]]:
     """
-    Return the ``Parallel`` of a program's simultaneous calls, with the line of each, from 1.
+    Return the ``Parallel`` of a program's simultaneous calls, with the line of each, from 1; 0 for an unknown line.
 
     The lines are recorded, so that viewers show each call at its line. Nothing else depends on them.
     """
@@ -864,6 +864,7 @@ YIELD_FROM = (
     "it is what a bare `yield` is sent. For the value itself write `yield from`, as in `answer = yield from Ask(...)`, "
     "or look at a field, such as `.value`, `.tool_result` or `.steps_complete`"
 )
+NOT_TRUE = f"a StepResult is neither true nor false; {YIELD_FROM}"
 ANSWERS = (str, bool, int, float, complex, dict, list, tuple)
 """Types of the values that ``yield from`` returns; a comparison of these with a ``StepResult`` is a mistake."""
 
@@ -921,8 +922,7 @@ class StepResult:
         return f"<StepResult of {self.agent_state.agent_id!r}: {what}, {len(self.tool_results)} tool results>"
 
     def __bool__(self) -> NoReturn:
-        msg = f"a StepResult is neither true nor false; {YIELD_FROM}"
-        raise TypeError(msg)
+        raise TypeError(NOT_TRUE)
 
     if not TYPE_CHECKING:  # type checkers know the fields, and find comparisons that are always false, by themselves
 

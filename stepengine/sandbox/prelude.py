@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 
-from stepengine.data.yields import YIELDS
+from stepengine.data.yields import NOT_TRUE, YIELDS
 
 ERRORS = {
     "StepEngineError": "OSError",
@@ -158,15 +158,35 @@ class _se_Record:
     def __eq__(self, other):
         return type(other) is _se_Record and self._se_kind == other._se_kind and _se_plain(self) == _se_plain(other)
 
-def _se_plain(value, is_short=False):
+def _se_plain(value, is_short=False, how=("", None)):
+    kind, inner = _se_shape(how, value)
     if type(value) is _se_Record:
-        fields = [(name, getattr(value, name)) for name in value._se_order if hasattr(value, name)]
-        return {name: _se_plain(inner, is_short) for name, inner in fields if inner is not None or not is_short}
+        kind, inner = "class", value._se_kind
+        value = {name: getattr(value, name) for name in value._se_order if hasattr(value, name)}
     if isinstance(value, dict):
-        return {name: _se_plain(inner, is_short) for name, inner in value.items() if inner is not None or not is_short}
+        shapes = _se_fields[inner]["models"] if kind == "class" and inner in _se_fields else {}
+        of_all = inner if kind == "dict" else ("", None)
+        return {
+            name: _se_plain(one, is_short, shapes.get(name, of_all))
+            for name, one in value.items() if one is not None or not is_short or kind != "class"
+        }
     if isinstance(value, (list, tuple)):
-        return [_se_plain(inner, is_short) for inner in value]
+        of_all = inner if kind == "list" else ("", None)
+        return [_se_plain(value[at], is_short, inner[at] if kind == "tuple" else of_all) for at in range(len(value))]
     return value
+
+def _se_shape(how, value):
+    """Give the shape of a value that is no record: of a union, the first one for its type."""
+    kind, inner = how
+    if kind == "union":
+        for one in inner:
+            found = _se_shape(one, value)
+            if found[0]:
+                return found
+    if kind == "dict" or kind == "class" and _se_fields[inner]["is_dict"]:
+        return how if isinstance(value, dict) else ("", None)
+    is_list = isinstance(value, (list, tuple)) and (kind == "list" or kind == "tuple" and len(inner) == len(value))
+    return how if is_list else ("", None)
 
 def _se_class(kind):
     known = _se_fields[kind]
@@ -200,48 +220,6 @@ def _se_copy(value):
     if isinstance(value, dict):
         return {name: _se_copy(inner) for name, inner in value.items()}
     return [_se_copy(inner) for inner in value] if isinstance(value, list) else value
-
-def _se_made(kind, value):
-    """Give JSON the attributes that a schema class of the file says it has."""
-    known = _se_fields.get(kind)
-    if known is None or not isinstance(value, dict):
-        return value
-    fields = {} if known["is_dict"] else _se_copy(known["defaults"])
-    for name, inner in value.items():
-        name = known["aliases"].get(name, name)
-        how = known["models"].get(name)
-        fields[name] = inner if how is None else _se_built(how, inner)
-    return fields if known["is_dict"] else _se_Record(kind, fields, known["order"])
-
-def _se_built(how, value):
-    kind, inner = how
-    if kind == "class":
-        return _se_made(inner, value)
-    if kind == "list":
-        return [_se_built(inner, one) for one in value] if isinstance(value, list) else value
-    if kind == "dict":
-        return {name: _se_built(inner, one) for name, one in value.items()} if isinstance(value, dict) else value
-    if kind == "tuple" and isinstance(value, list) and len(value) == len(inner):
-        return tuple([_se_built(inner[at], value[at]) for at in range(len(inner))])
-    if kind == "union":
-        for one in inner:
-            if _se_fits(one, value):
-                return _se_built(one, value)
-    return value
-
-def _se_fits(how, value):
-    kind, inner = how
-    if kind == "union":
-        return _se_fits(inner[0], value) or _se_fits(inner[1], value)
-    if kind in ("list", "tuple"):
-        return isinstance(value, list) and (kind == "tuple" or not value or _se_fits(inner, value[0]))
-    if kind == "dict":
-        return isinstance(value, dict)
-    if kind != "class" or not isinstance(value, dict):
-        return False
-    known = _se_fields[inner]
-    names = [known["aliases"].get(name, name) for name in value]
-    return all(name in names for name in known["required"]) and all(name in known["order"] for name in names)
 
 class _se_Object:
     pass
@@ -312,8 +290,6 @@ def _se_read(told):
         return _se_Record(name, {field: _se_read(inner) for field, inner in fields.items()}, list(fields))
     if kind == "dict":
         return {name: _se_read(inner) for name, inner in value.items()}
-    if kind.startswith("model:"):
-        return _se_made(kind[6:], value)
     made = _se_kinds[kind]()
     for name, inner in value.items():
         setattr(made, name, _se_read(inner))
@@ -323,6 +299,11 @@ def _se_got(told):
     return _se_read(told)
 
 def _se_value(told):
+    return _se_read(told)
+
+def _se_tested(told):
+    if told[0] == "StepResult":
+        raise TypeError(_se_untested)
     return _se_read(told)
 
 def _se_lazy(value, name):
@@ -439,7 +420,7 @@ def _class_source(kind: type) -> str:
     return f"\nclass {kind.__name__}:\n    def __init__(self, {str(bare)[1:]}:\n{kept}"
 
 
-PRELUDE = TEXT + "".join(
+PRELUDE = f"{TEXT}\n_se_untested = {NOT_TRUE!r}\n" + "".join(
     [
         _class_source(row.kind)
         for row in YIELDS

@@ -81,7 +81,7 @@ OF_ENUMS: Mapping[tuple[str, ...], type | None] = MappingProxyType(
     }
 )
 TYPES_HERE = (
-    "str, int, float, bool, None, Any, list[...], dict[str, ...], Literal[...], X | None, Annotated[..., Field(...)], Enum "
+    "str, int, float, bool, None, Any, list[...], dict[str, ...], Literal[...], X | None, Annotated[..., Field(...)] "
     "and schema classes of this file"
 )
 
@@ -968,14 +968,14 @@ class _SchemaClassReader:
         self._line, self._where, self._own = node.lineno, f"class {node.name!r}", frozenset()
         bases = tuple(self._resolve_binding(base).what for base in node.bases)
         if bases not in OF_ENUMS or node.keywords or node.decorator_list:
-            self._refuse("this Enum is not read; one of Enum, StrEnum, IntEnum as its only base would be fine")
+            self._refuse("this Enum is not read; Literal[...] of its values would be fine")
         values: dict[str, Any] = {}
         left = self._left
         for at, statement in enumerate(node.body):
             self._line = statement.lineno
             self._read_enum_member(statement, OF_ENUMS[bases], values, is_first=at == 0)
         if not values:
-            self._refuse("an Enum without members takes no value; one with members such as `LOW = 'low'` would be fine")
+            self._refuse("an Enum without members takes no value; Literal['low', 'high'] would be fine")
         first: dict[Any, Any] = {}
         values = {
             name: first.setdefault(value, value) for name, value in values.items()

@@ -10,7 +10,9 @@ from __future__ import annotations
 import ast
 import re
 import string
-from collections.abc import Collection, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from operator import attrgetter
 from types import MappingProxyType, MethodDescriptorType
 from typing import Any, NamedTuple, NoReturn
 
@@ -161,7 +163,21 @@ PRELUDE_NAMES = frozenset(
     {*KNOWN["stepengine"], *OF_TYPING, *ABSTRACT, "GeneratorExit", "LimitReached", "datetime", "timedelta"}
 ) | {
     f"{OWN}{name}"
-    for name in ("yield", "from", "bare", "got", "value", "lazy", "method", "added", "class", "schema", "host", "agent")
+    for name in (
+        "yield",
+        "from",
+        "bare",
+        "got",
+        "value",
+        "tested",
+        "lazy",
+        "method",
+        "added",
+        "class",
+        "schema",
+        "host",
+        "agent",
+    )
 }
 
 
@@ -196,6 +212,8 @@ class _Rewriting:
         self._file = file
         self._schemas = schemas
         self._edits: list[_Edit] = []
+        self._extended: list[tuple[tuple[int, int], int, int]] = []
+        """The target of each ``+=``, the place behind it and the order of its edit, which copies the target with all of its edits."""
         self._count = 0
         self._starts = [0]
         for at, byte in enumerate(self._data):
@@ -224,12 +242,21 @@ class _Rewriting:
                 self._visit(seen)
         for schema in self._schemas.values():
             self._replace_schema_class(schema)
+        edits = sorted(self._edits)
+        for (start, end), behind, order in self._extended:
+            target = self._rewrite_span(edits, start, end)
+            self._edits.append(_Edit(behind, order, behind, b" _se_added(" + target + b", ("))
+        return self._rewrite_span(sorted(self._edits), 0, len(self._data)).decode()
+
+    def _rewrite_span(self, edits: Sequence[_Edit], start: int, end: int) -> bytes:
+        """Return the text between two places, after those of the sorted edits that are in it."""
         pieces: list[bytes] = []
-        at = 0
-        for edit in sorted(self._edits):
+        at = start
+        first, last = [bisect_left(edits, place, key=attrgetter("start")) for place in (start, end)]
+        for edit in edits[first:last]:
             pieces += (self._data[at : edit.start], edit.text)
             at = edit.end
-        return b"".join([*pieces, self._data[at:]]).decode()
+        return b"".join([*pieces, self._data[at:end]])
 
     # --- agents and generators ------------------------------------------------------------------------------------------
 
@@ -296,6 +323,8 @@ class _Rewriting:
             case ast.Yield(None):
                 start, end = self._span(node)
                 self._replace(start, end, b"_se_got(await _se_yield(None))")
+            case ast.Yield() if _is_tested(node, seen.parent):
+                self._wrap(node, re.compile(b"yield"), b"_se_tested(await _se_yield((", b")))")
             case ast.Yield() if isinstance(seen.parent, ast.Expr):
                 self._wrap(node, re.compile(b"yield"), b"await _se_bare((", b"))")
             case ast.Yield():
@@ -386,7 +415,8 @@ class _Rewriting:
             return
         _, of_value = self._span(node)
         behind = self._data.index(b"+=", end) + 2
-        self._insert_at(behind, b" _se_added(" + self._data[start:end] + b", (")
+        self._count += 1
+        self._extended.append(((start, end), behind, self._count))
         self._edits.append(_Edit(of_value, -self._count, of_value, b"))"))
 
     def _wrap_generator(self, call: ast.Call, found: ast.GeneratorExp) -> None:
@@ -555,12 +585,27 @@ def _is_replaced(node: ast.AST) -> bool:
     return is_lazy or isinstance(node, ast.Yield | ast.YieldFrom)
 
 
+def _is_tested(node: ast.expr, parent: ast.AST | None) -> bool:
+    """Return True if the truth of a value decides here. The sandbox asks no object for it, and a ``StepResult`` has none."""
+    match parent:
+        case ast.BoolOp(values=values):
+            return node is not values[-1]
+        case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test) | ast.Assert(test=test):
+            return node is test
+        case ast.UnaryOp(op=ast.Not()) | ast.Call(func=ast.Name("bool")):
+            return True
+        case _:
+            return False
+
+
 def _is_inside(node: ast.AST, spans: Collection[tuple[int, int]]) -> bool:
     line = getattr(node, "lineno", 0)
     return any(first <= line <= last for first, last in spans)
 
 
 def _unknown_module_text(name: str) -> str:
+    if name == "enum":
+        return "there is no module 'enum' in the sandbox; write `Literal['low', 'high']` for the type of a field"
     return f"there is no module {name!r} in the sandbox, which has {_join_sorted(MODULES.keys() - {'os.path', 'posixpath'})}"
 
 

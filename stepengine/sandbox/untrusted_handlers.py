@@ -70,6 +70,7 @@ from stepengine.sandbox.sessions import (
     ProgramWaiting,
 )
 from stepengine.sandbox.source_rewriter import AgentText, rewrite_for_sandbox
+from stepengine.tools.schemas import JsonSchema
 from stepengine.workspace.paths import find_similar_path
 
 NAME = "<agent>"
@@ -104,6 +105,8 @@ THEIRS: tuple[tuple[type[BaseException], str], ...] = tuple(
 """The exceptions of the package, subclasses before their bases, with the sandbox exceptions that represent them."""
 KEPT_FILES = 64
 """The number of cached files; a process uses a few."""
+KEPT_SHAPES = 500
+"""The number of cached shapes of fields; a file has a few."""
 
 
 # --- definitions ------------------------------------------------------------------------------------------------------
@@ -190,10 +193,7 @@ def _run_prelude_and_file(session: ProgramSession, known: AgentText, now: dateti
                 name for name in _field_names(one) if one.aliases.get(name, name) in one.json_schema.get("required", ())
             ],
             "defaults": thaw(one.defaults),
-            "models": {
-                name: _make_constructor_tree(ast.parse(how, mode="eval").body) for name, how in one.models.items()
-            },
-            "aliases": {alias: name for name, alias in one.aliases.items()},
+            "models": {name: _parse_shape(how) for name, how in one.models.items()},
             "is_dict": one.kind == "typed_dict",
         }
         for name, one in known.schemas.items()
@@ -207,8 +207,14 @@ def _field_names(schema: SchemaClass) -> list[str]:
     return [fields.get(name, name) for name in schema.json_schema.get("properties", {})]
 
 
+@lru_cache(KEPT_SHAPES)
+def _parse_shape(shape: str) -> list[Any]:
+    """Return the shape of a field's value as nested lists; see ``SchemaClass.models``."""
+    return _make_constructor_tree(ast.parse(shape, mode="eval").body)
+
+
 def _make_constructor_tree(how: ast.expr) -> list[Any]:
-    """Return a field's type for the sandbox as nested lists, such as ``["list", ["class", "City"]]``."""
+    """Return a field's type as nested lists, such as ``["list", ["class", "City"]]``."""
     match how:
         case ast.Subscript(ast.Name("list"), inner):
             return ["list", _make_constructor_tree(inner)]
@@ -654,7 +660,9 @@ class _HandlerRun(RunningProgram):
         """Return True if the value that the handler returned contains itself; runs a check in its session."""
         session = self._session
         assert session is not None  # noqa: S101
+        printed = session.printed
         turn = session.feed("_se_contains_itself(_se_returned)", self._now)
+        session.printed = printed  # of the handler's last turn, which is logged afterwards
         return not isinstance(turn, ProgramWaiting | ProgramRaised) and turn.value is True
 
     def _read_yield(self, turn: ProgramWaiting) -> Mapping[str, Any]:
@@ -846,7 +854,7 @@ class _HandlerRun(RunningProgram):
         if told[0] == "json":
             schema = self._known.params_of.get(self._name)
             if schema is not None and isinstance(told[1], Mapping):
-                told = [f"model:{schema}", told[1]]
+                told = _ParamsEncoder(self._known.schemas, schema).encode(schema, told[1])
         return {
             "prompt": ["json", ctx.prompt],
             "params": told,
@@ -957,6 +965,86 @@ def _encode_value(value: Any, number_of: Callable[[AgentState], int] | None = No
             pass
     dump = getattr(value, "model_dump", None)
     return ["json", thaw(freeze(value))] if dump is None else _encode_model(value, dump(mode="json", by_alias=False))
+
+
+class _ParamsEncoder:
+    """Encodes JSON for the sandbox as objects of a file's schema classes, as pydantic builds them."""
+
+    def __init__(self, schemas: Mapping[str, SchemaClass], top: str) -> None:
+        self._schemas = schemas
+        # The definitions of the whole schema: the rule of a typed dict for other members depends on its model.
+        self._definitions: Any = thaw(schemas[top].json_schema.get("$defs", {}))
+        self._definitions.setdefault(top, thaw(schemas[top].json_schema))
+        self._compiled: dict[str, JsonSchema] = {}
+
+    def encode(self, name: str, value: Mapping[str, Any]) -> Any:
+        """Encode a value of the schema class *name*. Members that it does not allow are dropped."""
+        known = self._schemas[name]
+        fields = {alias: field for field, alias in known.aliases.items()}
+        allows_others = self._definitions[name].get("additionalProperties") is True
+        given: dict[str, Any] = {}
+        for key, one in value.items():
+            field = fields.get(key, key)
+            how = known.models.get(field)
+            if field in _field_names(known) or allows_others:
+                given[field] = ["json", one] if how is None else self._encode_as(_parse_shape(how), one)
+        defaults = {field: ["json", thaw(one)] for field, one in known.defaults.items()}
+        made = {**defaults, **given}
+        order = dict.fromkeys([*_field_names(known), *made])
+        ordered = {field: made[field] for field in order if field in made}
+        return ["dict", ordered] if known.kind == "typed_dict" else ["record", [name, ordered]]
+
+    def _encode_as(self, how: Sequence[Any], value: Any) -> Any:
+        match how:
+            case ["class", name] if isinstance(value, Mapping):
+                return self.encode(name, value)
+            case ["list", inner] if isinstance(value, list):
+                return ["list", [self._encode_as(inner, one) for one in value]]
+            case ["dict", inner] if isinstance(value, Mapping):
+                return ["dict", {key: self._encode_as(inner, one) for key, one in value.items()}]
+            case ["tuple", inner] if isinstance(value, list) and len(value) == len(inner):
+                return ["tuple", [self._encode_as(one, member) for one, member in zip(inner, value, strict=True)]]
+            case ["union", members]:
+                counts = [self._count_fields(one, value) for one in members]
+                fits = [count for count in counts if count is not None]
+                # Of the types that a value fits, pydantic chooses the first one with the most fields set.
+                return self._encode_as(members[counts.index(max(fits))], value) if fits else ["json", value]
+            case _:
+                return ["json", value]
+
+    def _count_fields(self, how: Sequence[Any], value: Any) -> int | None:
+        """Return the number of fields of schema classes that a value sets; ``None`` if it does not fit."""
+        parts: list[tuple[Any, Any]]
+        count = 0
+        match how:
+            case ["class", name] if isinstance(value, Mapping) and self._is_valid(name, value):
+                known = self._schemas[name]
+                fields = {known.aliases.get(field, field): field for field in _field_names(known)}
+                given = [(fields[key], one) for key, one in value.items() if key in fields]
+                count = len(given)
+                parts = [(_parse_shape(known.models[field]), one) for field, one in given if field in known.models]
+            case ["list", inner] if isinstance(value, list):
+                parts = [(inner, one) for one in value]
+            case ["dict", inner] if isinstance(value, Mapping):
+                parts = [(inner, one) for one in value.values()]
+            case ["tuple", inner] if isinstance(value, list) and len(value) == len(inner):
+                parts = list(zip(inner, value, strict=True))
+            case ["union", members]:
+                counts = [found for one in members if (found := self._count_fields(one, value)) is not None]
+                return max(counts, default=None)
+            case ["as it is", _]:
+                parts = []
+            case _:
+                return None
+        inner_counts = [self._count_fields(inner, one) for inner, one in parts]
+        return None if None in inner_counts else count + sum(filter(None, inner_counts))
+
+    def _is_valid(self, name: str, value: Any) -> bool:
+        check = self._compiled.get(name)
+        if check is None:
+            schema = {"$ref": f"#/$defs/{name}", "$defs": self._definitions}
+            check = self._compiled[name] = JsonSchema(f"class {name!r}", schema)
+        return not check.issues(value)
 
 
 def _encode_model(value: Any, plain: Any) -> Any:

@@ -118,6 +118,8 @@ REFUSED = {
     "_se_yield = 1\n": (2, "the sandbox's own"),
     "def f(c):\n    c._se_number = 3\n": (3, "the sandbox's own"),
     "import subprocess\n": (2, "there is no module 'subprocess'"),
+    "from enum import Enum\n": (2, "write `Literal['low', 'high']`"),
+    "import enum\n": (2, "write `Literal['low', 'high']`"),
     "import stepengine\n": (2, "from stepengine import"),
     "from os.path import *\n": (2, "name it"),
     "from stepengine import Perform\n": (2, "let a tool do it"),

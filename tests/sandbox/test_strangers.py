@@ -12,6 +12,8 @@ from typing import Any
 
 import attrs
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from stepengine import AgentDefinition, Engine, RunStatus, ToolResult, load_agent, tool
 from stepengine.data.limits import Limits
@@ -333,6 +335,19 @@ STATEMENTS = [
     "kept = {'list': [1]}\nkept['list'] += (2,)\nfound.append(kept)",
     "found += yield from Race(Sleep(0), Sleep(9))\nfound.pop()",
     "n = 1\nn += (\n    2\n)\nfound.append(n)",
+    "n = {ctx.agent_state.system_prompt: 1}\nn[ctx.agent_state.system_prompt] += 1\nfound += n.values()",
+    "found.append([])\nfound[1 if ctx.agent_state.context else 0]+=ctx.agent_state.ancestor_run_ids\nfound[0] += (3,)",
+    *[
+        f"try:\n    {one}\nexcept TypeError as error:\n    found.append(str(error))"
+        for one in (
+            "found.append((yield Sleep(0)) or 3)",
+            "if (yield Sleep(0)):\n        pass",
+            "while not (yield Sleep(0)):\n        pass",
+            "found.append(1 if (yield Sleep(0)) else 2)",
+            "found.append(bool((yield Sleep(0))))",
+            "found.append([0 or (yield Sleep(0))].pop().steps_complete)",
+        )
+    ],
 ]
 
 
@@ -356,6 +371,102 @@ def test_python_features_behave_as_outside_the_sandbox(text: str, tmp_path: Path
 
     assert RunStatus.COMPLETED is results[0].status, results[0].error
     assert (results[0].output, str(results[0].error)) == (results[1].output, str(results[1].error))
+
+
+PETS = """
+from typing import Any, Literal
+from pydantic import BaseModel, ConfigDict
+from typing_extensions import NotRequired, TypedDict
+from stepengine import AgentDefinition, Sleep
+
+class Cat(BaseModel):
+    kind: Literal['cat']
+    n: int
+    note: str = 'meow'
+
+class Dog(BaseModel):
+    kind: Literal['dog']
+    n: int
+
+class Loose(BaseModel):
+    model_config = ConfigDict(extra='allow')
+    x: int
+    of: dict[str, Any] = {}
+
+class Tight(BaseModel):
+    x: int
+    y: int | None = None
+
+class Size(TypedDict):
+    w: int | None
+    h: NotRequired[int | None]
+
+class Params(BaseModel):
+    sizes: list[Size | None] | dict[str, Size] = []
+    pair: tuple[Size, int | None] | None = None
+    pets: list[Cat | Dog | None] = []
+    loose: Loose | None = None
+    lists: list[Cat] | list[Dog] = []
+    either: Tight | Dog | str = ''
+
+def handle_steps(ctx):
+    yield Sleep(0)
+    p = ctx.params
+    return [repr(p), p.model_dump(mode='json'), p.model_dump(mode='json', exclude_none=True), p.loose is not None and p.loose.x]
+
+agent = AgentDefinition('pets', handle_steps=handle_steps, input_schema=Params)
+"""
+NUMBERS = st.integers(-9, 9)
+CATS = st.fixed_dictionaries({"kind": st.just("cat"), "n": NUMBERS}, optional={"note": st.text(), "other": NUMBERS})
+DOGS = st.fixed_dictionaries({"kind": st.just("dog"), "n": NUMBERS}, optional={"note": st.text()})
+SIZES = st.fixed_dictionaries({"w": st.none() | NUMBERS}, optional={"h": st.none() | NUMBERS, "other": NUMBERS})
+NULLS = st.dictionaries(st.text(), st.none() | NUMBERS | st.lists(st.none() | NUMBERS, max_size=2), max_size=2)
+PARAMS = st.fixed_dictionaries(
+    {},
+    optional={
+        "pets": st.lists(CATS | DOGS | st.none(), max_size=3),
+        "loose": st.none() | st.fixed_dictionaries({"x": NUMBERS}, optional={"of": NULLS, "q": st.none() | NUMBERS}),
+        "lists": st.lists(CATS, max_size=2) | st.lists(DOGS, max_size=2),
+        "sizes": st.lists(st.none() | SIZES, max_size=2) | st.dictionaries(st.text(), SIZES, max_size=2),
+        "pair": st.tuples(SIZES, st.none() | NUMBERS).map(list),
+        "either": DOGS | st.text() | st.fixed_dictionaries({"x": NUMBERS}, optional={"y": st.none() | NUMBERS}),
+    },
+)
+
+
+@pytest.fixture(scope="module")
+def pets(tmp_path_factory: pytest.TempPathFactory) -> list[AgentDefinition[Any]]:
+    file = tmp_path_factory.mktemp("pets") / "pets.py"
+    file.write_text(PETS)
+    return [load_agent(file), *load_file(file)]
+
+
+@pytest.mark.spec("programs:PG42")
+@settings(max_examples=20, deadline=None)
+@given(params=PARAMS)
+def test_params_become_the_same_objects_as_outside(pets: list[AgentDefinition[Any]], params: dict[str, Any]) -> None:
+    results = []
+    for agent in pets:
+        with Engine([agent], models=ScriptedModel([])) as engine:
+            results.append(engine.run_sync(agent, "go", params=params))
+
+    assert RunStatus.COMPLETED is results[0].status, results[0].error
+    assert results[0].output == results[1].output, results[1].error
+
+
+@pytest.mark.parametrize("returned", ["x", "[...]", "{...}"])
+def test_the_last_output_of_a_handler_is_logged(returned: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    (agent,) = load_source(
+        "from stepengine import AgentDefinition, Sleep\n"
+        "def handle_steps(ctx):\n    print('first')\n    yield Sleep(0)\n"
+        f"    print('the last words')\n    return {returned!r}\n"
+        "agent = AgentDefinition('a', handle_steps=handle_steps)\n"
+    )
+    with Engine([agent], models=ScriptedModel([])) as engine:
+        assert returned == engine.run_sync(agent, "go").output
+
+    assert 1 == caplog.text.count("the last words")
 
 
 def test_chance_is_drawn_from_the_run_as_outside(tmp_path: Path) -> None:
