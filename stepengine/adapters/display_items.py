@@ -1,9 +1,9 @@
 """
 Display items: texts and calls of a run in the order in which every protocol needs them, whatever the order of the events.
 
-A text starts before its pieces and ends after them. A completed text makes up for pieces that a slow reader missed. One that does
-not continue what was shown is discarded and shown anew. The input of a call is complete once, before its result. The translators of
-ACP, AG-UI and Vercel only encode the items.
+A text starts before its pieces and ends after them. A completed text supplies the pieces that a slow reader missed. If it does not
+continue the shown text, that one is discarded, and a new text starts. The input of a call is complete once, before its result. The
+translators of ACP, AG-UI and Vercel only encode the items; ACP encodes only texts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FAILURES = (RunStatus.FAILED, RunStatus.CANCELLED, RunStatus.MAX_STEPS)
 
 TextEvent: TypeAlias = "TextDelta | TextCompleted | ThinkingDelta | ThinkingCompleted"
 OUTPUT = -1
-"""The ``seq`` of a text that no model said."""
+"""The ``seq`` of a text that no model wrote."""
 
 
 @attrs.define(eq=False)
@@ -65,7 +65,7 @@ class TextItem(NamedTuple):
         step: The start, a piece or the end.
         text: The text.
         piece: The piece.
-        is_discarded: Whether what was shown of an ended text does not count.
+        is_discarded: At an end, whether the shown text is invalid.
     """
 
     step: Literal["start", "piece", "end"]

@@ -299,7 +299,11 @@ class EditorAgent:
     # --- turns --------------------------------------------------------------------------------------------------------
 
     async def prompt(self, session_id: str, prompt: list[Any], **_: Any) -> schema.PromptResponse:
-        """Run a turn, and show it while it runs. Wait first for the end of a cancelled turn."""
+        """
+        Start a run, or answer or resume the current one, and show it until it ends or asks for text.
+
+        If the last turn was cancelled, wait for its end first.
+        """
         with convert_to_protocol_errors():
             said = prompts.parse_prompt(prompt)
         session = await self._wait_until_idle(session_id)
@@ -320,7 +324,7 @@ class EditorAgent:
             await session.cancel()
 
     async def _wait_until_idle(self, session_id: str) -> EditorSession:
-        """Return an idle session, after waiting for the end of a cancelled turn."""
+        """Return an idle session, after waiting for the end of a cancelled turn; raise an error if it is running or broken."""
         session = self._get_session(session_id)
         while not session.free.is_set() and session.is_given_up:
             await session.free.wait()

@@ -37,10 +37,10 @@ class PromptRun:
     One prompt of a session and the run that it started.
 
     Attributes:
-        prompt: What the user said, as it is shown again.
-        journal: Where the run is recorded.
-        is_kept: Whether the conversation went on from its state: not when it failed.
-        chosen: What held for it: a replay needs the same.
+        prompt: The user's text, as a replay shows it.
+        journal: The journal file of the run.
+        is_kept: Whether the conversation continues from its state; False until it ends, and if it failed.
+        chosen: The mode and model of the run, which a replay needs.
         servers: The names of the MCP servers whose tools it had.
     """
 

@@ -1,7 +1,7 @@
 """
-The program of another agent: started, spoken with in lines of JSON, and ended with everything that it started.
+The program of another agent: its start, its messages as lines of JSON, and the end of all its processes.
 
-What must not be here: what the lines mean.
+What must not be here: the meaning of the messages.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class AgentProgram:
     It is a transport for ``acp.connection.Connection``.
 
     Attributes:
-        problem: Why no more is read, where that is not simply its end.
+        problem: Why reading stopped; ``""`` if the program just ended.
     """
 
     def __init__(self, name: str, process: asyncio.subprocess.Process, line: socket.socket) -> None:

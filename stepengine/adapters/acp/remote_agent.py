@@ -1,10 +1,10 @@
 """
 An external ACP agent as a child agent: stepengine is the client of its program, as an editor would be.
 
-What lives here: how a turn of a program begins, goes on and ends, and its words in ours. What the turns of all agents that are
-led have in common is ``stepengine.adapters.external``'s.
+What lives here: the start, the requests and the end of a program's turn, and the conversion of its messages. What the turns of all
+external agents have in common is in ``stepengine.adapters.external``.
 
-What must not: processes, which are ``program``'s, and any import of the protocol's package before a program is started: a replay
+Must not be here: processes, which are in ``program``, and any import of the protocol's package before a program is started: a replay
 needs neither.
 """
 
@@ -278,7 +278,7 @@ def _get_or_make_conversation(led: _ProgramSettings, ctx: ToolContext) -> _Progr
 
 
 def _make_guard_recorder(led: _ProgramSettings) -> Callable[[ToolContext, JsonDict], None]:
-    """Return a callback that stores the file rules of an allowed call for the conversation with the program."""
+    """Return a callback for allowed permission calls; it stores the call's file rules in the conversation with the program."""
 
     def keep(ctx: ToolContext, given: JsonDict) -> None:
         _get_or_make_conversation(led, ctx).guards[canonical(given)] = GUARD.get()
@@ -540,7 +540,7 @@ class _ProgramConversation:
         return await self._terminals.create(given)
 
     def _path_in_workspace(self, path: str) -> str:
-        """Return a path of the program as a path below the workspace, where it names one; no link is followed."""
+        """Return a path of the program relative to the workspace; it starts with ``..`` if it is outside. No link is followed."""
         assert self._files is not None  # noqa: S101
         return os.path.relpath(os.path.normpath(self._files.folder / path), self._files.folder)
 

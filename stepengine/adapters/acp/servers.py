@@ -23,8 +23,9 @@ START_SECONDS = 60.0
 
 McpMaker: TypeAlias = Callable[..., ToolSource]
 """
-What makes a source of tools of an MCP server: ``stepengine.adapters.mcp.mcp_tools``, or something that calls it. It is given a command as a list of
-words, or a URL; ``name`` and ``start_timeout``; and ``env`` and ``cwd``, or ``headers``.
+A function that returns the tools of an MCP server as a source: ``stepengine.adapters.mcp.mcp_tools``, or a wrapper of it.
+
+Its arguments are a command as a list of words, or a URL; ``name`` and ``start_timeout``; and ``env`` and ``cwd``, or ``headers``.
 """
 
 

@@ -324,7 +324,11 @@ class EditorSession:
         self._agent = self._engines.get_agent(engine, self._sources)
 
     def _answer_question(self, run: _LiveRun, prompt: prompts.EditorPrompt) -> None:
-        """Answer the open question of the run with a prompt; a text that does not fit leaves the question open."""
+        """
+        Answer the open question of the run with a prompt, or send the prompt to a run without a question.
+
+        A text that is no valid answer leaves the question open.
+        """
         if prompt.media:
             msg = "the agent waits for an answer in words; send images and files with the prompt after it"
             raise InputError(msg)

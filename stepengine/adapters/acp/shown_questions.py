@@ -38,7 +38,7 @@ class ShownQuestions:
         return True
 
     def ask_in_background(self, handle: RunHandle, question: Question, call: schema.ToolCallUpdate | None) -> None:
-        """Ask by the permission request for *call*, or with ``None`` by a form, and answer the run."""
+        """Ask by the permission request for *call*, or with ``None`` by a form, and answer the run; a lasting approval answers at once."""
         # In a task: the run's text goes on to be shown while a person thinks.
         task = asyncio.create_task(self._ask_and_answer(handle, question, call))
         self._tasks.add(task)

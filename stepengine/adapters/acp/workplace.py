@@ -1,5 +1,5 @@
 """
-What the program of another agent may ask us to do in the workspace: to read and write files, and to run commands.
+The requests of an external program for the workspace: to read and write files, and to run commands.
 
 What must not be here: whether a file may be used or a command may run, which rules and people have decided before.
 """
@@ -190,7 +190,7 @@ class _Terminal:
     ended: tuple[int | None, str | None] | None = None
 
     def append_output(self, data: bytes) -> None:
-        """Append output of the command."""
+        """Append output of the command, and drop the start of the output above the limit."""
         self.output += data
         if len(self.output) > self.kept:
             self.output, self.is_cut = self.output[-self.kept :] if self.kept else b"", True

@@ -586,7 +586,7 @@ class _EventTranslator:
         self._last_call[event.path] = event.tool_call_id
         yield from self._show_call(event)
         if event.child_path:
-            # What a tool that yields asks for stands below its call, as what a child does.
+            # The effects of a tool's body are shown below its call, like those of a child.
             call = self._call_id(event.path, event.tool_call_id)
             yield from self._open_lane(event.child_path, event.tool_name, call=call)
 

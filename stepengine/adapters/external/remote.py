@@ -1,10 +1,10 @@
 """
-An agent of another server of ours: spoken with over the HTTP API of ``stepengine serve``.
+An agent on another stepengine server, run over the HTTP API of ``stepengine serve``.
 
-A run there is started under a key that is made of the call, watched from event to event, answered where it asks, and cancelled with
-the call. Nothing of it is kept here between calls: whoever comes back with the same key finds the same run.
+The remote run is started with an idempotency key made from the call. Its events are read, its questions are answered, and it is cancelled
+with the call. No state is stored here between calls: a repeated call with the same key finds the same run.
 
-What must not: the server's own code. What it answers is foreign, and believed only as far as it has the shape that was asked for.
+Must not be here: the server's own code. Replies are untrusted, and their shape is checked.
 """
 
 from __future__ import annotations
@@ -364,7 +364,7 @@ class _RemoteRun:
             raise ExternalAgentError(_clean_text(msg), kind="failed")
 
     async def cancel(self) -> None:
-        """Cancel the run on the server, also if its start was only just requested."""
+        """Cancel the run on the server. If the reply to its start is missing, request the start again to learn its id."""
         if not self._run and self._start is None:
             return
         with contextlib.suppress(ExternalAgentError, TimeoutError):

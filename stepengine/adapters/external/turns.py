@@ -1,11 +1,11 @@
 """
-Turns of an agent that is led: what its handler yields, and what becomes of what the agent says.
+Turns of an external agent: the step handler, the permission tools, and the record of the agent's output.
 
-A turn is one call of a tool, so that journals, replay, cancelling and doubt after a crash are those of every tool. When the agent
-wants to be allowed something, or asks something, the call ends with that; each is a call of a tool of its own, or a question, which
-rules and people judge as any other, and another call brings back what was decided.
+A turn is one call of a tool, so journals, replay, cancellation and recovery after a crash are those of every tool. If the agent requests
+a permission or asks a question, the call ends with the requests. The handler yields each as a tool call or question of its own, which
+rules and people decide as any other. The next call passes the decisions to the agent.
 
-What must not: how the agent is reached.
+Must not be here: the connection to the agent.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NAME_CHARS = 56
 """How long an id may be: names of tools are made of it."""
 ENTRY_CHARS = 20_000
 RECORD_CHARS = 2_000_000
-"""How much of what an agent says in one turn is kept; the rest is left out, and said so."""
+"""How much of the output of one turn is recorded. A note says that the rest is left out."""
 ENTRIES = 5_000
 OPEN_ASKS = 100
 SHOWN_CHARS = 2_000
@@ -68,9 +68,9 @@ def make_external_handler(
 
     Args:
         name: The agent's id, which is that of the tool whose calls are its turns.
-        begin: Returns what the first call is given.
-        reply: Returns what the agent gives, of what the last call gave.
-        carried: The members of what a call gave that the next one of the turn is given back.
+        begin: Returns the input of the first call.
+        reply: Returns the output of the agent from the data of the last call.
+        carried: The members of a call's data that the input of the next call of the turn repeats.
     """
 
     def handle_steps(ctx: StepContext) -> Generator[Any, Any, T]:
@@ -296,7 +296,7 @@ class TurnOutput:
         output: str,
     ) -> None:
         """
-        Record the progress of a tool call of the agent.
+        Record the progress of a tool call of the agent, and emit its start and end.
 
         Args:
             call: The agent's own id of it.
@@ -305,7 +305,7 @@ class TurnOutput:
             title: What the record calls it; as before when empty.
             status: ``"completed"`` and ``"failed"`` are ends; as before when empty.
             given: What it was given, to be shown.
-            kept: Members of the record beside its own.
+            kept: Other members of the record; they replace those of the last update.
             output: What came of it.
         """
         entry = self._tools.get(call)
@@ -352,7 +352,7 @@ class TurnOutput:
         self.ctx.emit(ToolFinished(tool_name=name, tool_call_id=entry["id"], result=result))
 
     def record_plan(self, plan: list[dict[str, Any]]) -> None:
-        """Record a plan: the ``task`` of each part, and whether it is ``completed``."""
+        """Emit and record a plan: the ``task`` of each part, and whether it is ``completed``; ignore it if no room is left."""
         if self.reserve_chars(len(json.dumps(plan))):
             self._record.append({"plan": plan})
             self.ctx.emit(TodosChanged(todos=plan))

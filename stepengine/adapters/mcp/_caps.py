@@ -1,4 +1,4 @@
-"""What a server may send, and how long it may take: every number of this adapter in one place."""
+"""The limits of messages, lists, results and questions of a server, and its timeouts."""
 
 from __future__ import annotations
 

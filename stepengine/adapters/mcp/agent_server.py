@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from mcp.server import Server
 
 WAITING = 100
-"""How many runs wait for answers at once; the oldest one is forgotten."""
+"""How many runs may wait for answers at once; then the oldest one is removed."""
 SHUTDOWN_SECONDS = 2
 """Open streams never end by themselves; a person who pressed Ctrl-C waits no longer."""
 UNASKED = 10
@@ -81,10 +81,10 @@ class OfferedCall:
 
     Attributes:
         offered: The agent.
-        run: What its run is known by to whoever runs it.
-        meta: What the result says of the run beside its text.
-        goes_on: How a run goes on that waits for something else than answers; ``""`` where it cannot.
-        unasked: What was declined because the client shows no questions.
+        run: The run, in the form that the ``CallRunner`` uses; a journal for ``LocalRuns``.
+        meta: The ``_meta`` of the result.
+        goes_on: How to resume a run that waits for something else than answers; ``""`` if that is impossible.
+        unasked: The questions that were declined because the client shows no questions.
     """
 
     offered: Offered
@@ -215,7 +215,7 @@ class AgentServer:
         offered: The agents; each is a tool with its id, ``-`` as ``_``.
         journals: The folder in which each call's run is recorded, in a file of its own that the result's ``_meta`` names; by
             default nothing is kept.
-        runner: What runs the calls in place of all that.
+        runner: Executes the calls; a ``LocalRuns`` with *journals* by default.
 
     Raises:
         DefinitionError: when two agents would be the same tool, there is none, or the package is not installed.
@@ -283,13 +283,13 @@ class AgentServer:
         Requests that are open then have two seconds. Signals are the caller's. Connections have the limits of ``stepengine serve``.
 
         Args:
-            host: The address that is listened at.
-            port: The port; 0 takes a free one.
-            token: What requests have to bring as ``Authorization: Bearer ...``; ``""`` lets whoever reaches the port in.
-            ready: Called with the URL as soon as it answers.
+            host: The address to listen at.
+            port: The port; 0 selects a free one.
+            token: The token that requests need as ``Authorization: Bearer ...``; with ``""`` every request is accepted.
+            ready: Called with the URL when the port is open.
 
         Raises:
-            DefinitionError: for an address of another machine's reach without a token, or one that cannot be listened at.
+            DefinitionError: for an address that other machines can reach without a token, or one that is not available.
         """
         import uvicorn
         from uvicorn.protocols.http.h11_impl import H11Protocol

@@ -37,7 +37,7 @@ YES, NO, DEFAULT = "yes", "no", "default"
 TOO_LARGE = "too_large"
 """The only member in the record of a request that is too large: its answer, for which no one is asked."""
 SHOWN_CHOICES = 20
-"""A person reads some dozen names at most; the form of the answer is checked against all."""
+"""How many choices an error message names: a person reads some dozen at most."""
 FORMATS = {
     "email": "an e-mail address",
     "uri": "an address such as https://example.com",
@@ -161,7 +161,7 @@ class ServerQuestions:
         return None
 
     def _ask_to_open_address(self, params: Mapping[str, object]) -> Generator[Any, Any, Mapping[str, Any]]:
-        """Show an address as text. It is not opened."""
+        """Ask a person to open an address, which is shown as text and not opened. Accept if the answer is ``done``."""
         said = yield from Ask(
             self._question_text(str(params.get("message", "")), f"open {params['url']} yourself"), ["done", NO]
         )
@@ -170,7 +170,7 @@ class ServerQuestions:
     # --- the model ------------------------------------------------------------------------------------------------------
 
     def _call_model(self, params: Mapping[str, Any]) -> Generator[object, Any, Mapping[str, object]]:
-        """Call the model of the run. The call counts toward the limits of the run."""
+        """Call the model of the run, within the limits of the run, and return the reply; an ``error`` if the call is impossible."""
         tokens = params.get("maxTokens")
         try:
             settings = ModelSettings(
@@ -401,7 +401,7 @@ def _find_format_problem(text: str, form: object) -> str:
 
 
 def _parse_choices(text: str, known: Mapping[str, object]) -> list[object]:
-    """Return the chosen values. Names may contain commas."""
+    """Return the chosen values; an unknown name is returned as it is. Names may contain commas."""
     parts, found = [part.strip() for part in text.split(",")], list[object]()
     while parts:
         ends = [end for end in range(len(parts), 0, -1) if ", ".join(parts[:end]) in known]
@@ -417,6 +417,7 @@ def _list_or_empty(value: object) -> list[Any]:
 
 
 def _try_parse_message(said: Mapping[str, object]) -> UserMessage | AssistantMessage:
+    """Convert a message of a sampling request; content other than text becomes its type in brackets."""
     content = said.get("content")
     blocks = content if isinstance(content, list | tuple) else [content]
     texts = [

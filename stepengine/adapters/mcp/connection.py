@@ -78,14 +78,14 @@ class ConnectionOptions:
     The options of ``mcp_tools`` for the connection to a server.
 
     Attributes:
-        name: What it is called.
+        name: The prefix of its tool names.
         server: A ``ServerProgram``, the URL of an endpoint, or a server in this process.
         headers: HTTP headers of every request to a URL.
         auth: What signs requests to a URL; see ``mcp_tools``.
-        roots: Addresses of the folders that it is told of; ``None`` refuses to say.
-        log_level: From which level on lines of its log are logged.
-        subscribe: Addresses of resources whose changes it is to tell.
-        on_notice: Called with what it says of its own accord.
+        roots: URLs of the folders that are its roots; ``None`` offers no roots.
+        log_level: The lowest level of its log lines that are logged.
+        subscribe: URIs of the resources to watch.
+        on_notice: Called with each notification of the server.
         elicitation: Whether it may ask people.
         sampling: Whether it may ask the run's model.
         timeout: Seconds that a request may take.
@@ -128,11 +128,11 @@ class OpenCall:
 
     Args:
         request: The request.
-        lost: What is said of it when somebody else gives it up.
+        lost: The message of the error if something else than the waiting caller cancels the request.
 
     Attributes:
         task: The request.
-        waiting: The answer that the server waits for; ``None`` when it has asked nothing.
+        waiting: The future for the answer to the last request of the server; ``None`` before its first request.
     """
 
     def __init__(self, request: Coroutine[object, Any, object], lost: str = "the call was given up") -> None:
@@ -156,8 +156,8 @@ class OpenCall:
         Wait for the result of the request or the first request of the server, and return it.
 
         Raises:
-            asyncio.CancelledError: when the caller was cancelled; then the request is, too, and the server is told.
-            ConnectionLost: when the request was given up by somebody else, such as who closed the connection.
+            asyncio.CancelledError: when the caller was cancelled; the request is cancelled, too, and the server is notified.
+            ConnectionLost: when the request was cancelled otherwise, such as by closing the connection.
         """
         bell = self._bell = asyncio.get_running_loop().create_future()
         self._notify_waiter()
@@ -393,11 +393,11 @@ class ServerConnection:
 
     Attributes:
         loop: The event loop of the connection.
-        digests: The digests of all definitions of its last list, by the server's names.
-        offered: Those of them that runs are given.
-        promises: The output schemas of that list.
-        is_stale: Whether the server said since that it is another one by now.
-        used_at: When it was last asked for, by the clock of the loop.
+        digests: The digests of all definitions in its last list, by the server's names.
+        offered: Those of the tools that runs are offered.
+        promises: The output schemas of that list, by the server's names.
+        is_stale: Whether that list may have changed since.
+        used_at: The time of the last ``get_connection``, by the clock of the loop.
     """
 
     def __init__(self, options: ConnectionOptions) -> None:
@@ -674,7 +674,7 @@ class ServerConnection:
         return ticket, call
 
     def find_call(self, ticket: str) -> OpenCall | None:
-        """Return the open call with a ticket; ``None`` if it has ended."""
+        """Return the call with a ticket; ``None`` after its removal. Its request may have ended already."""
         return self._open.get(ticket)
 
     def remove_call(self, ticket: str) -> None:

@@ -34,7 +34,11 @@ class ServerConnections(dict[tuple[int, str], ServerConnection]):
         self._closing: set[asyncio.Task[None]] = set()
 
     def get_connection(self, run: McpRun, engine: object) -> ServerConnection:
-        """Return the connection for a run in the running event loop; later requests of this task belong to that run."""
+        """
+        Return the connection for a run in the running event loop, and register *engine* as its user.
+
+        Later requests of this task belong to that run. With a session for each owner, idle sessions are closed.
+        """
         RUN.set(run)
         loop = asyncio.get_running_loop()
         # A session has the rights of its owner, so no other owner may use it.

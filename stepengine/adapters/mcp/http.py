@@ -49,7 +49,7 @@ class HttpAnswer:
 
 
 ANSWER: ContextVar[HttpAnswer | None] = ContextVar("stepengine_mcp_answer", default=None)
-"""Where the answer to the request is noted that is sent now; ``None`` for the greeting."""
+"""Stores the status of the response to the current request; ``None`` during initialization."""
 
 
 @attrs.frozen
@@ -77,7 +77,7 @@ ELSE = "its reply is a message of the protocol, and none to what was asked"
 
 
 async def _run_header_auth_flow(make_headers: Callable[[McpRun], Any], request: Any) -> AsyncGenerator[Any, Any]:
-    """Send a request with the run's headers from *make_headers*, which is called again if the server refuses them."""
+    """Send a request with the run's headers from *make_headers*; after 401, send it once more if they are other headers now."""
     before: dict[str, str] | None = None
     for _ in range(2):
         given = make_headers(RUN.get())
@@ -168,9 +168,9 @@ async def _forward_messages(received: Any, incoming: Any, repair: MessageRepair 
 
 class EndpointAnswers:
     """
-    The last responses of an endpoint, from which the reasons of failures are found.
+    The connection to an endpoint, and the status of its last responses, which explains failures.
 
-    Each of its words is about one of them: *answer*, by default the last that came.
+    Its methods describe the response *answer*, by default the last one.
 
     Args:
         url: The endpoint.
@@ -282,9 +282,9 @@ class EndpointAnswers:
 
     async def _answer_unusable_reply(self, incoming: Any, response: Any, asked: Any) -> None:
         """
-        Answer a request whose reply is unusable, so that the caller does not wait for its timeout.
+        Send an error for an unusable JSON reply, so that the caller does not wait for its timeout, or a repaired reply.
 
-        The package answers what is no message at all; what is one, and another, it passes on.
+        Other replies are left to the package, which handles text that is no message. It would pass on a reply to another request.
         """
         import mcp_types
         from mcp.shared.message import SessionMessage

@@ -83,7 +83,7 @@ class Notices:
         return self._level is not None or self._told is not None
 
     async def forward_log_line(self, params: Any) -> None:
-        """Pass a log line to the application, and log it if its level is high enough."""
+        """Pass a log line to the application; log it if its level is high enough, up to ``LOG_LINES`` lines."""
         try:
             line = Notice(
                 server=self._server,
@@ -112,7 +112,7 @@ class Notices:
             LOGGER.warning("the MCP server %r has said %d lines; no more of them are logged", self._server, LOG_LINES)
 
     async def forward_notification(self, message: Any) -> None:
-        """Pass a notification about changed tools, prompts or resources to the application."""
+        """Pass a notification about changed tools, prompts or resources to the application; call *on_tools* for tools."""
         method = getattr(message, "method", "")
         if method == "notifications/tools/list_changed":
             self._on_tools()

@@ -240,7 +240,7 @@ def _make_left_out_block(why: str) -> dict[str, Any]:
 
 
 def _format_short_json(value: object) -> str:
-    """Return a value of a server for a message."""
+    """Return a value of a server as JSON for a message, cut and without hidden characters."""
     return cut_middle(visible(json.dumps(value, ensure_ascii=False), strict=True), BLOCK_CHARS)
 
 
@@ -427,6 +427,7 @@ def resource_part(resource: Mapping[str, Any]) -> ResultPart:
 
 
 def _make_media_part(encoded: object, mime: str, what: str) -> ResultPart:
+    """Return an image or a PDF file as a part; else a text with the reason why it is left out."""
     mime = resolve_media_type(mime, _decode_start(encoded))
     cap = IMAGE_BYTES if mime in IMAGES else DOCUMENT_BYTES
     if mime not in (*IMAGES, PDF):

@@ -62,7 +62,7 @@ from stepengine.workspace.after_fork import register_for_fork_reset
 
 CATEGORY = "mcp"
 GREW = "list_changed"
-"""What stands in a pending result while the run asks for a list of tools that has changed."""
+"""The member of a pending result that holds its status while the run lists changed tools."""
 LEFT_OUT_TEXT = (
     "The MCP server {server!r} offers an item that this run cannot use. Fix the server, or select its tools with include= and "
     "exclude= of mcp_tools. The item is left out: {reason}"
@@ -417,7 +417,7 @@ class McpTools:
     async def _call_tool(
         self, listed: ListedTool, run: McpRun, ctx: ToolContext, input: Mapping[str, object]
     ) -> ToolResult:
-        """Call a tool. If the server asks something first, the result is pending."""
+        """Call a tool; repeat a lost call once if a trusted hint allows it. If the server asks something first, the result is pending."""
         try:
             return await self._call_tool_once(listed, run, ctx, input)
         except ConnectionLost as lost:
@@ -646,8 +646,8 @@ class _ServerOfRun:
     Attributes:
         run: The run.
         digests: The digests of its tools, by the server's names.
-        taken: Names of tools that the run had before, which no server's tool takes the place of.
-        reported: Reasons for what is left out that are in the log.
+        taken: Names of the tools that the run had before; tools of the server do not replace them.
+        reported: The reasons for omitted tools that were logged already.
     """
 
     run: McpRun

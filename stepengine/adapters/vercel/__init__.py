@@ -281,7 +281,11 @@ class _ChunkTranslator:
                 yield from self._end_message("stop")
 
     def _end_waiting_calls(self) -> Iterator[Chunk]:
-        """End the calls that wait for the answer to another call: a page sends answers only when every call has one."""
+        """
+        With an open approval, end the calls that wait for it: a page sends answers only when every call has a result.
+
+        The inputs of these calls are shown again when they start.
+        """
         if not self._approvals:
             return
         for path, call in self._calls.reopen_unsettled_calls(
@@ -357,7 +361,7 @@ class _ChunkTranslator:
 
     def _show_body_start(self, event: ToolStarted) -> Iterator[Chunk]:
         if event.child_path:
-            # What a tool that yields asks for is shown as what a child does.
+            # The effects of a tool's body are shown like those of a child.
             name = event.tool_name
             yield self._agent_chunk(event.child_path, agentId=name, name=name, status="running", text="", tool="")
 
