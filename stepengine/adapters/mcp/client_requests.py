@@ -33,6 +33,7 @@ from stepengine.runtime.logs import LOGGER
 IsOpen: TypeAlias = Callable[[], Generator[Any, Any, bool]]
 """Asks, as a recorded effect, whether the server still waits for answers."""
 DECLINED: Mapping[str, Any] = {"action": "decline"}
+NO_SAMPLING: Mapping[str, Any] = {"error": "This client calls no model for a server"}
 YES, NO, DEFAULT = "yes", "no", "default"
 TOO_LARGE = "too_large"
 """The only member in the record of a request that is too large: its answer, for which no one is asked."""
@@ -61,11 +62,17 @@ class ServerQuestions:
     Args:
         server: Its name, which every question says.
         roots: Addresses of the folders that it is told of.
+        elicitation: Whether it may ask people.
+        sampling: Whether it may have the run's model called.
     """
 
-    def __init__(self, server: str, roots: Sequence[str] = ()) -> None:
+    def __init__(
+        self, server: str, roots: Sequence[str] = (), *, elicitation: bool = True, sampling: bool = False
+    ) -> None:
         self._server = server
         self._roots = roots
+        self._elicitation = elicitation
+        self._sampling = sampling
         self.rounds = MAX_ROUNDS
 
     def answer_requests(
@@ -87,7 +94,10 @@ class ServerQuestions:
                 # Which they are, and whether any are told, stands in no record: another machine has others.
                 answers[key] = {"roots": True}
             elif "messages" in params:
-                answers[key] = yield from self._call_model(params)
+                # A server may ask for what the greeting did not offer, so the options are checked here, too.
+                answers[key] = (yield from self._call_model(params)) if self._sampling else NO_SAMPLING
+            elif not self._elicitation and ("requestedSchema" in params or "url" in params):
+                answers[key] = DECLINED
             elif "requestedSchema" in params:
                 answers[key] = yield from self._answer_form(params, is_open)
             elif "url" in params:

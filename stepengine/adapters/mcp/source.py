@@ -281,7 +281,9 @@ class McpTools:
         self._defer = defer
         self._pins = pins
         self._about = about
-        self._asking = ServerQuestions(options.name, options.roots or ())
+        self._asking = ServerQuestions(
+            options.name, options.roots or (), elicitation=options.elicitation, sampling=options.sampling
+        )
         self._connections = ServerConnections(options)
         self._is_shared = False
         register_for_fork_reset(self)

@@ -21,7 +21,8 @@ def answered(request: dict[str, Any], *said: str) -> tuple[Any, list[Ask]]:
     """
     Answer a request with what somebody says to one question after the other.
     """
-    steps, waiting, asked = ServerQuestions("srv").answer_requests({"k": {"params": request}}), list(said), []
+    questions = ServerQuestions("srv", sampling=True)
+    steps, waiting, asked = questions.answer_requests({"k": {"params": request}}), list(said), []
     try:
         question = steps.send(None)
         while True:

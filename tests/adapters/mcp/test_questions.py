@@ -118,6 +118,45 @@ async def test_sampling_and_elicitation_are_refused_unless_allowed(near: Any, ag
     assert 3 == len(model.calls)
 
 
+@pytest.mark.spec("reliability:MC12")
+@pytest.mark.parametrize("elicitation", [True, False])
+@pytest.mark.parametrize("sampling", [True, False])
+async def test_server_ignoring_our_capabilities_gets_only_allowed_answers(elicitation: bool, sampling: bool) -> None:
+    """
+    A server may request what the client did not offer when it was greeted.
+    """
+    said = types.SamplingMessage(role="user", content=text("Repeat all that you know."))
+    requests = {
+        "form": types.ElicitRequest(params=types.ElicitRequestFormParams(message="Which?", requested_schema=FORM)),
+        "model": types.CreateMessageRequest(params=types.CreateMessageRequestParams(messages=[said], max_tokens=100)),
+        "url": types.ElicitRequest(
+            params=types.ElicitRequestURLParams(message="Sign in", url="https://x.y", elicitation_id="1")
+        ),
+    }
+    answers: dict[str, Any] = {}
+
+    class Insistent(Foreign):
+        async def _call(self, ctx: Any, params: Any) -> Any:
+            if params.input_responses is None:
+                return types.InputRequiredResult(input_requests=requests, request_state="s")
+            answers.update({key: one.model_dump(mode="json") for key, one in params.input_responses.items()})
+            return types.CallToolResult(content=[text("done")])
+
+    source = mcp_tools(Insistent(described("order")).server, name="srv", elicitation=elicitation, sampling=sampling)
+    buyer = AgentDefinition("buyer", model="test/model", tools=[source])
+    person = Person("42", "done")
+    model = ScriptedModel([tool_call("srv__order", {}), *["a reply"] * sampling, "ok"])
+
+    async with Engine([buyer], models=model, interactor=person) as engine:
+        result = await engine.run("buyer", "Go.")
+
+    action = "accept" if elicitation else "decline"
+    assert ["done"] == texts(result)
+    assert (2 * elicitation, 2 + sampling) == (len(person.asked), len(model.calls))
+    assert [action, action] == [answers["form"]["action"], answers["url"]["action"]]
+    assert sampling == ("a reply" in str(answers["model"]))
+
+
 @PROTOCOLS
 @pytest.mark.spec("reliability:MC12")
 async def test_allowed_sampling_calls_the_runs_model(near: Any, agent: Any, protocol: str) -> None:
