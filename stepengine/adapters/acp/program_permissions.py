@@ -24,13 +24,13 @@ class ProgramPermissions:
         self._requests: dict[int, dict[str, object]] = {}
         self._answers: dict[int, asyncio.Future[bool | None]] = {}
         self._count = 0
-        self._early_answers: dict[str, bool] = {}
+        self._early_answers: dict[tuple[str, str], bool] = {}
         self._commands: set[str] = set()
         self._files: set[tuple[str, str]] = set()
 
     async def request_permission(self, kind: str, input: dict[str, Any], *, is_live: bool) -> bool | None:
         """Return True if an action is allowed; ``None`` if there will be no answer, as when no turn *is_live*."""
-        known = self._early_answers.pop(canonical(input), None)
+        known = self._early_answers.pop((kind, canonical(input)), None)
         if known is not None:
             return known
         if not is_live or len(self._requests) >= OPEN_ASKS:
@@ -55,8 +55,9 @@ class ProgramPermissions:
                 waiting.set_result(answer["allowed"])
 
     def store_early_answers(self, answers: Iterable[Mapping[str, Any]]) -> None:
-        """Store answers for requests that a restarted program will make again, by their inputs."""
-        self._early_answers = {canonical(answer["input"]): answer["allowed"] for answer in answers}
+        """Store answers for requests that a restarted program will make again, by their kinds and inputs."""
+        # An answer in a journal of an earlier version has no kind: its request is asked about again.
+        self._early_answers = {(answer.get("kind", ""), canonical(answer["input"])): answer["allowed"] for answer in answers}
 
     def cancel_requests(self) -> None:
         """End the open requests without an answer."""
@@ -88,7 +89,8 @@ class ProgramPermissions:
         return True
 
     def clear(self) -> None:
-        """Withdraw all requests and grants."""
+        """Withdraw all requests, grants and early answers."""
+        self._early_answers.clear()
         self._commands.clear()
         self._files.clear()
         self._requests.clear()

@@ -281,7 +281,7 @@ def _make_guard_recorder(led: _ProgramSettings) -> Callable[[ToolContext, JsonDi
     """Return a callback for allowed permission calls; it stores the call's file rules in the conversation with the program."""
 
     def keep(ctx: ToolContext, given: JsonDict) -> None:
-        _get_or_make_conversation(led, ctx).guards[canonical(given)] = GUARD.get()
+        _get_or_make_conversation(led, ctx).guards[ctx.tool_name, canonical(given)] = GUARD.get()
 
     return keep
 
@@ -299,7 +299,7 @@ class _ProgramConversation:
         self.said = _ProgramOutput()
         self._files: ProgramFileAccess | None = None
         self._terminals: BorrowedTerminals | None = None
-        self.guards: dict[str, CallGuard | None] = {}
+        self.guards: dict[tuple[str, str], CallGuard | None] = {}
         self._methods: Sequence[str] = ()
         self._closes = False
 
@@ -587,7 +587,7 @@ class _ProgramConversation:
         if not await self._ask_person(kind, given):
             msg = f"{file.path!r} was not allowed"
             raise ToolError(msg)
-        return self.guards.pop(canonical(given), GUARD.get())
+        return self.guards.pop((f"{self._led.id}_{kind}", canonical(given)), GUARD.get())
 
     @staticmethod
     @contextlib.contextmanager

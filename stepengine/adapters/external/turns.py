@@ -112,7 +112,7 @@ def _encode_answer(ask: Mapping[str, Any], decided: Any) -> dict[str, Any]:
     """Return the answer to a question or permission request as JSON for the agent."""
     if ask["kind"] == QUESTION:
         return {"id": ask["id"], "answer": decided}
-    return {"id": ask["id"], "allowed": not decided.is_error, "input": ask["input"]}
+    return {"id": ask["id"], "allowed": not decided.is_error, "kind": ask["kind"], "input": ask["input"]}
 
 
 def _error_from_json(error: Any) -> ExternalAgentError:

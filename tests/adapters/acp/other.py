@@ -114,6 +114,15 @@ def once(session: str, text: str) -> None:
     say(session, f"The edit: {chosen}.")
 
 
+def changes(session: str, text: str) -> None:
+    """
+    Ask to look, and after a restart to run the same command.
+    """
+    kind = "execute" if text.startswith("You were stopped") else "read"
+    permitted(session, title="Look", kind=kind, rawInput={"command": "touch made"})
+    ask("terminal/create", sessionId=session, command="touch", args=["made"])
+
+
 def files(session: str, text: str) -> None:
     for method, params in json.loads(text):
         answer = ask(method, sessionId=session, **params)
@@ -201,7 +210,7 @@ def slow(session: str, text: str) -> str | None:
 
 
 WAYS = {
-    "dies": dies, "silent": waits, "escapes": waits, "deaf": waits, "asks": asks, "once": once, "files": files, "edits": edits, "spends": spends, "odd": odd, "repeats": repeats, "plans": plans,
+    "dies": dies, "silent": waits, "escapes": waits, "deaf": waits, "asks": asks, "once": once, "changes": changes, "files": files, "edits": edits, "spends": spends, "odd": odd, "repeats": repeats, "plans": plans,
     "env": variables, "slow": slow, "terminal": terminal,
 }  # fmt: skip
 
@@ -244,7 +253,7 @@ def answer(method: str, params: dict[str, Any]) -> dict[str, Any]:
     session = params.get("sessionId") or f"s{os.getpid()}"
     match method:
         case "initialize":
-            can = {"loadSession": WAY in ("kept", "once")}
+            can = {"loadSession": WAY in ("kept", "once", "changes")}
             if WAY == "closes":
                 can["sessionCapabilities"] = {"close": {}}
             version = {"newer": 2, "nonsense": "one"}.get(WAY, params["protocolVersion"])

@@ -138,6 +138,20 @@ async def test_present_person_is_asked_while_the_program_waits(project: Path) ->
 
 
 @pytest.mark.deep
+@pytest.mark.spec("interfaces:IF121", "interfaces:IF124")
+async def test_approval_holds_after_a_restart_only_for_its_kind(project: Path, tmp_path: Path) -> None:
+    journal = tmp_path / "run.jsonl"
+    engine = Engine([led(project, "changes", terminals=True)], permissions=Policy())
+    asked = await engine.run("other", "go", journal=FileJournal(journal))
+    (question,) = asked.pending_questions
+    result = await engine.resume(journal, answers={question.id: True})
+
+    assert "other_read" == question.tool_name
+    assert ["other_execute"] == [one.tool_name for one in result.pending_questions]
+    assert not (project / "made").exists()
+
+
+@pytest.mark.deep
 @pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF121", "interfaces:IF122")
 async def test_suspended_run_ends_the_program_and_resumes_its_session(project: Path, tmp_path: Path) -> None:
