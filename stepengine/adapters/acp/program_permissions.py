@@ -57,7 +57,9 @@ class ProgramPermissions:
     def store_early_answers(self, answers: Iterable[Mapping[str, Any]]) -> None:
         """Store answers for requests that a restarted program will make again, by their kinds and inputs."""
         # An answer in a journal of an earlier version has no kind: its request is asked about again.
-        self._early_answers = {(answer.get("kind", ""), canonical(answer["input"])): answer["allowed"] for answer in answers}
+        self._early_answers = {
+            (answer.get("kind", ""), canonical(answer["input"])): answer["allowed"] for answer in answers
+        }
 
     def cancel_requests(self) -> None:
         """End the open requests without an answer."""

@@ -46,6 +46,7 @@ from stepengine.adapters.external.turns import (
     make_failed_result,
     make_permission_input,
     make_permission_tools,
+    make_shown_input,
     permission_kind_from_category,
     start_of_json,
     start_of_text,
@@ -657,12 +658,26 @@ def _category_from_kind(kind: object) -> str:
 
 
 def _make_input_for_rules(call: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the input of a tool call for rules and people."""
-    paths = [start_of_text(one.get("path")) for one in dicts_in_list(call.get("locations"))]
+    """
+    Return the input of a tool call for rules and people.
+
+    Raises:
+        ToolError: if rules cannot judge it since it is too long.
+    """
     details = _content_text(call.get("content"))
     return make_permission_input(
-        start_of_text(call.get("title")), dict_or_empty(call.get("rawInput")), paths=paths, details=details
+        start_of_text(call.get("title")),
+        dict_or_empty(call.get("rawInput")),
+        paths=_location_paths(call),
+        details=details,
     )
+
+
+def _location_paths(call: Mapping[str, Any]) -> list[str]:
+    """Return the paths of a tool call, all of them, since rules judge by them."""
+    listed = call.get("locations")
+    found = [dict_or_empty(one).get("path") for one in listed] if isinstance(listed, list) else []
+    return [path for path in found if isinstance(path, str)]
 
 
 # --- what it says -----------------------------------------------------------------------------------------------------
@@ -730,12 +745,13 @@ class _ProgramOutput(TurnOutput):
         self._input_left -= _count_json_chars(told)
         if self._input_left > 0:
             self._raw[call] = raw
-        given = _make_input_for_rules(raw)
+        title = start_of_text(raw.get("title"))
+        given = make_shown_input(title, dict_or_empty(raw.get("rawInput")), paths=_location_paths(raw))
         self.record_call(
             call,
             name=start_of_text(raw.get("kind"), 40) or "other",
             category=_category_from_kind(raw.get("kind")),
-            title=start_of_text(raw.get("title")),
+            title=title,
             status=start_of_text(update.get("status"), 40),
             given={key: value for key, value in given.items() if key != "details"},
             kept={key: given[key] for key in ("paths", "command", "url") if key in given},

@@ -37,6 +37,7 @@ from stepengine.adapters.external.turns import (
     make_failed_result,
     make_permission_input,
     make_permission_tools,
+    make_shown_input,
     permission_kind_from_category,
     start_of_json,
     start_of_text,
@@ -48,9 +49,10 @@ from stepengine.data.messages import ToolResult
 from stepengine.data.tools import ToolAnnotations
 from stepengine.data.usage import Usage
 from stepengine.data.visible import cut_end
-from stepengine.errors import DefinitionError, ExternalAgentError
+from stepengine.errors import DefinitionError, ExternalAgentError, ToolError
 from stepengine.models._sse import SSEParser
 from stepengine.models.keys import Secret, make_safe_excerpt, register_secret
+from stepengine.runtime.logs import LOGGER
 from stepengine.tools.context import ToolContext
 from stepengine.tools.definition import Tool
 from stepengine.workspace.urls import is_loopback_host
@@ -298,6 +300,7 @@ class _RemoteRun:
                 await self._send_answer(answer)
         pause = FIRST_PAUSE
         while True:
+            before = self._place
             heard = await self._read_events()
             view = await self._fetch_run()
             if view["status"] == "cancelled" and self._is_found:
@@ -307,7 +310,7 @@ class _RemoteRun:
             if view["status"] in ENDED:
                 self._is_over = True
                 return self._make_result(view)
-            if asks := self._list_open_questions(view):
+            if asks := await self._collect_asks(view, has_more_events=self._place != before):
                 self._said.emit_full_text()
                 told: Any = {
                     "asks": asks,
@@ -396,17 +399,15 @@ class _RemoteRun:
     def _record_event(self, kind: str, event: Mapping[str, Any]) -> bool:
         """Emit and record the content of an event, and return True if the run has to be fetched."""
         match kind:
-            case "question_asked":
-                return True
-            case "permission_requested":
+            case "question_asked" | "permission_requested" | "run_finished":
                 name = dict_or_empty(event.get("question")).get("id")
-                if isinstance(name, str) and len(self._kinds) < OPEN_ASKS:
+                if isinstance(name, str):
                     self._kinds[name] = permission_kind_from_category(start_of_text(event.get("category"), 40))
-                return True
-            case "run_finished":
                 return True
             case "text_delta" | "thinking_delta" | "text_completed" | "thinking_completed":
                 self._record_text(kind, event)
+            case "reply_discarded":
+                self._discard_reply(event)
             case "tool_started" | "tool_finished":
                 self._record_call(kind, event)
             case "todos_changed":
@@ -425,7 +426,14 @@ class _RemoteRun:
         if is_whole and place in self._told:
             return
         self._told.add(place)
-        self._said.emit_and_record_text(what, start_of_text(event.get("text"), self._said.chars_left))
+        self._said.emit_and_record_text(what, start_of_text(event.get("text"), self._said.chars_left), reply=seq)
+
+    def _discard_reply(self, event: Mapping[str, Any]) -> None:
+        """Remove the texts of a reply that was interrupted. Its retry has the same number."""
+        seq = event.get("seq")
+        if event.get("path") == "" and isinstance(seq, int):
+            self._told -= {("text", seq), ("thought", seq)}
+            self._said.discard_reply(seq, start_of_text(event.get("model"), 100))
 
     def _record_call(self, kind: str, event: Mapping[str, Any]) -> None:
         call = start_of_text(event.get("tool_call_id"))
@@ -441,9 +449,7 @@ class _RemoteRun:
             category=start_of_text(event.get("category"), 40),
             title=start_of_text(event.get("tool_name"), 100),
             status=status,
-            given=make_permission_input(start_of_text(event.get("tool_name"), 100), dict_or_empty(given))
-            if given
-            else {},
+            given=make_shown_input(start_of_text(event.get("tool_name"), 100), dict_or_empty(given)) if given else {},
             kept=kept,
             output=_result_text(result) if kind == "tool_finished" else "",
         )
@@ -457,49 +463,38 @@ class _RemoteRun:
 
     # --- what comes of it ---------------------------------------------------------------------------------------------
 
-    def _list_open_questions(self, view: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Return the open questions, without those that were just answered."""
+    async def _collect_asks(self, view: Mapping[str, Any], *, has_more_events: bool) -> list[dict[str, Any]]:
+        """
+        Return the open questions as requests of the turn, without those that were just answered.
+
+        None are returned while the event of a permission request was not read: our rules judge the request by its category.
+        """
+        found, judges = self._list_open_questions(view), self._led.permissions == "policy"
+        if judges and has_more_events and any(one.get("tool_name") and one["id"] not in self._kinds for one in found):
+            return []
+        asks = []
+        for one in found:
+            # Without a category no rule would know the tool, so a person is asked.
+            kind = self._kinds.get(one["id"], "") if judges and one.get("tool_name") else ""
+            try:
+                asks.append(_convert_permission(one, kind) if kind else _convert_question(one))
+            except ToolError as error:
+                LOGGER.warning("a permission request of %r was denied: %s", self._led.id, error.message)
+                await self._send_answer({"id": one["id"], "allowed": False})
+        return asks
+
+    def _list_open_questions(self, view: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         now = asyncio.get_running_loop().time()
-        found = []
-        for one in dicts_in_list(view["questions"])[:OPEN_ASKS]:
+        found, listed = [], dicts_in_list(view["questions"])
+        names = [one.get("id") for one in listed]
+        self._kinds = {name: kind for name, kind in self._kinds.items() if name in names}
+        for one in listed[:OPEN_ASKS]:
             name = one.get("id")
             if not isinstance(name, str) or not name or len(name) > ENTRY_CHARS:
                 self._server.raise_invalid_reply("a question without an id")
             if now - self._answered.get(name, -math.inf) > TAKEN_SECONDS:
-                found.append(self._convert_question(name, one))
+                found.append(one)
         return found
-
-    def _convert_question(self, name: str, one: Mapping[str, Any]) -> dict[str, Any]:
-        """Return an open question of the remote run as a permission request for the policy, or as a question."""
-        tool, details = start_of_text(one.get("tool_name"), 200), one.get("details")
-        if tool and self._led.permissions == "policy":
-            action = start_of_text(dict_or_empty(one.get("preview")).get("action"))
-            kind = self._kinds.get(name) or permission_kind_from_category("")
-            return {
-                "id": replace_lone_surrogates(name),
-                "kind": kind,
-                "input": make_permission_input(action or f"Call {tool}", dict_or_empty(details)),
-            }
-        options = [start_of_text(option) for option in one.get("options") or () if isinstance(option, str)][:100]
-        options = list(dict.fromkeys(filter(None, options)))
-        if len(options) == 1:
-            options = []
-        asked: dict[str, Any] = {
-            "text": start_of_text(one.get("text"), ENTRY_CHARS)
-            or (f"May {tool} run?" if tool else "A question without words"),
-            "options": options,
-            "multi_select": bool(options) and one.get("multi_select") is True,
-            # A number may be an answer beside options, and a permission is refused with a text.
-            "allow_text": bool(options) and (one.get("allow_text") is True or bool(tool)),
-        }
-        if tool or details is not None:
-            said = (
-                make_permission_input(f"Call {tool}", dict_or_empty(details))
-                if tool
-                else {"details": start_of_json(details)}
-            )
-            asked["details"] = said
-        return {"id": replace_lone_surrogates(name), "kind": QUESTION, "input": asked}
 
     def _make_result(self, view: Mapping[str, Any]) -> ToolResult:
         self._said.emit_full_text()
@@ -515,6 +510,40 @@ class _RemoteRun:
             "transcript": self._said.drain_record(),
         }
         return ToolResult.json(data, **spent)
+
+
+def _convert_permission(one: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Return an open question of the remote run as a permission request for the policy; raise ``ToolError`` if it is too long."""
+    given = make_permission_input(_call_title(one), dict_or_empty(one.get("details")))
+    return {"id": replace_lone_surrogates(one["id"]), "kind": kind, "input": given}
+
+
+def _convert_question(one: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an open question of the remote run as a question to a person."""
+    tool, details = start_of_text(one.get("tool_name"), 200), one.get("details")
+    options = [start_of_text(option) for option in one.get("options") or () if isinstance(option, str)][:100]
+    options = list(dict.fromkeys(filter(None, options)))
+    if len(options) == 1:
+        options = []
+    asked: dict[str, Any] = {
+        "text": start_of_text(one.get("text"), ENTRY_CHARS)
+        or (f"May {tool} run?" if tool else "A question without words"),
+        "options": options,
+        "multi_select": bool(options) and one.get("multi_select") is True,
+        # A number may be an answer beside options, and a permission is refused with a text.
+        "allow_text": bool(options) and (one.get("allow_text") is True or bool(tool)),
+    }
+    if tool:
+        asked["details"] = make_shown_input(_call_title(one), dict_or_empty(details))
+    elif details is not None:
+        asked["details"] = {"details": start_of_json(details)}
+    return {"id": replace_lone_surrogates(one["id"]), "kind": QUESTION, "input": asked}
+
+
+def _call_title(one: Mapping[str, Any]) -> str:
+    """Return what a call of the remote run would do in words."""
+    parts = [part.get("value") for part in dicts_in_list(one.get("preview_parts")) if part.get("kind") == "action"]
+    return start_of_text(next(iter(parts), "")) or f"Call {start_of_text(one.get('tool_name'), 200)}"
 
 
 def _clean_text(text: str) -> str:

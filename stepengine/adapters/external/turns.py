@@ -13,10 +13,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import shlex
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from stepengine.data.events import (
+    ReplyDiscarded,
     TextCompleted,
     TextDelta,
     ThinkingDelta,
@@ -25,12 +27,12 @@ from stepengine.data.events import (
     ToolStarted,
 )
 from stepengine.data.hooks import StepContext
-from stepengine.data.json import JsonDict, replace_lone_surrogates
+from stepengine.data.json import JsonDict, canonical, replace_lone_surrogates
 from stepengine.data.messages import ToolResult
 from stepengine.data.tools import ToolAnnotations
 from stepengine.data.visible import cut_end
 from stepengine.data.yields import Ask, Parallel, ToolCall
-from stepengine.errors import ExternalAgentError
+from stepengine.errors import ExternalAgentError, ToolError
 from stepengine.runtime.logs import LOGGER
 from stepengine.tools.context import ToolContext
 from stepengine.tools.definition import Tool, ToolPreview
@@ -45,6 +47,8 @@ RECORD_CHARS = 2_000_000
 ENTRIES = 5_000
 OPEN_ASKS = 100
 SHOWN_CHARS = 2_000
+JUDGED_CHARS = 200_000
+"""How much of paths, command and URL one request may have. It is refused beyond that, since rules judge all of it."""
 LEFT_OUT = "the rest of this turn was left out"
 OTHER = "other"
 ASKED: Mapping[str, str] = {"read": "read", "edit": "write", "execute": "execute", "fetch": "network"}
@@ -193,28 +197,61 @@ def make_permission_input(
     """
     Return the input of a permission request for rules and people: texts only, of limited size.
 
+    Paths, command and URL are complete: rules cannot judge what they do not see.
+
     Args:
         title: What it is in words.
         raw: What the agent's own tool is given.
         paths: Files that it is about, beside those that are found in *raw*.
         details: More to look at; *raw* itself by default.
+
+    Raises:
+        ToolError: if paths, command and URL are too long.
     """
+    judged = _find_judged_members(raw, paths)
+    if len(canonical(judged)) > JUDGED_CHARS:
+        msg = f"{title[:100]!r} has more than {JUDGED_CHARS:,} characters of paths, command and URL; request less at a time"
+        raise ToolError(msg)
+    return _make_input(title, judged, details or (start_of_json(raw) if raw else ""))
+
+
+def make_shown_input(title: str, raw: Mapping[str, Any], *, paths: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the input of a call for people and not for rules: without paths, command and URL if they are too long."""
+    try:
+        return make_permission_input(title, raw, paths=paths)
+    except ToolError:
+        return _make_input(title, {}, start_of_json(raw))
+
+
+def _make_input(title: str, judged: Mapping[str, Any], details: str) -> dict[str, Any]:
+    made = {"title": title or "Something that it does not name", **judged}
+    return {**made, "details": cut_end(details, ENTRY_CHARS)} if details else made
+
+
+def _find_judged_members(raw: Mapping[str, Any], paths: Sequence[str]) -> dict[str, Any]:
+    """Return the complete paths, command and URL in the input of an agent's tool."""
     several = raw.get("paths")
-    found = [*paths, *[start_of_text(raw[name]) for name in PATHS if isinstance(raw.get(name), str)]]
-    found += [start_of_text(one) for one in several[:100]] if isinstance(several, list) else []
-    made: dict[str, Any] = {"title": title or "Something that it does not name"}
-    if found := list(dict.fromkeys(filter(None, found)))[:100]:
-        made["paths"] = found
-    if (command := next((raw[name] for name in COMMAND if raw.get(name)), None)) is not None:
-        is_words = isinstance(command, list) and all(isinstance(word, str) for word in command)
-        made["command"] = (
-            [start_of_text(word, ENTRY_CHARS) for word in command] if is_words else start_of_text(command, ENTRY_CHARS)
-        )
+    given = [*paths, *[raw.get(name) for name in PATHS], *(several if isinstance(several, list) else ())]
+    found = [replace_lone_surrogates(one) for one in given if isinstance(one, str) and one]
+    made: dict[str, Any] = {"paths": list(dict.fromkeys(found))} if found else {}
+    if command := _find_command(raw):
+        made["command"] = command
     if isinstance(raw.get("url"), str):
-        made["url"] = start_of_text(raw["url"])
-    if details := details or (start_of_json(raw) if raw else ""):
-        made["details"] = cut_end(details, ENTRY_CHARS)
+        made["url"] = replace_lone_surrogates(raw["url"])
     return made
+
+
+def _find_command(raw: Mapping[str, Any]) -> str | list[str]:
+    """Return the command in the input of an agent's tool, with the arguments next to it; ``""`` if there is none."""
+    command, args = next((raw[name] for name in COMMAND if raw.get(name)), ""), raw.get("args")
+    if not command:
+        return ""
+    several = [*(command if isinstance(command, list) else [command]), *(args if isinstance(args, list) else ())]
+    words = [replace_lone_surrogates(one) if isinstance(one, str) else start_of_json(one) or "?" for one in several]
+    if isinstance(args, str) and args:
+        line = words[0] if isinstance(command, str) else shlex.join(words)
+        return f"{line} {replace_lone_surrogates(args)}"
+    return words if isinstance(command, list) or len(words) > 1 else words[0]
 
 
 # --- what it says -----------------------------------------------------------------------------------------------------
@@ -231,7 +268,9 @@ class TurnOutput:
         self._tools: dict[str, dict[str, Any]] = {}
         self._shown: set[str] = set()
         self._recorded: set[str] = set()
+        self._replies: dict[int, list[tuple[list[str], int]]] = {}
         self._left = RECORD_CHARS
+        self._is_full = False
 
     def start_call_output(self, ctx: ToolContext) -> None:
         """Start to emit output as part of the tool call of *ctx*."""
@@ -254,34 +293,46 @@ class TurnOutput:
         """The number of characters that can still be stored."""
         return max(0, self._left)
 
-    def emit_and_record_text(self, kind: str, text: str) -> None:
-        """Emit and record a piece of the ``"text"`` or of a ``"thought"``; ignore it if no room is left."""
+    def emit_and_record_text(self, kind: str, text: str, *, reply: int | None = None) -> None:
+        """Emit and record a piece of the ``"text"`` or of a ``"thought"`` of a *reply*; ignore it if no room is left."""
         if not text or not self.reserve_chars(len(text)):
             return
+        places: list[tuple[list[str], int]] = self._replies.setdefault(reply, []) if reply is not None else []
         if kind == "text":
+            places.append((self._text, len(self._text)))
             self._text.append(text)
             self.ctx.emit(TextDelta(text=text))
         else:
             self.ctx.emit(ThinkingDelta(text=text))
-        if self._record and kind in self._record[-1]:
-            self._record[-1][kind].append(text)
-        else:
-            self._record.append({kind: [text]})
+        if not (self._record and kind in self._record[-1]):
+            self._record.append({kind: []})
+        places.append((self._record[-1][kind], len(self._record[-1][kind])))
+        self._record[-1][kind].append(text)
+        self._add_note_when_full()
+
+    def discard_reply(self, reply: int, model: str) -> None:
+        """Remove the texts of a reply that was interrupted from the output, and emit that they do not count."""
+        for texts, place in self._replies.pop(reply, ()):
+            texts[place] = ""
+        self.ctx.emit(ReplyDiscarded(model=model))
+        # All texts of the turn have one place in the run, so those of earlier replies are emitted again.
+        if text := "".join(self._text[self._completed :]):
+            self.ctx.emit(TextDelta(text=text))
 
     def reserve_chars(self, chars: int) -> bool:
-        """
-        Count *chars* characters as stored; return False if the room was used up before.
-
-        The text that uses up the room is stored whole, followed by a note that more was left out.
-        """
+        """Count *chars* characters as stored; return False if the room was used up before."""
         if self._left <= 0:
             return False
         self._left -= chars
-        if self._left <= 0 or len(self._record) >= ENTRIES:
-            self._left = 0
-            self._record.append({"note": LEFT_OUT})
-            self._text.append(f"\n[{LEFT_OUT}]")
         return True
+
+    def _add_note_when_full(self) -> None:
+        """Add a note that more is left out, after the entry that used up the room, which is stored whole."""
+        if self._is_full or (self._left > 0 and len(self._record) < ENTRIES):
+            return
+        self._left, self._is_full = 0, True
+        self._record.append({"note": LEFT_OUT})
+        self._text.append(f"\n[{LEFT_OUT}]")
 
     def record_call(
         self,
@@ -305,10 +356,11 @@ class TurnOutput:
             title: What the record calls it; as before when empty.
             status: ``"completed"`` and ``"failed"`` are ends; as before when empty.
             given: What it was given, to be shown.
-            kept: Other members of the record; they replace those of the last update.
+            kept: Other members of the record; they replace those of the last update. As before when empty.
             output: What came of it.
         """
         entry = self._tools.get(call)
+        kept = kept or (entry["kept"] if entry else {})
         size = len(json.dumps(kept, default=str))
         if entry is None:
             if not self.reserve_chars(1 + size):
@@ -325,6 +377,7 @@ class TurnOutput:
         entry["kind"], entry["status"], entry["kept"] = name, status or entry["status"], dict(kept)
         if output and self.reserve_chars(len(output)):
             entry["output"] = output
+        self._add_note_when_full()
         self._emit_start_or_end(call, entry, given, category)
 
     def _emit_start_or_end(self, call: str, entry: dict[str, Any], given: Mapping[str, Any], category: str) -> None:
@@ -355,6 +408,7 @@ class TurnOutput:
         """Emit and record a plan: the ``task`` of each part, and whether it is ``completed``; ignore it if no room is left."""
         if self.reserve_chars(len(json.dumps(plan))):
             self._record.append({"plan": plan})
+            self._add_note_when_full()
             self.ctx.emit(TodosChanged(todos=plan))
 
     def drain_record(self) -> list[dict[str, Any]]:
@@ -365,13 +419,13 @@ class TurnOutput:
             if "kept" in entry:
                 shown = {key: entry[key] for key in ("tool", "kind", "status", "output") if key in entry}
                 made.append(shown | entry["kept"])
-            else:
-                made.append(
-                    {
-                        key: "".join(value) if isinstance(value, list) and key != "plan" else value
-                        for key, value in entry.items()
-                    }
-                )
+                continue
+            joined = {
+                key: "".join(value) if isinstance(value, list) and key != "plan" else value
+                for key, value in entry.items()
+            }
+            if any(joined.values()) or "plan" in joined:  # what was discarded is empty
+                made.append(joined)
         return made
 
 

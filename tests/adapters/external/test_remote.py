@@ -11,7 +11,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -26,7 +26,7 @@ from stepengine import AgentCall, AgentDefinition, Engine, RunStatus
 from stepengine.adapters.external import RemoteAgent, remote
 from stepengine.errors import DefinitionError, ExternalAgentError
 from stepengine.journal import FileJournal
-from stepengine.permissions import Policy, Rule
+from stepengine.permissions import EveryCall, Policy, Rule
 from tests.server.served import Served
 from tests.servers import Quiet, served
 from tests.waits import until_async as until
@@ -406,6 +406,128 @@ async def test_invalid_server_answers_fail_the_call_with_a_reason(name: str, mon
         error = await refused(RemoteAgent("other", url=url, token="t" * 20))
 
     assert ("protocol", True) == (error.kind, words in error.message), error.message
+
+
+def playing(
+    events: list[dict[str, Any]], questions: Sequence[dict[str, Any]] = ()
+) -> Callable[[BaseHTTPRequestHandler], None]:
+    """
+    Be a run with these events, which ends when all its questions are answered.
+    """
+    answered: list[str] = []
+
+    def do(request: BaseHTTPRequestHandler) -> None:
+        if request.path.endswith("/events"):
+            seen = int(request.headers.get("last-event-id") or 0)
+            lines = [
+                f"id: {n}\ndata: {json.dumps({'path': '', **one})}\n\n" for n, one in enumerate(events, 1) if n > seen
+            ]
+            told(request, 200, "".join(lines).encode(), content_type="text/event-stream")
+            return
+        if request.path.endswith("/answers"):
+            answered.append(request.path)
+        left = questions[len(answered) :]
+        told(
+            request, 200, json.dumps({**VIEW, "status": "running" if left else "completed", "questions": left}).encode()
+        )
+
+    return after_start(do)
+
+
+def requested(number: int, category: str, **details: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """
+    Return the event of a permission request, and its question.
+    """
+    event = {"type": "permission_requested", "question": {"id": f"q{number}"}, "category": category}
+    parts = [{"kind": "action", "name": "", "value": f"Do {number}"}]
+    return event, {"id": f"q{number}", "text": "May it?", "tool_name": "do", "details": details, "preview_parts": parts}
+
+
+@pytest.mark.spec("interfaces:IF161")
+async def test_simultaneous_remote_permissions_are_judged_by_their_own_categories() -> None:
+    (read, first), (execute, second) = requested(1, "read"), requested(2, "execute")
+    seen: list[Any] = []
+    with odd_server(playing([read, execute], [first, second])) as (url, _):
+        agent = RemoteAgent("other", url=url, token="t" * 20, permissions="policy")
+        rules = [Rule.deny_tool("other_execute"), Rule("allow", EveryCall())]
+        await Engine([agent], permissions=Policy(rules), observers=[seen.append]).run("other", "go")
+
+    judged = [(one.tool_name, one.decision) for one in seen if one.type == "permission_decided"]
+    assert {("other_read", "allow"), ("other_execute", "deny")} == {one for one in judged if one[0] != "other"}
+    titles = [one.input["title"] for one in seen if one.type == "tool_started" and one.tool_name == "other_read"]
+    assert ["Do 1"] == titles
+
+
+@pytest.mark.parametrize(
+    ("kind", "details"),
+    [
+        ("read", {"paths": [*[f"open/{number}" for number in range(1_000)], "closed/key"]}),
+        ("read", {"path": "open/../" * 300 + "closed/key"}),
+        ("execute", {"command": "git", "args": ["push", "--force"]}),
+        ("execute", {"cmd": ["git"], "args": "push --force"}),
+        ("execute", {"command": "git status; " * 2_000 + "git push"}),
+    ],
+    ids=["many paths", "long path", "arguments", "arguments as text", "long command"],
+)
+@pytest.mark.spec("interfaces:IF121", "interfaces:IF161")
+async def test_rules_judge_all_paths_and_words_of_a_request(kind: str, details: dict[str, Any]) -> None:
+    event, question = requested(1, kind, **details)
+    seen: list[Any] = []
+    rules = [Rule.deny_path("closed/**"), Rule.deny_command(["git", "push"]), Rule("allow", EveryCall())]
+    with odd_server(playing([event], [question])) as (url, _):
+        agent = RemoteAgent("other", url=url, token="t" * 20, permissions="policy")
+        await Engine([agent], permissions=Policy(rules), observers=[seen.append]).run("other", "go")
+
+    judged = [(one.tool_name, one.decision) for one in seen if one.type == "permission_decided"]
+    assert (f"other_{kind}", "deny") in judged
+
+
+@pytest.mark.spec("interfaces:IF161")
+async def test_remote_permission_too_long_for_rules_is_denied(caplog: pytest.LogCaptureFixture) -> None:
+    event, question = requested(1, "read", paths=[f"folder/{number}" * 10 for number in range(5_000)])
+    with odd_server(playing([event], [question])) as (url, asked):
+        agent = RemoteAgent("other", url=url, token="t" * 20, permissions="policy")
+        result = await Engine([agent]).run("other", "go")
+
+    assert (RunStatus.COMPLETED, 1) == (result.status, len([path for _, path in asked if path.endswith("/answers")]))
+    assert "was denied: 'Do 1' has more than 200,000 characters of paths" in caplog.text
+
+
+@pytest.mark.spec("interfaces:IF160")
+async def test_interrupted_remote_reply_leaves_only_its_retry() -> None:
+    reply = [
+        {"type": "text_delta", "seq": 1, "text": "First."},
+        {"type": "text_completed", "seq": 1, "text": "First."},
+        {"type": "thinking_delta", "seq": 2, "text": "hm"},
+        {"type": "text_delta", "seq": 2, "text": "Hel"},
+        {"type": "reply_discarded", "seq": 2, "model": "m/m"},
+        {"type": "text_completed", "seq": 2, "text": "Bonjour"},
+        {"type": "run_finished"},
+    ]
+    seen: list[Any] = []
+    with odd_server(playing(reply)) as (url, _):
+        agent = RemoteAgent("other", url=url, token="t" * 20)
+        result = await Engine([agent], observers=[seen.append]).run("other", "go")
+
+    shown = ""
+    for event in seen:
+        shown = (
+            "" if event.type == "reply_discarded" else shown + getattr(event, "text", "") * (event.type == "text_delta")
+        )
+    assert "First.Bonjour" == shown
+    (turn,) = [one.result.data for one in result.tool_calls]
+    assert ["First.", "Bonjour"] == [one["text"] for one in turn["transcript"]]
+
+
+@pytest.mark.spec("interfaces:IF160")
+async def test_remote_transcript_has_the_input_of_each_call() -> None:
+    started = {"type": "tool_started", "tool_call_id": "c1", "tool_name": "look", "input": {"name": "shop"}}
+    finished = {"type": "tool_finished", "tool_call_id": "c1", "tool_name": "look", "result": {"status": "ok"}}
+    with odd_server(playing([started, finished, {"type": "run_finished"}])) as (url, _):
+        result = await Engine([RemoteAgent("other", url=url, token="t" * 20)]).run("other", "go")
+
+    (turn,) = [one.result.data for one in result.tool_calls]
+    assert ['{"name": "shop"}'] == [one["input"] for one in turn["transcript"]]
 
 
 @pytest.mark.parametrize("event_id", ["\u00e9", "a\0b", "a ", "x" * 1_001])
