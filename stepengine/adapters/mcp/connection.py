@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     from mcp.client.session import ClientSession
 
 T = TypeVar("T")
-CLOSED_CODE = -32000
-"""The code of JSON-RPC that the MCP library uses for a connection that has ended."""
+CLOSED = (-32000, "Connection closed")
+"""Code and message of the MCP library for a connection that has ended. Servers use the code for errors of their own."""
 NO_METHOD_CODE = -32601
 """The code that JSON-RPC 2.0 defines for an unknown method."""
 FETCHERS = ("npx", "uvx", "bunx", "pipx", "uv", "pnpm", "yarn", "docker", "podman")
@@ -451,7 +451,8 @@ class ServerConnection:
         before = self._live
         if before is not None:
             await before.end_and_wait()
-            await self._wait_before_restart(run, before.why)
+        if before is not None or self._restarts.get(run, 0) > len(RESTART_WAITS):
+            await self._wait_before_restart(run, "" if before is None else before.why)
         self._live = live = _Live(self._options, self._answer_unnamed_request, self._mark_stale)
         try:
             await live.wait_until_ready()
@@ -466,7 +467,7 @@ class ServerConnection:
             raise
 
     async def _wait_before_restart(self, run: str, why: str) -> None:
-        name, used = self._options.name, self._restarts.pop(run, 0)
+        name, used = self._options.name, min(self._restarts.pop(run, 0), len(RESTART_WAITS))
         while len(self._restarts) >= RUNS_KEPT:
             self._restarts.pop(next(iter(self._restarts)))
         self._restarts[run] = used + 1
@@ -597,7 +598,7 @@ class ServerConnection:
         answers = None if live is None else live.answers
         if answers is not None and answer.status in SIGN_IN:
             return ToolServerError(f"the MCP server {name!r} refused the request: {answers.describe_refusal(answer)}")
-        if code == CLOSED_CODE:
+        if (code, message) == CLOSED:
             return self._end_and_make_loss_error(live)
         kind = NoSuchMethod if code == NO_METHOD_CODE else ToolError
         return kind(f"the MCP server {name!r} answered with an error: {_clean_error_text(message)}")

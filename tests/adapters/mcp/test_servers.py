@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mcp import MCPError
 
 from stepengine import AgentDefinition, Engine, RunStatus, call
 from stepengine.adapters.mcp import connection, mcp_tools
@@ -22,6 +23,8 @@ from stepengine.journal import MemoryJournal
 from stepengine.testing import ScriptedModel, check_tool_source, tool_call
 from tests.loop_clock import put_clock_ahead
 from tests.phrases import OUTCOME_UNKNOWN
+
+from .foreign import Foreign, described
 
 COUNTERPARTS = (("pypi:mcp", "2.3.0", "works", "servers: tools, resources, prompts, elicitation, sampling, progress"),)
 
@@ -88,13 +91,32 @@ async def test_server_crash_loses_one_call_and_restarts(
 async def test_third_crash_in_a_run_removes_the_server(small: Any, agent: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (0.5, 2.0) == connection.RESTART_WAITS
     monkeypatch.setattr("stepengine.adapters.mcp.connection.RESTART_WAITS", (0.0, 0.0))
-    calls = [*[tool_call("small__crash", {}) for _ in range(4)], "ok"]
+    calls = [*[tool_call("small__crash", {}) for _ in range(6)], "ok"]
 
     async with Engine([agent(small())], models=ScriptedModel(calls)) as engine:
-        *lost, gone = results(await engine.run("worker", "Go."))
+        found = results(await engine.run("worker", "Go."))
 
-    assert [True] * 3 == [text.endswith(f"the {OUTCOME_UNKNOWN}") for _, text in lost]
-    assert "the MCP server 'small' is gone: it was started again 2 times in this run" in gone[1]
+    assert [True] * 3 == [text.endswith(f"the {OUTCOME_UNKNOWN}") for _, text in found[:3]]
+    gone = "the MCP server 'small' is gone: it was started again 2 times in this run"
+    assert [True] * 3 == [gone in text for _, text in found[3:]]
+
+
+@pytest.mark.spec("reliability:MC05")
+async def test_server_error_of_any_code_loses_no_connection(agent: Any) -> None:
+    asked: list[str] = []
+
+    class Refusing(Foreign):
+        async def _call(self, ctx: Any, params: Any) -> Any:
+            asked.append(params.name)
+            raise MCPError(code=-32000, message="quota exceeded")
+
+    source = mcp_tools(Refusing(described("order")).server, name="srv")
+    model = ScriptedModel([*[tool_call("srv__order", {}) for _ in range(4)], "ok"])
+    async with Engine([agent(source)], models=model) as engine:
+        found = results(await engine.run("worker", "Go."))
+
+    assert [("error", "the MCP server 'srv' answered with an error: quota exceeded")] * 4 == found
+    assert 4 == len(asked)
 
 
 @pytest.mark.deep
