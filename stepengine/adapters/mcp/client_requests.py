@@ -24,7 +24,7 @@ from stepengine.adapters.mcp._caps import (
 )
 from stepengine.data.json import compact, freeze
 from stepengine.data.messages import AssistantMessage, UserMessage
-from stepengine.data.models import ModelSettings
+from stepengine.data.models import ModelSettings, StopReason
 from stepengine.data.visible import cut_after, visible
 from stepengine.data.yields import Ask, Complete
 from stepengine.errors import DataError, StepEngineError, ToolError
@@ -34,6 +34,12 @@ IsOpen: TypeAlias = Callable[[], Generator[Any, Any, bool]]
 """Asks, as a recorded effect, whether the server still waits for answers."""
 DECLINED: Mapping[str, Any] = {"action": "decline"}
 NO_SAMPLING: Mapping[str, Any] = {"error": "This client calls no model for a server"}
+STOP_REASONS = {
+    StopReason.END_TURN: "endTurn",
+    StopReason.MAX_TOKENS: "maxTokens",
+    StopReason.STOP_SEQUENCE: "stopSequence",
+    StopReason.TOOL_USE: "toolUse",
+}
 YES, NO, DEFAULT = "yes", "no", "default"
 TOO_LARGE = "too_large"
 """The only member in the record of a request that is too large: its answer, for which no one is asked."""
@@ -150,7 +156,7 @@ class ServerQuestions:
     ) -> Generator[Any, Any, Mapping[str, Any]]:
         content: dict[str, object] = {}
         for name, field in fields.items():
-            value = yield from self._ask_field(message, _FormField(name, field, name in required), ask)
+            value = yield from self._ask_field(message, _FormField(name, _without_null(field), name in required), ask)
             if value is not None:
                 content[name] = value
             elif name in required:
@@ -192,7 +198,12 @@ class ServerQuestions:
         except StepEngineError as error:
             return {"error": f"The model could not be called: {error.message}"}
         content = {"type": "text", "text": reply.text}
-        return {"role": "assistant", "content": content, "model": reply.model or "unknown", "stopReason": "endTurn"}
+        return {
+            "role": "assistant",
+            "content": content,
+            "model": reply.model or "unknown",
+            "stopReason": STOP_REASONS.get(reply.stop_reason, reply.stop_reason.value),
+        }
 
     # --- back to the server ---------------------------------------------------------------------------------------------
 
@@ -292,6 +303,8 @@ class _FormField:
         if isinstance(choices, Mapping):
             given = choices.get("enum") or choices.get("oneOf") or choices.get("anyOf")
         each = _list_or_empty(given)
+        if any(isinstance(one, Mapping) and "const" not in one for one in each):
+            return {}  # alternatives of types, not of values
         values = [one.get("const") if isinstance(one, Mapping) else one for one in each]
         plain = {visible(str(value), strict=True): value for value in values}
         named = _list_or_empty(choices.get("enumNames")) if isinstance(choices, Mapping) else []
@@ -351,10 +364,7 @@ class _FormField:
         if self.kind == "boolean":
             return text.lower() in (YES, "y", "true"), ""
         if self.is_list:
-            chosen = _parse_choices(text, self.find_choices())
-            if DEFAULT in chosen and self.has_default:
-                return chosen, f"{DEFAULT!r} stands alone, without other choices"
-            return chosen, self._find_bounds_problem(chosen, len(chosen), "minItems", "maxItems")
+            return self._parse_list(text)
         if self.kind in ("integer", "number"):
             try:
                 number = freeze(int(text) if self.kind == "integer" else float(text))
@@ -368,6 +378,16 @@ class _FormField:
         return answer, self._find_bounds_problem(answer, len(answer), "minLength", "maxLength") or _find_format_problem(
             text, self.schema.get("format")
         )
+
+    def _parse_list(self, text: str) -> tuple[object, str]:
+        known = self.find_choices()
+        chosen = _parse_choices(text, known)
+        if DEFAULT in chosen and self.has_default:
+            return chosen, f"{DEFAULT!r} stands alone, without other choices"
+        unknown = [one for one in chosen if one not in list(known.values())] if known else []
+        if unknown:
+            return None, f"{str(unknown[0])[:50]!r} is none of {_format_choices(known)}"
+        return chosen, self._find_bounds_problem(chosen, len(chosen), "minItems", "maxItems")
 
     def _find_bounds_problem(self, value: object, size: Any, least: str, most: str) -> str:
         low, high = self.schema.get(least), self.schema.get(most)
@@ -420,6 +440,16 @@ def _parse_choices(text: str, known: Mapping[str, object]) -> list[object]:
         found += [known.get(name, name)] if name else []
         del parts[:end]
     return found
+
+
+def _without_null(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the schema of a value that may be null, as optional fields are written, as that of the value."""
+    for member in ("anyOf", "oneOf"):
+        each = _list_or_empty(schema.get(member))
+        others = [one for one in each if not (isinstance(one, Mapping) and one.get("type") == "null")]
+        if len(others) == 1 < len(each) and isinstance(others[0], Mapping) and "const" not in others[0]:
+            return {**others[0], **{key: value for key, value in schema.items() if key != member}}
+    return schema
 
 
 def _list_or_empty(value: object) -> list[Any]:

@@ -159,6 +159,28 @@ def test_choices_show_titles_and_send_the_servers_values(field: Any, options: An
     assert "2" in answer["content"]["x"]
 
 
+@pytest.mark.parametrize(
+    ("kind", "said", "value"),
+    [({"type": "string"}, "hello", "hello"), ({"type": "integer"}, "7", 7), ({"enum": ["a", "b"]}, "b", "b")],
+)
+@pytest.mark.parametrize("member", ["anyOf", "oneOf"])
+def test_field_that_may_be_null_is_asked_by_its_type(member: str, kind: Any, said: str, value: Any) -> None:
+    answer, (question,) = answered(form({member: [kind, {"type": "null"}], "default": None}), said)
+
+    assert {"action": "accept", "content": {"x": value}} == answer
+    assert kind.get("enum", []) == list(question.options)
+
+
+@pytest.mark.spec("interfaces:IF64")
+def test_long_list_takes_only_its_choices() -> None:
+    field = {"type": "array", "items": {"type": "string", "enum": [f"c{number}" for number in range(60)]}}
+
+    answer, asked = answered(form(field), "c1, nonsense", "c1, c59")
+
+    assert {"action": "accept", "content": {"x": ["c1", "c59"]}} == answer
+    assert "'nonsense' is none of c0, " in asked[1].question
+
+
 def test_three_invalid_answers_decline_the_form() -> None:
     answer, asked = answered(form({"type": "integer"}), "a", "b", "c")
 

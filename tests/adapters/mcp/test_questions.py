@@ -18,6 +18,7 @@ from stepengine import AgentDefinition, Answer, Engine, Limits, RunStatus
 from stepengine.adapters.mcp import mcp_tools
 from stepengine.adapters.mcp.connection import OpenCall, ServerRequests
 from stepengine.journal import FileJournal, MemoryJournal
+from stepengine.models import ModelReply
 from stepengine.testing import ScriptedModel, tool_call
 from tests.phrases import OUTCOME_UNKNOWN
 
@@ -177,9 +178,31 @@ async def test_allowed_sampling_calls_the_runs_model(near: Any, agent: Any, prot
     )
 
 
+@pytest.mark.parametrize(
+    ("reason", "told"), [("end_turn", "endTurn"), ("max_tokens", "maxTokens"), ("refusal", "refusal")]
+)
+async def test_sampling_reports_why_the_model_stopped(reason: str, told: str) -> None:
+    said = types.SamplingMessage(role="user", content=text("A poem."))
+    request = types.CreateMessageRequest(params=types.CreateMessageRequestParams(messages=[said], max_tokens=100))
+    answers: list[Any] = []
+
+    class Asking(Foreign):
+        async def _call(self, ctx: Any, params: Any) -> Any:
+            if params.input_responses is None:
+                return types.InputRequiredResult(input_requests={"model": request}, request_state="s")
+            answers.append(params.input_responses["model"].model_dump(mode="json", by_alias=True))
+            return types.CallToolResult(content=[text("done")])
+
+    source = mcp_tools(Asking(described("order")).server, name="srv", sampling=True)
+    model = ScriptedModel([tool_call("srv__order", {}), ModelReply("It", stop_reason=reason), "ok"])
+    async with Engine([AgentDefinition("buyer", model="test/model", tools=[source])], models=model) as engine:
+        await engine.run("buyer", "Go.")
+
+    assert [told] == [one["stopReason"] for one in answers]
+
+
 async def test_sampling_counts_against_the_run_limits(near: Any, agent: Any) -> None:
     from stepengine import Usage
-    from stepengine.models import ModelReply
 
     first = ModelReply(
         tool_call("small__poem", {"about": "rain"}).content, usage=Usage(input_tokens=4_950, output_tokens=40)
