@@ -173,13 +173,13 @@ def list_skill_commands(folder: Path) -> list[schema.AvailableCommand]:
 
 def add_skill_instructions(text: str, folder: Path) -> str:
     """Return a prompt with the instructions of its ``/NAME`` skill added; other prompts unchanged."""
-    name, _, words = text.removeprefix("/").partition(" ")
     if not text.startswith("/"):
         return text
+    name, *words = text.removeprefix("/").split(maxsplit=1) or [""]
     skill = find_skills(folder, user=True).skills.get(name)
     if skill is None:
         return text
     try:
-        return "\n\n".join([read_instructions(skill), words.strip()]).rstrip()
+        return "\n\n".join([read_instructions(skill), *words]).rstrip()
     except ToolError as error:
         raise InputError(error.message) from None

@@ -277,9 +277,12 @@ class _Live:
             else:
                 await self._subscribe(session)
         except (MCPError, ValidationError, RuntimeError, TimeoutError) as error:
-            if self._options.subscribe and not self.is_over:
-                said = visible(cut_middle(str(error), ERROR_CHARS), strict=True)
-                LOGGER.warning("the MCP server %r does not tell of changes: %s", self._options.name, said)
+            self._log_refused_notifications(error)
+
+    def _log_refused_notifications(self, error: Exception) -> None:
+        if self._options.subscribe and not self.is_over:
+            said = visible(cut_middle(str(error), ERROR_CHARS), strict=True)
+            LOGGER.warning("the MCP server %r does not tell of changes: %s", self._options.name, said)
 
     async def _listen_for_changes(self) -> None:
         """Listen for changes until the connection ends. The stream is reopened if it ends."""
@@ -309,15 +312,19 @@ class _Live:
 
     async def _subscribe(self, session: ClientSession) -> None:
         import mcp_types as types
+        from mcp import MCPError
 
         options, can = self._options, session.server_capabilities
-        level = options.log_level or "debug"
+        level, requests = options.log_level or "debug", list[Any]()
         if self._notices.wants_logs and can is not None and can.logging is not None:
             params: Any = types.SetLevelRequestParams(level=level)
-            await session.send_request(types.SetLevelRequest(params=params), types.EmptyResult)
-        for uri in options.subscribe:
-            asked = types.SubscribeRequest(params=types.SubscribeRequestParams(uri=uri))
-            await session.send_request(asked, types.EmptyResult)
+            requests.append(types.SetLevelRequest(params=params))
+        requests += [types.SubscribeRequest(params=types.SubscribeRequestParams(uri=uri)) for uri in options.subscribe]
+        for request in requests:
+            try:
+                await session.send_request(request, types.EmptyResult)
+            except MCPError as error:  # a server that refuses one may grant the others
+                self._log_refused_notifications(error)
 
     async def _run_client(self) -> None:
         """Enter the client, wait until it ends, and leave it, all in this task."""

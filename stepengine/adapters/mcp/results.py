@@ -168,7 +168,7 @@ def make_result(raw: Mapping[str, Any], channel: Channel = "once", *, page: str 
         structured = unknown  # of a protocol that nobody knows, but it is what the call gave
     data: JsonValue = None
     if structured is not None:
-        if channel == "text" and parts:
+        if channel == "text" and any(isinstance(part, TextPart) for part in parts):
             data = freeze(_replace_media(structured, _media_data(given)))
         elif channel == "structured":
             others = [part for part in parts if not isinstance(part, TextPart)]

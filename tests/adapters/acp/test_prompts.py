@@ -101,5 +101,6 @@ def test_only_existing_skills_are_expanded_in_prompts(tmp_path: Path, monkeypatc
     assert told.startswith("# Skill tidy")
     assert "Sort the imports." in told
     assert told.endswith("\n\na.py")
+    assert told == prompts.add_skill_instructions("/tidy\na.py", tmp_path)
     for other in ("/etc/passwd is what?", "tidy a.py", "//tidy", "/"):
         assert other == prompts.add_skill_instructions(other, tmp_path)

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import mcp_types as types
 import pytest
+from mcp import MCPError
 from mcp.server import MCPServer, Server
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.resolve import ListRoots, Resolve
@@ -241,6 +242,28 @@ async def test_notices_report_logs_and_resources_and_may_raise(caplog: pytest.Lo
     assert "on_notice= of the MCP server 'srv' raised" in caplog.text
 
 
+@pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning")
+@pytest.mark.spec("interfaces:IF65")
+async def test_refused_log_level_or_resource_stops_no_other_subscription() -> None:
+    class Choosy(Talking):
+        async def _level(self, ctx: Any, params: Any) -> types.EmptyResult:
+            raise MCPError(code=-32600, message="no logs")
+
+        async def _watch(self, ctx: Any, params: Any) -> types.EmptyResult:
+            if "secret" in str(params.uri):
+                raise MCPError(code=-32602, message="not this one")
+            return await super()._watch(ctx, params)
+
+    choosy = Choosy()
+    addresses = ["file:///secret", "file:///a.txt"]
+    source = mcp_tools(choosy.server, name="srv", protocol="legacy", subscribe=addresses, log_level="error")
+    async with Engine([worker(source)], models=ScriptedModel([tool_call("srv__look", {}), "ok"])) as engine:
+        await engine.run("worker", "Go.")
+        await until_async(lambda: choosy.watched)
+
+    assert ["file:///a.txt"] == choosy.watched
+
+
 @pytest.mark.spec("interfaces:IF65")
 async def test_ended_change_stream_is_reopened(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stepengine.adapters.mcp.connection.LISTEN_SECONDS", 0.0)
@@ -415,6 +438,19 @@ async def test_result_reaches_the_model_by_the_chosen_channel(results: Any, show
     assert shown == result.text
     assert 2 == result.data["total"]
     assert BYTES not in str(result.data)
+
+
+@pytest.mark.spec("interfaces:IF62")
+async def test_value_without_texts_is_shown_in_every_channel() -> None:
+    data = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAQAAAC1HAwCAAAAC0lEQVR42mNkYAAAAAYAAjCB0C8AAAAASUVORK5CYII="
+    image = types.ImageContent(type="image", data=data, mime_type="image/png")
+    shown = types.CallToolResult(content=[image], structured_content={"total": 2})
+    source = mcp_tools(Foreign(described("look"), answers={"look": shown}).server, name="srv", results="text")
+
+    async with Engine([worker(source)], models=ScriptedModel([tool_call("srv__look", {}), "ok"])) as engine:
+        result = (await engine.run("worker", "Go.")).tool_calls[0].result
+
+    assert '{"total":2}' in result.text
 
 
 @pytest.mark.spec("reliability:MC10", "interfaces:IF138")
