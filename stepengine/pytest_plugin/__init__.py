@@ -207,7 +207,7 @@ def stepengine_engine(request: pytest.FixtureRequest) -> Iterator[EngineFactory]
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Set placeholder keys for a replaying test. With `--stepengine-network=all`, block the network of every test."""
+    """Set placeholder keys for a test in the mode `none`. With `--stepengine-network=all`, block the network of every test."""
     replays = True
     mine = uses_plugin(item)
     if mine:

@@ -13,7 +13,7 @@ from stepengine.pytest_plugin.places import recording_file
 
 @contextmanager
 def set_placeholder_keys(item: pytest.Item, *, replays: bool) -> Iterator[None]:
-    """Replace the credentials of providers in the environment for a while: a replay sends nothing."""
+    """Replace the credentials of providers in the environment inside the block, if the test *replays*."""
     with pytest.MonkeyPatch.context() as patch:
         if replays:
             from stepengine.testing.placeholders import make_replay_variables

@@ -1,7 +1,7 @@
 """
 Recordings that no test owns any more: listed when a whole suite was collected.
 
-Only files in the folder of a module count: shared files beside those folders are the project's own business.
+Only files in the folders of modules count, also in folders without a collected module. Files next to those folders are not looked at.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class OrphanFinder:
 
 
 def _has_format(path: Path, kind: str) -> bool:
-    """Return whether a file starts as recordings do; a file of somebody else is no orphan."""
+    """Return whether a file starts as recordings do. Cassettes of plain vcrpy do, too."""
     from stepengine.journal.files import JOURNAL_FILE
     from stepengine.testing.cassette_files import CASSETTE_FILE
 

@@ -1,15 +1,17 @@
 """
 The testing kit: agents and adapters under test without a provider.
 
-Four depths, from the quickest to the most thorough. ``Walk`` steps one handler by hand. ``run_with`` and ``ScriptedModel`` run an agent
-with a model that says what a script says. Recordings play back what a real run did (a journal, for agents) or what went over the wire
-(a cassette, for adapters), and fail where something else is asked for now. ``simulate`` runs a tree of agents in thousands of
-made-up worlds, with failures, stops and crashes, and checks in each what must hold of every run.
+It has four depths, from the quickest to the most thorough:
 
-All of it stands on the same machine and runtime as real runs: what is replaced is a model, a transport or the world, never a part of
-the engine, so there is nothing here that a test could pass and a run would fail.
+- ``Walk`` steps one handler manually, and ``run_with`` compares its yields with a script. Neither needs an engine.
+- ``ScriptedModel`` is a model with scripted replies, for the runs of a real engine.
+- Recordings replay a journal (the effects of a run) or a cassette (HTTP traffic). They fail at the first difference.
+- ``simulate`` runs a tree of agents in many generated worlds with failures, stops and crashes, and checks invariants in each.
 
-Names are re-exported here. What stands on httpx2, engines or journals waits for its first use; YAML is imported only when a
+Recordings use an ordinary engine and replace only its outcomes or its transport. ``simulate`` uses the machine, planner, recorder,
+replayer, limit gate and usage meter of real runs, with a synchronous driver and performer of its own.
+
+Names are re-exported here. Modules with httpx2, engines or journals are imported at their first use. YAML is imported only when a
 cassette is read or written.
 
 Must not be here: pytest (that is ``pytest_plugin``), and anything that a run needs.

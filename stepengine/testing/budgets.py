@@ -151,7 +151,7 @@ class Budgets:
 
     def close_run(self, path: str) -> None:
         """
-        Remove a run that has ended.
+        Remove a run that has ended, and release what it has reserved.
 
         Raises:
             Violation: when something is still reserved for it.
@@ -167,7 +167,7 @@ class Budgets:
         del self._nodes[path]
 
     def has_bounded_calls(self, path: str) -> bool:
-        """Return whether the model calls of a run have to find room."""
+        """Return whether a limit on tokens or cost applies to the model calls of a run, so that a call may wait for room."""
         return self._ledgers.get_ledger(path).bounded
 
     def count_startable(self, run: WatchedRun, members: Sequence[Leaf], gather: Gather | None) -> int:

@@ -168,7 +168,7 @@ RESPONSE_KEYS = {"status", "headers", "body", "parsed_body", "url", "http_versio
 
 def read_cassette(path: str | os.PathLike[str]) -> bytes:
     """
-    Return the bytes of the file of a cassette.
+    Return the bytes of the file of a cassette, as they are stored.
 
     Raises:
         DataError: when it is a pipe, a device or a folder.

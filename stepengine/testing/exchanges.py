@@ -246,6 +246,8 @@ class Exchanges:
         """
         Return the recorded interaction of *request*, or None if the request is to be sent.
 
+        In a replay, requests of telemetry and for credentials get a made-up reply.
+
         Raises:
             CassetteMiss: if there is none and nothing is recorded.
         """

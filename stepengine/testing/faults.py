@@ -203,7 +203,7 @@ def _make_failure(kind: str, effect: Leaf, at: int) -> Single:
 
 
 def apply_faults(kinds: Iterable[str], effect: Leaf, outcome: Single) -> Single:
-    """Return the outcome of *effect* after faults have changed it."""
+    """Return an outcome after the faults that change it: ``other_answer``, ``empty`` and ``cut``. Other kinds leave it as it is."""
     if not isinstance(outcome, Value):
         return outcome
     value = outcome.value
@@ -220,7 +220,7 @@ def apply_faults(kinds: Iterable[str], effect: Leaf, outcome: Single) -> Single:
 
 
 def _make_other_answer(question: Question, answer: Answer) -> Answer:
-    """Return a different answer: another option, no for yes, or nothing."""
+    """Return a different answer: another option, ``"yes"`` for ``"no"``, or ``"no"`` for any other text."""
     given = answer.value
     others = [option for option in question.options if option != given]
     if others:

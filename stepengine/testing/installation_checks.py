@@ -197,7 +197,7 @@ def _check_key_formats(providers: list[ListedProvider]) -> Iterator[Finding]:
 
 
 def _describe_key_problem(key: str, prefix: str) -> str:
-    """Return the problem of a key's format, without the key; ``""`` for none."""
+    """Return the problem of a key of the provider *prefix*: a wrong format, or the look of another provider's key; ``""`` for none."""
     bare = key.strip()
     if not bare:
         return "is set and empty"
@@ -269,6 +269,7 @@ def _check_agents(settings: Settings) -> Iterator[Finding]:
 
 
 def _report_agent_counts(count: int, own: int) -> Iterator[Finding]:
+    """Yield the numbers of agent files, and before them a note if the local folder is not trusted."""
     foreign = find_untrusted_folder(LOCAL)
     if foreign is not None:
         how = f"look at it, then: {foreign.trust_command}"
@@ -278,7 +279,7 @@ def _report_agent_counts(count: int, own: int) -> Iterator[Finding]:
 
 
 def _find_undeclared_tools(found: Iterable[ListedAgent]) -> Iterator[Finding]:
-    """Yield the tools that declare no files, so that rules about files cannot judge their calls."""
+    """Yield a note for each agent file with tools that declare no files: rules about files cannot judge their calls."""
     from stepengine.permissions.rules import is_checkable_by_path_rules
 
     tools: dict[Path, dict[str, None]] = {}
@@ -342,6 +343,7 @@ def _find_unused_variables(providers: list[ListedProvider]) -> list[str]:
 
 
 def _check_provider_addresses(providers: list[ListedProvider]) -> Iterator[Finding]:
+    """Send a request without a key to the address of each usable provider, and yield whether a server answers."""
     import httpx2
 
     with httpx2.Client(timeout=SECONDS, follow_redirects=False) as client:

@@ -547,7 +547,7 @@ TOLD_WIDTH = 100
 
 
 def format_address(at: tuple[str, int]) -> str:
-    """Return path and number of an effect as text."""
+    """Return an effect's path and number as ``path:number``; the number alone for the root run."""
     return f"{at[0]}:{at[1]}" if at[0] else str(at[1])
 
 

@@ -48,6 +48,7 @@ def error_to_json(error: BaseException, depth: int = 0) -> dict[str, Any] | None
 
 
 def _argument_to_json(value: object, depth: int) -> Any:
+    """Return an argument of an error as JSON; None for a value of another type than text, bytes, number, bool or error."""
     if isinstance(value, BaseException):
         return error_to_json(value, depth + 1)
     if isinstance(value, bytes):

@@ -79,7 +79,7 @@ class _TextSnapshot(SingleFileSnapshotExtension):
         return run_to_snapshot_tree(data) if not isinstance(data, Mapping) else dict(data)
 
     def to_text(self, value: object) -> str:
-        """Return the text of the file."""
+        """Return the text of the file: the value as indented JSON, unless a subclass renders it."""
         return _to_indented_json(value)
 
 
@@ -89,7 +89,7 @@ class RunSnapshot(_TextSnapshot):
     file_extension = "run.md"
 
     def to_text(self, value: Any) -> str:
-        """Return the run as text."""
+        """Return the run as Markdown."""
         return render(value)
 
 

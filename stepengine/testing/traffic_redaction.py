@@ -401,7 +401,7 @@ def is_kept_response_header(name: str) -> bool:
 
 
 def is_presigned(request: RecordedRequest) -> bool:
-    """Return True if the URL of *request* is a credential itself, such as a presigned URL."""
+    """Return True if the URL of *request* is presigned for AWS, and so is a credential itself. Those of other clouds are not found."""
     return "x-amz-signature=" in urlsplit(request.url).query.lower()
 
 
@@ -655,7 +655,7 @@ def vcr_config(secrets: Mapping[str, str] | None = None) -> dict[str, Any]:
     """
     Return settings for ``vcr.VCR(**settings)``, or for pytest-recording's fixture ``vcr_config``.
 
-    Requests are matched by their bodies too. Only headers that are known to be harmless are stored, as in a ``Cassette``.
+    Requests are matched by their bodies too. Unlike in a ``Cassette``, only headers that are known to be harmless are stored.
     Values of queries, forms and JSON members that are named like secrets, known secrets and texts that look like keys are
     replaced, on disk and while matching. Replies are stored decompressed. The model providers' hosts are left alone, since
     their traffic belongs in a ``Cassette``. vcrpy patches classes for the whole process: use one of its cassettes at a time.

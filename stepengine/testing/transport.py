@@ -66,12 +66,12 @@ class ReplayTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         self._random = Random(seed)  # noqa: S311
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Answer a sync client."""
+        """Return the recorded reply to a sync client."""
         request.read()
         return self._play_interaction(request)
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Answer an async client."""
+        """Return the recorded reply to an async client."""
         await request.aread()
         return self._play_interaction(request)
 
@@ -101,8 +101,8 @@ class RecordTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
     """
     A transport that forwards requests to a real transport and records the exchanges.
 
-    Each piece of a reply is passed on as it arrives. What is kept is cleaned first: headers by an allow-list, the values
-    of secret headers wherever they occur. ``cassette.save(path)`` writes the file.
+    Each piece of a reply is passed on as it arrives. The stored exchange has placeholders for secrets, also for the values of secret
+    headers wherever they occur. Request headers that are neither compared nor secret are left out. ``cassette.save(path)`` writes the file.
 
     Args:
         inner: The real transport, such as ``httpx2.HTTPTransport()`` or ``httpx2.AsyncHTTPTransport()``.
@@ -137,7 +137,7 @@ class RecordTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         return watched
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Pass on the request of an async client."""
+        """Send the request of an async client with the inner transport, and record request and response."""
         if not isinstance(self.inner, httpx2.AsyncBaseTransport):
             msg = f"RecordTransport holds a sync {type(self.inner).__name__}; an async client needs an async transport"
             raise DataError(msg)
@@ -221,7 +221,7 @@ class MixedTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         self._async = RecordTransport(to_network, fresh, record_errors=record_errors)
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Answer a sync client."""
+        """Return the recorded reply to a sync client; send and record a request without one."""
         try:
             return self._replay.handle_request(request)
         except CassetteMiss as miss:
@@ -229,7 +229,7 @@ class MixedTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         return self._sync.handle_request(request)
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Answer an async client."""
+        """Return the recorded reply to an async client; send and record a request without one."""
         try:
             return await self._replay.handle_async_request(request)
         except CassetteMiss as miss:

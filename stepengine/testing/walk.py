@@ -297,7 +297,7 @@ class Walk:
         return self
 
     def _run_compute(self, asked: Compute) -> Any:
-        """Do the work of a ``Compute`` at once, and resume the handler with its result."""
+        """Do the work of a ``Compute`` at once, resume the handler with its result or error, and return the handler's next yield."""
         self._program = asked.program
         outcome = run_compute(asked, self._kept)
         if isinstance(outcome, Failure):

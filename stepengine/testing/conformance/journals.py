@@ -69,6 +69,7 @@ def check_journal(make: MakeJournal, *, only: str = "", processes: bool = True) 
 
 
 def _counting_handler(ctx: Any) -> Any:
+    """Perform as many calls as the prompt says, and return the sum of their results."""
     total = 0
     for number in range(int(ctx.prompt)):
         total += yield from Perform.idempotent(abs, -number)
@@ -114,6 +115,7 @@ def _record_run(journal: Journal, agent: str = "count", prompt: str = "5") -> An
 
 
 def _make_records(steps: int) -> list[Record]:
+    """Return the records of a run with this number of steps: head, intents and results."""
     journal = MemoryJournal()
     _record_run(journal, prompt=str(steps))
     return journal.records()

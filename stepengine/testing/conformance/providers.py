@@ -311,7 +311,7 @@ def _describe_task_end(task: asyncio.Future[Any]) -> str:
 def _request_expecting_error(
     given: tuple[MakeProvider, str], situation: Situation, ask: Callable[[Provider, ModelRequest], Awaitable[Any]]
 ) -> ModelError:
-    """Return the error of a request."""
+    """Return the ``ModelError`` of a request to a new provider; fail if the request raises none."""
 
     async def fail(provider: Provider) -> ModelError:
         try:

@@ -177,6 +177,7 @@ class _StartOnImport(MetaPathFinder):
         return None if first is None else first.find_spec(fullname, path, target)
 
     def _patch_http_libraries(self) -> Any:
+        """Patch the HTTP libraries, and return the finder that patches later imports; None if stepengine cannot be imported here."""
         try:
             from stepengine.testing.processes.client import patch_process
         except ImportError as error:

@@ -112,6 +112,6 @@ class RemoteCassette:
             ask_broker("leave_out", left=attrs.asdict(left))
 
     def finish_open_exchanges(self) -> None:
-        """Store the exchanges with complete replies that the program has not closed."""
+        """Finish every exchange that the program has not closed, with the part of its reply that has arrived."""
         for exchange in [*self.open_exchanges]:
             exchange.finish(read_to_end=False)

@@ -31,7 +31,7 @@ class RequestDifference:
     Attributes:
         request: The request of the first run.
         line: The file and line that sent it.
-        differences: What differs, the first run as ``recorded``.
+        differences: Differences between the JSON bodies, the first run as ``recorded``; empty if neither body is JSON.
         sources: Function and line of each call of a source before the request, the last one first.
     """
 

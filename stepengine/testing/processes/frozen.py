@@ -112,6 +112,6 @@ class FrozenProcess:
 
 
 def _format_caller(name: str) -> str:
-    """Return the function of the program that called *name*."""
+    """Return *name* and the direct caller of the replaced function, such as ``time in module:function``; it may be a library."""
     frame = sys._getframe(2)  # noqa: SLF001 - `inspect` has no cheaper way
     return f"{name} in {frame.f_globals.get('__name__')}:{frame.f_code.co_qualname}"
