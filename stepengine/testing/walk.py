@@ -27,6 +27,7 @@ from stepengine.data.yields import (
     AgentCall,
     Parallel,
     Perform,
+    Race,
     Start,
     StepResult,
 )
@@ -393,6 +394,8 @@ def is_same_yield(a: object, b: object) -> bool:
         return (a.name, a.args, a.kwargs, a.is_idempotent) == (b.name, b.args, b.kwargs, b.is_idempotent)
     if isinstance(a, Parallel) and isinstance(b, Parallel):
         return len(a.calls) == len(b.calls) and all(map(is_same_yield, a.calls, b.calls))
+    if isinstance(a, Race) and isinstance(b, Race):
+        return len(a.members) == len(b.members) and all(map(is_same_yield, a.members, b.members))
     if isinstance(a, AgentCall) and isinstance(b, AgentCall):
         return (a.agent_id, a.prompt, a.params) == (b.agent_id, b.prompt, b.params)
     return bool(a == b) and type(a) is type(b)

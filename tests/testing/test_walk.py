@@ -26,6 +26,8 @@ from stepengine.data.yields import (
     GenerateN,
     Parallel,
     Perform,
+    Race,
+    Sleep,
     StepResult,
     StepText,
     StepWith,
@@ -373,3 +375,11 @@ async def not_a_generator(ctx):
 def test_only_handlers_can_be_walked(handler, said):
     with pytest.raises(DefinitionError, match=said):
         Walk(handler)
+
+
+def test_lambdas_in_a_race_do_not_prevent_a_fork():
+    def handler(ctx):
+        one = yield from Perform(lambda n: n, 1)
+        return (yield from Race(Perform(lambda n: n, one), Sleep(1)))
+
+    assert 2 == len(Walk(handler).send(5).fork().asked.members)
