@@ -7,6 +7,7 @@ world, faults, answers and checks stand in modules of their own.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import re
 from collections import Counter
@@ -248,8 +249,8 @@ def _iter_seeds_and_faults(
 def _repeat_in_orders(
     worlds: Iterable[tuple[int, RandomFaults | Sequence[Fault]]], orders: int
 ) -> Iterator[tuple[int, RandomFaults | Sequence[Fault], int]]:
-    """Yield each world once for each order."""
-    return ((seed, due, order) for seed, due in worlds for order in range(max(1, orders)))
+    """Yield each world once for each order. Random faults are copied, because a run uses them up."""
+    return ((seed, copy.copy(due), order) for seed, due in worlds for order in range(max(1, orders)))
 
 
 def _expect_same_in_any_order(first: World, due: Finished, world: World, finished: Finished) -> None:
@@ -360,8 +361,19 @@ def _run_and_check_world(setting: SimulationSetting, world: World) -> Finished:
     if world.seed % REPEATED == 0:
         world.replay(finished)
     if setting.is_same_in_any_order:
-        _expect_same_in_any_order(*setting.first.setdefault(world.seed, (world, finished)), world, finished)
+        _expect_same_in_any_order(*_run_in_first_order(setting, world), world, finished)
     return finished
+
+
+def _run_in_first_order(setting: SimulationSetting, world: World) -> tuple[World, Finished]:
+    """Return the run of *world* with the same faults in the first order, and its end. It is cached for the other orders."""
+    faults = tuple(world.faults.happened)
+    key = (world.seed, faults)
+    if key not in setting.first:
+        setting.first.clear()
+        first = World(setting, world.seed, faults)
+        setting.first[key] = (first, first.run())
+    return setting.first[key]
 
 
 def _run_without_crash(setting: SimulationSetting, world: World) -> Finished:

@@ -246,7 +246,7 @@ class SimulationSetting:
         random_seed: What chance in the run depends on; by default the seed of the world.
         more: What else the run is started with: ``previous``, ``limits``.
         is_same_in_any_order: Whether the run of a seed has to end in the same way in whatever order its children do.
-        first: By seed the first world, and how it ended, where that is so.
+        first: The run in the first order that was last compared with, by seed and faults.
         undisturbed: How the run ended that was last compared with, by seed, faults and order.
     """
 
@@ -261,7 +261,7 @@ class SimulationSetting:
     random_seed: str | None = None
     more: Mapping[str, Any] = attrs.field(factory=dict)
     is_same_in_any_order: bool = False
-    first: dict[int, tuple[World, Finished]] = attrs.field(factory=dict, init=False)
+    first: dict[tuple[int, tuple[Fault, ...]], tuple[World, Finished]] = attrs.field(factory=dict, init=False)
     undisturbed: dict[tuple[int, tuple[Fault, ...], int], Finished] = attrs.field(factory=dict, init=False)
 
 

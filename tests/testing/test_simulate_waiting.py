@@ -131,3 +131,29 @@ def test_a_lost_wake_reveals_a_handler_with_its_own_clock():
         simulate(parent(handle_steps), seeds=range(200))
 
     assert caught.value.faults == (Fault(0, "lost_wake"),)
+
+
+@pytest.mark.spec("waiting:WT4")
+@pytest.mark.parametrize("seeds", [range(20), None])
+def test_orders_are_compared_with_the_same_faults(seeds):
+    """
+    A fault changes the output, and so does not count as another order.
+    """
+
+    def child(name):
+        def handle_steps(ctx):
+            result = yield from ToolCall("use", include_tool_call=False)
+            return f"{name} {result.is_error}"
+
+        return AgentDefinition(name, handle_steps=handle_steps)
+
+    def handle_steps(ctx):
+        refs = yield from Start(AgentCall("a"), AgentCall("b"))
+        done = (yield from Wait(*refs)).done
+        return sorted([str(one.output) for one in done])
+
+    agent = AgentDefinition("parent", handle_steps=handle_steps, spawnable_agents=[child("a"), child("b")])
+
+    done = simulate(agent, seeds=seeds, orders=3, faults=["failure"], results={"use": "x"})
+
+    assert 0 < done.faults["failure"]
