@@ -162,3 +162,21 @@ def test_an_asynchronous_store_that_loses_a_message_is_named() -> None:
     one = Loses()
     with pytest.raises(AssertionError, match="broken promise 'history'"):
         check_sessions(lambda: one)
+
+
+@pytest.mark.parametrize("failing", [1, 8])
+def test_a_store_that_fails_to_load_is_reported(failing: int, tmp_path: Path) -> None:
+    """
+    The other writers wait for those that fail.
+    """
+    kept: dict[str, str] = {}
+    left = iter(range(failing))
+
+    class Unreachable(Documents):
+        def load(self, session_id: str) -> Any:
+            if session_id.startswith("writers") and next(left, None) is not None:
+                raise ConnectionError("the store is unreachable")
+            return super().load(session_id)
+
+    with pytest.raises(AssertionError, match="the store is unreachable"):
+        check_sessions(lambda: Unreachable(kept, tmp_path), only="writers")

@@ -140,34 +140,44 @@ def _check_concurrent_saves(make: MakeSessions) -> None:
     if not isinstance(make(), VersionedStore):
         return
     for attempt in range(4):
-        won: list[str] = []
-        failed: list[BaseException] = []
+        ends: dict[str, BaseException | None] = {}
         start = threading.Barrier(WRITERS)
 
-        def save(name: str, start: threading.Barrier, won: list[str], failed: list[BaseException], id_: str) -> None:
-            store = make()
-            loaded = _await_if_needed(store.load(id_))
-            start.wait()
-            try:
-                _await_if_needed(store.save(attrs.evolve(loaded, messages=loaded.messages.append(UserMessage(name)))))
-                won.append(name)
-            except SessionConflict:
-                pass
-            except Exception as error:  # noqa: BLE001 - the caller reports it
-                failed.append(error)
-
         threads = [
-            threading.Thread(target=save, args=(f"writer {n}", start, won, failed, f"writers {attempt}"))
+            threading.Thread(target=_save_as_writer, args=(make, f"writer {n}", f"writers {attempt}", start, ends))
             for n in range(WRITERS)
         ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
+        failed = [error for error in ends.values() if error is not None]
+        won = [name for name, error in ends.items() if error is None]
         require_equal(([], 1), (failed, len(won)), "errors, and number of saves that succeeded")
         require_equal(
             won, [m.text for m in _await_if_needed(make().load(f"writers {attempt}")).messages], "stored messages"
         )
+
+
+def _save_as_writer(
+    make: MakeSessions, name: str, id_: str, start: threading.Barrier, ends: dict[str, BaseException | None]
+) -> None:
+    """Load a session, wait for the other writers, and save it; store None in *ends* for a success, or the error."""
+    try:
+        store = make()
+        loaded = _await_if_needed(store.load(id_))
+    except BaseException as error:  # noqa: BLE001 - the caller reports it
+        ends[name] = error
+        start.abort()  # the other threads wait for this one
+        return
+    try:
+        start.wait()
+        _await_if_needed(store.save(attrs.evolve(loaded, messages=loaded.messages.append(UserMessage(name)))))
+        ends[name] = None
+    except (SessionConflict, threading.BrokenBarrierError):
+        pass
+    except Exception as error:  # noqa: BLE001 - the caller reports it
+        ends[name] = error
 
 
 @SESSIONS.add("list", "`list` names each session once until `delete` removes it.")
