@@ -122,6 +122,12 @@ SHAPES = (
     ("google-key", rf"{_BEFORE}AIza[A-Za-z0-9_-]{{35}}{_AFTER}"),
     ("github-token", rf"{_BEFORE}(?:gh[pousr]_[A-Za-z0-9]{{36}}|github_pat_[A-Za-z0-9_]{{22,}}){_AFTER}"),
     ("slack-token", rf"{_BEFORE}xox[abprs]-[A-Za-z0-9-]{{10,}}{_AFTER}"),
+    (
+        "slack-webhook",
+        r"(?:(?<=hooks\.slack\.com/services/)|(?<=hooks\.slack\.com/workflows/)|(?<=hooks\.slack\.com/triggers/))[A-Za-z0-9/_-]{20,}",
+    ),
+    ("discord-webhook", r"(?<=/api/webhooks/)[0-9]{15,}/[A-Za-z0-9_-]{40,}"),
+    ("telegram-token", r"(?<=/bot)[0-9]{6,}:[A-Za-z0-9_-]{30,}"),
     ("aws-key", rf"{_BEFORE}A(?:KI|SI)A[A-Z0-9]{{16}}{_AFTER}"),
     ("jwt", rf"{_BEFORE}eyJ[A-Za-z0-9_-]{{8,}}\.eyJ[A-Za-z0-9_-]{{8,}}(?:\.[A-Za-z0-9_-]*)?"),
     ("bearer", r"(?i:bearer) +[A-Za-z0-9._~+/=-]{20,}"),
@@ -133,6 +139,7 @@ PEM_END = re.compile(r"-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----")
 SHAPE_HINTS = (
     "sk-", "pk-", "rk-", "gsk_", "xai-", "AIza", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "xox", "AKIA", "ASIA",
     "fw_", "hf_", "nvapi-", "pplx-", "r8_", "eyJ", "-----BEGIN", "earer ", "EARER ",
+    "hooks.slack.com/", "/api/webhooks/", "/bot",
 )  # fmt: skip
 CORE = "pydantic_core"
 WORTH_LOADING = 50_000_000

@@ -73,14 +73,7 @@ def clean_events(stream: str, redactor: Redactor) -> str:
     mark = "\ufeff" if stream.startswith("\ufeff") else ""
     lines = LINE.split(stream.removeprefix(mark))
     trees = _parse_event_trees(lines)
-    for path, pieces in _collect_pieces(trees).items():
-        joined = "".join([p.text for p in pieces])
-
-        def hide(span: Span, joined: str = joined) -> str:
-            return redactor.make_placeholder(joined[span.start : span.end], span.name)
-
-        for piece, changed in _replace_spans(pieces, redactor.find_spans(joined), hide):
-            _set_text_at_path(trees[piece.line], path, changed)
+    _clean_joined_texts(trees, redactor)
     rows = [
         row
         for row in _find_multiline_events(lines)
@@ -92,9 +85,39 @@ def clean_events(stream: str, redactor: Redactor) -> str:
             continue
         if number not in trees:
             lines[number] = redactor.redact_json_text(line)
-        elif (cleaned := redactor.value(trees[number])) != (tree := json.loads(line[5:])):
-            lines[number] = line[:5] + patch_json_text(line[5:], tree, cleaned)
+        else:
+            lines[number] = line[:5] + _patch_cleaned_json(line[5:], trees[number], redactor)
     return "".join([mark, *lines])
+
+
+def clean_json_lines(text: str, redactor: Redactor) -> str:
+    """Return lines of JSON without the secrets that *redactor* finds, in one line or spread over many."""
+    lines = text.split("\n")
+    parsed = {number: parse_if_json(line.strip()) for number, line in enumerate(lines)}
+    trees = {number: tree for number, tree in parsed.items() if not isinstance(tree, str)}
+    _clean_joined_texts(trees, redactor)
+    return "\n".join([
+        _patch_cleaned_json(line, trees[number], redactor) if number in trees else redactor.redact_json_text(line)
+        for number, line in enumerate(lines)
+    ])  # fmt: skip
+
+
+def _clean_joined_texts(trees: Mapping[int, object], redactor: Redactor) -> None:
+    """Remove the secrets from *trees* that are spread over the texts at one place of several of them."""
+    for path, pieces in _collect_pieces(trees).items():
+        joined = "".join([p.text for p in pieces])
+
+        def hide(span: Span, joined: str = joined) -> str:
+            return redactor.make_placeholder(joined[span.start : span.end], span.name)
+
+        for piece, changed in _replace_spans(pieces, redactor.find_spans(joined), hide):
+            _set_text_at_path(trees[piece.line], path, changed)
+
+
+def _patch_cleaned_json(text: str, tree: object, redactor: Redactor) -> str:
+    """Return JSON *text* with the values of its changed *tree*, without secrets."""
+    before, cleaned = json.loads(text), redactor.value(tree)
+    return text if cleaned == before else patch_json_text(text, before, cleaned)
 
 
 def _find_multiline_events(lines: list[str]) -> Iterator[set[int]]:
@@ -225,6 +248,8 @@ HTTP_KINDS = ("application/http", "message/http")
 TEXT_KINDS = (FORM, "application/json", "text/")
 """What is text even if it is not UTF-8, as the forms of old servers are not."""
 SHAPES = ANY
+SCHEMES = frozenset({"apikey", "basic", "bearer", "digest", "key", "negotiate", "token"})
+"""What may precede the credential in any secret header. In headers of authorization, every first word is a scheme."""
 
 
 def find_header_secrets(headers: Headers) -> dict[str, str]:
@@ -233,7 +258,7 @@ def find_header_secrets(headers: Headers) -> dict[str, str]:
     for name, value in headers:
         if not is_secret(name, value, "header"):
             continue
-        scheme, _, credential = value.partition(" ")
+        scheme, credential = _split_scheme(name, value)
         if name == "cookie":
             pairs = [
                 (cookie.strip(), content) for cookie, _, content in (one.partition("=") for one in value.split(";"))
@@ -241,10 +266,18 @@ def find_header_secrets(headers: Headers) -> dict[str, str]:
             # A cookie such as a theme may be an ordinary word of the reply.
             found.update({v or n: n if v else name for n, v in pairs if not v or is_credential_cookie(n, v)})
             continue
-        found[credential or value] = name
-        if scheme.lower() == "basic":
+        found[credential] = name
+        if scheme.lower() == "basic ":
             found.update(dict.fromkeys(_decode_basic_auth(credential), name))
     return {value: name for value, name in found.items() if len(value) >= MIN_KNOWN}
+
+
+def _split_scheme(name: str, value: str) -> tuple[str, str]:
+    """Return the scheme in a secret header with the space behind it, ``""`` if it has none, and the credential."""
+    scheme, space, credential = value.partition(" ")
+    if credential and (name.lower().endswith("authorization") or scheme.lower() in SCHEMES):
+        return scheme + space, credential
+    return "", value
 
 
 def _decode_basic_auth(credential: str) -> Iterable[str]:
@@ -517,12 +550,8 @@ class Cleaner:
         if low in SET_COOKIES:
             return ",".join([self._clean_set_cookie(one) for one in NEXT_COOKIE.split(value)])
         if is_secret(low, value, "header"):
-            scheme, space, credential = value.rpartition(" ") if value.count(" ") == 1 else value.partition(" ")
-            return (
-                f"{scheme}{space}{self._replace_secret(credential, low, 'header')}"
-                if space
-                else self._replace_secret(value, low, "header")
-            )
+            scheme, credential = _split_scheme(low, value)
+            return scheme + self._replace_secret(credential, low, "header")
         if low in ACCOUNT_HEADERS:
             return self._replace_secret(value, low, "header")
         clean = self.clean_addresses(value) if low in ADDRESS_HEADERS or "://" in value else value
@@ -562,7 +591,7 @@ class Cleaner:
         elif kind.startswith("text/event-stream"):
             clean = clean_events(text, self.redactor)
         else:
-            clean = self._clean_json(text) if self.redactor.may_contain_secret(text) else text
+            clean = self._clean_json(text)
         return body if clean == text else clean.encode(encoding, errors="backslashreplace")
 
     def _clean_parts(self, body: bytes, boundary: str, level: int) -> bytes:
@@ -596,8 +625,11 @@ class Cleaner:
     def _clean_json(self, text: str) -> str:
         """Return JSON, lines of JSON or other text without secrets."""
         plain = text.lstrip("\ufeff \t\r\n")
-        if isinstance(parse_if_json(plain), str) and not isinstance(parse_if_json(plain.partition("\n")[0]), str):
-            return "\n".join([self.redactor.redact_json_text(line) for line in text.split("\n")])
+        first, _, rest = plain.partition("\n")
+        if rest.strip() and not isinstance(parse_if_json(first.strip()), str):
+            return text[: len(text) - len(plain)] + clean_json_lines(plain, self.redactor)
+        if not self.redactor.may_contain_secret(text):
+            return text
         return text[: len(text) - len(plain)] + self.redactor.redact_json_text(plain)
 
     def clean_text(self, text: str) -> str:

@@ -16,7 +16,7 @@ from stepengine.errors import ReplayDivergence
 from stepengine.journal import MemoryJournal
 from stepengine.testing import Cassette, CassetteMiss
 from stepengine.testing.cassette_files import Interaction, RecordedRequest, RecordedResponse
-from stepengine.testing.traffic_redaction import Cleaner, clean_url
+from stepengine.testing.traffic_redaction import Cleaner, clean_url, find_header_secrets
 
 KEY = "sk-ant-api03-" + "Qr7" * 12
 SECRET = (
@@ -138,3 +138,56 @@ def test_the_message_of_a_divergence_holds_no_key(monkeypatch):
     assert "one <redacted:provider-key>" in told
     assert KEY not in told
     assert "hunter2" not in told
+
+
+@pytest.mark.spec("replay:K3")
+@given(st.lists(st.from_regex(r"[a-z]{4,9}[0-9]", fullmatch=True), min_size=2, max_size=4, unique=True))
+def test_a_secret_header_with_blanks_is_replaced_as_a_whole(words):
+    phrase = " ".join(words)
+    request = RecordedRequest("POST", "http://h/", [("x-api-key", phrase), ("authorization", f"Custom {phrase}")])
+    held = Cassette(mark_key="")
+    slot = held.reserve(find_header_secrets(request.headers))
+    held.finish(slot, Interaction(request, RecordedResponse(200, "OK", (), f"got {phrase}".encode())))
+
+    (kept,) = held.interactions
+
+    assert [("x-api-key", "<redacted:x-api-key>"), ("authorization", "Custom <redacted:authorization>")] == [
+        *kept.request.headers
+    ]
+    assert not any(word in kept.response.body.decode() for word in words)
+
+
+@pytest.mark.spec("replay:K5")
+@given(st.data())
+def test_a_key_split_over_lines_of_json_is_removed(data):
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(KEY)), max_size=4)))
+    pieces = [KEY[a:b] for a, b in zip([0, *cuts], [*cuts, len(KEY)], strict=True)]
+    end = data.draw(st.sampled_from(["\n", "\r\n"]))
+    body = end.join(
+        [json.dumps({"message": {"content": piece}, "n": n}) for n, piece in enumerate(["x ", *pieces, " y"])]
+    )
+    reply = RecordedResponse(200, "OK", {"content-type": "application/x-ndjson"}, body.encode())
+
+    lines = Cleaner().clean_response(reply).body.decode().split(end)
+
+    said = "".join([json.loads(line)["message"]["content"] for line in lines])
+    assert "x <redacted:provider-key> y" == said
+    assert [*range(len(pieces) + 2)] == [json.loads(line)["n"] for line in lines]
+
+
+@pytest.mark.spec("replay:K5")
+@pytest.mark.parametrize(
+    ("before", "secret", "after"),
+    [
+        ("https://hooks.slack.com/services/", "T0001/B0001/" + "aB3" * 8, ""),
+        ("https://hooks.slack.com/workflows/", "T0001/A0001/123456/" + "aB3" * 8, ""),
+        ("https://discord.com/api/webhooks/", "123456789012345678/" + "aB3-_" * 13, "?wait=true"),
+        ("https://api.telegram.org/bot", "123456789:AA" + "h_-Z7" * 7, "/sendMessage"),
+    ],
+)
+def test_a_credential_in_the_path_of_an_address_is_removed(before, secret, after):
+    clean = clean_url(f"{before}{secret}{after}")
+
+    assert (True, True) == (clean.startswith(before), clean.endswith(after))
+    assert not any(part in clean for part in secret.replace(":", "/").split("/"))
+    assert clean == clean_url(clean)
