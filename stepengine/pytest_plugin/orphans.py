@@ -1,7 +1,8 @@
 """
 Recordings that no test owns any more: listed when a whole suite was collected.
 
-Only files in the folders of modules count, also in folders without a collected module. Files next to those folders are not looked at.
+Only files in the folders of modules count, also in folders of deleted modules. Files next to those folders are not looked at. Neither are
+those of a module that exists and was not collected, since it was ignored or skipped, nor cassettes that another recorder wrote.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class OrphanFinder:
         narrowed = [getattr(option, name, None) for name in ("keyword", "markexpr", "lf", "deselect", "stepwise")]
         self.whole = not any(narrowed) and not any("::" in arg for arg in config.args)
         self.owned: set[str] = set()
+        self._collected: set[str] = set()
         self._modules: set[str] = set()
         self._foreign: set[str] = set()
 
@@ -49,17 +51,23 @@ class OrphanFinder:
         """Record which files the collected tests own."""
         self.whole = self.whole and not session.testsfailed
         for item in session.items:
+            self._collected.add(str(item.path))
             if item.get_closest_marker("vcr") is not None:
                 self._foreign.add(str(item.path))
             if not FIXTURES.isdisjoint(getattr(item, "fixturenames", ())):
                 self._modules.add(str(item.path))
                 self.owned |= {str(path.with_suffix("")) for path in _recording_files(item)}
 
+    def record_owned_file(self, path: Path) -> None:
+        """Record that a test uses the file at *path*, which it may request only while it runs."""
+        self.owned.add(str(path.with_suffix("")))
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON, for the controller of pytest-xdist."""
         return {
             "whole": self.whole,
             "owned": sorted(self.owned),
+            "collected": sorted(self._collected),
             "modules": sorted(self._modules),
             "foreign": sorted(self._foreign),
         }
@@ -71,6 +79,7 @@ class OrphanFinder:
             return
         self.whole = self.whole and state["whole"]
         self.owned |= set(state["owned"])
+        self._collected |= set(state["collected"])
         self._modules |= set(state["modules"])
         self._foreign |= set(state["foreign"])
 
@@ -95,7 +104,7 @@ class OrphanFinder:
                 yield path
 
     def _iter_folders(self, kind: str) -> Iterator[Path]:
-        """Yield the recording folders of modules, also of deleted ones, unless another plugin uses them."""
+        """Yield the recording folders of collected and of deleted modules, unless another plugin uses them."""
         foreign = kind == "cassette" and any(map(self._config.pluginmanager.hasplugin, FOREIGN))
         for module in map(Path, sorted(self._modules - self._foreign)):
             yield recordings_folder(self._config, kind, module.parent) / module.stem
@@ -104,7 +113,14 @@ class OrphanFinder:
                 base = recordings_folder(self._config, kind, here)
                 kept = [f for f in base.iterdir() if f.is_dir()] if base.is_dir() else []
                 # With one folder for the whole project, folders of tests and of modules stand side by side.
-                yield from (f for f in kept if not (here / f.name).is_dir())
+                yield from (
+                    f for f in kept if not (here / f.name).is_dir() and self._is_collected_or_gone(here, f.name)
+                )
+
+    def _is_collected_or_gone(self, folder: Path, name: str) -> bool:
+        """Return whether a module was collected or does not exist: a module that was ignored or skipped still owns its recordings."""
+        module = folder / f"{name}.py"
+        return str(module) in self._collected or not module.exists()
 
     def _test_folders(self) -> Iterator[Path]:
         """Yield the collected folders and their subfolders."""
@@ -117,11 +133,16 @@ class OrphanFinder:
 
 
 def _has_format(path: Path, kind: str) -> bool:
-    """Return whether a file starts as recordings do. Cassettes of plain vcrpy do, too."""
+    """Return whether a file is empty or a recording of this package. Cassettes of plain vcrpy start as ours do, and belong to their program."""
     from stepengine.journal.files import JOURNAL_FILE
     from stepengine.testing.cassette_files import CASSETTE_FILE
 
-    return (JOURNAL_FILE if kind == "journal" else CASSETTE_FILE).matches(path)
+    if kind == "journal":
+        return JOURNAL_FILE.matches(path)
+    if not CASSETTE_FILE.matches(path):
+        return False
+    data = path.read_bytes()
+    return not data or b"x_stepengine" in data
 
 
 def _recording_files(item: pytest.Item) -> Iterable[Path]:

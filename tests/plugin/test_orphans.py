@@ -129,3 +129,45 @@ def test_recordings_have_portable_and_unique_file_names(run, pytester):
     run(CASES).assert_outcomes(passed=8)
     for chosen in ("plain", "EUR", "a/b", "test_TWIN"):
         assert "failed" not in run(CASES, "-k", chosen).parseoutcomes()
+
+
+@pytest.mark.deep
+@pytest.mark.spec("replay:Y12")
+@pytest.mark.parametrize("way", ["ignored", "skipped"])
+def test_recordings_of_uncollected_modules_are_no_orphans(run, pytester, way):
+    other = "import pytest\nfrom test_it import ask\n{}\ndef test_other(cassette):\n    ask(cassette, 'o')\n"
+    module = pytester.makepyfile(test_other=other.format(""))
+    run(project(), "--stepengine-record=once").assert_outcomes(passed=5)
+    file = Path("cassettes/test_other/test_other.yaml")
+    if way == "skipped":
+        module.write_text(other.format("pytest.skip('not today', allow_module_level=True)"))
+    words = ["--ignore=test_other.py"] if way == "ignored" else []
+
+    run(project(), "--stepengine-orphans=delete", *words).stdout.no_fnmatch_line("*test_other.yaml*")
+
+    assert file.exists()
+    module.unlink()
+    run(project(), "--stepengine-orphans=delete").stdout.fnmatch_lines(["*test_other.yaml*"])
+    assert not file.exists()
+
+
+PLAIN_VCRPY = """
+interactions:
+- request: {method: GET, uri: 'https://api.test/', headers: {}, body: null}
+  response: {status: {code: 200, message: OK}, headers: {}, body: {string: one}}
+version: 1
+"""
+
+
+@pytest.mark.deep
+@pytest.mark.spec("replay:Y12")
+@pytest.mark.parametrize("folder", ["github", "test_it"])
+def test_cassettes_of_another_recorder_are_no_orphans(run, pytester, folder):
+    run(project(), "--stepengine-record=once").assert_outcomes(passed=4)
+    file = pytester.path / "cassettes" / folder / "plain.yaml"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(PLAIN_VCRPY)
+
+    run(project(), "--stepengine-orphans=delete").stdout.no_fnmatch_line("*plain.yaml*")
+
+    assert file.exists()
