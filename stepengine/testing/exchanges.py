@@ -102,7 +102,7 @@ class Exchange:
         self._about: dict[str, object] = {"transport": transport} if transport else {}
         self._slot: Slot | None = cassette.reserve(find_header_secrets(request.headers))
         cassette.open_exchanges.add(self)
-        self._head = RecordedResponse(200)
+        self._head = RecordedResponse(0)
         self.pieces: list[bytes] = []
         self.unframe: Callable[[bytes], tuple[bytes, bool]] | None = None
 
@@ -122,7 +122,7 @@ class Exchange:
 
     def finish(self, *, read_to_end: bool, error: BaseException | None = None) -> None:
         """
-        Store the exchange. Only the first call counts, since clients read to the end and close then.
+        Store the exchange, unless no reply has arrived. Only the first call counts, since clients read to the end and close then.
 
         Args:
             read_to_end: Whether the client read until nothing came any more.
@@ -132,6 +132,9 @@ class Exchange:
         if slot is None:
             return
         self._cassette.open_exchanges.discard(self)
+        if not self._head.status:
+            self._report_left_out("no_reply")
+            return
         reply, complete = self._assemble_reply(read_to_end=read_to_end)
         extras = {**self._about} if complete else {**self._about, "complete": False}
         form = None if complete or error is None or not self._record_errors else error_to_json(error)
@@ -160,7 +163,7 @@ class Exchange:
 
     def finish_if_complete(self) -> None:
         """Store the exchange if nothing is missing, although the client has not closed the reply yet."""
-        if self._assemble_reply(read_to_end=False)[1]:
+        if self._head.status and self._assemble_reply(read_to_end=False)[1]:
             self.finish(read_to_end=False)
 
     def _assemble_reply(self, *, read_to_end: bool) -> tuple[RecordedResponse, bool]:
@@ -255,7 +258,7 @@ class Exchanges:
         if is_telemetry(request):
             return Interaction(request, NO_TELEMETRY) if self.is_replay_only else None
         if is_credential_exchange(request) and not is_presigned(request):
-            return Interaction(request, _make_placeholder_reply(request)) if self.is_replay_only else None
+            return Interaction(request, make_placeholder_reply(request)) if self.is_replay_only else None
         if self._known is None:
             return None
         try:
@@ -278,6 +281,7 @@ class Exchanges:
 
     def start_recording(self, request: RecordedRequest, transport: str = "") -> Exchange | None:
         """Start to record a request that is sent; *transport* names the program's own transport. None if the request is not recorded."""
+        _append_seen_address(request.url)
         if self._fresh is None or is_telemetry(request):
             return None
         return start_exchange(self._fresh, request, record_errors=self._record_errors, transport=transport)
@@ -293,7 +297,7 @@ NO_TELEMETRY = RecordedResponse(200, "OK", {"content-type": "application/json"},
 TOKEN = {"access_token": "replay", "token_type": "Bearer", "expires_in": 3600}
 
 
-def _make_placeholder_reply(request: RecordedRequest) -> RecordedResponse:
+def make_placeholder_reply(request: RecordedRequest) -> RecordedResponse:
     """Return a reply with a token for a program that replays; other exchanges of credentials get a 404."""
     if request.method != "POST":
         return RecordedResponse(404, "Not Found", {"content-type": "application/json"}, b"{}")

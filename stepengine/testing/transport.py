@@ -20,8 +20,10 @@ from stepengine.errors import DataError
 from stepengine.testing.cassette import Cassette
 from stepengine.testing.cassette_files import Interaction, is_json
 from stepengine.testing.cassette_misses import CassetteMiss
-from stepengine.testing.exchanges import Exchange, bypass_patches, start_exchange
-from stepengine.testing.httpx_exchanges import HttpxExchanges, split_body_into_events
+from stepengine.testing.exchanges import Exchange, bypass_patches, make_placeholder_reply, start_exchange
+from stepengine.testing.httpx_exchanges import HttpxExchanges, make_cut_reply_error, split_body_into_events
+from stepengine.testing.recorded_errors import wait_for_cancellation
+from stepengine.testing.traffic_redaction import is_credential_exchange, is_presigned
 
 __tracebackhide__ = True  # a failed test ends at its author's line
 
@@ -44,7 +46,8 @@ class ReplayTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         seed: Seeds ``"random"``.
 
     Raises:
-        CassetteMiss: from a request that is not in the cassette, through every SDK.
+        CassetteMiss: from a request that is not in the cassette, through every SDK. A request for credentials, which no cassette
+            has, gets a made-up reply.
     """
 
     def __init__(
@@ -66,22 +69,41 @@ class ReplayTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         self._random = Random(seed)  # noqa: S311
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Return the recorded reply to a sync client."""
+        """Return the recorded reply to a sync client, or raise the recorded error."""
         request.read()
-        return self._play_interaction(request)
+        return self.play_interaction(self._find_interaction(request), request)
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Return the recorded reply to an async client."""
+        """Return the recorded reply to an async client, or raise the recorded error."""
         await request.aread()
-        return self._play_interaction(request)
+        return await self.play_interaction_async(self._find_interaction(request), request)
 
-    def _play_interaction(self, request: httpx2.Request) -> httpx2.Response:
-        interaction = self.cassette.take(OURS.read_request(request))
-        recorded = interaction.response
+    def _find_interaction(self, request: httpx2.Request) -> Interaction:
+        asked = OURS.read_request(request)
+        try:
+            return self.cassette.take(asked)
+        except CassetteMiss as miss:
+            if not is_credential_exchange(asked) or is_presigned(asked):
+                raise
+            self.cassette.remove_miss(miss)
+            return Interaction(asked, make_placeholder_reply(asked))
+
+    async def play_interaction_async(self, interaction: Interaction, request: httpx2.Request) -> httpx2.Response:
+        """Return the recorded reply, or raise the recorded error. A request that was cancelled waits until it is cancelled again."""
+        await wait_for_cancellation(None if interaction.response.status else interaction.error)
+        return self.play_interaction(interaction, request)
+
+    def play_interaction(self, interaction: Interaction, request: httpx2.Request) -> httpx2.Response:
+        """Return the recorded reply, which ends as it was recorded, or raise the recorded error."""
+        recorded, met = interaction.response, interaction.error
+        if met is not None and not recorded.status:
+            raise met
         stops = [n for n in (self._cut, self._reset_after) if n is not None]
         body = recorded.body[: min(stops)] if stops else recorded.body
         breaks = self._reset_after is not None and self._reset_after == min(stops)
         error = _make_reset_error(request, len(body)) if breaks else None
+        if not stops:
+            error = met or make_cut_reply_error(httpx2, interaction)
         played: httpx2.Response = OURS.make_response(recorded, request, self._split_body(body, interaction), error)
         return played
 
@@ -222,19 +244,26 @@ class MixedTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         """Return the recorded reply to a sync client; send and record a request without one."""
-        try:
-            return self._replay.handle_request(request)
-        except CassetteMiss as miss:
-            self._known.remove_miss(miss)
-        return self._sync.handle_request(request)
+        request.read()
+        found = self._find_known_interaction(request)
+        if found is None:
+            return self._sync.handle_request(request)
+        return self._replay.play_interaction(found, request)
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Return the recorded reply to an async client; send and record a request without one."""
+        await request.aread()
+        found = self._find_known_interaction(request)
+        if found is None:
+            return await self._async.handle_async_request(request)
+        return await self._replay.play_interaction_async(found, request)
+
+    def _find_known_interaction(self, request: httpx2.Request) -> Interaction | None:
         try:
-            return await self._replay.handle_async_request(request)
+            return self._known.take(OURS.read_request(request))
         except CassetteMiss as miss:
             self._known.remove_miss(miss)
-        return await self._async.handle_async_request(request)
+            return None
 
     def close(self) -> None:
         """Close the real transport."""

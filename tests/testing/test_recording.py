@@ -18,6 +18,7 @@ import pytest
 from stepengine.errors import DataError, SecretFound
 from stepengine.testing import Cassette, RecordTransport, ReplayTransport
 from stepengine.testing.cassette_files import Interaction, RecordedRequest, RecordedResponse
+from stepengine.testing.recordings import CassetteFixture
 from stepengine.testing.traffic_redaction import Cleaner
 from tests.servers import Quiet, served
 
@@ -406,3 +407,25 @@ def test_a_signed_model_call_is_recorded_without_its_signature(server, tmp_path)
     with httpx2.Client(transport=ReplayTransport(again)) as client:
         client.post(f"{server}/model/x/converse", json={"a": 1}, headers=headers("OTHER"))
     again.assert_all_used()
+
+
+@pytest.mark.spec("replay:C7")
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
+def test_a_request_without_a_reply_is_named_and_not_stored(tmp_path, method):
+    class Unfinished(httpx2.BaseTransport):
+        def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+            held.save()
+            saved.append(len(Cassette.load(tmp_path / "c.yaml")))
+            fixture.check_usage()
+            return httpx2.Response(200, text="late")
+
+    saved: list[int] = []
+    fixture = CassetteFixture(tmp_path / "test.yaml", "once", requested=False)
+    held = fixture.fresh
+    held.path = tmp_path / "c.yaml"
+    with httpx2.Client(transport=fixture.transport(Unfinished())) as client:
+        client.request(method, "http://h.test/")
+
+    assert [0] == saved
+    assert () == fixture.fresh.interactions
+    assert [f"  not recorded: {method} http://h.test/: there was no reply"] == fixture.list_remarks()

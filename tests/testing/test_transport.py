@@ -13,6 +13,7 @@ import pytest
 from stepengine.errors import DataError
 from stepengine.testing import Cassette, CassetteMiss, ReplayTransport
 from stepengine.testing.cassette_files import Interaction, RecordedRequest, RecordedResponse
+from stepengine.testing.transport import MixedTransport
 
 URL = "http://api.example.com/v1/messages"
 EVENTS = ['event: a\r\ndata: {"n": "ä"}\r\n\r\n', "data: 2\n\n", ": ping\n\n", "data: [DONE]"]
@@ -106,3 +107,53 @@ async def test_a_miss_passes_a_gathering_caller_and_is_still_known():
 
     assert isinstance(result, CassetteMiss)
     assert [result] == held.misses
+
+
+@pytest.mark.spec("replay:C7", "replay:C12")
+@pytest.mark.parametrize("mixed", [False, True])
+async def test_recorded_errors_and_cut_replies_are_raised_again(mixed):
+    def make_transport(response, **extras):
+        held = cassette_of(response, times=2, **extras)
+        return MixedTransport(held, Cassette()) if mixed else ReplayTransport(held)
+
+    refused = {"type": "httpx2.ConnectError", "arguments": ["nobody there"]}
+    json_head = {"content-type": "application/json"}
+    for transport, error in [
+        (make_transport(RecordedResponse(0), error=refused), httpx2.ConnectError),
+        (make_transport(RecordedResponse(200, "OK", json_head, b'{"a": '), complete=False), httpx2.RemoteProtocolError),
+        (
+            make_transport(RecordedResponse(200, "OK", SSE, STREAM[:9]), complete=False, error=refused),
+            httpx2.ConnectError,
+        ),
+    ]:
+        with pytest.raises(error):
+            httpx2.Client(transport=transport).get(URL)
+        async with httpx2.AsyncClient(transport=transport) as client:
+            with pytest.raises(error):
+                await client.get(URL)
+
+
+@pytest.mark.spec("replay:C7")
+async def test_a_cancelled_request_waits_for_its_cancellation_in_a_replay():
+    held = cassette_of(RecordedResponse(0), error={"type": "asyncio.exceptions.CancelledError", "arguments": []})
+
+    async with httpx2.AsyncClient(transport=ReplayTransport(held)) as client:
+        task = asyncio.ensure_future(client.get(URL))
+        await asyncio.sleep(0)
+        assert not task.done()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+@pytest.mark.spec("replay:K15")
+async def test_a_replayed_token_request_gets_a_made_up_token():
+    form = {"grant_type": "client_credentials", "client_secret": "s3cret-0123456789"}
+    transport = ReplayTransport(Cassette())
+
+    one = httpx2.Client(transport=transport).post("https://login.test/oauth/token", data=form)
+    async with httpx2.AsyncClient(transport=transport) as client:
+        two = await client.post("https://login.test/oauth/token", data=form)
+
+    assert ["replay", "replay"] == [reply.json()["access_token"] for reply in (one, two)]
+    assert [] == transport.cassette.misses
