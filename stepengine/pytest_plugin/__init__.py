@@ -36,7 +36,7 @@ from stepengine.pytest_plugin.messages import (
     was_raised_by_test,
 )
 from stepengine.pytest_plugin.orphans import OrphanFinder
-from stepengine.pytest_plugin.places import ROOT, get_extra_cassette, recording_file
+from stepengine.pytest_plugin.places import ROOT, get_extra_cassette, recording_file, replays_only
 from stepengine.pytest_plugin.settings import (
     MODES,
     choose_record_mode,
@@ -63,6 +63,7 @@ TOLD = pytest.StashKey[RecordingReport]()
 REFUSED = pytest.StashKey["list[NetworkBlocked]"]()
 ORPHANS = pytest.StashKey[OrphanFinder]()
 FOUND = pytest.StashKey[list[Path]]()
+SHARED = pytest.StashKey[set[Path]]()
 WORKER = "stepengine_orphans"
 
 
@@ -119,6 +120,7 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     refuse_unusable_modes(config)
     config.stash[ORPHANS] = OrphanFinder(config)
+    config.stash[SHARED] = set()
 
 
 # --- fixtures -----------------------------------------------------------------------------------------------------------
@@ -152,6 +154,8 @@ def stepengine_cassette(request: pytest.FixtureRequest) -> CassetteFixture:
             "other processes may record it now: record without -n, or put those tests into one group with "
             "@pytest.mark.xdist_group and run with --dist=loadgroup"
         )
+    cassette.add_to_files(item.config.stash[SHARED])
+    item.config.stash[ORPHANS].record_owned_file(recording_file(item, "cassette"))
     item.stash.setdefault(RECORDINGS, []).append(cassette)
     return cassette
 
@@ -170,6 +174,7 @@ def stepengine_journal(request: pytest.FixtureRequest) -> JournalFixture:
         keeps=not is_live(item),
         **make_redaction_rules(item),
     )
+    item.config.stash[ORPHANS].record_owned_file(recording_file(item, "journal"))
     item.stash.setdefault(RECORDINGS, []).append(journal)
     return journal
 
@@ -207,12 +212,12 @@ def stepengine_engine(request: pytest.FixtureRequest) -> Iterator[EngineFactory]
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Set placeholder keys for a test in the mode `none`. With `--stepengine-network=all`, block the network of every test."""
+    """Set placeholder keys for a test that replays. With `--stepengine-network=all`, block the network of every test."""
     replays = True
     mine = uses_plugin(item)
     if mine:
         try:
-            replays = choose_record_mode(item) == "none" and not is_live(item)
+            replays = replays_only(item)
         except pytest.UsageError:  # it is told where the test runs
             replays = False
     from stepengine.workspace.network import block_test_network
@@ -233,6 +238,8 @@ def _read_allowed_hosts(item: pytest.Item) -> list[str]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a live test, unless live calls are allowed; check the mark of a test that uses no fixture."""
+    item.stash[RECORDINGS] = []  # a test that is run again has those of its failed run
+    item.stash.get(REFUSED, []).clear()
     leftovers = sys.modules.get("stepengine.tools.leftovers")
     if leftovers is not None:  # a test that has imported no tool has none to look after
         leftovers.Checks.inline = True
@@ -243,16 +250,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     """Block the network of a replaying test. Then check its recordings, and store those of a passed test."""
-    everywhere = item.stash.get(REFUSED, [])
-    if not uses_plugin(item):
-        result = yield
-        _raise_first_blocked(everywhere)
-        return result
     from stepengine.workspace.network import block_test_network
 
-    recordings = item.stash.get(RECORDINGS, [])
+    everywhere = item.stash.get(REFUSED, [])
+    recordings = item.stash.setdefault(RECORDINGS, [])  # the test may add to it by request.getfixturevalue
+    mine = uses_plugin(item) or bool(recordings)
     told = item.stash[TOLD] = RecordingReport()
-    replays = not is_live(item) and all(r.replaying for r in recordings)
+    replays = mine and not is_live(item) and all(r.replaying for r in recordings)
     blocks = replays and item.config.getoption("--stepengine-network") != "allow"
     try:
         with (
@@ -260,12 +264,14 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
             _patch_clients(item, recordings),
         ):
             result = yield
-        _check_recordings(item, recordings)
+        if recordings:
+            _check_recordings(item, recordings)
         _raise_first_blocked([*everywhere, *refused])
         told.written += [account.written for r in recordings for account in r.write_recordings()]
         told.written += [line for r in recordings for line in getattr(r, "list_remarks", list)()]
     except BaseException as error:
-        _explain_failure(item, recordings, error)
+        if mine or recordings:
+            _explain_failure(item, recordings, error)
         raise
     finally:
         told.lines += [f"{node_id_without_group(item)}: {account}" for r in recordings for account in r.list_accounts()]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stepengine.pytest_plugin.settings import node_id_without_group
+from stepengine.pytest_plugin.settings import choose_record_mode, is_live, node_id_without_group
 
 ROOT = "{rootdir}"
 SUFFIXES = {"journal": ".jsonl", "cassette": ".yaml"}
@@ -43,6 +43,16 @@ def recording_file(item: pytest.Item, kind: str) -> Path:
     if fit != name or len(fit) > LONGEST or _has_name_differing_in_case(item):
         fit = f"{fit[:LONGEST]}~{hashlib.sha256(node_id_without_group(item).encode()).hexdigest()[:6]}"
     return module_recordings_folder(item, kind) / f"{fit}{SUFFIXES[kind]}"
+
+
+def replays_only(item: pytest.Item) -> bool:
+    """Return whether a test replays each of its recordings: in the mode `none`, or in the mode `once` if all files exist."""
+    mode = choose_record_mode(item)
+    if is_live(item) or mode not in ("none", "once"):
+        return False
+    names = getattr(item, "fixturenames", ())
+    kinds = [kind for kind in SUFFIXES if f"stepengine_{kind}" in names] or ["cassette"]
+    return mode == "none" or all(recording_file(item, kind).exists() for kind in kinds)
 
 
 def _has_name_differing_in_case(item: pytest.Item) -> bool:

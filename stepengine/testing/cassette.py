@@ -27,6 +27,7 @@ from stepengine.testing.cassette_files import (
     RecordedRequest,
     dump_cassette,
     parse_cassette,
+    parse_cassette_and_extras,
     read_cassette,
 )
 from stepengine.testing.cassette_matching import (
@@ -211,7 +212,10 @@ class Cassette:
             FileNotFoundError: when there is no such file.
             DataError: naming file, interaction index and key, for whatever is not a cassette. No code in it is run.
         """
-        return cls(parse_cassette(read_cassette(path), str(path)), path=path, **options)
+        interactions, extras = parse_cassette_and_extras(read_cassette(path), str(path))
+        cassette = cls(interactions, path=path, **options)
+        cassette.extras = extras
+        return cassette
 
     def __repr__(self) -> str:
         return f"Cassette({str(self.path or 'in memory')!r}, {len(self)} interactions, {len(self.unused)} unused)"

@@ -190,6 +190,16 @@ def parse_cassette(data: bytes, source: str) -> tuple[Interaction, ...]:
     Raises:
         DataError: naming file, interaction index and key, for whatever is not a cassette.
     """
+    return parse_cassette_and_extras(data, source)[0]
+
+
+def parse_cassette_and_extras(data: bytes, source: str) -> tuple[tuple[Interaction, ...], dict[str, Any]]:
+    """
+    Return the interactions of the cassette file *data*, and the members of ``x_stepengine`` that belong to no interaction.
+
+    Raises:
+        DataError: as ``parse_cassette``.
+    """
     if len(data) > MAX_BYTES:
         msg = f"{source} has {len(data)} bytes; a cassette has at most {MAX_BYTES}"
         raise DataError(msg)
@@ -206,7 +216,10 @@ def parse_cassette(data: bytes, source: str) -> tuple[Interaction, ...]:
     key = extras.get("mark_key", "")
     if not isinstance(key, str) or not re.fullmatch(r"(?:[0-9a-f]{2})*", key):
         raise _make_invalid_value_error(key, "hexadecimal digits, in quotes", source, "x_stepengine.mark_key")
-    return tuple([_read_interaction(item, source, index, key) for index, item in enumerate(tree["interactions"])])
+    interactions = tuple(
+        [_read_interaction(item, source, index, key) for index, item in enumerate(tree["interactions"])]
+    )
+    return interactions, {name: value for name, value in extras.items() if name != "mark_key"}
 
 
 def parse_extras(data: bytes, source: str) -> dict[str, Any]:

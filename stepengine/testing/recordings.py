@@ -33,7 +33,13 @@ from stepengine.journal.records import ROOT, Record, Result
 from stepengine.journal.runs import SelfOpeningJournal
 from stepengine.journal.store import Writer
 from stepengine.testing.cassette import Cassette, CassetteUnused
-from stepengine.testing.cassette_files import CASSETTE_FILE, Interaction, RecordedRequest, parse_cassette, read_cassette
+from stepengine.testing.cassette_files import (
+    CASSETTE_FILE,
+    Interaction,
+    RecordedRequest,
+    parse_cassette_and_extras,
+    read_cassette,
+)
 from stepengine.testing.cassette_matching import find_mark_key
 from stepengine.testing.cassette_misses import CassetteMiss
 
@@ -146,6 +152,8 @@ class CassetteFixture(Cassette):
         # A file that is recorded again keeps its key, so that what has not changed looks the same.
         key = find_mark_key(load_interactions(path)) or None if mode == "rewrite" and self.existed else None
         super().__init__(known, path=path, hint=hint, mark_key=key, **options)
+        if mode != "rewrite" and self.existed:
+            self.extras = load_extras(path)
         self.mode: Mode = mode
         self.allow_unused = allow_unused
         self.calls = 0
@@ -159,6 +167,7 @@ class CassetteFixture(Cassette):
         self._keeps = keeps
         self._extra = [Cassette(load_interactions(file), path=file, **options) for file in extra]
         self._shared: dict[str, CassetteFixture] = {}
+        self._recorded_files: set[Path] = set()
         self._may_share = ""
 
     def __call__(self, name: str) -> CassetteFixture:
@@ -170,9 +179,11 @@ class CassetteFixture(Cassette):
         """
         if name not in self._shared:
             path = self.path.with_name(f"{name}.yaml") if self.path is not None else Path(f"{name}.yaml")
+            # An earlier test has recorded its part of the file, which this test adds to.
+            adds = path in self._recorded_files and self.mode in ("once", "rewrite")
             shared = CassetteFixture(
                 path,
-                self.mode,
+                "new" if adds else self.mode,
                 command=self._command,
                 allow_unused=True,
                 chunks=self._chunks,
@@ -189,6 +200,10 @@ class CassetteFixture(Cassette):
     def refuse_sharing(self, why: str) -> None:
         """Prevent the recording of shared cassettes from now on, and store the reason."""
         self._may_share = why
+
+    def add_to_files(self, recorded: set[Path]) -> None:
+        """Add to the shared cassettes in *recorded*, in place of recording them again. Those that this test records join the set."""
+        self._recorded_files = recorded
 
     @property
     def replaying(self) -> bool:
@@ -213,6 +228,10 @@ class CassetteFixture(Cassette):
                 self.remove_miss(miss)
                 return found
             raise
+
+    def has_replies_of_transport(self, name: str) -> bool:
+        """Return whether replies were recorded that a transport of the program's own gave, also in the test's extra files."""
+        return any(cassette.has_replies_of_transport(name) for cassette in (super(), *self._extra))
 
     def transport(self, inner: Any = None, chunks: Chunks | None = None) -> Any:
         """
@@ -332,12 +351,19 @@ class CassetteFixture(Cassette):
         Raises:
             SecretFound: when a secret is left; the file stays as it was.
         """
-        kept = [account for shared in self._shared.values() for account in shared.write_recordings()]
+        kept = []
+        for shared in self._shared.values():
+            written = shared.write_recordings()
+            if written and shared.path is not None:
+                self._recorded_files.add(shared.path)
+            kept += written
         return [*kept, self.make_account()] if self._write_if_changed() else kept
 
     def _write_if_changed(self) -> bool:
         """Write the used and the new interactions, or delete a file to rewrite without new ones; return whether it was written."""
-        dropped = set(self.unused) if self.mode == "extend" and not self.allow_unused else set()
+        # A test that sent no request says nothing about which interactions are still needed.
+        drops = self.mode == "extend" and not self.allow_unused and (self._played_count or self.fresh.complete)
+        dropped = set(self.unused) if drops else set()
         if not self._keeps or self.replaying:
             return False
         if not (self.fresh.complete or dropped):
@@ -347,6 +373,7 @@ class CassetteFixture(Cassette):
         kept = [held for index, held in enumerate(self.interactions) if index not in dropped]
         interactions = [*kept, *self.fresh.interactions]
         whole = Cassette(interactions, path=self.path, mark_key=self.mark_key, **self._options)
+        whole.extras = self.extras
         # What one request kept secret must not stand in the reply to another.
         whole._secrets.update(self.fresh._secrets)  # noqa: SLF001
         whole.save()
@@ -380,12 +407,22 @@ class CassetteFixture(Cassette):
 def load_interactions(path: Path) -> tuple[Interaction, ...]:
     """Return the interactions in the file at *path*. A file that several tests read is parsed once."""
     status = path.stat()
-    return _parse_cassette_file(path, status.st_mtime_ns, status.st_size)
+    return _parse_cassette_file(path, status.st_mtime_ns, status.st_size)[0]
+
+
+def load_extras(path: Path) -> dict[str, Any]:
+    """Return the data in the file at *path* that belongs to no interaction, such as frozen values."""
+    status = path.stat()
+    return dict(_parse_cassette_file(path, status.st_mtime_ns, status.st_size)[1])
 
 
 @lru_cache(maxsize=MAX_SHARED)
-def _parse_cassette_file(path: Path, changed: int, size: int) -> tuple[Interaction, ...]:  # noqa: ARG001 - another file is another key
-    return tuple(parse_cassette(read_cassette(path), str(path)))
+def _parse_cassette_file(
+    path: Path,
+    changed: int,  # noqa: ARG001 - another file is another key
+    size: int,  # noqa: ARG001
+) -> tuple[tuple[Interaction, ...], dict[str, Any]]:
+    return parse_cassette_and_extras(read_cassette(path), str(path))
 
 
 # --- journals ----------------------------------------------------------------------------------------------------------

@@ -194,3 +194,21 @@ def test_a_shared_cassette_must_be_recorded_by_one_process(run, pytester):
     run(grouped, "--stepengine-record=once", "-n1", "--dist=loadgroup").assert_outcomes(passed=2)
     assert ["shared.yaml"] == [path.name for path in pytester.path.rglob("*.yaml")]
     run(shared).assert_outcomes(passed=2)
+
+
+KEYS = """
+import os
+
+def test_one(cassette):
+    assert [{"to": "a"}] == ask(cassette, "a")
+    assert os.environ.get("OPENAI_API_KEY") == "EXPECTED"
+"""
+
+
+@pytest.mark.deep
+@pytest.mark.spec("replay:Y11", "replay:M2")
+def test_keys_are_placeholders_when_mode_once_replays(run, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "key")
+
+    run(KEYS.replace("EXPECTED", "key"), "--stepengine-record=once").assert_outcomes(passed=1)
+    run(KEYS.replace("EXPECTED", "replay"), "--stepengine-record=once").assert_outcomes(passed=1)

@@ -119,3 +119,109 @@ def test_both(journal, cassette, stepengine_journal, stepengine_cassette):
     assert stepengine_journal.replaying
     assert [] == list(stepengine_cassette.misses)
 """).assert_outcomes(passed=2)
+
+
+@pytest.mark.deep
+@pytest.mark.spec("replay:M4", "replay:M3")
+def test_extending_without_a_request_keeps_the_cassette(run, pytester):
+    run(ONE, "--stepengine-record=once").assert_outcomes(passed=1)
+    first = (pytester.path / FILE).read_bytes()
+
+    run("\ndef test_one(cassette):\n    pass\n", "--stepengine-record=extend").assert_outcomes(passed=1)
+
+    assert first == (pytester.path / FILE).read_bytes()
+
+
+@pytest.mark.deep
+@pytest.mark.spec("replay:M3", "replay:M4")
+@pytest.mark.parametrize("mode", ["new", "extend"])
+def test_adding_to_a_cassette_keeps_its_other_data(run, pytester, mode):
+    from stepengine.testing import Cassette
+
+    run(ONE, "--stepengine-record=once").assert_outcomes(passed=1)
+    held = Cassette.load(pytester.path / FILE)
+    held.extras["frozen"] = {"time": [1]}
+    held.save()
+
+    run(ONE.replace("'a')", "'a', 'b')[:1]"), f"--stepengine-record={mode}").assert_outcomes(passed=1)
+
+    again = Cassette.load(pytester.path / FILE)
+    assert (2, {"frozen": {"time": [1]}}) == (len(again), again.extras)
+
+
+SHARING = """
+def test_one(cassette):
+    ask(cassette("common"), "a", "b")
+
+def test_two(cassette):
+    ask(cassette("common"), "b", "c")
+"""
+
+
+@pytest.mark.deep
+@pytest.mark.spec("replay:Y13", "replay:M2")
+@pytest.mark.parametrize("mode", ["once", "rewrite", "new"])
+def test_tests_that_share_a_cassette_record_into_it_together(run, pytester, mode):
+    from stepengine.testing import Cassette
+
+    if mode == "rewrite":
+        run(SHARING.replace('"c"', '"d"'), "--stepengine-record=once")
+    run(SHARING, f"--stepengine-record={mode}").assert_outcomes(passed=2)
+
+    held = Cassette.load(pytester.path / "cassettes/test_it/common.yaml")
+    assert ["a", "b", "c"] == [i.request.body.decode() for i in held.interactions]
+    run(SHARING).assert_outcomes(passed=2)
+
+
+DYNAMIC = """
+def test_one(request):
+    assert [{"to": "a"}] == ask(request.getfixturevalue("cassette"), "a")
+
+@pytest.fixture
+def asked(request):
+    return ask(request.getfixturevalue("cassette"), "b")
+
+def test_two(asked):
+    assert [{"to": "b"}] == asked
+"""
+
+
+@pytest.mark.deep
+@pytest.mark.spec("replay:Y8", "replay:Y9", "replay:Y12")
+def test_a_cassette_that_is_requested_dynamically_is_written_and_checked(run, pytester):
+    run(DYNAMIC, "--stepengine-record=once").assert_outcomes(passed=2)
+    assert 2 == len([*pytester.path.rglob("*.yaml")])
+
+    run(DYNAMIC, "--stepengine-orphans=fail").assert_outcomes(passed=2)
+    unused = run(
+        DYNAMIC.replace(
+            'assert [{"to": "a"}] == ask(request.getfixturevalue("cassette"), "a")',
+            'request.getfixturevalue("cassette")',
+        )
+    )
+    unused.assert_outcomes(passed=1, failed=1)
+    unused.stdout.fnmatch_lines(["*CassetteUnused*"])
+
+
+RERUNNING = """
+import pytest
+from _pytest.runner import runtestprotocol
+
+@pytest.hookimpl
+def pytest_runtest_protocol(item, nextitem):
+    runtestprotocol(item, nextitem=nextitem, log=False)
+    for report in runtestprotocol(item, nextitem=nextitem, log=False):
+        item.ihook.pytest_runtest_logreport(report=report)
+    return True
+"""
+
+
+@pytest.mark.deep
+@pytest.mark.spec("replay:Y8")
+def test_a_test_that_is_run_again_has_a_new_cassette(run, pytester):
+    run(ONE, "--stepengine-record=once").assert_outcomes(passed=1)
+    pytester.makeconftest(RERUNNING)
+
+    again = ONE.replace("cassette):\n", "cassette, tried=[]):\n    tried.append(1)\n    assert len(tried) == 2\n")
+
+    run(again).assert_outcomes(passed=1)

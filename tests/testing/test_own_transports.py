@@ -5,12 +5,14 @@ Transports of httpx2 that a program made itself are recorded and played, or run 
 from __future__ import annotations
 
 import asyncio
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
+import requests
 
 from stepengine.testing import CassetteMiss
 from stepengine.testing.recordings import CassetteFixture
@@ -165,3 +167,35 @@ def test_an_application_in_the_process_is_part_of_the_program(tmp_path: Path) ->
     with recording.patch():
         assert "from the application" == program()
     assert () == recording.fresh.interactions
+
+
+@pytest.mark.parametrize("library", ["requests", "urllib"])
+def test_a_transport_on_another_library_is_recorded_once(server: OddServer, tmp_path: Path, library: str) -> None:
+    class Passing(httpx2.BaseTransport):
+        def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+            if library == "requests":
+                return httpx2.Response(200, content=requests.get(str(request.url), timeout=9).content)
+            with urllib.request.urlopen(str(request.url), timeout=9) as reply:
+                return httpx2.Response(200, content=reply.read())
+
+    def program() -> str:
+        with httpx2.Client(transport=Passing()) as client:
+            return client.get(f"http://127.0.0.1:{server.server_port}/echo").text
+
+    recorded = record(tmp_path / "c.yaml", program)
+    replaying = CassetteFixture(tmp_path / "c.yaml", "none")
+    with replaying.patch():
+        assert recorded == program()
+
+    assert (1, ()) == (len(replaying), replaying.unused)
+
+
+@pytest.mark.parametrize("send", [post, post_async])
+def test_extra_cassettes_replay_the_replies_of_own_transports(send: Any, tmp_path: Path) -> None:
+    record(tmp_path / "more.yaml", lambda: send(Counting(), "a"))
+    record(tmp_path / "c.yaml", lambda: send(httpx2.MockTransport(lambda _: httpx2.Response(200, text="b")), "b"))
+    other = Counting()
+
+    with CassetteFixture(tmp_path / "c.yaml", "none", extra=[tmp_path / "more.yaml"]).patch():
+        assert "a 1" == send(other, "a")
+    assert 0 == other.count
