@@ -231,7 +231,7 @@ class CassetteFixture(Cassette):
 
     def has_replies_of_transport(self, name: str) -> bool:
         """Return whether replies were recorded that a transport of the program's own gave, also in the test's extra files."""
-        return any(cassette.has_replies_of_transport(name) for cassette in (super(), *self._extra))
+        return super().has_replies_of_transport(name) or any(one.has_replies_of_transport(name) for one in self._extra)
 
     def transport(self, inner: Any = None, chunks: Chunks | None = None) -> Any:
         """

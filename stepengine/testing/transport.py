@@ -101,7 +101,7 @@ class ReplayTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         stops = [n for n in (self._cut, self._reset_after) if n is not None]
         body = recorded.body[: min(stops)] if stops else recorded.body
         breaks = self._reset_after is not None and self._reset_after == min(stops)
-        error = _make_reset_error(request, len(body)) if breaks else None
+        error: Exception | None = _make_reset_error(request, len(body)) if breaks else None
         if not stops:
             error = met or make_cut_reply_error(httpx2, interaction)
         played: httpx2.Response = OURS.make_response(recorded, request, self._split_body(body, interaction), error)
