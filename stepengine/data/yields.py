@@ -864,7 +864,6 @@ YIELD_FROM = (
     "it is what a bare `yield` is sent. For the value itself write `yield from`, as in `answer = yield from Ask(...)`, "
     "or look at a field, such as `.value`, `.tool_result` or `.steps_complete`"
 )
-NOT_TRUE = f"a StepResult is neither true nor false; {YIELD_FROM}"
 ANSWERS = (str, bool, int, float, complex, dict, list, tuple)
 """Types of the values that ``yield from`` returns; a comparison of these with a ``StepResult`` is a mistake."""
 
@@ -922,7 +921,8 @@ class StepResult:
         return f"<StepResult of {self.agent_state.agent_id!r}: {what}, {len(self.tool_results)} tool results>"
 
     def __bool__(self) -> NoReturn:
-        raise TypeError(NOT_TRUE)
+        msg = f"a StepResult is neither true nor false; {YIELD_FROM}"
+        raise TypeError(msg)
 
     if not TYPE_CHECKING:  # type checkers know the fields, and find comparisons that are always false, by themselves
 

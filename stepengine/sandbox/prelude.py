@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 
-from stepengine.data.yields import NOT_TRUE, YIELDS
+from stepengine.data.yields import YIELDS
 
 ERRORS = {
     "StepEngineError": "OSError",
@@ -301,11 +301,6 @@ def _se_got(told):
 def _se_value(told):
     return _se_read(told)
 
-def _se_tested(told):
-    if told[0] == "StepResult":
-        raise TypeError(_se_untested)
-    return _se_read(told)
-
 def _se_lazy(value, name):
     if type(value) is AgentState:
         if name in ("message_history", "view"):
@@ -420,7 +415,7 @@ def _class_source(kind: type) -> str:
     return f"\nclass {kind.__name__}:\n    def __init__(self, {str(bare)[1:]}:\n{kept}"
 
 
-PRELUDE = f"{TEXT}\n_se_untested = {NOT_TRUE!r}\n" + "".join(
+PRELUDE = TEXT + "".join(
     [
         _class_source(row.kind)
         for row in YIELDS

@@ -9,7 +9,6 @@ resumed run executes a recorded program again only if a later turn needs its var
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, assert_never, cast
 
@@ -52,10 +51,6 @@ MOST = 10**15
 AFRESH = "\nThis run of yours began without variables: those of your programs before it are gone."
 GONE = " The variables of earlier programs are gone."
 SEEN, PRINTED_BEFORE = "\nWhat was seen before it ran:\n", "\nBefore that it printed:\n"
-SEEN_PART = re.compile(f"{SEEN}.*?(?={PRINTED_BEFORE}|\\Z)", re.DOTALL)
-"""The checker's warnings in the text of an error."""
-LINE_POINTER = re.compile(r"/line|/calls/[0-9]+/line")
-"""Where a recorded turn has the line of its program or of a call."""
 BUSY = (
     "Nothing was run: another program of this run has not ended yet. Programs share their variables and run one after another; "
     "send this one when that has ended."
@@ -513,7 +508,7 @@ class _ProgramRun(RunningProgram):
         other = [
             one
             for one in find_differences(known, now)
-            if not _has_placeholder(one.recorded) and not LINE_POINTER.fullmatch(one.pointer)
+            if not _has_placeholder(one.recorded) and not _is_line(one.pointer)
         ]
         if not other:
             return
@@ -683,7 +678,16 @@ class _NoFunction(ValueError):
 def _without_warnings(turn: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a turn as JSON without the checker's warnings."""
     kept = {name: value for name, value in turn.items() if name != "told"}
-    return {**kept, "error": SEEN_PART.sub("", kept["error"])} if "error" in kept else kept
+    if "error" not in kept:
+        return kept
+    before, _, seen = kept["error"].partition(SEEN)
+    _, mark, printed = seen.partition(PRINTED_BEFORE)
+    return {**kept, "error": f"{before}{mark}{printed}"}
+
+
+def _is_line(pointer: str) -> bool:
+    """Return True if a recorded turn has the line of its program or of a call at a place."""
+    return pointer == "/line" or (pointer.startswith("/calls/") and pointer.endswith("/line"))
 
 
 def _has_placeholder(recorded: object) -> bool:

@@ -169,7 +169,6 @@ PRELUDE_NAMES = frozenset(
         "bare",
         "got",
         "value",
-        "tested",
         "lazy",
         "method",
         "added",
@@ -323,8 +322,6 @@ class _Rewriting:
             case ast.Yield(None):
                 start, end = self._span(node)
                 self._replace(start, end, b"_se_got(await _se_yield(None))")
-            case ast.Yield() if _is_tested(node, seen.parent):
-                self._wrap(node, re.compile(b"yield"), b"_se_tested(await _se_yield((", b")))")
             case ast.Yield() if isinstance(seen.parent, ast.Expr):
                 self._wrap(node, re.compile(b"yield"), b"await _se_bare((", b"))")
             case ast.Yield():
@@ -583,19 +580,6 @@ def _walk(tree: ast.Module) -> Iterator[_SeenNode]:
 def _is_replaced(node: ast.AST) -> bool:
     is_lazy = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and node.attr in (*LAZY, *OF_CONTEXT)
     return is_lazy or isinstance(node, ast.Yield | ast.YieldFrom)
-
-
-def _is_tested(node: ast.expr, parent: ast.AST | None) -> bool:
-    """Return True if the truth of a value decides here. The sandbox asks no object for it, and a ``StepResult`` has none."""
-    match parent:
-        case ast.BoolOp(values=values):
-            return node is not values[-1]
-        case ast.If(test=test) | ast.While(test=test) | ast.IfExp(test=test) | ast.Assert(test=test):
-            return node is test
-        case ast.UnaryOp(op=ast.Not()) | ast.Call(func=ast.Name("bool")):
-            return True
-        case _:
-            return False
 
 
 def _is_inside(node: ast.AST, spans: Collection[tuple[int, int]]) -> bool:

@@ -337,17 +337,6 @@ STATEMENTS = [
     "n = 1\nn += (\n    2\n)\nfound.append(n)",
     "n = {ctx.agent_state.system_prompt: 1}\nn[ctx.agent_state.system_prompt] += 1\nfound += n.values()",
     "found.append([])\nfound[1 if ctx.agent_state.context else 0]+=ctx.agent_state.ancestor_run_ids\nfound[0] += (3,)",
-    *[
-        f"try:\n    {one}\nexcept TypeError as error:\n    found.append(str(error))"
-        for one in (
-            "found.append((yield Sleep(0)) or 3)",
-            "if (yield Sleep(0)):\n        pass",
-            "while not (yield Sleep(0)):\n        pass",
-            "found.append(1 if (yield Sleep(0)) else 2)",
-            "found.append(bool((yield Sleep(0))))",
-            "found.append([0 or (yield Sleep(0))].pop().steps_complete)",
-        )
-    ],
 ]
 
 
