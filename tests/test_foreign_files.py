@@ -559,6 +559,14 @@ def journal_like(name: str, **options: Any) -> Callable[[Path], object]:
 
 
 RENDERERS = ("describe_compactions", "describe_run", "render_compactions", "render_text")
+
+
+def add_to_shared_cassette(file: Path) -> None:
+    fixture = CassetteFixture(file, "rewrite")
+    fixture.add_to_files({file})
+    fixture.write_recordings()
+
+
 METHODS: dict[str, Callable[[Path], object]] = {
     "Engine.run": with_engine(lambda engine, file: engine.run_sync("a", journal=file)),
     "Engine.resume": with_engine(lambda engine, file: engine.resume_sync(file)),
@@ -579,6 +587,7 @@ METHODS: dict[str, Callable[[Path], object]] = {
     "Cassette.save": lambda file: Cassette().save(file),
     "Cassette.load": Cassette.load,
     "CassetteFixture": lambda file: CassetteFixture(file, "rewrite").write_recordings(),
+    "CassetteFixture.add_to_files": add_to_shared_cassette,
     "JournalFixture": lambda file: JournalFixture(file, "rewrite").write_recordings(),
     "record_program": lambda file: record_program(file, ["python", "-c", "pass"]),
     "replay_program": lambda file: replay_program(file, ["python", "-c", "pass"]),
