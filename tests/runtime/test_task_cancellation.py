@@ -14,7 +14,7 @@ from stepengine import STEP, AgentDefinition, Ask, Engine, Perform, ToolCall, to
 from stepengine.errors import PerformError
 from stepengine.models import ModelReply
 from stepengine.runtime.driver import TaskCancellation
-from stepengine.testing import ScriptedModel
+from stepengine.testing import ScriptedModel, text
 
 
 async def wait(cancellation: TaskCancellation) -> None:
@@ -96,8 +96,7 @@ class Cancels:
 
 class CancelledModel(ScriptedModel):
     async def complete(self, request: object) -> ModelReply:
-        await Cancels()()
-        raise NotImplementedError
+        return text(await Cancels()())
 
 
 def handle_steps(ctx: Any) -> Any:
