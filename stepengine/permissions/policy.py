@@ -201,7 +201,7 @@ class Policy:
         if verdict.decision == "deny":
             return verdict
         for rule in self._find_matching_origin_rules(request):
-            if rule.decision == "deny" or not self._has_approved_values(rule, request):
+            if rule.decision == "deny" or not _has_approved_values(self.rules, rule, request):
                 return self._decide_by_data_origin(rule, request, is_only_reason=verdict.decision == "allow")
         return verdict
 
@@ -210,28 +210,6 @@ class Policy:
         for rule in self._origin_rules:
             if rule.covers_scope_and_source(request) and rule.matcher.matches(request, rule.decision):
                 yield rule
-
-    def _has_approved_values(self, asking: Rule, request: Request) -> bool:
-        """Return whether a person allowed permanently all arguments that a rule about data origins checks."""
-        rules = [rule for rule in self.rules if rule.decision == "allow" and rule.covers_scope_and_source(request)]
-        matching = [
-            rule.matcher
-            for rule in rules
-            if isinstance(rule.matcher, Values) and rule.matcher.matches(request, "allow")
-        ]
-        checked = set(_list_approved_paths([asking], request))
-        return any("" in matcher.values or checked <= set(matcher.values) for matcher in matching)
-
-    def _make_values_rule(self, request: Request) -> JsonDict:
-        """
-        Return the rule that allows these values of the checked arguments, in the form of policy files; never the whole tool.
-
-        The rule is about the arguments of all rules that ask about the call, because it answers for all of them.
-        """
-        names = _list_approved_paths(self._find_matching_origin_rules(request), request)
-        values = {path: [value for _, value in find_values_at_path(request.input, path)] for path in names}
-        rule = Rule("allow", Values(request.tool.name, values), scope=Scope("user", request.user_id))
-        return freeze_object(_rule_to_json(rule))
 
     def _decide_by_data_origin(self, rule: Rule, request: Request, *, is_only_reason: bool) -> PolicyDecision:
         """Return the decision of a rule about data origins; it holds in every mode."""
@@ -393,7 +371,10 @@ class Policy:
             if verdict.origins:
                 if not verdict.is_only_reason:
                     return Decision("ask", verdict.message, rule_id, provenance=verdict.origins)
-                text, kept = ASKED_ABOUT_DATA.format(call.tool_name), self._make_values_rule(request)
+                text, kept = (
+                    ASKED_ABOUT_DATA.format(call.tool_name),
+                    _make_values_rule(self._find_matching_origin_rules(request), request),
+                )
                 return Decision("ask", verdict.message or text, rule_id, remember=kept, provenance=verdict.origins)
             offered = self._make_always_allow_rules(request)
             remember = offered[0] if offered else None
@@ -440,9 +421,9 @@ class Policy:
         # Rules about files check the paths that a call names. Other files (behind a link, in a searched folder) are
         # known only when they are opened. So the guard applies the same rules then (reliability:FP4).
         rules = [rule for rule in self._ordered if rule.covers_scope_and_source(request)]
-        first = self._find_allow_or_ask_rule(rules, request)
+        first = _find_allow_or_ask_rule(rules, request)
         explain_refusal = self._make_refusal_explainer(rules, request)
-        file = self._make_file_guard(rules, request, explain_refusal)
+        file = _make_file_guard(rules, request, explain_refusal)
         named = () if request.tool.confined else tuple(request.paths)
         if first is not None and _allows_confined_commands(first) and isinstance(first.matcher, Command):
             before = rules.index(first)
@@ -461,11 +442,6 @@ class Policy:
             and self._decide_without_predicates(request).decision != "allow"
         )
         return CallGuard(file=file, named=named, others=tuple(request.unmarked_texts), was_asked=was_asked)
-
-    def _find_allow_or_ask_rule(self, rules: Iterable[Rule], request: Request) -> Rule | None:
-        """Return the first rule that allows a call or asks about it, predicates excluded."""
-        found = (rule for rule in rules if rule.decision != "deny" and not isinstance(rule.matcher, CallsWhere))
-        return next((rule for rule in found if rule.matcher.matches(request, rule.decision)), None)
 
     def _decide_without_predicates(self, request: Request) -> PolicyDecision:
         """Return the decision of the rules and the mode, without predicates and the rules about data origins."""
@@ -495,33 +471,6 @@ class Policy:
             return UNASKED if nobody_asked or may_be_unasked else ""
 
         return explain_refusal
-
-    def _make_file_guard(
-        self, rules: Sequence[Rule], request: Request, explain_refusal: Callable[[int], str]
-    ) -> FileGuard | None:
-        about_files = {rule.id: rule.matcher for rule in rules if isinstance(rule.matcher, Path)}
-        if not any(path.covers_tool(request) for path in about_files.values()):
-            return None
-        others = [rule for rule in rules if rule.decision != "deny" and not isinstance(rule.matcher, Path | CallsWhere)]
-        holding = {rule.id for rule in others if rule.matcher.matches(request, rule.decision)}
-        # A search calls the guard for every file, so everything that is the same for all files is computed before.
-        fitting = [(rule, path) for rule in rules if (path := about_files.get(rule.id)) and path.covers_tool(request)]
-        always = next((at for at, rule in enumerate(rules) if rule.id in holding), len(rules))
-        order = {rule.id: at for at, rule in enumerate(rules)}
-
-        def judge(_root: Sequence[str], parts: Sequence[str]) -> str:
-            first, low = always, normalize_path_for_deny(parts)
-            for rule, path in fitting:
-                if not path.matches_file(parts, low, rule.decision):
-                    continue
-                if rule.decision == "deny":
-                    return rule.message or f"is withheld from tools by the rule {rule.id!r}"
-                first = min(first, order[rule.id])
-            # Other rules and the mode decide about calls. Reading files for a prompt is no call.
-            is_about_files = first < len(rules) and rules[first].id in about_files
-            return explain_refusal(first) if request.is_call or is_about_files else ""
-
-        return judge
 
     # --- other policies -----------------------------------------------------------------------------------------------
 
@@ -643,6 +592,62 @@ class Policy:
             _check_is_policy(path)
         with _lock_file(file):
             replace_path(file, text.encode())
+
+
+def _has_approved_values(rules: Iterable[Rule], asking: Rule, request: Request) -> bool:
+    """Return whether a person allowed permanently all arguments that a rule about data origins checks."""
+    allowing = [rule for rule in rules if rule.decision == "allow" and rule.covers_scope_and_source(request)]
+    matching = [
+        rule.matcher for rule in allowing if isinstance(rule.matcher, Values) and rule.matcher.matches(request, "allow")
+    ]
+    checked = set(_list_approved_paths([asking], request))
+    return any("" in matcher.values or checked <= set(matcher.values) for matcher in matching)
+
+
+def _make_values_rule(asking: Iterable[Rule], request: Request) -> JsonDict:
+    """
+    Return the rule that allows these values of the arguments that the rules *asking* check, in the form of policy files.
+
+    It never allows the whole tool.
+    """
+    names = _list_approved_paths(asking, request)
+    values = {path: [value for _, value in find_values_at_path(request.input, path)] for path in names}
+    rule = Rule("allow", Values(request.tool.name, values), scope=Scope("user", request.user_id))
+    return freeze_object(_rule_to_json(rule))
+
+
+def _find_allow_or_ask_rule(rules: Iterable[Rule], request: Request) -> Rule | None:
+    """Return the first rule that allows a call or asks about it, predicates excluded."""
+    found = (rule for rule in rules if rule.decision != "deny" and not isinstance(rule.matcher, CallsWhere))
+    return next((rule for rule in found if rule.matcher.matches(request, rule.decision)), None)
+
+
+def _make_file_guard(
+    rules: Sequence[Rule], request: Request, explain_refusal: Callable[[int], str]
+) -> FileGuard | None:
+    about_files = {rule.id: rule.matcher for rule in rules if isinstance(rule.matcher, Path)}
+    if not any(path.covers_tool(request) for path in about_files.values()):
+        return None
+    others = [rule for rule in rules if rule.decision != "deny" and not isinstance(rule.matcher, Path | CallsWhere)]
+    holding = {rule.id for rule in others if rule.matcher.matches(request, rule.decision)}
+    # A search calls the guard for every file, so everything that is the same for all files is computed before.
+    fitting = [(rule, path) for rule in rules if (path := about_files.get(rule.id)) and path.covers_tool(request)]
+    always = next((at for at, rule in enumerate(rules) if rule.id in holding), len(rules))
+    order = {rule.id: at for at, rule in enumerate(rules)}
+
+    def judge(_root: Sequence[str], parts: Sequence[str]) -> str:
+        first, low = always, normalize_path_for_deny(parts)
+        for rule, path in fitting:
+            if not path.matches_file(parts, low, rule.decision):
+                continue
+            if rule.decision == "deny":
+                return rule.message or f"is withheld from tools by the rule {rule.id!r}"
+            first = min(first, order[rule.id])
+        # Other rules and the mode decide about calls. Reading files for a prompt is no call.
+        is_about_files = first < len(rules) and rules[first].id in about_files
+        return explain_refusal(first) if request.is_call or is_about_files else ""
+
+    return judge
 
 
 class PolicyFile:

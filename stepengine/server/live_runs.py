@@ -173,10 +173,10 @@ class LiveRuns:
 
     async def _find_resume_error(self, run: str, result: RunResult) -> BaseException | None:
         """Return why a run could not be resumed; ``None`` if its journal has the end."""
-        if isinstance(result.error, JournalError) or result.status is not RunStatus.FAILED:
-            return result.error if isinstance(result.error, JournalError) else None
-        row = await self._store.find(run)
+        if isinstance(result.error, JournalError):
+            return result.error
         # A failed extension leaves the journal as it was.
+        row = await self._store.find(run) if result.status is RunStatus.FAILED else None
         return result.error if row is not None and row.status == "stranded" else None
 
     def _store_ended_handle(self, run: str, handle: RunHandle, size: int = 0) -> None:
