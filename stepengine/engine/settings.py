@@ -546,10 +546,10 @@ def _make_line_finder(text: str) -> Callable[[str], int]:
     for number, line in enumerate(text.splitlines(), start=1):
         bare = line.strip()
         if bare.startswith("["):
-            table = _plain_key(bare.strip("[]")).removeprefix("tool.stepengine").removeprefix(".")
+            table = _strip_quotes_and_spaces(bare.strip("[]")).removeprefix("tool.stepengine").removeprefix(".")
             found.setdefault(table, number)
         elif "=" in bare and not bare.startswith("#"):
-            name = _plain_key(bare.partition("=")[0])
+            name = _strip_quotes_and_spaces(bare.partition("=")[0])
             found.setdefault(f"{table}.{name}" if table else name, number)
 
     def line_of(name: str) -> int:
@@ -560,7 +560,7 @@ def _make_line_finder(text: str) -> Callable[[str], int]:
     return line_of
 
 
-def _plain_key(text: str) -> str:
+def _strip_quotes_and_spaces(text: str) -> str:
     """Return a key of a TOML file without quotes and spaces."""
     return text.replace('"', "").replace("'", "").replace(" ", "")
 

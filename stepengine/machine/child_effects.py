@@ -46,7 +46,7 @@ def find_matching_id(wanted: str, allowed: Sequence[str] | Mapping[str, object])
     return name if publisher and not is_theirs and name in allowed else None
 
 
-def with_publisher_of(namer: str, agent_id: str) -> str:
+def qualify_with_publisher(namer: str, agent_id: str) -> str:
     """Return *agent_id*, named by the agent *namer*, as agents outside of the package of *namer* name it."""
     publisher, _, _ = split_agent_id(namer)
     return agent_id if publisher is None or "/" in agent_id else f"{publisher}/{agent_id}"

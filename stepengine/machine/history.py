@@ -363,9 +363,9 @@ class RunHistory:
         said = self._make_reply_before_call(call_id)
         if said is None:
             return RecordAndView(left.message_history, left.view)
-        record = _without_last_equal(left.message_history, said)
+        record = _remove_last_equal(left.message_history, said)
         same = left.view is left.message_history
-        return RecordAndView(record, record if same else _without_last_equal(left.view, said))
+        return RecordAndView(record, record if same else _remove_last_equal(left.view, said))
 
     def _make_reply_before_call(self, call_id: str) -> AssistantMessage | None:
         said: list[AssistantPart] = []
@@ -521,7 +521,7 @@ def _remove_messages(messages: Transcript, gone: Sequence[Message]) -> Transcrip
     return _make_if_changed(messages, [m for m in messages if not any(m is g for g in gone)])
 
 
-def _without_last_equal(messages: Transcript, gone: Message) -> Transcript:
+def _remove_last_equal(messages: Transcript, gone: Message) -> Transcript:
     """Return *messages* without the last one that equals *gone*; an earlier one is the text of another reply."""
     kept = list(messages)
     for index in range(len(kept) - 1, -1, -1):

@@ -37,7 +37,7 @@ from stepengine.machine.author import Author, make_handler_error
 from stepengine.machine.background import NO_CHILDREN
 from stepengine.machine.calls import end_or_await_children
 from stepengine.machine.ceilings import ask_to_raise_limits
-from stepengine.machine.child_effects import with_publisher_of
+from stepengine.machine.child_effects import qualify_with_publisher
 from stepengine.machine.control import HANDLER_ONLY, collect_offered_specs
 from stepengine.machine.final_output import get_final_output, get_final_text, require_output
 from stepengine.machine.handler import run_handler, run_without_handler
@@ -348,7 +348,7 @@ def _run_successor(run: RunState, agent_id: str) -> Flow[_Ending]:
         run.apply_inline_child(child.left.state)
         # It may have handed the conversation on, and then the next message is for that agent.
         handed_to = child.left.state.handed_to
-        run.children.record_hand_over(agent_id if handed_to is None else with_publisher_of(agent_id, handed_to))
+        run.children.record_hand_over(agent_id if handed_to is None else qualify_with_publisher(agent_id, handed_to))
     error = child.error
     if child.status is RunStatus.FAILED and error is None:
         error = StepEngineError(f"agent {agent_id!r}, to which the conversation was handed over, failed")

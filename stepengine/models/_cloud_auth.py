@@ -253,17 +253,12 @@ class AwsAuth(CloudAuth):
         Raises:
             ModelError: when it cannot be a part of a host name.
         """
-        variable = find_set_variable(AWS_REGIONS)
-        if self._region:
-            region, source = self._region, "region="
-        elif variable is not None:
+        region, source = self._region, "region="
+        if not region and (variable := find_set_variable(AWS_REGIONS)) is not None:
             region, source = os.environ[variable].strip(), variable
-        else:
-            found, source = _read_profile_region(self._profile), "the profile"
-            if found is None:
-                return None
-            region = found
-        return require_host_label(self._provider, region, "region", source)
+        if not region:
+            region, source = _read_profile_region(self._profile), "the profile"
+        return None if region is None else require_host_label(self._provider, region, "region", source)
 
     def find_signing_keys(self) -> dict[str, str | None]:
         """

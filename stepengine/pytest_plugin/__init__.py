@@ -36,7 +36,7 @@ from stepengine.pytest_plugin.messages import (
     was_raised_by_test,
 )
 from stepengine.pytest_plugin.orphans import OrphanFinder
-from stepengine.pytest_plugin.places import ROOT, get_extra_cassette, recording_file, replays_only
+from stepengine.pytest_plugin.places import ROOT, get_extra_cassette, is_replayed_only, recording_file
 from stepengine.pytest_plugin.settings import (
     MODES,
     choose_record_mode,
@@ -217,7 +217,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     mine = uses_plugin(item)
     if mine:
         try:
-            replays = replays_only(item)
+            replays = is_replayed_only(item)
         except pytest.UsageError:  # it is told where the test runs
             replays = False
     from stepengine.workspace.network import block_test_network

@@ -45,7 +45,7 @@ def recording_file(item: pytest.Item, kind: str) -> Path:
     return module_recordings_folder(item, kind) / f"{fit}{SUFFIXES[kind]}"
 
 
-def replays_only(item: pytest.Item) -> bool:
+def is_replayed_only(item: pytest.Item) -> bool:
     """Return whether a test replays each of its recordings: in the mode `none`, or in the mode `once` if all files exist."""
     mode = choose_record_mode(item)
     if is_live(item) or mode not in ("none", "once"):

@@ -501,8 +501,8 @@ class _ProgramRun(RunningProgram):
     def check_matches_record(self, known: Mapping[str, Any], turn: ProgramTurn, session: ProgramSession) -> None:
         """Raise ``ReplayDivergence`` if a turn differs from its record. Redacted values are not compared."""
         # The checker's warnings are no result of the program, which is not checked again.
-        now = _without_warnings(freeze(self._turn_as_json(turn, session)))
-        known = _without_warnings(known)
+        now = _drop_warnings(freeze(self._turn_as_json(turn, session)))
+        known = _drop_warnings(known)
         # A redacted secret is no difference: the program has it, and the journal must not.
         # Lines are for display only.
         other = [
@@ -636,7 +636,7 @@ class _ProgramRun(RunningProgram):
 
     def _answer_from_result(self, came: object) -> CallAnswer:
         """Return the answer of the program for a result or an error; one above the limit becomes an error that names its size."""
-        answer = _full_answer(came)
+        answer = _make_full_answer(came)
         # Results and texts of errors are limited, too: a gigabyte would be copied into the worker, whose own limit would end it
         # without naming the call.
         try:
@@ -675,7 +675,7 @@ class _NoFunction(ValueError):
     """A program calls a function that it does not have."""
 
 
-def _without_warnings(turn: Mapping[str, Any]) -> Mapping[str, Any]:
+def _drop_warnings(turn: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a turn as JSON without the checker's warnings."""
     kept = {name: value for name, value in turn.items() if name != "told"}
     if "error" not in kept:
@@ -725,7 +725,7 @@ def _exception_name(failed: ToolResult) -> str:
     return "TimeoutError" if has_timed_out(failed) else "ToolError"
 
 
-def _full_answer(came: object) -> CallAnswer:
+def _make_full_answer(came: object) -> CallAnswer:
     """Return the answer of the program for a result or an error of any size."""
     if isinstance(came, ToolResult):
         if came.is_error:

@@ -987,28 +987,28 @@ class _ParamsEncoder:
             field = fields.get(key, key)
             how = known.models.get(field)
             if field in _field_names(known) or allows_others:
-                given[field] = ["json", one] if how is None else self._encode_as(_parse_shape(how), one)
+                given[field] = ["json", one] if how is None else self._encode_in_form(_parse_shape(how), one)
         defaults = {field: ["json", thaw(one)] for field, one in known.defaults.items()}
         made = {**defaults, **given}
         order = dict.fromkeys([*_field_names(known), *made])
         ordered = {field: made[field] for field in order if field in made}
         return ["dict", ordered] if known.kind == "typed_dict" else ["record", [name, ordered]]
 
-    def _encode_as(self, how: Sequence[Any], value: Any) -> Any:
+    def _encode_in_form(self, how: Sequence[Any], value: Any) -> Any:
         match how:
             case ["class", name] if isinstance(value, Mapping):
                 return self.encode(name, value)
             case ["list", inner] if isinstance(value, list):
-                return ["list", [self._encode_as(inner, one) for one in value]]
+                return ["list", [self._encode_in_form(inner, one) for one in value]]
             case ["dict", inner] if isinstance(value, Mapping):
-                return ["dict", {key: self._encode_as(inner, one) for key, one in value.items()}]
+                return ["dict", {key: self._encode_in_form(inner, one) for key, one in value.items()}]
             case ["tuple", inner] if isinstance(value, list) and len(value) == len(inner):
-                return ["tuple", [self._encode_as(one, member) for one, member in zip(inner, value, strict=True)]]
+                return ["tuple", [self._encode_in_form(one, member) for one, member in zip(inner, value, strict=True)]]
             case ["union", members]:
                 counts = [self._count_fields(one, value) for one in members]
                 fits = [count for count in counts if count is not None]
                 # Of the types that a value fits, pydantic chooses the first one with the most fields set.
-                return self._encode_as(members[counts.index(max(fits))], value) if fits else ["json", value]
+                return self._encode_in_form(members[counts.index(max(fits))], value) if fits else ["json", value]
             case _:
                 return ["json", value]
 

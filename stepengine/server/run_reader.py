@@ -229,11 +229,11 @@ class RunReader:
             return await asyncio.to_thread(decode_state_with_references, stored, self._store.journal(row.run))
         journal = self._store.journal(row.run)
         if row.status == "stranded":
-            return await self._stranded_state(row, journal)
+            return await self._load_stranded_state(row, journal)
         return (await self._engines.engine.replay(journal, on_divergence="keep")).state
 
-    async def _stranded_state(self, row: RunRow, journal: Journal) -> AgentState:
-        """Return the state of a stranded run where it can be replayed no further; if it cannot be at all, the one before it."""
+    async def _load_stranded_state(self, row: RunRow, journal: Journal) -> AgentState:
+        """Return the state up to which a stranded run can be replayed; if it cannot be replayed at all, the state before it."""
         replay = self._engines.engine.replay
         with contextlib.suppress(StepEngineError):
             return (await replay(journal, on_divergence="keep")).state

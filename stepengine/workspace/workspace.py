@@ -77,7 +77,7 @@ def _check_web(workspace: object, field: attrs.Attribute[Any], web: Any) -> None
         normalize_service_url(web)
 
 
-def _repr_web(web: str | None) -> str:
+def _format_web_setting(web: str | None) -> str:
     from stepengine.workspace.urls import hide_user_info
 
     return repr(web and hide_user_info(web))
@@ -131,7 +131,7 @@ class Workspace:
     )
     write: bool = attrs.field(default=False, kw_only=True, validator=make_validator(FLAG))
     shell: bool | Literal["bash"] = attrs.field(default=False, kw_only=True, validator=_check_shell)
-    web: str | None = attrs.field(default=None, kw_only=True, validator=_check_web, repr=_repr_web)
+    web: str | None = attrs.field(default=None, kw_only=True, validator=_check_web, repr=_format_web_setting)
     trusted: tuple[str, ...] = attrs.field(default=(), kw_only=True, converter=tuple)
 
     def __fspath__(self) -> str:

@@ -668,12 +668,12 @@ def _make_input_for_rules(call: Mapping[str, Any]) -> dict[str, Any]:
     return make_permission_input(
         start_of_text(call.get("title")),
         dict_or_empty(call.get("rawInput")),
-        paths=_location_paths(call),
+        paths=_list_location_paths(call),
         details=details,
     )
 
 
-def _location_paths(call: Mapping[str, Any]) -> list[str]:
+def _list_location_paths(call: Mapping[str, Any]) -> list[str]:
     """Return the paths of a tool call, all of them, since rules judge by them."""
     listed = call.get("locations")
     found = [dict_or_empty(one).get("path") for one in listed] if isinstance(listed, list) else []
@@ -746,7 +746,7 @@ class _ProgramOutput(TurnOutput):
         if self._input_left > 0:
             self._raw[call] = raw
         title = start_of_text(raw.get("title"))
-        given = make_shown_input(title, dict_or_empty(raw.get("rawInput")), paths=_location_paths(raw))
+        given = make_shown_input(title, dict_or_empty(raw.get("rawInput")), paths=_list_location_paths(raw))
         self.record_call(
             call,
             name=start_of_text(raw.get("kind"), 40) or "other",

@@ -514,7 +514,7 @@ class _RemoteRun:
 
 def _convert_permission(one: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """Return an open question of the remote run as a permission request for the policy; raise ``ToolError`` if it is too long."""
-    given = make_permission_input(_call_title(one), dict_or_empty(one.get("details")))
+    given = make_permission_input(_make_call_title(one), dict_or_empty(one.get("details")))
     return {"id": replace_lone_surrogates(one["id"]), "kind": kind, "input": given}
 
 
@@ -534,13 +534,13 @@ def _convert_question(one: Mapping[str, Any]) -> dict[str, Any]:
         "allow_text": bool(options) and (one.get("allow_text") is True or bool(tool)),
     }
     if tool:
-        asked["details"] = make_shown_input(_call_title(one), dict_or_empty(details))
+        asked["details"] = make_shown_input(_make_call_title(one), dict_or_empty(details))
     elif details is not None:
         asked["details"] = {"details": start_of_json(details)}
     return {"id": replace_lone_surrogates(one["id"]), "kind": QUESTION, "input": asked}
 
 
-def _call_title(one: Mapping[str, Any]) -> str:
+def _make_call_title(one: Mapping[str, Any]) -> str:
     """Return what a call of the remote run would do in words."""
     parts = [part.get("value") for part in dicts_in_list(one.get("preview_parts")) if part.get("kind") == "action"]
     return start_of_text(next(iter(parts), "")) or f"Call {start_of_text(one.get('tool_name'), 200)}"

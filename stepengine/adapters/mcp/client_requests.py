@@ -156,7 +156,7 @@ class ServerQuestions:
     ) -> Generator[Any, Any, Mapping[str, Any]]:
         content: dict[str, object] = {}
         for name, field in fields.items():
-            value = yield from self._ask_field(message, _FormField(name, _without_null(field), name in required), ask)
+            value = yield from self._ask_field(message, _FormField(name, _drop_null_type(field), name in required), ask)
             if value is not None:
                 content[name] = value
             elif name in required:
@@ -442,7 +442,7 @@ def _parse_choices(text: str, known: Mapping[str, object]) -> list[object]:
     return found
 
 
-def _without_null(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+def _drop_null_type(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the schema of a value that may be null, as optional fields are written, as that of the value."""
     for member in ("anyOf", "oneOf"):
         each = _list_or_empty(schema.get(member))
