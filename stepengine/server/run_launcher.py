@@ -242,15 +242,10 @@ class RunLauncher(RunStarts[RunRow]):
 
     async def _start_again(self, row: RunRow, known: RunRow) -> None:
         """Start a run that was registered and has no journal; *known* is its present row."""
+        await self._start_registered_run(row)
+        # Not before: the recovery would see a run that has started and that no process has.
         if known.status == "stranded":
             await self._store.write(make_status_act(row.run, "started", known.changed))
-        try:
-            await self._start_registered_run(row)
-        except BaseException as error:
-            # Another process that started it also records its status.
-            if not isinstance(error, JournalLocked):
-                await self._store.write(make_restore_act(known))
-            raise
 
     async def _resume_journal(self, row: RunRow, journal: Journal, divergence: dict[str, Any] | None = None) -> None:
         options: dict[str, Any] = {"in_doubt": "ask", "wait_for_answers": self._seconds_to_wait_for_answers(row)}
