@@ -50,6 +50,29 @@ yet. The wait for an answer has the number after that of its marker.
 """
 STEPS_PER_EFFECT = 3
 """A question has its marker, the wait for its answer and that wait's time limit; no effect has more."""
+
+
+def _race_end_sql(run: str, race: str, path: str) -> str:
+    """
+    Return SQL for whether a member of a race has an outcome: the race is over then, though its losers' outcomes are recorded later.
+
+    Args:
+        run: The run id.
+        race: JSON with the numbers of the first and the last member; no race if it is NULL.
+        path: The path of the run.
+    """
+    form = f"{nul_free_sql('e.output')}::json"
+    return f"""exists (
+        select from dbos.operation_outputs e
+        where e.workflow_uuid = {run} and e.serialization = 'portable_json'
+            and split_part(e.function_name, ':', 1) not in ('ask', 'body', 'intent', 'spawn', 'wait')
+            and ({form}->>'seq')::int between ({race}->>0)::int and ({race}->>1)::int
+            and coalesce({form}->>'path', split_part({run}, '/', 2)) = {path}
+            and {form}->'stop' is null
+    )"""
+
+
+WAIT_FORM = f"{nul_free_sql('o.output')}::json"
 OPEN_WAITS = f"""
     select o.workflow_uuid, o.output
     from dbos.workflow_status s join dbos.operation_outputs o using (workflow_uuid)
@@ -61,7 +84,7 @@ OPEN_WAITS = f"""
         and not exists (
             select from dbos.notifications n
             where n.destination_uuid = split_part(o.workflow_uuid, '/', 1)
-                and n.topic = 'post:' || ({nul_free_sql("o.output")}::json->>'path') || ':' || ({nul_free_sql("o.output")}::json->>'topic')
+                and n.topic = 'post:' || ({WAIT_FORM}->>'path') || ':' || ({WAIT_FORM}->>'topic')
                 and not exists (
                     select from dbos.operation_outputs h
                     where h.workflow_uuid = o.workflow_uuid and h.serialization = 'portable_json' and exists (
@@ -69,9 +92,10 @@ OPEN_WAITS = f"""
                     )
                 )
         )
+        and not {_race_end_sql("o.workflow_uuid", f"({WAIT_FORM}->'race')", f"{WAIT_FORM}->>'path'")}
     order by o.workflow_uuid, o.function_id
 """  # noqa: S608
-"""The open waits of trees: markers without an outcome, except waits for a message that was sent already."""
+"""The open waits of trees: markers without an outcome, except waits for a message that was sent already, and of races that are over."""
 BUSY_RUNS = f"""
     select distinct mark.run
     from (
@@ -89,8 +113,13 @@ BUSY_RUNS = f"""
             and {nul_free_sql("e.output")}::json->>'seq' = together.seq
             and coalesce({nul_free_sql("e.output")}::json->>'path', split_part(mark.run, '/', 2)) = mark.form->>'path'
     )
+    and not exists (
+        select from json_array_elements(mark.form->'races') as race (members)
+        where together.seq::int between (members->>0)::int and (members->>1)::int
+            and {_race_end_sql("mark.run", "members", "mark.form->>'path'")}
+    )
 """  # noqa: S608
-"""The runs whose last group with a wait has an effect that neither has ended nor is marked as waiting."""
+"""The runs whose last group with a wait has an effect that neither has ended, nor lost its race, nor is marked as waiting."""
 WAKE_SECONDS = 60.0
 """A run that wakes by itself within a minute counts as running."""
 

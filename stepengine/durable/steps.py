@@ -23,6 +23,7 @@ from stepengine.data.effects import (
     CallBody,
     CallModel,
     EndRuns,
+    Gather,
     RunInBackground,
     SendToRun,
     Spawn,
@@ -115,9 +116,8 @@ class Steps:
         known = self._run.seed.outcomes.get(item.address)
         if item.gather is None or isinstance(item.effect, RUNS) or (known is not None and known[2] is not None):
             return False
-        waits = isinstance(item.effect, (AskPerson, *WAITS))
-        # One that is cut off by others of its group may have no outcome.
-        return waits or not (item.gather.fail_fast or find_race_bounds(item) is not None)
+        # One that is cut off by others of its group may have no outcome. Of those in a race it is known when that is over.
+        return isinstance(item.effect, (AskPerson, *WAITS)) or not item.gather.fail_fast
 
     def _find_race_record(self, item: Item) -> RaceRecord | None:
         """Return the record that the members of a race share; ``None`` for an effect in no race."""
@@ -240,7 +240,7 @@ class Steps:
                 raise UnrecordedStop(outcome)
             open_ = [encode_stored(question) for question in render_questions(item)]
             form = {"seq": effect.seq, "path": item.path, "at": run.clock.elapsed_ms(), "questions": open_}
-            form |= {"together": together} if together else {}
+            form |= _make_group_form(item, together)
             return cast("dict[str, Any]", run.redactor.value(form))
 
         found = await run.workflow.reserve_and_perform_step(name, asked, format_address(*item.address))
@@ -450,5 +450,21 @@ def _make_wait_form(item: Item, together: Sequence[int]) -> dict[str, Any]:
     until = None if wait.wakes_at is None else wait.wakes_at.isoformat(timespec="milliseconds")
     form: dict[str, Any] = {"seq": item.effect.seq, "path": item.path, "kind": wait.kind, "wakes_at": until}
     form |= {"topic": wait.topic} if wait.topic else {}
-    form |= {"together": together} if together else {}
+    race = find_race_bounds(item)
+    form |= {} if race is None or item.gather is None else {"race": _get_member_numbers(item.gather, race)}
+    form |= _make_group_form(item, together)
     return form | ({"children": list(wait.children)} if wait.children else {})
+
+
+def _make_group_form(item: Item, together: Sequence[int]) -> dict[str, Any]:
+    """Return the numbers of the effects that start *together* with *item*, and those of their races; empty if it starts alone."""
+    if not together or item.gather is None:
+        return {}
+    races = [_get_member_numbers(item.gather, race) for race in item.gather.races]
+    return {"together": together} | ({"races": races} if races else {})
+
+
+def _get_member_numbers(group: Gather, race: tuple[int, int]) -> list[int]:
+    """Return the numbers of the first and the last member of a race."""
+    start, end = race
+    return [group.effects[start].seq, group.effects[end - 1].seq]

@@ -35,6 +35,7 @@ from stepengine import (
 )
 from stepengine.cli.app import app
 from stepengine.durable import DurableEngine, DurableScheduler, migrate
+from stepengine.durable.database import open_connection
 from stepengine.errors import BadYield, InputError, JournalError
 from stepengine.testing import ScriptedModel
 
@@ -293,6 +294,72 @@ async def test_run_with_a_running_tool_is_not_suspended(db: str, until):
     assert [([], [])] * 2 == found
     assert ["Which?", "How many?"] == [result.pending_questions[0].text for result in (first, second)]
     assert ["one", "two"] == third.output
+
+
+@pytest.mark.deep
+@pytest.mark.spec("waiting:WT34")
+async def test_race_with_a_running_tool_is_not_suspended(db: str, until):
+    gate = asyncio.Event()
+
+    @tool(idempotent=True)
+    async def hold() -> str:
+        """
+        Wait.
+        """
+        await gate.wait()
+        return "held"
+
+    def racing(ctx: StepContext):
+        number, _ = yield from Race(Receive("never"), ToolCall("hold", {}))
+        return number
+
+    agent = AgentDefinition("holding", tools=[hold], handle_steps=racing)
+    async with worker_of([agent], db) as engine:
+        run = await engine.submit(agent)
+        await until(lambda: engine.operator.run_waits.list_waits([run]))
+        found = await engine.operator.run_waits.find_waits_if_suspended(run)
+        gate.set()
+        result = await asyncio.wait_for(engine.result(run), 30)
+
+    assert ([], []) == found
+    assert 1 == result.output
+
+
+BLOCKED_LOSERS = """
+    create function wait_for_the_test() returns trigger language plpgsql as $$
+        begin perform pg_advisory_xact_lock_shared(1); return new; end
+    $$;
+    create trigger losers before insert or update on dbos.operation_outputs
+        for each row when (new.output like '%race_lost%') execute function wait_for_the_test()
+"""
+"""While the lock 1 is held, no outcome of a race's loser is recorded."""
+
+
+@pytest.mark.deep
+@pytest.mark.spec("waiting:WT34")
+async def test_run_is_not_suspended_before_the_losers_are_recorded(db: str, until):
+    def racing(ctx: StepContext):
+        number, _ = yield from Race(Receive("never"), Sleep(0.01))
+        return number
+
+    async with worker_of([AgentDefinition("racing", handle_steps=racing)], db) as engine:
+        async with await open_connection(engine.setting.url) as holder:
+            await holder.execute(BLOCKED_LOSERS)
+            await holder.execute("select pg_advisory_lock(1)")
+            run = await engine.submit("racing")
+
+            async def is_blocked() -> bool:
+                blocked = await holder.execute(
+                    "select from pg_locks where locktype = 'advisory' and not granted and objid = 1"
+                )
+                return blocked.rowcount > 0
+
+            await until(is_blocked)
+            found = await engine.operator.run_waits.find_waits_if_suspended(run)
+        result = await asyncio.wait_for(engine.result(run), 30)
+
+    assert ([], []) == found
+    assert 1 == result.output
 
 
 def asking_in_a_race(ctx: StepContext):
