@@ -15,9 +15,9 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 from stepengine.durable import _last_user
@@ -396,6 +396,10 @@ async def open_connection(url: str) -> Any:
         return made
 
 
+FetchRows: TypeAlias = Callable[..., Awaitable[list[tuple[Any, ...]]]]
+"""Executes a statement with the values of its placeholders, and returns its rows."""
+
+
 class ReopeningConnection:
     """
     A connection that is opened when it is needed, and again after the database was restarted.
@@ -417,21 +421,39 @@ class ReopeningConnection:
             DatabaseUnavailable: when the database cannot be reached.
         """
         async with self._asking:
-            was_open = self._is_open
-            try:
-                return await self._execute(statement, values)
-            except DatabaseUnavailable:
-                await self.close()
-                # An open connection does not know that the database was restarted since.
-                if not was_open:
-                    raise
-                return await self._execute(statement, values)
+            return await self._execute_or_reopen(statement, *values)
+
+    @contextlib.asynccontextmanager
+    async def open_snapshot(self) -> AsyncIterator[FetchRows]:
+        """
+        Yield a function that executes reading statements as ``fetch_rows`` does; all of them see the database at one moment.
+
+        Raises:
+            DatabaseUnavailable: when the database cannot be reached.
+        """
+        async with self._asking:
+            await self._execute_or_reopen("select")
+            with convert_database_errors(self._url):
+                async with self._connection.transaction():
+                    await self._connection.execute("set transaction isolation level repeatable read, read only")
+                    yield self._execute
+
+    async def _execute_or_reopen(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
+        was_open = self._is_open
+        try:
+            return await self._execute(statement, *values)
+        except DatabaseUnavailable:
+            await self.close()
+            # An open connection does not know that the database was restarted since.
+            if not was_open:
+                raise
+            return await self._execute(statement, *values)
 
     @property
     def _is_open(self) -> bool:
         return self._connection is not None and not (self._connection.broken or self._connection.closed)
 
-    async def _execute(self, statement: str, values: Sequence[object]) -> list[tuple[object, ...]]:
+    async def _execute(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
         if not self._is_open:
             self._connection = await open_connection(self._url)
         with convert_database_errors(self._url):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Self
 
 import attrs
@@ -16,6 +17,7 @@ from attrs import frozen
 
 from stepengine.data.limits import Limits
 from stepengine.durable.database import (
+    FetchRows,
     ReopeningConnection,
     check_deployment_name,
     convert_database_errors,
@@ -270,6 +272,10 @@ class Deployment:
             DatabaseUnavailable: when the database cannot be reached.
         """
         return await self._connection.fetch_rows(statement, *values)
+
+    def open_snapshot(self) -> AbstractAsyncContextManager[FetchRows]:
+        """Return a context that executes statements at one moment of the database; see ``ReopeningConnection.open_snapshot``."""
+        return self._connection.open_snapshot()
 
     async def enqueue(
         self,

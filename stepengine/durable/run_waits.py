@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from attrs import frozen
 
@@ -180,17 +181,7 @@ class RunWaits:
         Raises:
             JournalCorrupt: when a row is not JSON.
         """
-        asked = [
-            (
-                Waiting(
-                    run=run, path=form["path"], seq=form["seq"], questions=tuple(map(decode_stored, form["questions"]))
-                ),
-                sent,
-            )
-            for run, text, sent in await self._deployment.fetch_rows(OPEN_QUESTIONS, list(roots), list(roots))
-            if "questions" in (form := parse_recorded_json(text, f"a question of {run!r}"))
-        ]
-        return [each for each, sent in asked if each.topic not in (sent or ())]
+        return _parse_questions(await self._deployment.fetch_rows(OPEN_QUESTIONS, list(roots), list(roots)))
 
     async def list_waits(self, roots: Sequence[str]) -> list[tuple[str, Waits]]:
         """
@@ -199,16 +190,7 @@ class RunWaits:
         Raises:
             JournalCorrupt: when a row is not JSON.
         """
-        found: list[tuple[str, Waits]] = []
-        for run, text in await self._deployment.fetch_rows(OPEN_WAITS, list(roots), list(roots)):
-            form = parse_recorded_json(text, f"a wait of {run!r}")
-            until = form["wakes_at"]
-            wait = Waits(
-                kind=form["kind"], path=form["path"], seq=form["seq"], topic=form.get("topic", ""),
-                wakes_at=None if until is None else datetime.fromisoformat(until), children=form.get("children", ()),
-            )  # fmt: skip
-            found.append((run, wait))
-        return found
+        return _parse_waits(await self._deployment.fetch_rows(OPEN_WAITS, list(roots), list(roots)))
 
     async def find_waits_if_suspended(
         self, root: str, *, beyond: float = WAKE_SECONDS
@@ -240,15 +222,19 @@ class RunWaits:
     async def _find_suspended_trees(
         self, roots: Sequence[str], beyond: float
     ) -> dict[str, tuple[list[Waiting], list[Waits]]]:
-        asked, waits = await self.list_questions(roots), await self.list_waits(roots)
+        # At one moment: a run that continues between two of these would look suspended in a group that it has only begun.
+        async with self._deployment.open_snapshot() as fetch_rows:
+            asked = _parse_questions(await fetch_rows(OPEN_QUESTIONS, list(roots), list(roots)))
+            waits = _parse_waits(await fetch_rows(OPEN_WAITS, list(roots), list(roots)))
+            having = {run.partition("/")[0] for run in (*[each.run for each in asked], *[run for run, _ in waits])}
+            if not having:
+                return {}
+            rows = await fetch_rows(UNFINISHED_RUNS, list(having), list(having))
+            busy = await fetch_rows(BUSY_RUNS, list(having), list(having))
         soon = datetime.now(UTC) + timedelta(seconds=beyond)
         # Of several waits of a run, as of the members of a race, the first that ends by itself continues it.
         waking = {run for run, wait in waits if wait.wakes_at is not None and wait.wakes_at <= soon}
         asking = {*[each.run for each in asked], *[run for run, _ in waits]} - waking
-        having = {run.partition("/")[0] for run in (*asking, *[run for run, _ in waits])}
-        if not having:
-            return {}
-        rows = await self._deployment.fetch_rows(UNFINISHED_RUNS, list(having), list(having))
         left = {run: (state, spawned - ended) for run, state, spawned, ended in rows}
         below = Counter([_find_nearest_known_run(_get_parent_run_id(run), left) for run in left])
         active = {
@@ -256,10 +242,7 @@ class RunWaits:
             for run, (state, outstanding) in left.items()
             if state != "PENDING" or not (run in asking or 0 < outstanding <= below[run])
         }
-        idle = having - active
-        if idle:
-            busy = await self._deployment.fetch_rows(BUSY_RUNS, list(idle), list(idle))
-            idle -= {run.partition("/")[0] for (run,) in busy}
+        idle = having - active - {run.partition("/")[0] for (run,) in busy}
         return {
             root: (
                 [each for each in asked if each.run.partition("/")[0] == root],
@@ -324,6 +307,35 @@ class AnswerSender:
         """Return whether a message that was sent is the one that counts: of several answers the first does."""
         found = await self._deployment.find_message(reply.run, reply.key) or {}
         return bool(found.get("of") == reply.message["of"])
+
+
+def _parse_questions(rows: Iterable[tuple[Any, ...]]) -> list[Waiting]:
+    """Return the questions of rows of ``OPEN_QUESTIONS`` to which no answer was sent."""
+    asked = [
+        (
+            Waiting(
+                run=run, path=form["path"], seq=form["seq"], questions=tuple(map(decode_stored, form["questions"]))
+            ),
+            sent,
+        )
+        for run, text, sent in rows
+        if "questions" in (form := parse_recorded_json(text, f"a question of {run!r}"))
+    ]
+    return [each for each, sent in asked if each.topic not in (sent or ())]
+
+
+def _parse_waits(rows: Iterable[tuple[Any, ...]]) -> list[tuple[str, Waits]]:
+    """Return the waits of rows of ``OPEN_WAITS``, each with its run."""
+    found: list[tuple[str, Waits]] = []
+    for run, text in rows:
+        form = parse_recorded_json(text, f"a wait of {run!r}")
+        until = form["wakes_at"]
+        wait = Waits(
+            kind=form["kind"], path=form["path"], seq=form["seq"], topic=form.get("topic", ""),
+            wakes_at=None if until is None else datetime.fromisoformat(until), children=form.get("children", ()),
+        )  # fmt: skip
+        found.append((run, wait))
+    return found
 
 
 def _get_parent_run_id(run: str) -> str:
