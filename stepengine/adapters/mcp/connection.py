@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from contextvars import Context
+from http import HTTPStatus
 from importlib.util import find_spec
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -53,8 +54,11 @@ if TYPE_CHECKING:
     from mcp.client.session import ClientSession
 
 T = TypeVar("T")
-CLOSED = (-32000, "Connection closed")
-"""Code and message of the MCP library for a connection that has ended. Servers use the code for errors of their own."""
+CLOSED_CODE = -32000
+CLOSED_TEXTS = ("Connection closed", "SSE stream ended", "SSE stream failed")
+"""
+The code of the MCP library for a connection that has ended, and how its messages begin. Servers use the code for errors of their own.
+"""
 NO_METHOD_CODE = -32601
 """The code that JSON-RPC 2.0 defines for an unknown method."""
 FETCHERS = ("npx", "uvx", "bunx", "pipx", "uv", "pnpm", "yarn", "docker", "podman")
@@ -70,6 +74,10 @@ class NoSuchMethod(ToolError):
 
 class ConnectionLost(ToolServerError):
     """The connection ended during a call, so that the outcome of the call is unknown."""
+
+
+class SessionUnknown(ConnectionLost):
+    """The server does not know the session of a request, as after a restart. It has performed nothing."""
 
 
 @frozen(kw_only=True)
@@ -605,8 +613,12 @@ class ServerConnection:
         answers = None if live is None else live.answers
         if answers is not None and answer.status in SIGN_IN:
             return ToolServerError(f"the MCP server {name!r} refused the request: {answers.describe_refusal(answer)}")
-        if (code, message) == CLOSED:
+        if code == CLOSED_CODE and message.startswith(CLOSED_TEXTS):
             return self._end_and_make_loss_error(live)
+        # In a session this status means that the server has forgotten it (MCP specification, Streamable HTTP).
+        if live is not None and answer.status == HTTPStatus.NOT_FOUND and code != NO_METHOD_CODE:
+            live.end()
+            return SessionUnknown(f"the MCP server {name!r} does not know its session any more; nothing was done")
         kind = NoSuchMethod if code == NO_METHOD_CODE else ToolError
         return kind(f"the MCP server {name!r} answered with an error: {_clean_error_text(message)}")
 

@@ -20,7 +20,13 @@ import attrs
 
 from stepengine.adapters.mcp._caps import DEFER_TOKENS, DEFER_TOOLS, RUN_LIST_BYTES, TOOLS
 from stepengine.adapters.mcp.client_requests import IsOpen, ServerQuestions, mark_oversized_requests
-from stepengine.adapters.mcp.connection import ConnectionLost, ConnectionOptions, ServerConnection, ServerRequests
+from stepengine.adapters.mcp.connection import (
+    ConnectionLost,
+    ConnectionOptions,
+    ServerConnection,
+    ServerRequests,
+    SessionUnknown,
+)
 from stepengine.adapters.mcp.connections import ServerConnections, needs_run_for_headers
 from stepengine.adapters.mcp.http import NO_RUN, McpRun
 from stepengine.adapters.mcp.names import check_server_name
@@ -419,11 +425,16 @@ class McpTools:
     async def _call_tool(
         self, listed: ListedTool, run: McpRun, ctx: ToolContext, input: Mapping[str, object]
     ) -> ToolResult:
-        """Call a tool; repeat a lost call once if a trusted hint allows it. If the server asks something first, the result is pending."""
+        """
+        Call a tool. If the server asks something first, the result is pending.
+
+        A lost call is repeated once if the server did not perform it, or a trusted hint allows it.
+        """
         try:
             return await self._call_tool_once(listed, run, ctx, input)
         except ConnectionLost as lost:
-            if not (self._trusts and listed.hints.get("idempotentHint")):
+            is_repeatable = self._trusts and listed.hints.get("idempotentHint")
+            if not (is_repeatable or isinstance(lost, SessionUnknown)):
                 return failed_result(self.name, lost)
         except ToolError as error:
             return failed_result(self.name, error)

@@ -467,9 +467,9 @@ async def test_simultaneous_calls_get_their_own_answers() -> None:
 
 
 @pytest.fixture
-def served() -> Iterator[tuple[str, Any]]:
+def served() -> Iterator[tuple[str, Any, list[subprocess.Popen[bytes]]]]:
     """
-    Give the address of the small server over HTTP, and what starts it again.
+    Give the address of the small server over HTTP, what starts it again, and its processes.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -490,7 +490,7 @@ def served() -> Iterator[tuple[str, Any]]:
         raise AssertionError(f"the server ended with {process.returncode} before it listened")
 
     start()
-    yield f"http://127.0.0.1:{port}/mcp", start
+    yield f"http://127.0.0.1:{port}/mcp", start, running
     for process in running:
         process.kill()
         process.wait()
@@ -500,7 +500,7 @@ def served() -> Iterator[tuple[str, Any]]:
 @pytest.mark.deep
 @pytest.mark.parametrize("protocol", ["auto", "legacy"])
 async def test_http_server_crash_loses_one_call_and_recovers(served: Any, agent: Any, protocol: str) -> None:
-    address, start = served
+    address, start, _ = served
     adds = tool_call("small__add", {"a": 1, "b": 2})
 
     def later(request: Any) -> Any:
@@ -517,6 +517,25 @@ async def test_http_server_crash_loses_one_call_and_recovers(served: Any, agent:
     assert ("ok", "3") == ended[0] == ended[2]
     assert "error" == ended[1][0]
     assert f"the {OUTCOME_UNKNOWN}" in ended[1][1]
+
+
+@pytest.mark.spec("interfaces:IF55", "reliability:MC05")
+@pytest.mark.deep
+@pytest.mark.parametrize("protocol", ["auto", "legacy"])
+async def test_http_server_restart_between_calls_loses_no_call(served: Any, agent: Any, protocol: str) -> None:
+    address, start, running = served
+    adds = tool_call("small__add", {"a": 1, "b": 2})
+
+    def restart(request: Any) -> Any:
+        running[-1].kill()
+        start()
+        return adds
+
+    source = mcp_tools(address, name="small", protocol=protocol)
+    async with Engine([agent(source)], models=ScriptedModel([adds, restart, adds, "ok"])) as engine:
+        result = await engine.run("worker", "Go.")
+
+    assert [("ok", "3")] * 3 == [(one.result.status, one.result.text) for one in result.tool_calls]
 
 
 # --- replies that cannot be read ----------------------------------------------------------------------------------------
