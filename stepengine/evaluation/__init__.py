@@ -1,11 +1,17 @@
 """
 Evaluation: measures agents and what a change does to recorded runs.
 
-Evaluations run cases several times and report each metric with a confidence interval. ``impact`` replays recorded runs over changed
-code and compares them, ``replay_waiting`` replays waiting runs over it, ``blame`` finds the step at which a run went wrong, ``pinned_tests`` turns recorded runs into tests, and
-``improvement_search`` searches for a better prompt. Replays perform nothing, and cost nothing.
+``evaluate`` runs cases several times and reports each metric with a confidence interval. Five functions work on recorded runs:
 
-Not here: printing, which the command line does, and what tests need (``testing``).
+- ``impact`` replays them with changed code, calls models from the first difference on, and compares.
+- ``replay_waiting`` reports which waiting runs the current code can resume.
+- ``blame`` finds the step at which a run lost its chance to pass.
+- ``pin`` turns a failed run into a test.
+- ``price`` computes the cost with another model.
+
+``improve`` searches for better prompts, tool descriptions, settings and defaults. A replay performs nothing and costs nothing.
+
+Printing is in ``cli``, and the test kit in ``testing``.
 
 Begin with ``case_runs`` or ``impact``.
 """

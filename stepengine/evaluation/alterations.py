@@ -1,8 +1,8 @@
 """
 The parts of an agent's file that can be changed without changing its code: prompts, tool texts, settings, defaults of params.
 
-A part is a literal in the source. A version of the agent is the source with other literals in their places, loaded as the file
-would be; so what is measured is, to the byte, what a diff of the file says. Nothing here runs an agent.
+A part is a literal in the source. A version of the agent is the source with other literals, loaded like the file. So a measured
+version is exactly the one that a diff of the file shows. This module runs no agent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from stepengine.engine.loader import AgentLocation, load_agents_from_source
 from stepengine.errors import DataError, DefinitionError
 
 MOST_CHARS = 20_000
-"""No part becomes longer, unless it was."""
+"""The maximum length of a new text; a text that was longer may keep its length."""
 MAX_SOURCE = 4 * 1024 * 1024
 PROMPTS = ("system_prompt", "instructions_prompt", "step_prompt")
 SCALARS = (str, int, float, bool)
@@ -41,10 +41,10 @@ class Part:
     A literal in an agent file that can be changed.
 
     Attributes:
-        name: ``system_prompt``, ``tools.look``, ``settings.temperature``, ``params.limit``; with ``ID.`` before it where it is
-            of another agent in the file.
-        value: What it says now.
-        line: Where it stands.
+        name: ``system_prompt``, ``tools.look``, ``settings.temperature``, ``params.limit``; with the prefix ``ID.`` for another
+            agent in the file.
+        value: Its current value.
+        line: Its line.
     """
 
     name: str
@@ -79,10 +79,10 @@ class AgentFile:
 
     Attributes:
         file: The file.
-        agent_id: Which agent of it.
-        source: What it holds.
-        parts: What can be changed, by name.
-        fixed: What cannot, though it is a prompt, and why.
+        agent_id: The id of the agent in it.
+        source: Its content.
+        parts: The changeable literals, by name.
+        fixed: The prompts that cannot be changed, each with the reason.
     """
 
     file: Path
@@ -111,7 +111,7 @@ class AgentFile:
             msg = f"{place.file} is larger than {MAX_SOURCE} bytes"
             raise DataError(msg)
         found = _AgentSource(source, agent, place.file.resolve())
-        # A text that stands for two things is one part: both change with it.
+        # A text that is used twice is one part: both uses change with it.
         places: dict[int, Part] = {}
         for part in found.find_parts():
             places.setdefault(part._start, part)  # noqa: SLF001
@@ -137,7 +137,7 @@ class AgentFile:
         return text
 
     def is_file_unchanged(self) -> bool:
-        """Return whether the file still has the content that was read; a search takes hours."""
+        """Return whether the file still has the content that was read; False for an unreadable file."""
         try:
             return self.file.read_bytes() == self.source
         except OSError:

@@ -1,8 +1,9 @@
 """
-``blame``: the step at which a run that failed lost its chance to succeed.
+``blame``: finds the step at which a failed run lost its chance to pass.
 
-Each model step is asked anew several times, from the record up to its request on. While the step that spoiled the run is
-still ahead, runs mostly succeed; once it stands in the record, they mostly fail. Blamed is the last step before that.
+The run is forked several times at each model step: the record answers up to the step, and its model call is made again. Forks at or
+before the bad step mostly pass, since they repeat it. Forks after it mostly fail, since its recorded reply is kept. The last step
+before the pass rate falls is blamed.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from stepengine.journal.recorded_part import parse_address
 
 FORMAT = "stepengine.blame/1"
 MOST_STEPS = 12
-"""With more model steps than these they are searched by halves."""
+"""With more model steps, a binary search replaces the repetition of each step."""
 LIKELY = 1.92
 """How much less likely, as a logarithm, a change may be at another step that is still named: 95 % of the likelihood."""
 
@@ -75,7 +76,7 @@ class RetriedStep:
 
     @property
     def rate(self) -> float | None:
-        """The share of these runs that passed; ``None`` if none ended."""
+        """The share of ended runs that passed; ``None`` if none ended."""
         return self.ok / self.known if self.known else None
 
     @property
@@ -204,10 +205,10 @@ def estimate_blame_cost(journal: Journal, k: int, steps: tuple[int, int] | None 
     """Return the approximate number of model calls of ``blame``, and their cost by the recorded prices."""
     history = journal.history()
     chosen = _select_steps(answered_call_addresses(history), steps)
-    # What follows a step is added up for each of them anew: of many steps some tell enough.
+    # The cost after a step is summed up for each step separately, so of many steps a selection suffices.
     looked_at = chosen[:: max(1, -(-len(chosen) // MOST_STEPS))]
     courses = [summarize_run_from(history, address) for address in looked_at]
-    # By halves: the first step, each middle, and twice as often the four at the place.
+    # The binary search repeats the first step and each middle, then the four steps near its result twice as often.
     tried = len(chosen) if len(chosen) <= MOST_STEPS else 9 + len(chosen).bit_length()
     share = tried / len(looked_at) if looked_at else 0.0
     costs = [course.cost for course in courses]

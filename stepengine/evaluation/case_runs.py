@@ -1,9 +1,9 @@
 """
-Evaluations: agents, or versions of one, on the same cases, where every answer is a journal.
+Runs evaluations: agents, or versions of one, on the same cases. Each sample is recorded in a journal.
 
-An evaluation is written by its author; ``run_samples`` runs what is needed of it. Samples are interleaved over the sides and
-recorded one by one, each with a note of the files that its run left, so that a sample that is still as it would be now is
-read again instead of run again, and a changed check asks no model. What the samples say is counted in ``scoring``.
+``run_samples`` runs the samples that are not recorded yet, in an order that mixes the sides. Next to each journal is a note with
+the files at the end of the run. So a sample without a change is replayed, and a changed check needs no model. ``scoring`` computes
+the means.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ ERROR = "error"
 INTERRUPTED = "interrupted"
 START = "#0"
 UNREACHED = ("CancelledError", "ConnectionLost", "ToolServerError")
-"""What a ``Perform`` raises whose server is gone, or whose work was cancelled by nobody that asked for it."""
+"""Kinds of errors of a ``Perform`` whose server is gone, or whose work was cancelled from outside."""
 ROOM = 2
-"""How many times what the dearest run cost is reserved for a run."""
+"""The reservation of a run, as a multiple of the highest cost of a run so far."""
 
 
 @partial(with_keyword_hints, elsewhere={"replies": "Case(id, replies=[...])", "agent": "agents={'base': ...}"})
@@ -100,8 +100,8 @@ class Evaluation:
         n: Samples of each case and side.
         limits: Limits of each run.
         files: The files of cases that name none.
-        keep: Patterns of files of working copies of which the text is kept, for checks that are asked again.
-        gates: What has to hold, such as ``"new.pass - base.pass > -0.05"``.
+        keep: Patterns of files whose text at the end of a run is stored, for a later recheck.
+        gates: The conditions that have to hold, such as ``"new.pass - base.pass > -0.05"``.
     """
 
     name: str
@@ -191,7 +191,7 @@ class Score:
         state: ``"ok"``; ``"broken"`` for a check that raised; ``"unknown"`` for one whose files are gone; ``"not asked"`` for
             a run that did not complete, which scores 0.
         is_judge: Whether an agent decided.
-        of: A digest of the check.
+        of: A digest of the check; a recheck without the data of the check reuses only a verdict with the same digest.
     """
 
     score: float | None
@@ -259,7 +259,16 @@ class Sample:
 
 @frozen
 class Side:
-    """A compared agent: its name, definition, digest and models."""
+    """
+    A compared agent.
+
+    Attributes:
+        name: Its name in the evaluation.
+        agent: The agent.
+        definition: The digest of its definition and of those of its children.
+        tools: The digest of each tool's function, by the name of the tool.
+        models: The models that it and its children name.
+    """
 
     name: str
     agent: AgentDefinition
@@ -432,9 +441,9 @@ class EvaluationBudget:
 
     async def wait_and_reserve(self, limits: Limits | None) -> Decimal | None:
         """
-        Return the amount that a run may cost; ``None`` if the budget is spent, which ends the evaluation.
+        Return the amount that a run may cost; ``None`` if nothing is left for a run, which ends the evaluation.
 
-        Without room it waits for the bills of running runs.
+        If there is no room, it waits until a running run has ended.
         """
         assert self.budget is not None  # noqa: S101 - whoever asks has one
         own = limits.max_cost_usd if limits is not None else None
@@ -458,7 +467,7 @@ class EvaluationBudget:
         self.stopped = self.stopped or f"the budget of {self.budget} US dollars is spent"
 
     def record_cost(self, reserved: Decimal | None, cost: Decimal | None) -> None:
-        """Record the cost of a run in place of its reservation."""
+        """Record the cost of a run in place of its reservation, and wake waiting runs; an unknown cost counts as 0."""
         if reserved is not None:
             self._reserved.remove(reserved)
             self._is_price_known = True
@@ -477,7 +486,7 @@ class EngineMaker(Protocol):
     """A function that creates the engine of a sample."""
 
     def __call__(self, agent: AgentDefinition, root: Path, *, performs: bool) -> Engine:
-        """Return the engine for an agent whose tools work in *root*, and may be called if it *performs*."""
+        """Return an engine for *agent*; its tools work in *root*. Without *performs* it replays runs, or runs a judge."""
 
 
 async def run_samples(
@@ -505,14 +514,14 @@ async def run_samples(
         folder: The folder of the results.
         bench: Makes engines.
         agents: The sides.
-        root: The folder that the files of cases are below.
-        load: Finds the agent of a judge.
+        root: The folder that contains the files of cases.
+        load: Loads the agent of a judge.
         models: The models of one sample, such as a script; ``None`` for real ones.
         seed: Decides the order of the runs.
         concurrency: The number of runs at a time.
         budget: The US dollars that all runs may cost together.
-        earlier: The folder of earlier results: samples that are the same now are read from their journals.
-        recheck: Run nothing: all samples are earlier ones, and only their checks are repeated.
+        earlier: The folder of earlier results: unchanged samples are replayed from their journals.
+        recheck: Run nothing: repeat the checks on the samples in *earlier*; samples without a journal are missing.
         keep: Keep the working copies.
         done: Called with each sample when it has ended.
 
@@ -569,7 +578,7 @@ class _SampleSlot:
             path.unlink(missing_ok=True)
 
     def copy_from(self, other: _SampleSlot) -> None:
-        """Replace the files of this slot by copies of those of another one."""
+        """Replace the files of this slot by copies of those of *other*, the same sample in another folder."""
         if other.journal_path != self.journal_path:
             self.remove_earlier_files()
             for path in other.journal_path.parent.glob(f"{self.number}.*"):
@@ -605,7 +614,7 @@ class _EvaluationRun:
     readers: dict[str, Engine] = attrs.field(factory=dict)
 
     async def judge_or_run_sample(self, slot: _SampleSlot) -> None:
-        """Judge one sample, whose run is recorded or new; add none if the budget is spent or only records count."""
+        """Add one sample, recorded or new, and report it; add none if the budget is spent, or a recheck has no record."""
         made = await self._reuse_recorded_sample(slot)
         if made is not None:
             sample = await self._judge_and_store(slot, made)
@@ -625,7 +634,7 @@ class _EvaluationRun:
             await engine.aclose()
 
     def get_replay_engine(self, side: Side) -> Engine:
-        """Return the engine for *side* that never calls tools; it is created once."""
+        """Return the engine that replays the runs of *side*; it is created once."""
         if side.name not in self.readers:
             self.readers[side.name] = self.bench(side.agent, self.root, performs=False)
         return self.readers[side.name]
@@ -638,7 +647,7 @@ class _EvaluationRun:
             reserved = await self.ledger.wait_and_reserve(limits)
             if reserved is None:
                 return None
-            # What stands in for a model says itself what a reply costs, or nothing.
+            # A script states the cost of a reply itself, or none.
             limits = attrs.evolve(limits or Limits(), max_cost_usd=reserved, allow_unpriced=models is not None or None)
         slot.remove_earlier_files()
 
@@ -685,7 +694,11 @@ class _EvaluationRun:
                 copy.remove()
 
     def _stop_if_budget_ended_run(self, result: RunResult, reserved: Decimal | None) -> bool:
-        """Return whether the total budget, not its own limit, ended a run; if so, prevent further runs. Raise for an unpriced model."""
+        """
+        Return whether a run ended because it cost more than its reservation, which was below its own limit.
+
+        If so, further runs are prevented, even if a part of the budget is left. An unpriced model raises.
+        """
         error = result.error
         if reserved is None or not isinstance(error, LimitExceeded):
             return False
@@ -698,14 +711,18 @@ class _EvaluationRun:
         return True
 
     def make_case_key(self, case: Case, files: Mapping[str, str]) -> str:
-        """Return the digest of a case and its files, which identifies its samples besides side and number."""
+        """Return the digest of the parts of a case that a run depends on: prompt, params, answers, files and limits."""
         answers = hash_function(case.answers) if callable(case.answers) else repr(case.answers)
         return digest_json([case.prompt, repr(case.params), answers, dict(files), repr(self.evaluation.limits)])
 
     # --- an earlier run -----------------------------------------------------------------------------------------------
 
     async def _reuse_recorded_sample(self, slot: _SampleSlot) -> _EndedSample | None:
-        """Return the earlier run of a sample if its case is unchanged, replayed or continued from a change; else ``None``."""
+        """
+        Return the earlier run of a sample, replayed or continued from a change; ``None`` without a usable one.
+
+        A recheck replays it even if the case has changed. Otherwise a changed case or a damaged journal gives ``None``.
+        """
         if self.earlier is None:
             return None
         old = attrs.evolve(slot, folder=self.earlier)
@@ -740,7 +757,7 @@ class _EvaluationRun:
             if not changed and result.status is not RunStatus.CANCELLED and _run_status(result) != ERROR:
                 slot.copy_from(old)
                 return _EndedSample(result, note, "journal", self.models(slot.case))
-        # Calls that are served leave no files, and a journal is not replaced by what is read from it.
+        # Calls answered from the record write no files, and a journal cannot be replaced by its own continuation.
         if note.files.changed or self.ledger.budget is not None or old.journal_path == slot.journal_path:
             return None
         if bool(changed) == bool(differs) or START in (changed, differs):
@@ -756,7 +773,7 @@ class _EvaluationRun:
             if changed:
                 path, _, number = changed.rpartition("#")
                 before = f"{path}#{int(number) - 1}"
-                # A call of the tool as it was would be served from the record; all that is done is done in a copy.
+                # With ``tools=`` the record would answer the call of the old tool. Repeated calls act on a copy of the files.
                 result = await engine.fork(journal, at=before, agent=agent, limits=limits, allow_repeat=True, into=into)
                 self.ledger.record_cost(None, None)
                 return result, f"from {changed}"
@@ -911,7 +928,7 @@ def _describe_interruption(value: object) -> str:
 
 
 async def _run_case(engine: Engine, slot: _SampleSlot, limits: Limits | None) -> RunResult:
-    """Run a case to its end; questions get the answers of the case."""
+    """Run a case to its end; questions get the answers of the case, in at most ``MAX_QUESTIONS`` rounds."""
     case, agent, journal = slot.case, slot.side.agent, FileJournal(slot.journal_path, sync="write")
     ahead = case.answers if isinstance(case.answers, Mapping) else None
     result = await engine.run(agent, case.prompt, params=case.params, limits=limits, answers=ahead, journal=journal)
@@ -946,7 +963,17 @@ async def _recall_judgement(agent: AgentDefinition, prompt: str, place: Path) ->
 
 @frozen
 class _Note:
-    """The data stored next to the journal of a sample: the digests that identify it, and its final files."""
+    """
+    The data stored next to the journal of a sample.
+
+    Attributes:
+        key: The digest of the case; a sample with another one is not reused.
+        definition: The digest of the agent's definition; a replay, not this digest, shows whether the agent has changed.
+        tools: The digest of each tool's function.
+        files: The files at the start and at the end of the run.
+        seconds: The duration of the run.
+        scores: The verdicts of the checks, without broken and unknown ones.
+    """
 
     key: str
     definition: str

@@ -1,5 +1,5 @@
 """
-Checks: what somebody wants of a run, as an expression or a function, asked of a result.
+Conditions on the result of a run, as an expression or a function; and functions that load Python, JSON and YAML files.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ EXAMPLES = {
     "evaluation": 'evaluation = Evaluation("greet", [Case("one", "Hi", checks=[contains("Hello")])], {"base": "agents/mine.py"})',
     "replies": 'replies = ["Hello", tool_call("look", {"path": "a.py"})]',
 }
-"""What a file has to hold, by the name under which it is looked up; messages about a missing one show it."""
+"""Examples of the objects that files have to contain, by name, for error messages."""
 HELPERS: Mapping[str, Any] = {
     f.__name__: f
     for f in (
@@ -156,14 +156,15 @@ def load_function(place: str, root: Path | None = None) -> Callable[..., object]
 
     Args:
         place: The name.
-        root: The folder in which modules and files are looked for, before any other; the working folder by default.
+        root: The folder in which modules and files are looked up before any other; the working folder by default. It is added
+            to ``sys.path``.
 
     Raises:
         DataError: when there is none.
     """
     module, _, name = place.rpartition(":")
     folder = root or Path.cwd()
-    # A command that is installed does not look for modules where it was started; whoever names one means that folder.
+    # The search path of an installed command does not contain the working folder, which the caller means.
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     beside = folder / f"{module.removesuffix('.py')}.py"
@@ -206,7 +207,7 @@ def load_member(file: Path, name: str) -> Any:
 
 def load_json_or_yaml(file: Path) -> Any:
     """
-    Return the content of a JSON or YAML file as plain values.
+    Return the content of a JSON or YAML file as plain values; its content, not its suffix, decides the format.
 
     Raises:
         DataError: when it cannot be read, is larger than 4 MiB, is neither, or holds an alias.

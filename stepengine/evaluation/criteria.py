@@ -1,9 +1,9 @@
 """
-The cases of an evaluation, and what is asked of their runs: functions of a ``JudgedRun``, and those that come with stepengine.
+The cases of an evaluation and the checks of their runs: functions of a ``JudgedRun``, and the checks of stepengine.
 
-A check gives ``True`` or ``False``, a number from 0 to 1, or a ``Verdict``. One that raises is broken, which is told apart
-from a run that fails; one that needs files that are gone is unknown. Beside the result a check sees the files of the working
-copy as they were when the run ended, so that it can be asked again later, without a model.
+A check returns ``True`` or ``False``, a number from 0 to 1, or a ``Verdict``. A check that raises is broken, which is no failure of
+the run. A check that needs deleted files is unknown. A check also sees the files of the working copy at the end of the run, so it
+can be repeated later without a model.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class _Any:
 
 
 ANY: Any = _Any()
-"""In the input that ``called`` expects: whatever stands there."""
+"""Any value, in the input that ``called`` expects."""
 
 
 @frozen
@@ -205,14 +205,14 @@ class WorkingFiles:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file that is not a link, up to a size limit."""
+    """Return the text of a file, cut after ``MAX_FILE`` bytes; a link raises ``OSError``."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     with open(descriptor, "rb") as file:  # noqa: PTH123 - it is open already
         return file.read(MAX_FILE).decode(errors="replace")
 
 
 def hash_files(root: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file below *root* by path, without links."""
+    """Return the SHA-256 of each file below *root* by path, without links and unreadable files."""
     found: dict[str, str] = {}
     for path in _files_below(root):
         digest = hashlib.sha256()
@@ -267,7 +267,7 @@ class JudgedRun:
 
     @property
     def steps(self) -> int:
-        """The number of steps of the run itself."""
+        """The number of steps of the run, without those of its children."""
         return self.result.state.step_index
 
     @property
@@ -302,8 +302,9 @@ class Criterion:
 
     Attributes:
         name: Its name in tables and gates.
-        function: What it asks.
-        of: What its verdict depends on beside the run, as text: a check whose text is another is asked again.
+        function: The function that judges a run.
+        of: All that its verdict depends on besides the run, as text. A recheck without the files of the run reuses the earlier
+            verdict if the text is the same, even if *function* has changed.
         is_judge: Whether an agent decides; its scores are never mixed with those of functions.
     """
 
@@ -313,7 +314,7 @@ class Criterion:
     is_judge: bool = False
 
     def __call__(self, run: JudgedRun) -> Said | Awaitable[Said]:
-        """Ask it of a run."""
+        """Return the verdict on a run."""
         return self.function(run)
 
     def named(self, name: str) -> Criterion:
@@ -327,7 +328,11 @@ def get_check_name(check: CheckFunction) -> str:
 
 
 def hash_function(function: Any) -> str:
-    """Return a digest of a function's source; the functions that it calls are not included."""
+    """
+    Return a digest of a function: its source and the plain values of its closure, without the functions that it calls.
+
+    The digest of a ``Criterion`` is that of its text ``of``.
+    """
     if isinstance(function, Criterion):
         return digest_json(["criterion", function.of])
     if isinstance(function, functools.partial):
@@ -569,6 +574,7 @@ def command(argv: Sequence[str], *, seconds: float = COMMAND_SECONDS, code: int 
 
 
 def _run_command(words: Sequence[str], folder: Path, seconds: float, code: int) -> Verdict:
+    """Run a command in *folder*, kill its process group, and return whether it ended in time with *code*."""
     env = remove_secret_variables(os.environ)
     with tempfile.TemporaryFile() as said:
         try:
@@ -588,7 +594,7 @@ def _run_command(words: Sequence[str], folder: Path, seconds: float, code: int) 
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         said.seek(max(0, said.seek(0, os.SEEK_END) - 4 * MAX_SAID))
-        # Neither where the copy lay nor where the program lies: what is said is the same the next time, and elsewhere.
+        # Without the path of the copy, the reason is the same in the next run and on other machines.
         text = said.read().decode(errors="replace").replace(f"{folder}{os.sep}", "")
         lines = text.strip().splitlines() or ["it said nothing"]
     program = Path(words[0]).name

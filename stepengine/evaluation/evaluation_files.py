@@ -37,7 +37,7 @@ MAKERS: Mapping[str, Callable[..., criteria.Criterion]] = {
     )
 }
 WHOLE = ("command", "equals", "fits")
-"""Their one argument may be a list or an object."""
+"""The checks whose one argument may be a list."""
 
 
 def load_evaluation(file: Path) -> Evaluation:
@@ -63,7 +63,7 @@ def load_evaluation(file: Path) -> Evaluation:
 
 
 def resolve_agent_path(agent: object, root: Path) -> str:
-    """Return the path of an agent file relative to *root*; *agent* itself if it names no existing file."""
+    """Return the path of an agent file, with a relative one joined to *root*; *agent* as text if there is no such file."""
     place = AgentLocation.from_text(str(agent))
     named = None if place is None else place.with_root(root)
     return str(named) if named is not None and named.file.is_file() else str(agent)
@@ -102,6 +102,7 @@ class _EvaluationReader:
         return made
 
     def _make_object(self, kind: type[Any], given: Mapping[str, object], where: str) -> Any:
+        """Return an object of *kind* from its known members; add unknown members and errors to the problems."""
         known = [field.name for field in attrs.fields(kind)]
         unknown = [str(name) for name in given if name not in known]
         self.problems += [f"{where}: there is no {name!r}; there is {list_names(known, name)}" for name in unknown]

@@ -301,7 +301,15 @@ def _make_models_factory(replies: Any) -> Callable[[Case], Any]:
 
 
 def make_sample_engine(agent: AgentDefinition, root: Path, *, performs: bool, **options: Any) -> Engine:  # noqa: ARG001
-    """Return the engine of one sample, whose bundled file and search tools work in *root*; *options* are those of ``Engine``."""
+    """
+    Return the engine of one sample, whose bundled file and search tools work in *root*.
+
+    Args:
+        agent: The agent.
+        root: The working copy.
+        performs: Not used: the tools write to *root* in both cases, also those of a judge.
+        options: Those of ``Engine``.
+    """
     from stepengine.tools.bundled import file_tools, search_tools
 
     tools = [*file_tools(root, write=True, delete=True), *search_tools(root)]

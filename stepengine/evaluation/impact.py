@@ -1,9 +1,9 @@
 """
-``impact``: what a change of an agent does to runs that are recorded.
+``impact``: the effect of a change of an agent on recorded runs.
 
-Each run is first repeated for nothing. Where the present code comes to the same end, nothing changes. Where a request or the
-handler differs, the run goes on from there several times, with models asked anew and tools answered from the record, and
-what it decides, calls, costs and ends with is compared with what it did.
+Each run is first replayed, which costs nothing. If the current code reaches the same end, nothing changes. Where a request or the
+handler differs, the run is forked several times. Models are called again, and by default the record answers tool calls. The tool
+choices, cost and end of these samples are compared with the record.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class RepeatedJournal:
         broke_at: The first effect that differs; ``""`` for none.
         step: The step that it belongs to.
         difference: What differs there.
-        message: What is to be said of it.
+        message: A description of the difference, or of the error.
         engine: The engine that replayed it, which performs its samples.
         agent: The current agent of the run; ``None`` for the engine's agent with the recorded id.
     """
@@ -219,7 +219,7 @@ class Impact:
         return any(one.baseline for one in self.journals)
 
     def estimate_rate(self, attribute: str) -> Estimate:
-        """Return the rate of samples whose *attribute* is true: the mean over the runs, or the difference to the old agent."""
+        """Return the share of samples whose *attribute* is true, as mean over the runs; with a baseline, the difference to it."""
         runs = {
             one.found.file: one.share_of_samples(attribute) for one in self.journals if one.found.kind != UNREADABLE
         }
@@ -479,7 +479,7 @@ async def _make_fork_sample(
     if not now.is_complete:
         course = attrs.evolve(course, status=report.result.status.value)
     equal = (recorded.status, recorded.output) == (course.status, course.output)
-    # Where either of them asked no model, nobody chose.
+    # Without a model call in one of them there is no choice to compare.
     changed = None not in (recorded.decision, course.decision) and recorded.decision != course.decision
     return ForkSample(course, changed, equal, report)
 

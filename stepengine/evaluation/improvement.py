@@ -1,9 +1,9 @@
 """
 The work behind the bundled agent ``improver``: run cases with versions of an agent, blame a step, report the result.
 
-``Trials`` runs and judges as ``eval`` does, in a folder where each sample of each version has its journal; every model call is
-bought once (``reply_book``). Which versions are tried is the improver's decision; here stands what they are held against: the
-held-out cases, the paired difference and its interval.
+``Trials`` runs and judges as ``evaluate`` does. Each sample of each version has a journal, and each model call is paid once
+(``reply_book``). The improver decides which versions are tried. This module compares them: on held-out cases, by the paired
+difference and its interval.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from stepengine.models import Models
 from stepengine.runtime.prices import Pricing
 
 HELD_OUT = "held-out"
-"""Cases with this tag decide at the end; without any the seed draws some."""
+"""The tag of held-out cases; if no case has it, the seed draws them."""
 SHARE = 0.4
 FEWEST_SEARCHED = 3
 BEFORE, AFTER = "before", "after"
@@ -66,7 +66,9 @@ MAX_SAID = 600
 
 def split_cases(evaluation: Evaluation, seed: int) -> tuple[list[str], list[str]]:
     """
-    Return the ids of the cases for the search, and of those held out for the final test; cases of one group stay together.
+    Return the ids of the cases for the search, and of those held out for the final test.
+
+    Cases with the tag ``held-out`` are held out, or if there are none, a random part by *seed*. Cases of one group stay together.
 
     Raises:
         DataError: when they are too few for both.
@@ -131,16 +133,16 @@ class Trials:
         file: The agent's file.
         evaluation: The cases and their checks.
         folder: Where journals go: ``versions/<version>/cases/<case>/agent/<n>.jsonl``.
-        book: What all model calls are paid from.
-        bench: Makes engines, as for ``evaluate``.
-        root: The folder that the files of cases are below.
-        load: Finds the agent of a judge.
-        models: The models of a case; of the reflecting model for ``None``.
-        pricing: What that costs.
-        by: What is to get better: ``"pass"``, or the name of a check.
+        book: The replies bought so far, and the budget of all model calls.
+        bench: Makes engines, as for ``run_samples``.
+        root: The folder that contains the files of cases.
+        load: Loads the agent of a judge.
+        models: Returns the models of a case; for ``None`` those of the reflecting model.
+        pricing: The prices of models.
+        by: The measure to improve: ``"pass"``, or the name of a check.
         is_free: Whether models without a price may be asked, such as scripted ones.
-        done: Is told what came of each case: the version, the case, and what ``run_case`` returns.
-        error: What kept a case from being run at all, such as a missing key.
+        done: Called after each case with the version, the case, and the return value of ``run_case``.
+        error: The error that prevented the run of a case, such as a missing key.
     """
 
     file: AgentFile
@@ -249,6 +251,7 @@ class Trials:
         raise DataError(msg)
 
     def _load_agent_version(self, changes: Mapping[str, Any]) -> AgentDefinition:
+        """Return the agent with *changes*, loaded from its changed source in memory, once for each version."""
         version = version_name(changes)
         if version not in self._agents:
             self._agents[version] = self.file.load_with_changes(changes)
@@ -285,9 +288,11 @@ class Trials:
 
     async def blame_case(self, changes: Mapping[str, Any], case: str, k: int) -> dict[str, Any]:
         """
-        Return the step of a version's run at which the chance to pass falls: ``step``, ``why``, ``spent``.
+        Return the step at which the chance to pass falls in a version's first sample of a case.
 
-        ``step`` is 0 where none is found, or none can be: where a check needs the files of a run, or an agent decides.
+        Returns:
+            ``step``, 0 if none is found; ``why``, the reason for the step, or an error such as a check that needs files; ``spent``
+            in US dollars; ``stopped``, the reason why nothing more may be spent, or ``""``.
         """
         known, page = self._get_case(case), f"blame/{version_name(changes)}/{case}"
         agent, provider = self._load_agent_version(changes), self._make_provider(page, known)
@@ -325,7 +330,11 @@ class Trials:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     async def compare_with_original(self, changes: Mapping[str, Any], cases: Sequence[str], seed: int) -> Scores:
-        """Return the scores of the recorded samples of the agent before and after *changes*, as of an evaluation with two sides."""
+        """
+        Return the scores of the agent before and after *changes* on *cases*, as of an evaluation with two sides.
+
+        Samples that are not recorded are run. A spent budget raises ``LimitExceeded``.
+        """
         sides, samples = [], []
         for name, version in ((BEFORE, {}), (AFTER, changes)):
             sides.append(make_side(name, self._load_agent_version(version)))
@@ -353,10 +362,10 @@ class _NoFiles:
 
 def _is_passing_result(result: object) -> bool:
     """
-    Return whether a check's verdict or score passes; any other result raises.
+    Return whether the return value of a check passes: a ``Verdict`` that does, ``True``, or a number of at least ``PASSES``.
 
     Raises:
-        DataError: for any other result, such as the coroutine of an asynchronous check.
+        DataError: for another value, such as the coroutine of an asynchronous check.
     """
     if isinstance(result, Verdict):
         return result.has_passed
@@ -417,7 +426,7 @@ class Improvement:
 
     Attributes:
         found: The output of the agent ``improver``: ``changes`` of the best version, ``versions`` that were tried, ``why`` it ended.
-        by: What was to be improved.
+        by: The measure to improve: ``"pass"``, or the name of a check.
         scores: The held-out cases before and after; ``None`` if they were not run.
         diff: The changes as a diff of the agent's file; ``""`` for none.
         spent: The cost of the search in US dollars.

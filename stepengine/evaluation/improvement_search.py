@@ -271,7 +271,7 @@ class _PlannedSearch:
         return FileJournal(self.folder / JOURNAL, sync="write")
 
     def has_first_record(self) -> bool:
-        """Return whether the search has its first record."""
+        """Return whether the journal of the search contains the start of a run."""
         try:
             return bool(self.journal.history().root)
         except JournalMissing:
@@ -317,7 +317,12 @@ class _PlannedSearch:
                 raise DataError(msg)
 
     def _digest_inputs(self) -> str:
-        """Return a digest of everything except seed and budget that determines the result of a search."""
+        """
+        Return a digest of the inputs that a continued search must have unchanged.
+
+        It covers the agent's file, the prompts, params, groups, tags and checks of the cases, n, the measure, the parts and
+        ``agent_models``. It does not cover files, answers and replies of cases, limits, and the options in the plan.
+        """
         cases = [
             [
                 case.id,
@@ -372,7 +377,7 @@ class _PlannedSearch:
             if resumes and not self._archive_failed_run():
                 result = await engine.resume(journal, agent=improver, in_doubt="retry")
             else:
-                if not self.has_first_record():  # what was killed before its first record may have left a file
+                if not self.has_first_record():  # a search killed before its first record may have left a file
                     (self.folder / JOURNAL).unlink(missing_ok=True)
                 result = await engine.run(improver, params=self.plan, journal=journal)
         if trials.error is not None:

@@ -1,4 +1,4 @@
-"""Where agents stand in their authors' files, as far as these are loaded: a definition does not say it by itself."""
+"""Finds the file and line that define an agent, among the loaded modules: a definition does not contain them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Origin(NamedTuple):
 
     Attributes:
         file: The file.
-        line: The line at which the definition begins; of one whose text does not show it, that of its handler; 0 for neither.
+        line: The line of the call that creates the agent, else that of its handler; 0 if both are unknown.
     """
 
     file: Path
@@ -29,7 +29,7 @@ class Origin(NamedTuple):
 
 
 def find_agent_origin(agent: AgentDefinition) -> Origin | None:
-    """Return where an agent is defined: in the module that has it, or by its handler; ``None`` if that is unknown."""
+    """Return the origin of an agent, from the module that contains it or from its handler; ``None`` if it is unknown."""
     handler = agent.handle_steps
     location = location_of(handler) if handler is not None else ""
     handled, _, line = location.rpartition(":")
@@ -43,6 +43,7 @@ def find_agent_origin(agent: AgentDefinition) -> Origin | None:
 
 
 def _author_modules() -> Iterator[ModuleType]:
+    """Yield all loaded modules that have a file outside of this package, those of other libraries included."""
     package = str(Path(__file__).resolve().parents[1])
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)

@@ -1,8 +1,8 @@
 """
-``pin``: a run that failed becomes a test that fails, and passes once the agent is repaired.
+``pin``: turns a failed run into a test that fails until the agent is repaired.
 
-The test runs the recorded run again: what the repair does not touch is answered from the record, what it changes goes on from
-there with replies and results that stand in the test. No key, no network, no tool.
+The test repeats the recorded run. Up to the first effect that the repair changes, the record answers. From there on, the replies
+and results in the test answer what is not recorded. It needs no key and no network, and calls no tool.
 """
 
 from __future__ import annotations
@@ -163,7 +163,9 @@ def pinned(
     root: Path | None = None,
 ) -> RunResult:
     """
-    Replay a recorded run with the current code, and assert that it passes its check; nothing is performed.
+    Repeat a recorded run with the current code, and assert that it passes its check; no tool is called.
+
+    From the first difference on, the engine's models answer new requests, and *results* answer new calls.
 
     Args:
         engine: An engine with the agent, and a scripted model for requests that are new.
@@ -175,7 +177,7 @@ def pinned(
         root: The folder that ``MODULE:FN`` is looked for in; the working folder by default.
 
     Raises:
-        AssertionError: when it does not, with the reason; or when the run needs a reply or a result that nobody wrote down.
+        AssertionError: when it does not pass, with the reason; or when a reply or result is neither recorded nor in the test.
         JournalError: when the journal cannot be read.
     """
     asked = Check.from_any(check, root)
@@ -356,7 +358,7 @@ def relative_to_test(path: Path, file: Path) -> str:
 
 
 def _run_test(file: Path, name: str) -> str:
-    """Run a test, and return its failure message; ``""`` if it passes."""
+    """Load a written test, call it in this process, and return its failure message; ``""`` if it passes."""
     test = load_member(file.resolve(), f"test_pin_{name}")
     try:
         test()
@@ -367,7 +369,7 @@ def _run_test(file: Path, name: str) -> str:
 
 def replay_and_find_failure(engine: Engine, journal: Journal, check: Check, agent: AgentDefinition) -> str:
     """
-    Return why a recorded run fails its check; ``""`` if it passes.
+    Return why a recorded run fails its check; ``""`` if it passes. A divergence raises, and is no failure.
 
     Raises:
         DataError: when the check itself fails.

@@ -1,8 +1,8 @@
 """
-What recorded runs would have cost with other models, as a range.
+The cost of recorded runs with other models, as a range.
 
-Only tokens are taken over: another model would have decided otherwise, which no arithmetic tells. What is not known widens
-the range: how its tokenizer counts, what its cache would have held, whether it would have thought.
+Only token counts are used: the decisions of another model cannot be computed. Unknown facts widen the range: its tokenizer, the
+content of its cache, and its reasoning.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class RunPrice:
 
     Attributes:
         model: The model.
-        low: The lowest cost in US dollars; ``None`` when there is no price.
-        high: The highest cost in US dollars; ``None`` when there is no price.
+        low: The lowest cost in US dollars; ``None`` without a price, or if none of the model calls has recorded usage.
+        high: The highest cost in US dollars; ``None`` in the same cases.
         recorded: The recorded cost of the run in US dollars; ``None`` when that is unknown.
         unknown: The number of model calls without recorded usage; they are not in the sums.
     """
@@ -116,7 +116,7 @@ def list_recorded_calls(journal: Journal) -> list[RecordedCall]:
 
 
 def _cacheable_share(before: ModelRequest | None, request: ModelRequest) -> float:
-    """Return the share of a prompt that a cache could hold: the common start with the previous request."""
+    """Return the share of a prompt that a cache could hold: its common start with *before*; 0 for another system prompt or tools."""
     if before is None or (before.system_prompt, before.tools) != (request.system_prompt, request.tools):
         return 0.0
     same = before.messages.shared_prefix_length(request.messages)

@@ -1,8 +1,8 @@
 """
-Replies that are paid for once: a book of all that were bought, and a provider that looks there before it buys another one.
+Model replies that are paid once: a book of the bought replies, and a provider that looks them up before it calls a model.
 
-What is in the book survives the process, so that a search for a better agent that is killed pays for nothing twice, and its
-budget holds for all its processes together. Replies are kept by what they were asked for; runs and agents are not known here.
+The book is a file. So a search for a better agent that was killed pays nothing twice, and its budget holds for all its processes
+together. Replies are stored by name and request. This module knows no runs and agents.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from stepengine.workspace.file_formats import FileFormat
 
 MAX_BOOK = 1024 * 1024 * 1024
 UNBOUNDED = 64_000
-"""Tokens that a reply may have for all one knows, where neither the request nor the model says how many."""
+"""The assumed most tokens of a reply, if neither the request nor the model has a limit."""
 
 
 REPLIES_FILE = FileFormat("a book of replies", re.compile(rb'\{"number":[0-9]+,'), DataError)
@@ -43,9 +43,9 @@ class ReplyBook:
     """
     All replies bought from one budget, in an append-only file.
 
-    A call is written down before it is made, with the most that it can cost, and again when it was answered. One that was cut
-    off counts as that. As long as all that is under way fits in together, calls are made side by side; one that may not fit is
-    made alone, and only while something is left. So the budget is never exceeded by more than one call.
+    A call is recorded before it starts, with its highest possible cost, and again when it has ended. An interrupted call counts
+    as that cost. Calls run concurrently while their highest costs fit in the budget together. A call that may not fit runs alone,
+    and only while something is left. So the budget is never exceeded by more than one call.
 
     Args:
         file: The file; its folder exists.
@@ -106,14 +106,14 @@ class ReplyBook:
         price: Callable[[Usage], Decimal | None],
     ) -> ModelReply:
         """
-        Make a model call, and record its reply and price under a name.
+        Make a model call within the budget, and record its reply and price under a name; recorded replies are not looked up.
 
         Args:
-            name: Under which name.
-            key: What is asked.
-            call: Makes it; the reply has its cost.
-            most: The most that it can cost; ``None`` where nobody knows.
-            price: What a call that failed cost, by what it used.
+            name: The name.
+            key: The key of the request.
+            call: Makes the call; the reply has its cost.
+            most: The highest possible cost; ``None`` if it is unknown, so that the call runs alone.
+            price: Returns the cost of a failed call by its usage.
 
         Raises:
             LimitExceeded: when nothing is left.
@@ -170,6 +170,7 @@ class ReplyBook:
     # --- its file -----------------------------------------------------------------------------------------------------
 
     def _append_line(self, line: Mapping[str, object]) -> None:
+        """Append a line to the file, with known secrets redacted, and flush it."""
         text = json.dumps(self._prints.redactor.value(line), ensure_ascii=False, separators=(",", ":"))
         self._file.write(f"{text}\n".encode())
         self._file.flush()
@@ -194,7 +195,7 @@ class ReplyBook:
                 raise DataError(msg) from None
 
     def _load_line(self, line: Mapping[str, Any]) -> None:
-        """Add the start or the end of a purchase from a line of the file."""
+        """Load one line of the file: the start of a call with its highest cost, or its end with reply and price."""
         number = int(line["number"])
         self._number = max(self._number, number)
         if "most" in line:
@@ -210,17 +211,17 @@ class CachingProvider(Provider):
     A provider that returns the replies of a book, and calls the models for missing ones within the budget.
 
     Args:
-        book: Where they stand.
-        name: Under which name they are kept.
-        models: Where the others come from.
-        pricing: What they cost.
-        before: Names under which equal requests are looked for as well, so that what a change does not touch costs nothing.
-        may_be_unpriced: Whether models without a price may be asked, such as scripted ones, whose replies say what they cost.
+        book: The book.
+        name: The name under which the replies are stored.
+        models: The models that are called for missing replies.
+        pricing: The prices of models.
+        before: Other names whose replies answer equal requests, so that requests without a change cost nothing.
+        may_be_unpriced: Whether models without a price may be called, such as scripted ones, whose replies contain their cost.
 
     Attributes:
-        served: How many replies were served from the book.
-        bought: How many were bought.
-        refused: Why one was not; ``None`` when all were.
+        served: The number of replies from the book.
+        bought: The number of bought replies.
+        refused: The error of the last call that the budget did not allow; ``None`` if there was none.
     """
 
     name = "bought"
@@ -280,7 +281,7 @@ class CachingProvider(Provider):
             if most is None and not self._is_free:
                 msg = f"the price of {model!r} is unknown, so a budget cannot be enforced; pass it with pricing= or --price"
                 raise LimitExceeded(msg, kind="unpriced_model", limit=float(self._book.budget))  # noqa: TRY301
-            # What plays a model says itself what a reply costs.
+            # A scripted model states the cost of a reply itself.
             most = None if self._is_free else most
             reply = await self._book.call_within_budget(
                 self._name,
@@ -296,6 +297,7 @@ class CachingProvider(Provider):
         return reply
 
     async def _ask_model(self, request: ModelRequest) -> ModelReply:
+        """Call the real provider, and return its reply with a cost, if its price is known."""
         reply = await self._models.provider_for(request.model).complete(request)
         if reply.cost is not None or reply.usage is None:
             return reply

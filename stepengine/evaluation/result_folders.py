@@ -26,7 +26,7 @@ def refuse_foreign_result_folder(folder: Path) -> None:
     """
     results, names = folder / RESULTS, [RESULTS]
     if RESULTS_FILE.matches(results):
-        # A report is written behind the results: without them it is somebody else's.
+        # A report is written after the results: a report without them belongs to another program.
         names = [] if results.exists() else ["report.html", "improvement.diff"]
     for path in [folder / name for name in names]:
         if path.exists():

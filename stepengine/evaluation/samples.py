@@ -1,7 +1,7 @@
 """
-Samples: one recorded run again several times, several at once and out of one budget; and what they did from their place on.
+Samples of a recorded run: forks that run concurrently within one budget, and summaries of a run from an effect on.
 
-A single fork is made (``stepengine.journal.recorded_forks``); here it becomes something to count.
+``stepengine.journal.recorded_forks`` makes a single fork.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from stepengine.runtime.performer import child_path
 
 AT_ONCE = 4
 Models = Callable[[], Any]
-"""Gives the models of one sample, such as a script from its beginning; every sample asks for its own."""
+"""Returns the models of one sample, such as a script from its start; it is called for each sample."""
 Made = TypeVar("Made")
 
 
@@ -56,7 +56,11 @@ Confirm: TypeAlias = Callable[[CostEstimate], "Awaitable[SharedBudget | None] | 
 async def confirm_estimate(
     confirm: Confirm | None, estimate: Callable[[], CostEstimate], budget: SharedBudget | None
 ) -> SharedBudget:
-    """Return the budget that pays, after *confirm* has approved the estimate; it is not called if no model will be."""
+    """
+    Return the budget that pays, after *confirm* has approved the estimate: that of *confirm*, else *budget*, else an unlimited one.
+
+    *confirm* is not called if no model will be called. Its errors are raised.
+    """
     budget = SharedBudget() if budget is None else budget
     expected = None if confirm is None else estimate()
     if confirm is None or expected is None or not expected.calls:
@@ -77,10 +81,12 @@ async def fork_sample(
     **options: Any,
 ) -> ForkReport | None:
     """
-    Fork *journal* once and call the model again at the effect *at*; *tools* and *options* are those of ``Engine.fork``.
+    Fork *journal* once, and call the model again at the effect *at*, by default at the first difference.
+
+    *tools* and *options* are those of ``Engine.fork``.
 
     Returns:
-        How it went; ``None`` when there is no money left for it.
+        The report; ``None`` if the budget does not suffice.
     """
     if budget.is_empty:
         return None

@@ -1,7 +1,7 @@
 """
-What the samples of an evaluation say: means, paired differences and ratios with their intervals, and gates.
+The scores of an evaluation: means, paired differences and ratios with their intervals, and gates.
 
-The unit is the case, or its group: samples of one are averaged first. Checks that an agent decides stand by themselves.
+The unit is the case, or its group: its samples are averaged first. Checks that an agent decides are no part of ``pass``.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Pair:
         better: Cases in which it is above the base.
         worse: Cases in which it is below.
         equal: The others.
-        p_adjusted: The p value for somebody who looks for anything that differs: Holm's, over all pairs shown.
+        p_adjusted: The p value, adjusted by Holm's method for the number of all pairs.
     """
 
     base: str

@@ -1,8 +1,8 @@
 """
-What samples say: rates, means, paired differences and ratios, each with its 95 % interval.
+Rates, means, paired differences and ratios, each with its 95 % interval.
 
-The unit is the case. Samples of one case are not independent, so whoever calls takes their mean first (``mean_by_case``). Nothing
-here knows of runs; the standard library is all it needs.
+The unit is the case. Samples of one case are not independent, so callers average them first (``mean_by_case``). This module knows
+no runs, and needs only the standard library.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def wilson_interval(successes: int, number: int) -> tuple[float, float]:
     """
     Return the 95 % confidence interval of a rate: *successes* of *number* independent tries.
 
-    Without a try it is everything: 0 to 1.
+    Without a try it is 0 to 1.
 
     Raises:
         ValueError: for numbers that cannot be.
@@ -173,7 +173,7 @@ def adjust_p_values(p_values: Sequence[float | None]) -> list[float | None]:
 
 
 def _mean_estimate(values: Sequence[float], *, spread: float) -> Estimate:
-    """Return the mean of values with its t interval; if all are equal, by the rule of three."""
+    """Return the mean of values with its t interval, or by the rule of three if all are equal; few values have no interval."""
     number = len(values)
     if number < 2:  # noqa: PLR2004 - one value has no spread
         return Estimate(values[0] if values else math.nan, None, None, number)
