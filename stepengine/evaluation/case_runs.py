@@ -486,7 +486,7 @@ class EngineMaker(Protocol):
     """A function that creates the engine of a sample."""
 
     def __call__(self, agent: AgentDefinition, root: Path, *, performs: bool) -> Engine:
-        """Return an engine for *agent*; its tools work in *root*. Without *performs* it replays runs, or runs a judge."""
+        """Return an engine for *agent*; its tools work in *root*. Without *performs* it replays runs only, and calls no tool."""
 
 
 async def run_samples(
@@ -836,7 +836,7 @@ class _EvaluationRun:
 
     async def _recall_or_ask_judge(self, slot: _SampleSlot, check: str, models: Any, agent: Any, prompt: str) -> Any:
         """
-        Return the output of a judge, recorded if the question is the same, or new.
+        Return the output of a judge, recorded if the question is the same, or new. Its tools work in an empty folder of its own.
 
         Args:
             slot: The sample.
@@ -851,12 +851,22 @@ class _EvaluationRun:
         """
         place = slot.journal_path.with_name(f"{slot.journal_path.stem}.{check}.jsonl")
         definition = agent if isinstance(agent, AgentDefinition) else self.load(agent)
-        known = await _recall_judgement(definition, prompt, place)
-        if known is not None:
-            return known
-        if self.recheck:
-            msg = "the judge would have to be asked anew"
-            raise JudgeNeeded(msg)
+        copy = Copy.create(None, self.root)
+        try:
+            if place.is_file():
+                async with self.bench(definition, copy.root, performs=False) as engine:
+                    known = await _recall_judgement(engine, definition, prompt, place)
+                if known is not None:
+                    return known
+            if self.recheck:
+                msg = "the judge would have to be asked anew"
+                raise JudgeNeeded(msg)
+            return await self._ask_judge(definition, prompt, place, copy, models)
+        finally:
+            copy.remove()
+
+    async def _ask_judge(self, definition: AgentDefinition, prompt: str, place: Path, copy: Copy, models: Any) -> Any:
+        """Run a judge, record it at *place*, and return its output; arguments and errors are those of ``_recall_or_ask_judge``."""
         limits, reserved = definition.limits, None
         if self.ledger.budget is not None:
             reserved = await self.ledger.wait_and_reserve(limits)
@@ -866,7 +876,7 @@ class _EvaluationRun:
         result: RunResult | None = None
         try:
             place.unlink(missing_ok=True)
-            async with self.bench(definition, self.root, performs=False) as engine:
+            async with self.bench(definition, copy.root, performs=True) as engine:
                 with engine.override(models=models, budget=self.ledger.shared_budget):
                     journal = FileJournal(place, sync="write")
                     result = await engine.run(definition, prompt, journal=journal, limits=limits)
@@ -944,14 +954,13 @@ async def _run_case(engine: Engine, slot: _SampleSlot, limits: Limits | None) ->
 # --- judges -----------------------------------------------------------------------------------------------------------
 
 
-async def _recall_judgement(agent: AgentDefinition, prompt: str, place: Path) -> object:
+async def _recall_judgement(engine: Engine, agent: AgentDefinition, prompt: str, place: Path) -> object:
     """Return the recorded output of a judge for the same prompt; ``None`` if the prompt or the judge has changed."""
     journal = FileJournal(place)
     try:
         if not journal.records():
             return None
-        async with Engine([agent]) as engine:
-            result = await engine.replay(journal)
+        result = await engine.replay(journal, agent=agent)
     except StepEngineError:
         return None
     first = next((message.text for message in result.state.message_history if message.role == "user"), None)

@@ -630,7 +630,7 @@ def judge(agent: object, rubric: str) -> Criterion:
 
     Args:
         agent: The judge, a definition or the path or id of an agent. It is given rubric, task and answer as its prompt, and
-            says ``{"score": ..., "reason": ...}`` as output or as text.
+            says ``{"score": ..., "reason": ...}`` as output or as text. Its tools work in an empty folder.
         rubric: What makes an answer good.
     """
 

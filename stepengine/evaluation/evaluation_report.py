@@ -307,7 +307,7 @@ def make_sample_engine(agent: AgentDefinition, root: Path, *, performs: bool, **
     Args:
         agent: The agent.
         root: The working copy.
-        performs: Not used: the tools write to *root* in both cases, also those of a judge.
+        performs: Not used: an engine that replays runs has the same tools, and calls none.
         options: Those of ``Engine``.
     """
     from stepengine.tools.bundled import file_tools, search_tools

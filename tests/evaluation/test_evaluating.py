@@ -541,6 +541,17 @@ def test_a_judge_is_recorded_read_again_and_counted_by_itself(folder: Any) -> No
     assert "unknown" == report["cases"][0]["samples"][0]["scores"]["judge"]["state"]
 
 
+@pytest.mark.spec("evaluation:JG61")
+def test_a_judge_runs_programs_only_with_shell(folder: Any) -> None:
+    verdict = """tool_call("run_terminal_command", {"command": "touch ran.txt"})"""
+    source = make_judged_source(verdict).replace('"strict", ', '"strict", tools=["run_terminal_command"], ')
+    folder.write("looking.py", source)
+    report = folder.json("eval", "looking.py", "--case", "one", "--out", "a", code=1)
+
+    assert "--shell" in report["cases"][0]["samples"][0]["scores"]["judge"]["reason"]
+    assert not Path("ran.txt").exists()
+
+
 @pytest.mark.deep
 @pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG66")

@@ -11,7 +11,7 @@ import pytest
 
 from stepengine import AgentDefinition, Engine
 from stepengine.errors import DataError, DefinitionError, LimitExceeded
-from stepengine.evaluation import Case, Evaluation, EvaluationReport, contains, evaluate, evaluate_sync, max_cost
+from stepengine.evaluation import Case, Evaluation, EvaluationReport, contains, evaluate, evaluate_sync, judge, max_cost
 from stepengine.evaluation.case_runs import Sample
 from stepengine.evaluation.samples import CostEstimate
 from stepengine.journal import SharedBudget
@@ -234,3 +234,26 @@ def test_agents_and_engines_are_made_by_the_caller(tmp_path: Path) -> None:
 
     assert report.passed
     assert {("greeter", True)} == {*made}
+
+
+def judged(request: Any) -> Any:
+    """Play the judge: write a file, then decide; the judged agent says "Hello"."""
+    if "Rubric" not in request.messages[0].text:
+        return text("Hello", cost="0.01")
+    if not any(message.role == "tool" for message in request.messages):
+        given = {"path": "precious.txt", "content": "written by the judge", "instructions": "Take a note."}
+        return tool_call("write_file", given, cost="0.01")
+    return text('{"score": 1, "reason": "fine"}', cost="0.01")
+
+
+def test_the_tools_of_a_judge_change_no_file_of_the_author(tmp_path: Path) -> None:
+    (tmp_path / "precious.txt").write_text("precious")
+    strict = AgentDefinition("strict", model="test/one", tools=["write_file"])
+    evaluation = attrs.evolve(GREETING, checks=[judge(strict, "Is it fine?")], gates=())
+    options: Any = {"replies": judged, "root": tmp_path, "cases": "Ann"}
+    first = evaluate_sync(evaluation, folder=tmp_path / "out", **options)
+    again = evaluate_sync(evaluation, recheck=tmp_path / "out", **options)
+
+    assert "precious" == (tmp_path / "precious.txt").read_text()
+    assert 1.0 == first.mean("judge") == again.mean("judge")
+    assert ("0.03", "0") == (str(first.spent), str(again.spent))
