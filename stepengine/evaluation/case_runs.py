@@ -554,6 +554,8 @@ async def run_samples(
         for row in made:
             kept = [(sample, whole) for sample, whole in zip(row, is_whole, strict=True) if sample is not None]
             samples += [attrs.evolve(sample, counts=whole and sample.status != ERROR) for sample, whole in kept]
+    if recheck and len(samples) < len(slots):
+        stopped = stopped or f"{len(slots) - len(samples)} of {len(slots)} samples are not recorded in {earlier}"
     return Outcome(evaluation, sides, tuple(samples), seed, ledger.spent, stopped or ledger.stopped)
 
 

@@ -77,7 +77,7 @@ class EvaluationReport:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all samples were run; a spent budget ends an evaluation early."""
+        """Whether there are all samples; a spent budget ends an evaluation early, and a recheck runs none."""
         return not self.scores.outcome.stopped
 
     @property
@@ -221,7 +221,7 @@ async def evaluate(
         done=on_sample,
     )
     scores = score_outcome(outcome)
-    held = {gate.text: gate.find_problem(scores) for gate in asked} if outcome.samples else {}
+    held = {gate.text: gate.find_problem(scores) for gate in asked}
     report = EvaluationReport(scores, held, place)
     _write_results(report, render_page)
     return report

@@ -483,6 +483,8 @@ def test_a_changed_check_asks_no_model_and_divergence_is_reported(folder: Any) -
 
     folder.write("looking.py", LOOKER.replace("Look at a shelf.", "Look."))
     folder.type("eval", "looking.py", "--recheck", "a", code=5)
+    Path("empty").mkdir()
+    assert "partial: 2 of 2 samples" in folder.type("eval", "looking.py", "--recheck", "empty", code=1).stdout
 
 
 @pytest.mark.deep
@@ -541,7 +543,9 @@ def test_a_judge_is_recorded_read_again_and_counted_by_itself(folder: Any) -> No
     assert "unknown" == report["cases"][0]["samples"][0]["scores"]["judge"]["state"]
 
 
-@pytest.mark.spec("evaluation:JG61")
+@pytest.mark.deep
+@pytest.mark.smoke
+@pytest.mark.spec("evaluation:JG62")
 def test_a_judge_runs_programs_only_with_shell(folder: Any) -> None:
     verdict = """tool_call("run_terminal_command", {"command": "touch ran.txt"})"""
     source = make_judged_source(verdict).replace('"strict", ', '"strict", tools=["run_terminal_command"], ')

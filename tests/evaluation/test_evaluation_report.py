@@ -257,3 +257,16 @@ def test_the_tools_of_a_judge_change_no_file_of_the_author(tmp_path: Path) -> No
     assert "precious" == (tmp_path / "precious.txt").read_text()
     assert 1.0 == first.mean("judge") == again.mean("judge")
     assert ("0.03", "0") == (str(first.spent), str(again.spent))
+
+
+@pytest.mark.parametrize("recorded", ["Ann", "C*"])
+def test_a_recheck_with_missing_samples_does_not_pass(tmp_path: Path, recorded: str) -> None:
+    whole = attrs.evolve(GREETING, cases=[*GREETING.cases, Case("Carl", "Greet Carl", checks=[contains("Ann")])])
+    evaluate_sync(whole, replies=FINE, cases=recorded, folder=tmp_path)
+    report = evaluate_sync(attrs.evolve(GREETING, gates=()), recheck=tmp_path)
+    gated = evaluate_sync(GREETING, recheck=tmp_path)
+
+    assert not report.passed
+    assert not report.is_complete
+    assert f"samples are not recorded in {tmp_path}" in str(report)
+    assert "not decided" in gated.gates["pass >= 1"]

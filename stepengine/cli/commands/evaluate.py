@@ -119,7 +119,7 @@ def evaluate(
         _print_report(report, Path(file).parent, as_json=options.as_json)
         if report.scores.outcome.stopped == "interrupted":
             return Exit.INTERRUPTED
-        if not report.is_complete:
+        if not report.is_complete and not recheck:
             return Exit.LIMIT
         return Exit.COMPLETED if report.passed else Exit.FAILED
 
