@@ -421,7 +421,8 @@ class EvaluationBudget:
     """
     The budget of all runs; each run reserves a part of it before it starts, and pays each model call from it.
 
-    The first run is alone, since it shows what a run costs.
+    A reservation decides when a run starts. A dearer run pays the rest from what is left of the budget. The first run is alone,
+    since it shows what a run costs.
 
     Args:
         budget: US dollars; ``None`` for no bound.
@@ -439,15 +440,34 @@ class EvaluationBudget:
         self._dearest = Decimal(0)
         self._waiting: list[asyncio.Future[None]] = []
 
-    async def wait_and_reserve(self, limits: Limits | None) -> Decimal | None:
+    def limit_run(self, limits: Limits, *, is_scripted: bool) -> Limits:
+        """Return *limits* for a run that may cost the whole budget, unless they allow less."""
+        most = self.budget if limits.max_cost_usd is None else limits.max_cost_usd
+        # A script states the cost of a reply itself, or none.
+        return attrs.evolve(limits, max_cost_usd=most, allow_unpriced=is_scripted or None)
+
+    def has_ended_run(self, result: RunResult) -> bool:
+        """Return whether a run ended because the budget is spent, and not by a limit of its own; if so, prevent further runs."""
+        error = result.error
+        if self.budget is None or not isinstance(error, LimitExceeded):
+            return False
+        has_ended = error.kind == "cost" and error.limit == float(self.budget)
+        if has_ended:
+            self.prevent_further_runs()
+        return has_ended
+
+    async def wait_and_reserve(self, limits: Limits) -> Decimal | None:
         """
-        Return the amount that a run may cost; ``None`` if nothing is left for a run, which ends the evaluation.
+        Return the amount that is reserved for a run; ``None`` if nothing is left for a run, which ends the evaluation.
 
         If there is no room, it waits until a running run has ended.
         """
         assert self.budget is not None  # noqa: S101 - whoever asks has one
-        own = limits.max_cost_usd if limits is not None else None
+        own = limits.max_cost_usd
         while not self.stopped:
+            if self.shared_budget is not None and self.shared_budget.is_empty:
+                self.prevent_further_runs()
+                break
             free = self.budget - self.spent - sum(self._reserved)
             wanted = Decimal(str(own)) if own is not None else ROOM * self._dearest or self.budget / self._at_once
             has_room = free > 0 and free >= min(wanted, self._dearest or wanted)
@@ -646,11 +666,11 @@ class _EvaluationRun:
     async def _run_live_sample(self, slot: _SampleSlot) -> Sample | None:
         limits, reserved, models = self.evaluation.limits, None, self.models(slot.case)
         if self.ledger.budget is not None:
+            limits = (limits or Limits()).fill_from(slot.side.agent.limits)
             reserved = await self.ledger.wait_and_reserve(limits)
             if reserved is None:
                 return None
-            # A script states the cost of a reply itself, or none.
-            limits = attrs.evolve(limits or Limits(), max_cost_usd=reserved, allow_unpriced=models is not None or None)
+            limits = self.ledger.limit_run(limits, is_scripted=models is not None)
         slot.remove_earlier_files()
 
         async def run(engine: Engine) -> tuple[RunResult, str]:
@@ -665,7 +685,10 @@ class _EvaluationRun:
             made = await self._run_with_engine(slot, copy, run, models)
             if isinstance(made.result.error, UnknownModel | MissingKey):
                 raise made.result.error  # it would be so in every run
-            if self._stop_if_budget_ended_run(made.result, reserved):
+            error = made.result.error
+            if reserved is not None and isinstance(error, LimitExceeded) and error.kind == "unpriced_model":
+                raise error
+            if self.ledger.has_ended_run(made.result):
                 slot.remove_earlier_files()
                 return None
             # The files are still there for checks that need them.
@@ -694,23 +717,6 @@ class _EvaluationRun:
         finally:
             if not self.keep:
                 copy.remove()
-
-    def _stop_if_budget_ended_run(self, result: RunResult, reserved: Decimal | None) -> bool:
-        """
-        Return whether a run ended because it cost more than its reservation, which was below its own limit.
-
-        If so, further runs are prevented, even if a part of the budget is left. An unpriced model raises.
-        """
-        error = result.error
-        if reserved is None or not isinstance(error, LimitExceeded):
-            return False
-        if error.kind == "unpriced_model":
-            raise error
-        own = None if self.evaluation.limits is None else self.evaluation.limits.max_cost_usd
-        if error.kind != "cost" or (own is not None and reserved >= Decimal(str(own))):
-            return False
-        self.ledger.prevent_further_runs()
-        return True
 
     def make_case_key(self, case: Case, files: Mapping[str, str]) -> str:
         """Return the digest of the parts of a case that a run depends on: prompt, params, answers, files and limits."""
@@ -874,16 +880,18 @@ class _EvaluationRun:
             reserved = await self.ledger.wait_and_reserve(limits)
             if reserved is None:
                 raise JudgeNeeded(self.ledger.stopped)
-            limits = attrs.evolve(limits, max_cost_usd=reserved, allow_unpriced=models is not None or None)
+            limits = self.ledger.limit_run(limits, is_scripted=models is not None)
         result: RunResult | None = None
         try:
-            place.unlink(missing_ok=True)
+            place.unlink(missing_ok=True)  # noqa: ASYNC240 - one call of the system
             async with self.bench(definition, copy.root, performs=True) as engine:
                 with engine.override(models=models, budget=self.ledger.shared_budget):
                     journal = FileJournal(place, sync="write")
                     result = await engine.run(definition, prompt, journal=journal, limits=limits)
         finally:
             self.ledger.record_cost(reserved, None if result is None else result.cost)
+        if self.ledger.has_ended_run(result):
+            raise JudgeNeeded(self.ledger.stopped)
         if result.status is not RunStatus.COMPLETED:
             msg = f"the judge {definition.id} ended as {result.status.value}: {result.error}"
             raise DataError(msg)

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import pytest
 
-from stepengine import AgentDefinition, Engine
+from stepengine import STEP, AgentDefinition, Engine, Limits
 from stepengine.errors import DataError, DefinitionError, LimitExceeded
 from stepengine.evaluation import Case, Evaluation, EvaluationReport, contains, evaluate, evaluate_sync, judge, max_cost
 from stepengine.evaluation.case_runs import Sample
@@ -270,3 +270,51 @@ def test_a_recheck_with_missing_samples_does_not_pass(tmp_path: Path, recorded: 
     assert not report.is_complete
     assert f"samples are not recorded in {tmp_path}" in str(report)
     assert "not decided" in gated.gates["pass >= 1"]
+
+
+def take_steps(ctx: Any) -> Any:
+    for _ in range(int(ctx.prompt)):
+        yield STEP
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_run_dearer_than_all_before_stays_within_the_budget(seed: int) -> None:
+    walker = AgentDefinition("walker", model="test/one", handle_steps=take_steps)
+    cases = [Case(f"c{steps}", str(steps)) for steps in (1, 9, 1, 20)]
+    cases = [attrs.evolve(case, id=f"{case.id}-{number}") for number, case in enumerate(cases)]
+    evaluation = Evaluation("walks", cases=cases, agents={"base": walker}, checks=[contains("x")])
+    report = evaluate_sync(evaluation, replies=lambda _: text("x", cost="0.01"), budget=1, seed=seed, concurrency=1)
+
+    assert report.passed, str(report)
+    assert "0.31" == str(report.spent)
+
+
+def take_five_steps(ctx: Any) -> Any:
+    for _ in range(5):
+        yield STEP
+    return {"score": 1}
+
+
+def test_a_judge_dearer_than_the_runs_is_paid_from_the_budget() -> None:
+    strict = AgentDefinition("strict", model="test/one", handle_steps=take_five_steps)
+    evaluation = attrs.evolve(GREETING, checks=[judge(strict, "Is it fine?")], gates=())
+    options: Any = {"replies": lambda _: text("Hello", cost="0.01"), "concurrency": 1}
+    paid, spent = [evaluate_sync(evaluation, budget=budget, **options) for budget in (1, "0.03")]
+
+    assert paid.is_complete
+    assert 1.0 == paid.mean("judge")
+    assert "0.12" == str(paid.spent)
+    assert not spent.is_complete
+    assert not spent.scores.broken
+
+
+def test_a_budget_leaves_the_limits_of_the_agent_in_force() -> None:
+    limits = Limits(max_cost_usd=0.02, allow_unpriced=True)
+    walker = AgentDefinition("walker", model="test/one", handle_steps=take_steps, limits=limits)
+    evaluation = Evaluation("walks", [Case("far", "9"), Case("near", "1")], {"base": walker}, checks=[contains("x")])
+    scripted: Any = {"replies": lambda _: text("x", cost="0.01")}
+    free, bounded = [evaluate_sync(evaluation, budget=budget, **scripted) for budget in (None, 5)]
+
+    assert bounded.is_complete
+    assert [s.status for s in free.scores.outcome.samples] == [s.status for s in bounded.scores.outcome.samples]
+    assert 0.5 == free.mean() == bounded.mean()
