@@ -784,10 +784,10 @@ class _EvaluationRun:
                 # With ``tools=`` the record would answer the call of the old tool. Repeated calls act on a copy of the files.
                 result = await engine.fork(journal, at=before, agent=agent, limits=limits, allow_repeat=True, into=into)
                 self.ledger.record_cost(None, None)
-                return result, f"from {changed}"
+                return await _answer_questions(engine, slot, result), f"from {changed}"
             made = await engine.fork(journal, agent=agent, tools="working-copy", limits=limits, into=into)
             self.ledger.record_cost(None, made.cost)
-            return made.result, f"from {made.broke_at}"
+            return await _answer_questions(engine, slot, made.result), f"from {made.broke_at}"
 
         async with self._make_working_copy(slot.case) as copy:
             return await self._run_with_engine(slot, copy, run, self.models(slot.case))
@@ -948,16 +948,28 @@ def _describe_interruption(value: object) -> str:
 
 
 async def _run_case(engine: Engine, slot: _SampleSlot, limits: Limits | None) -> RunResult:
-    """Run a case to its end; questions get the answers of the case, in at most ``MAX_QUESTIONS`` rounds."""
+    """Run a case to its end; questions get the answers of the case."""
     case, agent, journal = slot.case, slot.side.agent, FileJournal(slot.journal_path, sync="write")
     ahead = case.answers if isinstance(case.answers, Mapping) else None
     result = await engine.run(agent, case.prompt, params=case.params, limits=limits, answers=ahead, journal=journal)
+    return await _answer_questions(engine, slot, result)
+
+
+async def _answer_questions(engine: Engine, slot: _SampleSlot, result: RunResult) -> RunResult:
+    """Resume a run with the answers of its case until it ends, in at most ``MAX_QUESTIONS`` rounds."""
+    given, journal = slot.case.answers, FileJournal(slot.journal_path, sync="write")
     for _ in range(MAX_QUESTIONS):
-        if result.status is not RunStatus.SUSPENDED or case.answers is None or ahead is not None:
+        if result.status is not RunStatus.SUSPENDED or given is None:
             break
-        given = case.answers if callable(case.answers) else lambda _: str(case.answers)
-        answers = {question.id: given(question) for question in result.pending_questions}
-        result = await engine.resume(journal, agent=agent, answers=answers)
+        if isinstance(given, Mapping):
+            answers = {
+                q.id: given.get(q.id, given.get(q.text)) for q in result.pending_questions if {q.id, q.text} & {*given}
+            }
+            if not answers:
+                break
+        else:
+            answers = {q.id: given(q) if callable(given) else str(given) for q in result.pending_questions}
+        result = await engine.resume(journal, agent=slot.side.agent, answers=answers)
     return result
 
 

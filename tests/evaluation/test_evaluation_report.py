@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import pytest
 
-from stepengine import STEP, AgentDefinition, Engine, Limits
+from stepengine import STEP, AgentDefinition, Ask, Engine, Limits, Tool, ToolCall
 from stepengine.errors import DataError, DefinitionError, LimitExceeded
 from stepengine.evaluation import Case, Evaluation, EvaluationReport, contains, evaluate, evaluate_sync, judge, max_cost
 from stepengine.evaluation.case_runs import Sample
@@ -318,3 +318,35 @@ def test_a_budget_leaves_the_limits_of_the_agent_in_force() -> None:
     assert bounded.is_complete
     assert [s.status for s in free.scores.outcome.samples] == [s.status for s in bounded.scores.outcome.samples]
     assert 0.5 == free.mean() == bounded.mean()
+
+
+def make_asker(result: str, last: str = "Really?") -> AgentDefinition:
+    """Return an agent that asks after a tool call, and again at its end; with another *last* question its code differs there."""
+
+    def ask(ctx: Any) -> Any:
+        for effect in (lambda: ToolCall("look", {}), lambda: Ask("Sure?"), lambda: Ask(last)):
+            yield STEP
+            yield from effect()
+
+    look = Tool(name="look", description="Look.", input_schema={"type": "object"}, run=lambda _: result)
+    return AgentDefinition("asker", model="test/one", tools=[look], handle_steps=ask)
+
+
+ANSWERS: list[Any] = ["yes", lambda question: "yes", {"Sure?": "yes", "Really?": "yes", "Certain?": "yes"}]
+
+
+@pytest.mark.parametrize("answers", ANSWERS)
+@pytest.mark.parametrize(("changed", "spent"), [(("new", "Really?"), "0.02"), (("old", "Certain?"), "0")])
+def test_a_continued_run_gets_the_answers_of_its_case(
+    tmp_path: Path, answers: Any, changed: tuple[str, str], spent: str
+) -> None:
+    case = Case("one", "Look", answers=answers, checks=[contains("x")])
+    evaluation = Evaluation("looks", [case], {"base": make_asker("old")})
+    options: Any = {"replies": lambda _: text("x", cost="0.01")}
+    evaluate_sync(evaluation, folder=tmp_path, **options)
+    report = evaluate_sync(evaluation, agents={"base": make_asker(*changed)}, against=tmp_path, **options)
+
+    (sample,) = report.scores.outcome.samples
+    assert "completed" == sample.status
+    assert "from #" in sample.reused
+    assert 1.0 == report.mean()
