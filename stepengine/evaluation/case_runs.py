@@ -65,7 +65,7 @@ from stepengine.evaluation.criteria import (
     read_text,
     run_check,
 )
-from stepengine.evaluation.samples import run_concurrently, sort_in_program_order
+from stepengine.evaluation.samples import run_concurrently, sort_in_program_order, summarize_run_from
 from stepengine.journal import FileJournal, Journal, SharedBudget
 from stepengine.journal.history import History
 from stepengine.journal.records import format_address
@@ -783,11 +783,15 @@ class _EvaluationRun:
                 before = f"{path}#{int(number) - 1}"
                 # With ``tools=`` the record would answer the call of the old tool. Repeated calls act on a copy of the files.
                 result = await engine.fork(journal, at=before, agent=agent, limits=limits, allow_repeat=True, into=into)
-                self.ledger.record_cost(None, None)
-                return await _answer_questions(engine, slot, result), f"from {changed}"
+                result = await _answer_questions(engine, slot, result)
+                self.ledger.record_cost(None, summarize_run_from(into.history(), changed).cost)
+                return result, f"from {changed}"
             made = await engine.fork(journal, agent=agent, tools="working-copy", limits=limits, into=into)
             self.ledger.record_cost(None, made.cost)
-            return await _answer_questions(engine, slot, made.result), f"from {made.broke_at}"
+            result = await _answer_questions(engine, slot, made.result)
+            if result.cost is not None and made.result.cost is not None:
+                self.ledger.record_cost(None, result.cost - made.result.cost)
+            return result, f"from {made.broke_at}"
 
         async with self._make_working_copy(slot.case) as copy:
             return await self._run_with_engine(slot, copy, run, self.models(slot.case))

@@ -320,11 +320,11 @@ def test_a_budget_leaves_the_limits_of_the_agent_in_force() -> None:
     assert 0.5 == free.mean() == bounded.mean()
 
 
-def make_asker(result: str, last: str = "Really?") -> AgentDefinition:
-    """Return an agent that asks after a tool call, and again at its end; with another *last* question its code differs there."""
+def make_asker(result: str, first: str = "Sure?", last: str = "Really?") -> AgentDefinition:
+    """Return an agent that calls a tool and asks two questions, each after a step."""
 
     def ask(ctx: Any) -> Any:
-        for effect in (lambda: ToolCall("look", {}), lambda: Ask("Sure?"), lambda: Ask(last)):
+        for effect in (lambda: ToolCall("look", {}), lambda: Ask(first), lambda: Ask(last)):
             yield STEP
             yield from effect()
 
@@ -336,9 +336,11 @@ ANSWERS: list[Any] = ["yes", lambda question: "yes", {"Sure?": "yes", "Really?":
 
 
 @pytest.mark.parametrize("answers", ANSWERS)
-@pytest.mark.parametrize(("changed", "spent"), [(("new", "Really?"), "0.02"), (("old", "Certain?"), "0")])
+@pytest.mark.parametrize(
+    ("changed", "spent"), [(("new",), "0.02"), (("old", "Certain?"), "0.01"), (("old", "Sure?", "Certain?"), "0")]
+)
 def test_a_continued_run_gets_the_answers_of_its_case(
-    tmp_path: Path, answers: Any, changed: tuple[str, str], spent: str
+    tmp_path: Path, answers: Any, changed: tuple[str, ...], spent: str
 ) -> None:
     case = Case("one", "Look", answers=answers, checks=[contains("x")])
     evaluation = Evaluation("looks", [case], {"base": make_asker("old")})
@@ -349,4 +351,5 @@ def test_a_continued_run_gets_the_answers_of_its_case(
     (sample,) = report.scores.outcome.samples
     assert "completed" == sample.status
     assert "from #" in sample.reused
+    assert spent == str(report.spent)
     assert 1.0 == report.mean()
