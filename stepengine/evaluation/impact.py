@@ -220,18 +220,21 @@ class Impact:
 
     def estimate_rate(self, attribute: str) -> Estimate:
         """Return the share of samples whose *attribute* is true, as mean over the runs; with a baseline, the difference to it."""
+        # By number: journals may have equal names, such as all in memory.
         runs = {
-            one.found.file: one.share_of_samples(attribute) for one in self.journals if one.found.kind != UNREADABLE
+            str(number): one.share_of_samples(attribute)
+            for number, one in enumerate(self.journals)
+            if one.found.kind != UNREADABLE
         }
-        now = {file: share for file, share in runs.items() if share is not None}
+        now = {number: share for number, share in runs.items() if share is not None}
         if not self.has_baseline:
             return (
                 estimate_rate([bool(share) for share in now.values()])
                 if self.n == 1
                 else estimate_mean([*now.values()])
             )
-        base = {one.found.file: one.share_of_samples(attribute, of_baseline=True) for one in self.journals}
-        return estimate_difference({file: share for file, share in base.items() if share is not None}, now)
+        base = {str(i): one.share_of_samples(attribute, of_baseline=True) for i, one in enumerate(self.journals)}
+        return estimate_difference({number: share for number, share in base.items() if share is not None}, now)
 
     def estimate_ratio(self, measure: str) -> Ratio:
         """Return the ratio of new to old cost, steps or tokens, from the first difference on."""

@@ -15,12 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepengine import STEP, AgentDefinition, Engine
+from stepengine import STEP, AgentDefinition, Engine, Tool
 from stepengine.cli.exits import Exit
 from stepengine.evaluation.impact import ForkSample, Impact, Judged, RepeatedJournal, impact, replay_to_first_difference
 from stepengine.evaluation.samples import CostEstimate, Course
 from stepengine.journal import FileJournal, Journal, MemoryJournal
-from stepengine.testing import ScriptedModel, text
+from stepengine.testing import ScriptedModel, text, tool_call
 from tests.phrases import NO_AGENT
 
 
@@ -436,3 +436,27 @@ async def test_runs_of_several_engines_have_one_confirmation_and_report() -> Non
     assert [CostEstimate(4, Decimal("0.04"), Decimal("0.08"))] == estimates
     assert "one, two" == report.agent
     assert [2, 2] == [len(one.samples) for one in report.journals]
+
+
+@pytest.mark.spec("evaluation:JG72")
+@pytest.mark.parametrize("old", [False, True])
+async def test_journals_in_memory_count_as_one_run_each(old: bool) -> None:
+    replies = ["look", "look", "look", "peek"] if not old else ["look"] * 7 + ["peek"]
+    answers = iter([reply for name in replies for reply in (tool_call(name, {}), text("done"))])
+    tools = [
+        Tool(name=n, description="Look.", input_schema={"type": "object"}, run=lambda _: "two")
+        for n in ("look", "peek")
+    ]
+    before = AgentDefinition("shop", model="t/m", tools=tools)
+    journals = [MemoryJournal() for _ in range(4)]
+    for number, journal in enumerate(journals):
+        async with Engine([before], models=ScriptedModel([tool_call("look", {}), text("done")])) as engine:
+            await engine.run("shop", f"customer {number}", journal=journal)
+    after = attrs.evolve(before, system_prompt="Look closely.")
+    async with Engine([after]) as engine:
+        report = await impact(
+            engine, journals, n=1, old=before if old else None,
+            models=lambda: ScriptedModel([next(answers), next(answers)]),
+        )  # fmt: skip
+
+    assert abs(report.values()["changed"] or 0) == 0.25
