@@ -23,6 +23,7 @@ from contextlib import asynccontextmanager
 from decimal import Decimal
 from fnmatch import fnmatchcase
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -79,6 +80,8 @@ ERROR = "error"
 """The status of a sample whose provider failed, or a call of which was cut off."""
 INTERRUPTED = "interrupted"
 START = "#0"
+MEASURED = ("pass", "cost", "steps", "tokens")
+"""The names in tables and gates that no check can have."""
 UNREACHED = ("CancelledError", "ConnectionLost", "ToolServerError")
 """Kinds of errors of a ``Perform`` whose server is gone, or whose work was cancelled from outside."""
 ROOM = 2
@@ -115,13 +118,12 @@ class Evaluation:
     gates: tuple[str, ...] = attrs.field(default=(), converter=as_tuple)
 
     def checks_of(self, case: Case) -> dict[str, CheckFunction]:
-        """Return the checks of a case and of the evaluation by name; equal names get a number."""
+        """Return the checks of a case and of the evaluation by name; a name that is taken gets a number."""
         named: dict[str, CheckFunction] = {}
-        counted: Counter[str] = Counter()
         for check in (*self.checks, *case.checks):
             name = get_check_name(check)
-            counted[name] += 1
-            named[name if counted[name] == 1 else f"{name}-{counted[name]}"] = check
+            free = (name if number == 1 else f"{name}-{number}" for number in count(1))
+            named[next(each for each in free if each not in named)] = check
         return named
 
     def problems(self, root: Path) -> list[str]:
@@ -144,6 +146,12 @@ class Evaluation:
             found.append("there is no agent; agents={'base': ..., 'new': ...}")
         if self.n < 1:
             found.append(f"n is {self.n!r}; it is a number of samples from 1 on")
+        named = dict.fromkeys([name for case in self.cases for name in self.checks_of(case)])
+        found += [
+            f"the check {name!r} has the name of a measure of every evaluation; name it otherwise, such as {f'my_{name}'!r}"
+            for name in named
+            if name in MEASURED
+        ]
         return found + [
             f"case {case.id!r}: {problem}" for case in self.cases for problem in self._case_problems(case, root)
         ]

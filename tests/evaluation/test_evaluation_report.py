@@ -8,10 +8,21 @@ from typing import Any
 
 import attrs
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stepengine import STEP, AgentDefinition, Ask, Engine, Limits, Tool, ToolCall
 from stepengine.errors import DataError, DefinitionError, LimitExceeded
-from stepengine.evaluation import Case, Evaluation, EvaluationReport, contains, evaluate, evaluate_sync, judge, max_cost
+from stepengine.evaluation import (
+    Case,
+    Evaluation,
+    EvaluationReport,
+    contains,
+    evaluate,
+    evaluate_sync,
+    judge,
+    max_cost,
+)
 from stepengine.evaluation.case_runs import Sample
 from stepengine.evaluation.samples import CostEstimate
 from stepengine.journal import SharedBudget
@@ -353,3 +364,21 @@ def test_a_continued_run_gets_the_answers_of_its_case(
     assert "from #" in sample.reused
     assert spent == str(report.spent)
     assert 1.0 == report.mean()
+
+
+@pytest.mark.spec("evaluation:JG123")
+@pytest.mark.parametrize("name", ["pass", "cost", "steps", "tokens"])
+def test_a_check_with_the_name_of_a_measure_is_refused(name: str) -> None:
+    with pytest.raises(DataError, match=f"the check '{name}' has the name of a measure"):
+        evaluate_sync(attrs.evolve(GREETING, checks=[contains("x").named(name)]), replies=FINE)
+
+
+@given(st.lists(st.sampled_from(["c", "c-2", "c-2-2", "d"]), max_size=6), st.integers(0, 6))
+def test_no_check_is_lost_by_its_name(names: list[str], common: int) -> None:
+    checks = [contains(str(number)).named(name) for number, name in enumerate(names)]
+    case = Case("one", checks=checks[common:])
+    evaluation = Evaluation("names", [case, Case("two")], {"base": GREETER}, checks=checks[:common])
+    named = evaluation.checks_of(case)
+
+    assert checks == [*named.values()]
+    assert evaluation.checks_of(Case("two")).items() <= named.items()
