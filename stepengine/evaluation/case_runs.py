@@ -915,8 +915,11 @@ async def _score_check(check: CheckFunction, run: JudgedRun, known: Score | None
     of, is_judge = hash_function(check), _is_judge(check)
     try:
         verdict = await run_check(check, run)
-    except (FilesGone, JudgeNeeded) as gone:
+    except FilesGone as gone:
         return known if known is not None and known.of == of else Score(None, None, str(gone), "unknown", is_judge, of)
+    except JudgeNeeded as needed:
+        # The known verdict is that of another judge or question: a recorded one would have been found.
+        return Score(None, None, str(needed), "unknown", is_judge, of)
     except Exception as error:  # noqa: BLE001 - whatever it raises, the run is not to blame
         return Score(None, None, f"{type(error).__name__}: {error}", "broken", is_judge, of)
     reason = f"{verdict.label}: {verdict.reason}" if verdict.label else verdict.reason

@@ -44,6 +44,7 @@ MAX_FILE = 4 * 1024 * 1024
 MAX_SAID = 400
 PASSES = 0.5
 BLOCK = 1 << 20
+PLAIN = (str, int, float, bool, tuple, type(None))
 
 
 def as_tuple(values: Iterable[object]) -> tuple[Any, ...]:
@@ -304,7 +305,7 @@ class Criterion:
         name: Its name in tables and gates.
         function: The function that judges a run.
         of: All that its verdict depends on besides the run, as text. A recheck without the files of the run reuses the earlier
-            verdict if the text is the same, even if *function* has changed.
+            verdict if the text is the same, even if *function* has changed; with ``""``, if the source of *function* is the same.
         is_judge: Whether an agent decides; its scores are never mixed with those of functions.
     """
 
@@ -329,28 +330,32 @@ def get_check_name(check: CheckFunction) -> str:
 
 def hash_function(function: Any) -> str:
     """
-    Return a digest of a function: its source and the plain values of its closure, without the functions that it calls.
+    Return a digest of a function: its source and the plain values that it keeps, without the functions that it calls.
 
-    The digest of a ``Criterion`` is that of its text ``of``.
+    Of an object that can be called, the source is that of its class.
+
+    The digest of a ``Criterion`` is that of its text ``of``, or without one that of its function.
     """
     if isinstance(function, Criterion):
-        return digest_json(["criterion", function.of])
+        return digest_json(["criterion", function.of or hash_function(function.function)])
     if isinstance(function, functools.partial):
         return digest_json(["partial", hash_function(function.func), repr(function.args), repr(function.keywords)])
     inner = inspect.unwrap(function)
+    named = inner if hasattr(inner, "__qualname__") else type(inner)
     try:
-        source = inspect.getsource(inner)
+        source = inspect.getsource(named)
     except (OSError, TypeError):
-        source = getattr(inner, "__qualname__", type(inner).__qualname__)
-    kept = [repr(cell.cell_contents) for cell in getattr(inner, "__closure__", None) or () if _has_plain_content(cell)]
+        source = named.__qualname__
+    kept = [repr(value) for value in _values_kept_in(inner) if isinstance(value, PLAIN)]
     return digest_json([source, *kept])
 
 
-def _has_plain_content(cell: Any) -> bool:
-    try:
-        return isinstance(cell.cell_contents, str | int | float | bool | tuple | type(None))
-    except ValueError:
-        return False
+def _values_kept_in(function: Any) -> Iterator[object]:
+    """Yield the values of the closure of a function, or of the attributes of an object that can be called."""
+    for cell in getattr(function, "__closure__", None) or ():
+        with contextlib.suppress(ValueError):  # the cell is empty
+            yield cell.cell_contents
+    yield from getattr(function, "__dict__", {}).values() if not hasattr(function, "__qualname__") else ()
 
 
 def digest_json(value: object) -> str:

@@ -15,6 +15,7 @@ from stepengine import STEP, AgentDefinition, Ask, Engine, Limits, Tool, ToolCal
 from stepengine.errors import DataError, DefinitionError, LimitExceeded
 from stepengine.evaluation import (
     Case,
+    Criterion,
     Evaluation,
     EvaluationReport,
     contains,
@@ -382,3 +383,50 @@ def test_no_check_is_lost_by_its_name(names: list[str], common: int) -> None:
 
     assert checks == [*named.values()]
     assert evaluation.checks_of(Case("two")).items() <= named.items()
+
+
+class HasText:
+    """A check with state, as an object."""
+
+    def __init__(self, expected: str) -> None:
+        self.expected = expected
+
+    def __call__(self, run: Any) -> bool:
+        return run.files.text("a.txt") == self.expected
+
+
+def is_old(run: Any) -> bool:
+    return run.files.text("a.txt") == "old"
+
+
+def is_new(run: Any) -> bool:
+    return run.files.text("a.txt") == "new"
+
+
+def ask_strict(prompt: str) -> Criterion:
+    return judge(AgentDefinition("strict", model="test/one", system_prompt=prompt), "Is it fine?")
+
+
+EDITED: list[tuple[Any, Any]] = [
+    (Criterion("mine", is_old), Criterion("mine", is_new)),
+    (HasText("old"), HasText("new")),
+    (ask_strict("Be kind."), ask_strict("Be strict.")),
+]
+
+
+@pytest.mark.spec("evaluation:JG62")
+@pytest.mark.parametrize(("old", "new"), EDITED)
+def test_a_recheck_reuses_no_verdict_of_an_edited_check(tmp_path: Path, old: Any, new: Any) -> None:
+    evaluation = Evaluation("files", [Case("one", files={"a.txt": "old"})], {"base": GREETER}, checks=[old])
+    evaluate_sync(evaluation, replies=lambda _: text('{"score": 1}'), folder=tmp_path)
+    states = [
+        [
+            score.state
+            for score in evaluate_sync(attrs.evolve(evaluation, checks=[check]), recheck=tmp_path)
+            .scores.outcome.samples[0]
+            .scores.values()
+        ]
+        for check in (old, new)
+    ]
+
+    assert [["ok"], ["unknown"]] == states
