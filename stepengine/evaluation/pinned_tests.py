@@ -274,8 +274,7 @@ def pin(
         return [_format_agent_reference(root.id, agent_file, folders, file), *named]
 
     clean = make_redactor("all", os.environ).value
-    reason = replay_and_find_failure(engine, opened, asked, root)
-    if not reason:
+    if not replay_and_find_failure(engine, opened, asked, root):
         return "this run does what the check asks for, so there is nothing to pin"
     called = make_pin_name(name or Path(opened.name.partition("#")[0]).stem)
     kept, file = folder / f"{called}.jsonl", folder.parent / f"test_pin_{called}.py"
@@ -285,7 +284,9 @@ def pin(
     changed = copy_without_secrets(opened, kept)
     made = [kept]
     try:
-        if not replay_and_find_failure(engine, FileJournal(kept), asked, root):
+        # The reason may quote the run, and the test runs the copy.
+        reason = replay_and_find_failure(engine, FileJournal(kept), asked, root)
+        if not reason:
             return "without its secrets the run does what the check asks for; nothing was written"
         source = render_pin_test(
             called,

@@ -200,6 +200,23 @@ def test_a_kept_journal_contains_no_secret_and_still_fails(folder: Any) -> None:
     assert "output == 3 does not hold" == passes(folder, "leak")
 
 
+@pytest.mark.spec("evaluation:JG80", "evaluation:JG81")
+def test_a_check_that_quotes_a_secret_makes_a_pin(folder: Any) -> None:
+    folder.write("agents/talker.py", 'from stepengine import *\nagent = AgentDefinition("talker", model="t/m")\n')
+    folder.write(
+        "checks.py",
+        'def short(result):\n    assert len(result.text) < 5, f"too long: {result.text}"\n    return True\n',
+    )
+    folder.record("runs/leak.jsonl", "Hi", [text(f"Three, says {KEY}.")], agent="agents/talker.py")
+    with Engine([load_agent("talker")]) as engine:
+        made = pin(engine, "runs/leak.jsonl", "checks:short")
+
+    assert isinstance(made, PinnedTest)
+    assert made.reason.startswith("too long: Three, says ")
+    assert KEY not in made.reason + made.file.read_text()
+    assert made.reason in passes(folder, "leak")
+
+
 @pytest.mark.spec("evaluation:JG80", "evaluation:JG12")
 def test_a_run_failed_only_by_its_secret_is_not_pinned(folder: Any) -> None:
     """
