@@ -532,6 +532,7 @@ async def run_samples(
     earlier: Path | None = None,
     recheck: bool = False,
     keep: bool = False,
+    numbers: Sequence[int] | None = None,
     done: Callable[[Sample], object] = lambda _: None,
 ) -> Outcome:
     """
@@ -551,6 +552,7 @@ async def run_samples(
         earlier: The folder of earlier results: unchanged samples are replayed from their journals.
         recheck: Run nothing: repeat the checks on the samples in *earlier*; samples without a journal are missing.
         keep: Keep the working copies.
+        numbers: The numbers of the samples of each case and side; ``None`` for all.
         done: Called with each sample when it has ended.
 
     Returns:
@@ -563,7 +565,7 @@ async def run_samples(
     ledger = EvaluationBudget(budget, concurrency)
     run = _EvaluationRun(evaluation, folder, bench, root, load, models, ledger, earlier, recheck, keep, done)
     order = random.Random(seed)  # noqa: S311 - an order, no secret
-    numbers = range(1, evaluation.n + 1)
+    numbers = range(1, evaluation.n + 1) if numbers is None else numbers
     slots: list[_SampleSlot] = []
     for number in numbers:
         for case in order.sample(evaluation.cases, len(evaluation.cases)):

@@ -230,14 +230,14 @@ class Trials:
         provider = self._make_provider(_page_name(changes, case, number), case, pages)
         agents: dict[str, Any] = {SIDE: agent}
         outcome = await run_samples(
-            attrs.evolve(self.evaluation, cases=[case], agents=agents, n=number), folder, self.bench, agents=agents, root=self.root,
-            load=self.load, models=lambda _: provider, concurrency=1, earlier=folder,
+            attrs.evolve(self.evaluation, cases=[case], agents=agents), folder, self.bench, agents=agents, root=self.root,
+            load=self.load, models=lambda _: provider, concurrency=1, earlier=folder, numbers=[number],
         )  # fmt: skip
         if outcome.stopped:
             raise asyncio.CancelledError
         if provider.refused is not None:
             raise provider.refused
-        return next(sample for sample in outcome.samples if sample.n == number), provider.served
+        return outcome.samples[0], provider.served
 
     def _make_provider(self, page: str, case: Case, before: Sequence[str] = ()) -> CachingProvider:
         free = self.is_free(case)

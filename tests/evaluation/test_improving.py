@@ -636,6 +636,24 @@ evaluation"""
     assert 54 * Decimal("0.002") + 48 * Decimal("0.003") + 2 * Decimal("0.01") == Decimal(made["spent"])
 
 
+@pytest.mark.spec("evaluation:JG142")
+@pytest.mark.deep
+@pytest.mark.smoke
+def test_a_failed_sample_is_not_repeated_for_the_next_one(greeting: Any) -> None:
+    failing = """
+    noted(name)
+    if len(Path("asked.txt").read_text().splitlines()) == 1:
+        raise ModelError("down", kind="http", status=400)
+    said ="""
+    source = GREETING.replace('noted("agent")', "").replace("import text", "import text\nfrom stepengine.errors import ModelError")
+    greeting.write("greeting.py", source.replace("\n    said =", failing, 1))
+    made = improve(greeting, "--budget", "1", "--seed", "1", "-n", "2", code=Exit.FAILED)
+    asked = Path("asked.txt").read_text().split()
+
+    assert "could not be measured" in made["why"]
+    assert {2} == {asked.count(name) for name in asked}
+
+
 @pytest.mark.spec("evaluation:JG146")
 def test_the_improver_without_cases_names_the_command(folder: Any) -> None:
     params = {"parts": {"system_prompt": "x"}, "search": ["a"], "held_out": [], "budget": "1"}
