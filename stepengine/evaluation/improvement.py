@@ -198,7 +198,7 @@ class Trials:
         samples = [sample for sample, _ in made]
         scores = [self._get_sample_score(sample) for sample in samples]
         problem = next((said for sample in samples if (said := self._explain_unmeasured(sample))), "")
-        worst = min(samples, key=lambda sample: self._get_sample_score(sample) or 0.0)
+        worst = self._find_worst_sample(samples)
         known = [score for score in scores if score is not None]
         costs = [sample.cost for sample in samples]
         return {
@@ -267,6 +267,10 @@ class Trials:
             return None if sample.passed is None else float(sample.passed)
         return sample.scores[self.by].score if self.by in sample.scores else None
 
+    def _find_worst_sample(self, samples: Sequence[Sample]) -> Sample:
+        """Return the first sample with the lowest score, which describes a case with several ones."""
+        return min(samples, key=lambda sample: self._get_sample_score(sample) or 0.0)
+
     def _explain_unmeasured(self, sample: Sample) -> str:
         """Return why a sample has no score: a failed provider or a broken check; ``""`` if it has one."""
         if sample.status == ERROR:
@@ -288,7 +292,7 @@ class Trials:
 
     async def blame_case(self, changes: Mapping[str, Any], case: str, k: int) -> dict[str, Any]:
         """
-        Return the step at which the chance to pass falls in a version's first sample of a case.
+        Return the step at which the chance to pass falls in a version's worst sample of a case.
 
         Returns:
             ``step``, 0 if none is found; ``why``, the reason for the step, or an error such as a check that needs files; ``spent``
@@ -296,10 +300,12 @@ class Trials:
         """
         known, page = self._get_case(case), f"blame/{version_name(changes)}/{case}"
         agent, provider = self._load_agent_version(changes), self._make_provider(page, known)
-        file = FileJournal(self.folder / "versions" / version_name(changes) / "cases" / case / SIDE / "1.jsonl")
+        numbers = range(1, self.evaluation.n + 1)
         copy = Copy.create(self.evaluation.files_of(known), self.root)
         step, why = 0, ""
         try:
+            samples = [(await self._get_or_run_sample(changes, known, number, None))[0] for number in numbers]
+            file = FileJournal(self._journal_path(changes, self._find_worst_sample(samples)))
             async with self.bench(agent, copy.root, performs=True) as engine:
                 found = await blame(engine, file, self._make_check(known), agent=agent, k=k, models=lambda: provider)
             if found.blamed is not None:

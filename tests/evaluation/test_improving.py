@@ -645,7 +645,9 @@ def test_a_failed_sample_is_not_repeated_for_the_next_one(greeting: Any) -> None
     if len(Path("asked.txt").read_text().splitlines()) == 1:
         raise ModelError("down", kind="http", status=400)
     said ="""
-    source = GREETING.replace('noted("agent")', "").replace("import text", "import text\nfrom stepengine.errors import ModelError")
+    source = GREETING.replace('noted("agent")', "").replace(
+        "import text", "import text\nfrom stepengine.errors import ModelError"
+    )
     greeting.write("greeting.py", source.replace("\n    said =", failing, 1))
     made = improve(greeting, "--budget", "1", "--seed", "1", "-n", "2", code=Exit.FAILED)
     asked = Path("asked.txt").read_text().split()
@@ -710,6 +712,16 @@ def test_the_reflecting_model_sees_failed_runs_with_blamed_steps(folder: Any) ->
     assert "look gave: nothing" in shown
     assert "contains: the text does not hold 'three'" in shown
     assert "step 1 is to blame: the chance to pass falls with step 1" in shown
+
+
+@pytest.mark.spec("evaluation:JG141")
+@pytest.mark.deep
+@pytest.mark.smoke
+def test_the_blamed_step_is_that_of_the_worst_sample(folder: Any) -> None:
+    folder.write("both.py", LOOKING.replace("TRIED[prompt] > 1", "TRIED[prompt] != 2"))
+    folder.type(*BOTH, "--budget", "1", "-n", "2", code=Exit.FAILED)
+
+    assert "step 1 is to blame: the chance to pass falls with step 1" in Path("shown.txt").read_text()
 
 
 @pytest.mark.deep
