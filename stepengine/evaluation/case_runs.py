@@ -353,8 +353,13 @@ def _collect_agent_texts(
     for field in attrs.fields(AgentDefinition):
         value = getattr(agent, field.name, None)
         if field.name not in ("tools", "spawnable_agents"):
-            is_code = callable(value) and not isinstance(value, type)
-            yield f"{field.name} {hash_function(value) if is_code else ADDRESS.sub('', repr(value))}"
+            yield f"{field.name} {describe_value(value)}"
+
+
+def describe_value(value: object) -> str:
+    """Return a text for a digest of a value: that of a function contains its source, and no text contains an address."""
+    is_code = callable(value) and not isinstance(value, type)
+    return hash_function(value) if is_code else ADDRESS.sub("", repr(value))
 
 
 ADDRESS = re.compile(r" at 0x[0-9a-f]{1,16}")
@@ -730,7 +735,7 @@ class _EvaluationRun:
 
     def make_case_key(self, case: Case, files: Mapping[str, str]) -> str:
         """Return the digest of the parts of a case that a run depends on: prompt, params, answers, files and limits."""
-        answers = hash_function(case.answers) if callable(case.answers) else repr(case.answers)
+        answers = describe_value(case.answers)
         return digest_json([case.prompt, repr(case.params), answers, dict(files), repr(self.evaluation.limits)])
 
     # --- an earlier run -----------------------------------------------------------------------------------------------

@@ -34,8 +34,8 @@ from stepengine.engine.options import ModelsLike
 from stepengine.engine.trust import is_sandboxed
 from stepengine.errors import DataError, JournalMissing
 from stepengine.evaluation.alterations import AgentFile
-from stepengine.evaluation.case_runs import EngineMaker, Evaluation
-from stepengine.evaluation.criteria import Case, digest_json, hash_function
+from stepengine.evaluation.case_runs import EngineMaker, Evaluation, describe_value
+from stepengine.evaluation.criteria import Case, digest_json, hash_files, hash_function
 from stepengine.evaluation.evaluation_files import load_evaluation
 from stepengine.evaluation.evaluation_report import (
     MAX_SEED,
@@ -144,6 +144,7 @@ async def improve(
         by,
         asked.by_agent,
         Path(resume or folder or tempfile.mkdtemp(prefix="stepengine-improve-")),
+        where,
     )
     given = {"seed": seed, "blame": blame, "versions": versions, "at_once": concurrency, "model": reflect_model}
     given = {name: value for name, value in given.items() if value is not None}
@@ -152,7 +153,7 @@ async def improve(
         search.load_plan(amount, given)
     else:
         search.make_plan(amount, {**DEFAULTS, "model": asked.model_name_for(original), **given})
-    search.refuse_problems_and_split_cases(where, is_restricted=bool(patterns))
+    search.refuse_problems_and_split_cases(is_restricted=bool(patterns))
     make = make_engine or partial(
         make_sample_engine, models=models, agent_models=asked.by_agent, default_model=default_model
     )
@@ -254,6 +255,7 @@ class _PlannedSearch:
         by: What to improve.
         models: The chosen models by agent.
         folder: The folder of the results.
+        root: The folder of the evaluation's files.
         plan: The params of the agent ``improver``.
     """
 
@@ -263,6 +265,7 @@ class _PlannedSearch:
     by: str
     models: Mapping[str, str]
     folder: Path
+    root: Path
     plan: dict[str, Any] = attrs.field(factory=dict)
 
     @property
@@ -320,14 +323,17 @@ class _PlannedSearch:
         """
         Return a digest of the inputs that a continued search must have unchanged.
 
-        It covers the agent's file, the prompts, params, groups, tags and checks of the cases, n, the measure, the parts and
-        ``agent_models``. It does not cover files, answers and replies of cases, limits, and the options in the plan.
+        It covers the agent's file, the cases with their files and checks, n, limits, the measure, the parts and ``agent_models``. It
+        does not cover the options in the plan.
         """
         cases = [
             [
                 case.id,
                 case.prompt,
                 repr(case.params),
+                describe_value(case.answers),
+                describe_value(case.replies),
+                self._digest_files(case),
                 case.group,
                 [*case.tags],
                 [hash_function(c) for c in self.evaluation.checks_of(case).values()],
@@ -335,20 +341,25 @@ class _PlannedSearch:
             for case in self.evaluation.cases
         ]
         source = self.file.source.decode()
-        return digest_json([source, cases, self.evaluation.n, self.by, [*self.parts], sorted(self.models.items())])
+        limits, models = repr(self.evaluation.limits), sorted(self.models.items())
+        return digest_json([source, cases, self.evaluation.n, limits, self.by, [*self.parts], models])
 
-    def refuse_problems_and_split_cases(self, root: Path, *, is_restricted: bool) -> None:
+    def _digest_files(self, case: Case) -> str:
+        files = self.evaluation.files_of(case)
+        folder = None if files is None or isinstance(files, Mapping) else (self.root / files).resolve()
+        return digest_json(hash_files(folder) if folder is not None and folder.is_dir() else repr(files))
+
+    def refuse_problems_and_split_cases(self, *, is_restricted: bool) -> None:
         """
         Split off the held-out cases.
 
         Args:
-            root: The folder of the evaluation's files.
             is_restricted: Whether the caller has chosen the parts to change.
 
         Raises:
             DataError: with all problems of the agent and the evaluation.
         """
-        found = self.evaluation.problems(root)
+        found = self.evaluation.problems(self.root)
         if self.evaluation.cases:
             found += find_improvement_problems(self.file, [*self.parts], self.evaluation, self.by)
         if "system_prompt" in self.file.fixed and not is_restricted:

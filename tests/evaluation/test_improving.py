@@ -15,17 +15,19 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import attrs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepengine import Usage, UserMessage
+from stepengine import Limits, Usage, UserMessage
 from stepengine.cli.exits import Exit
 from stepengine.data.transcript import Transcript
 from stepengine.engine.loader import AgentLocation, load_module
 from stepengine.errors import DataError, DefinitionError, LimitExceeded
 from stepengine.evaluation import improve_sync, improvement_search
 from stepengine.evaluation.alterations import AgentFile
+from stepengine.evaluation.evaluation_files import load_evaluation
 from stepengine.evaluation.reply_book import CachingProvider, ReplyBook
 from stepengine.models import ModelReply, ModelRequest, Models, Provider
 from stepengine.models.pricing import LIST_PRICES
@@ -574,6 +576,31 @@ def test_a_search_continues_only_with_its_original_inputs(greeting: Any) -> None
     assert "is a search with another greeter.py" in " ".join(other.split())
     assert ended["is_better"]
     assert asked == Path("asked.txt").read_text()
+
+
+@pytest.mark.spec("evaluation:JG146")
+@pytest.mark.deep
+@pytest.mark.smoke
+def test_a_search_does_not_continue_with_changed_cases(greeting: Any) -> None:
+    greeting.write("repo/a.txt", "x")
+    evaluation = attrs.evolve(load_evaluation(Path("greeting.py")), files="repo")
+    replies = change_prompt("Greet people. Do it by name.")
+    made = improve_sync("greeter.py", evaluation, replies=replies, budget=1, seed=1, folder="o")
+    first, *others = evaluation.cases
+
+    for changes in (
+        {"limits": Limits(max_steps=3)},
+        {"files": {"a.txt": "y"}},
+        {"cases": [attrs.evolve(first, answers="yes"), *others]},
+        {"cases": [attrs.evolve(first, replies=["Hello Ann!"]), *others]},
+    ):
+        with pytest.raises(DataError, match="is a search with another"):
+            improve_sync("greeter.py", attrs.evolve(evaluation, **changes), replies=replies, resume="o")
+    greeting.write("repo/a.txt", "y")
+    with pytest.raises(DataError, match="is a search with another"):
+        improve_sync("greeter.py", evaluation, replies=replies, resume="o")
+    greeting.write("repo/a.txt", "x")
+    assert made.found == improve_sync("greeter.py", evaluation, replies=replies, resume="o").found
 
 
 @pytest.mark.spec("evaluation:JG146")
