@@ -329,7 +329,7 @@ class Trials:
 
         def passes(result: RunResult) -> bool:
             run = JudgedRun(case, result, result.journal or FileJournal("none"), cast("Any", _NoFiles()))
-            return all(_is_passing_result(check(run)) for check in asked)
+            return all(_is_passing_verdict(check(run)) for check in asked)
 
         return Check(f"of case {case.id}", passes)
 
@@ -366,7 +366,7 @@ class _NoFiles:
         return bool(self.root)
 
 
-def _is_passing_result(result: object) -> bool:
+def _is_passing_verdict(result: object) -> bool:
     """
     Return whether the return value of a check passes: a ``Verdict`` that does, ``True``, or a number of at least ``PASSES``.
 

@@ -33,7 +33,9 @@ def find_agent_origin(agent: AgentDefinition) -> Origin | None:
     handler = agent.handle_steps
     location = location_of(handler) if handler is not None else ""
     handled, _, line = location.rpartition(":")
-    modules = [one for one in _author_modules() if any(_is_same_agent(agent, held) for held in _agents_in(one))]
+    modules = [
+        one for one in _list_modules_outside_package() if any(_is_same_agent(agent, held) for held in _agents_in(one))
+    ]
     own = next((one for one in modules if one.__file__ == handled), modules[0] if modules else None)
     if own is not None and own.__file__ is not None:
         file = Path(own.__file__)
@@ -42,7 +44,7 @@ def find_agent_origin(agent: AgentDefinition) -> Origin | None:
     return Origin(Path(handled), int(line)) if handled and line.isdecimal() and Path(handled).is_file() else None
 
 
-def _author_modules() -> Iterator[ModuleType]:
+def _list_modules_outside_package() -> Iterator[ModuleType]:
     """Yield all loaded modules that have a file outside of this package, those of other libraries included."""
     package = str(Path(__file__).resolve().parents[1])
     for module in list(sys.modules.values()):

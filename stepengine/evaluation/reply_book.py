@@ -286,7 +286,7 @@ class CachingProvider(Provider):
             reply = await self._book.call_within_budget(
                 self._name,
                 key,
-                lambda: self._ask_model(request),
+                lambda: self._call_real_provider(request),
                 most=most,
                 price=lambda usage: self._price(model, usage),
             )
@@ -296,7 +296,7 @@ class CachingProvider(Provider):
         self.bought += 1
         return reply
 
-    async def _ask_model(self, request: ModelRequest) -> ModelReply:
+    async def _call_real_provider(self, request: ModelRequest) -> ModelReply:
         """Call the real provider, and return its reply with a cost, if its price is known."""
         reply = await self._models.provider_for(request.model).complete(request)
         if reply.cost is not None or reply.usage is None:
