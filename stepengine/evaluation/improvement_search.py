@@ -171,7 +171,8 @@ async def improve(
     # First: if the process dies after the agent's file was changed, the results show why.
     _write_results(improvement)
     if write and improvement.is_better and file.is_file_unchanged():
-        replace_file(file.file, file.source_with_changes(improvement.found["changes"]))
+        # Of a linked file the content changes, not the link.
+        replace_file(file.file.resolve(), file.source_with_changes(improvement.found["changes"]))
         improvement = attrs.evolve(improvement, is_written=True)
         _write_results(improvement)
     return improvement

@@ -235,6 +235,21 @@ def test_results_are_written_before_the_agent(greeting: Any, monkeypatch: pytest
     assert value in Path("o/improvement.diff").read_text()
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
+@pytest.mark.spec("evaluation:JG151")
+def test_a_better_version_is_written_through_a_link(greeting: Any) -> None:
+    Path("linked.py").symlink_to("greeter.py")
+    value = "Greet people. Do it by name."
+    made = improve_sync(
+        "linked.py", "greeting.py", replies=change_prompt(value), budget=1, seed=1, folder="o", write=True
+    )
+
+    assert made.is_written
+    assert Path("linked.py").is_symlink()
+    assert value in Path("greeter.py").read_text()
+
+
 @pytest.mark.spec("evaluation:JG148", "evaluation:JG151")
 def test_improve_in_python_needs_a_budget(greeting: Any) -> None:
     with pytest.raises(DataError, match=r"budget= or --budget is an amount of US dollars above 0"):
