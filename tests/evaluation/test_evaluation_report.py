@@ -258,7 +258,7 @@ def judged(request: Any) -> Any:
     return text('{"score": 1, "reason": "fine"}', cost="0.01")
 
 
-def test_the_tools_of_a_judge_change_no_file_of_the_author(tmp_path: Path) -> None:
+def test_a_judge_changes_no_file_of_the_author(tmp_path: Path) -> None:
     (tmp_path / "precious.txt").write_text("precious")
     strict = AgentDefinition("strict", model="test/one", tools=["write_file"])
     evaluation = attrs.evolve(GREETING, checks=[judge(strict, "Is it fine?")], gates=())
@@ -307,7 +307,7 @@ def take_five_steps(ctx: Any) -> Any:
     return {"score": 1}
 
 
-def test_a_judge_dearer_than_the_runs_is_paid_from_the_budget() -> None:
+def test_a_judge_dearer_than_the_runs_uses_the_budget() -> None:
     strict = AgentDefinition("strict", model="test/one", handle_steps=take_five_steps)
     evaluation = attrs.evolve(GREETING, checks=[judge(strict, "Is it fine?")], gates=())
     options: Any = {"replies": lambda _: text("Hello", cost="0.01"), "concurrency": 1}
