@@ -142,7 +142,8 @@ class _EvaluationReader:
                 return maker(**value)
             if isinstance(value, list) and name not in WHOLE:
                 return maker(*value)
-            return maker() if value is None else maker(value)
+            is_expected = name == "equals" and isinstance(told, Mapping)
+            return maker() if value is None and not is_expected else maker(value)
         except (TypeError, ValueError, ArithmeticError, StepEngineError) as error:
             self.problems.append(f"{where}: {name}: {error}")
             return None

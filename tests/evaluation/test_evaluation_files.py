@@ -11,6 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from stepengine.cli.app import app
+from stepengine.errors import DataError
+from stepengine.evaluation import evaluate_sync
+from stepengine.evaluation.evaluation_files import load_evaluation
 
 EVALUATION = """
 from stepengine import AgentDefinition
@@ -59,3 +62,18 @@ def test_a_text_check_of_structured_output_is_broken(tmp_path: Path, monkeypatch
     for check in ("contains", "matches"):
         assert said[check].startswith(f"broken DataError: {check}() reads the text of a run")
         assert "equals(...), fits(...)" in said[check]
+
+
+@pytest.mark.spec("evaluation:JG60")
+def test_an_evaluation_in_yaml_may_expect_null(tmp_path: Path) -> None:
+    file = tmp_path / "evals.yaml"
+    source = "agents: {base: ./one.py}\ncases:\n- id: a\n  checks: [CHECK]\n"
+    file.write_text(source.replace("CHECK", "{equals: null}, only_changes, {only_changes: null}"))
+    (tmp_path / "one.py").write_text(
+        "from stepengine import AgentDefinition\n\n\ndef handle_steps(ctx):\n    return\n    yield\n\n\n"
+        'agent = AgentDefinition("one", handle_steps=handle_steps)\n'
+    )
+    assert evaluate_sync(file).passed
+    file.write_text(source.replace("CHECK", "equals"))
+    with pytest.raises(DataError, match="equals"):
+        load_evaluation(file)
