@@ -199,8 +199,8 @@ async def evaluate(
     make = make_engine or partial(make_sample_engine, models=models, agent_models={} if model is None else {"": model})
     if not recheck:
         await try_making_engines(known.values(), make)
-        is_live = any(scripted(case) is None for case in loaded.cases)
-        runs = len(loaded.cases) * len(known) * loaded.n if is_live else 0
+        live = [case for case in loaded.cases if scripted(case) is None]
+        runs = len(live) * len(known) * loaded.n
         estimate = partial(CostEstimate, runs, None, None)
         shared_budget = await confirm_estimate(confirm, estimate, shared_budget)
     refuse_foreign_result_folder(place)

@@ -201,6 +201,10 @@ async def test_confirm_refuses_or_sets_the_budget_of_live_runs(tmp_path: Path) -
         await evaluate(GREETING, n=3, confirm=refuse, folder=tmp_path / "out")
     assert not (tmp_path / "out").exists()
     assert [CostEstimate(6, None, None)] == estimates
+    scripted = attrs.evolve(GREETING, cases=[attrs.evolve(GREETING.cases[0], replies=FINE), *GREETING.cases[1:]])
+    with pytest.raises(DataError, match="too many"):
+        await evaluate(scripted, n=3, confirm=refuse, folder=tmp_path / "out")
+    assert CostEstimate(3, None, None) == estimates[1]
     assert (await evaluate(GREETING, replies=FINE, confirm=refuse)).passed
     with pytest.raises(LimitExceeded, match=r"max_cost_usd is 0\.005"):
         await evaluate(GREETING, models=ScriptedModel(lambda _: FINE[0]), confirm=approve, concurrency=1)
