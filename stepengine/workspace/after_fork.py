@@ -19,8 +19,8 @@ Function = TypeVar("Function", bound=Callable[[], None])
 
 PATIENCE_SECONDS = 10.0
 """
-Seconds for which a fork waits for each thing that is not at rest; then it takes place nevertheless: a program that
-hangs is worse.
+Seconds for which a fork waits for each busy object. Then the fork happens nevertheless, since a program that hangs is
+worse.
 """
 
 

@@ -95,7 +95,7 @@ def check_argv(words: Sequence[str]) -> Argv:
 
 
 def _check_command_text(text: str) -> None:
-    """Raise an error for text that cannot be passed to a program."""
+    """Raise an error for text that no program accepts: with a NUL or half a surrogate pair, or of more than 128 KiB."""
     if len(text) > COMMAND_BYTES:
         _raise_too_large(len(text))
     if "\0" in text:

@@ -63,8 +63,8 @@ def replace_file(folder: Fd, name: str, data: bytes, old: os.stat_result | None,
     """
     Replace the content of a file with *data*, durably.
 
-    The mode of an old file is kept without set-uid and set-gid, unless *mode* gives another; a new file gets 0644 minus
-    the umask.
+    Without *mode*, the file gets the permission bits of *old*, without set-uid and set-gid; without *old*, 0644 minus the umask.
+    Nothing else of *old* is used: the caller checks whether the file has changed since.
     """
     if mode is None and old is not None:
         mode = stat.S_IMODE(old.st_mode) & 0o777
@@ -102,7 +102,7 @@ def sync_folder(folder: Path) -> None:
     Sync the names in a folder to the disk, if its file system supports it.
 
     Raises:
-        OSError: when too many files are open to do it, which says nothing of the file system.
+        OSError: when too many files are open. Other errors are ignored.
     """
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)

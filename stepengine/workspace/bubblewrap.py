@@ -48,8 +48,8 @@ def sandbox_search_path(search_path: str) -> str:
     """
     Return the search path with which the sandbox finds the same programs.
 
-    A folder outside of the system's own is named by its real path, under which it is shown: no link to it is. One that is not
-    there is left out, since a program in the sandbox could make it.
+    Folders outside of the system's own have their real paths, since the sandbox has no links to them. Missing folders are omitted, since a
+    program in the sandbox could create them.
     """
     return os.pathsep.join(dict.fromkeys([shown for _, shown in _iter_search_folders(search_path)]))
 
@@ -106,7 +106,7 @@ def _visible_paths_of_installation(installed: Path) -> Iterator[str]:
     """
     Yield the folders of an installation such as ``~/.cargo``, and its settings; other files are hidden, since some contain keys.
 
-    Of ``~/.local`` that is not what programs keep there, but for those that are installed among it.
+    Of ``~/.local``, the data of programs is hidden, except whole installations in it.
     """
     is_local = installed.name == ".local"
     for path in _list_entries(installed):

@@ -52,7 +52,7 @@ def content_in_editor(buffers: Buffers | None, path: str, data: bytes) -> bytes:
 
 
 def text_for_editor(data: bytes) -> str | None:
-    """Return the text of *data* for an editor; ``None`` if the editor would write it back differently."""
+    """Return the text of *data* for an editor; ``None`` if it is binary, has a byte order mark or is not valid UTF-8."""
     decoded = decode_text(data)
     if decoded is None or decoded.bom or decoded.shown != decoded.text:
         return None

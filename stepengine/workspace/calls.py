@@ -51,7 +51,7 @@ class FolderEntry(Protocol):
         """Return whether the entry is a folder; on remote systems links are not followed."""
 
     def is_file(self, *, follow_symlinks: bool = True) -> bool:
-        """Return whether the entry is a regular file."""
+        """Return whether the entry is a regular file; on remote systems links are not followed."""
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
         """Return the status of the entry."""
@@ -177,7 +177,7 @@ def put_file(folder: Fd, name: str, data: bytes, mode: int | None) -> None:
 
 
 def remove_stale_files(folder: Fd) -> None:
-    """Remove temporary files in a folder from processes that have ended."""
+    """Remove temporary files in a folder that are older than a minute and whose process has ended."""
     if isinstance(folder, RemoteFile):
         folder.sweep()
     else:

@@ -17,8 +17,8 @@ class CommandGuard(CallGuard):
     The guard of a command call, with the function that restricts the command.
 
     Attributes:
-        confine: Takes the root of a tool, the place of the working folder below it, and a command. Returns the command to run in its
-            place. Raises ``ToolError`` for a command whose words lead to files that it must not show.
+        confine: Receives the root of a tool, the path of the working folder below it, and a command. Returns the command to run
+            instead. Raises ``ToolError`` for a command whose words lead to withheld files.
     """
 
     confine: Callable[[Root, Sequence[str], Argv], Argv]

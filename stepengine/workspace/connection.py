@@ -64,7 +64,7 @@ class CallReply:
     Attributes:
         head: The members of its last frame.
         data: The data of all its frames.
-        line: Which connection it was made on, counting them.
+        line: The number of the connection.
     """
 
     head: Mapping[str, Any]
@@ -104,12 +104,12 @@ class ProgramConnection:
     A connection to a program, and the calls to it; it can be used by several threads.
 
     Args:
-        argv: What gives its standard input and output.
-        env: All that it sees of the environment of here.
-        name: What it is called in messages.
-        source: What it becomes.
-        seconds: How long its start may take.
-        line: Which connection it is, for whoever counts them.
+        argv: The command that connects to its standard input and output.
+        env: The environment variables of this command.
+        name: Its name in messages.
+        source: The source code that it runs.
+        seconds: The time limit of its start.
+        line: The number of the connection, for its replies.
     """
 
     def __init__(
@@ -181,12 +181,12 @@ class ProgramConnection:
         Send a call, and return its number for ``answer``.
 
         Args:
-            do: What is to be done.
-            data: Bytes for it.
-            effect: Whether it changes something, so that nobody knows what came of it when no answer comes.
-            seconds: How long it may take until it is sent.
-            listener: Is told of the program that the call starts. It is named here, since a quick program may print before the
-                call has returned, and news of a program that nobody listens to end the connection.
+            do: The name of the request.
+            data: Its data.
+            effect: Whether it changes something: without a reply, its outcome is then unknown.
+            seconds: The time limit for sending it.
+            listener: Receives the output of the program that the call starts. It is registered before the call is sent, since the
+                program may print before the reply, and output without a listener ends the connection.
             given: Members of the request.
 
         Raises:
@@ -254,7 +254,7 @@ class ProgramConnection:
         return pending.answer
 
     def discard_reply(self, number: int) -> None:
-        """Discard the reply to a call."""
+        """Discard the reply to a call, now or when it arrives."""
         with self._lock:
             pending = self._pending.get(number)
             if pending is not None:

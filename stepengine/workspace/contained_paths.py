@@ -135,6 +135,7 @@ def has_wildcards(path: str) -> bool:
 
 
 def _iter_decodings(text: str) -> Iterator[str]:
+    """Yield a text with its ``%2f`` forms decoded, and with its backslash escapes decoded."""
     if "%" in text:
         yield unquote(text)
     if "\\" in text:
@@ -212,6 +213,7 @@ def _expand_word_braces(word: str) -> list[str]:
 
 @lru_cache(16)
 def _part_regex(keep: str) -> re.Pattern[str]:
+    """Return the regex for the parts of a text between delimiters; the characters in *keep* are no delimiters."""
     split_at = "".join([character for character in DELIMITERS if character not in keep])
     return re.compile(f"[^{re.escape(split_at)}]+")
 

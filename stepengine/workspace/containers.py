@@ -32,9 +32,9 @@ class Container:
     Attributes:
         program: ``docker`` or ``podman``.
         name: Its name.
-        env: All that the program sees of the environment of here.
-        words: What ``run`` is given to make it; none for one that somebody else made.
-        start: How long that may take: the image may have to be fetched.
+        env: The environment variables of the program.
+        words: The arguments of ``run`` that create it; empty for a container that someone else created.
+        start: The time limit in seconds for its creation, with the download of the image.
     """
 
     program: str
@@ -52,7 +52,7 @@ class Container:
         Start the container, and create it if it does not exist. An existing container is not changed.
 
         Raises:
-            WorkspaceLost: when it cannot start, or one of that name was made with other options.
+            WorkspaceLost: when it cannot start, or one of this name was created with other options.
         """
         if not self.words or self._ensure_running():
             return

@@ -105,7 +105,7 @@ class GitQuery:
     Attributes:
         before: Git and its options before the subcommand.
         after: The subcommand and its arguments.
-        question: What is asked before: the names of all settings that hold for it, each ended by a NUL.
+        question: The command to run first: it prints the names of all settings that apply, each ended by a NUL.
     """
 
     before: Argv
@@ -239,8 +239,8 @@ def check_variable_names(names: Sequence[str], *, env_secrets: bool) -> tuple[st
     Return the names of the variables that commands may see; raise ``DefinitionError`` for a bad name.
 
     Raises:
-        DefinitionError: for one string, for what is not a name, for a variable that always has a value of ours, and for
-            the name of a secret without *env_secrets*.
+        DefinitionError: for a single string, an invalid name, a variable that every command gets with a fixed value, and the
+            name of a secret without *env_secrets*.
     """
     if isinstance(names, str):
         msg = f"env={names!r} is one string; give a list of names, such as env=[{names!r}]"
@@ -266,8 +266,10 @@ def read_git_identity(folder: str, root: Sequence[str]) -> tuple[tuple[str, str]
     """
     Return the variables with the user's name and email for git. No other git settings are read.
 
+    Variables of this process have precedence over the configuration.
+
     Args:
-        folder: Where git is asked: the configuration of a repository there counts before the user's own.
+        folder: The working folder of git: the configuration of a repository there has precedence over the user's own.
         root: The components of the root's real path; no git below it is executed.
     """
     own = {name: value for name, value in os.environ.items() if name not in {"GIT_DIR", "GIT_WORK_TREE"}}
@@ -311,7 +313,7 @@ class PrivateFolders:
 
     Attributes:
         folder: The folder that holds them; only its owner may enter.
-        system: Where that is; ``None`` for here.
+        system: Its system; ``None`` for this machine.
     """
 
     folder: Path = attrs.field(factory=lambda: Path(tempfile.mkdtemp(prefix="stepengine-")))
@@ -361,11 +363,11 @@ class CommandEnvironment:
     The rules for the environment variables of commands.
 
     Attributes:
-        names: Variables of this process, or of the system that they run on, that they may see.
-        identity: Returns the variables with the name and address under which git commits, each with its value.
+        names: The visible variables of this process, or of the remote system.
+        identity: Returns the variables with the name and email for git commits, each with its value.
         real_home: Whether they see the real home folder.
         root: The components of the root's real path; no program below it is found by name.
-        system: Where commands run; ``None`` for here.
+        system: The system of the commands; ``None`` for this machine.
     """
 
     names: tuple[str, ...]
@@ -375,7 +377,7 @@ class CommandEnvironment:
     identity: Callable[[], tuple[tuple[str, str], ...]] = tuple
 
     def search_path(self) -> str:
-        """Return the search path for commands: our absolute folders outside of the root."""
+        """Return the search path for commands: the absolute folders of ``PATH`` outside of the root, or a default if there are none."""
         given, _, _ = self._known_variables()
         folders = dict.fromkeys([f for f in given.get("PATH", DEFAULT_PATH).split(os.pathsep) if f.startswith("/")])
         if self.system is None:
@@ -385,13 +387,17 @@ class CommandEnvironment:
         return os.pathsep.join(kept) or DEFAULT_PATH
 
     def find_program(self, name: str, search_path: str) -> str | None:
-        """Return the absolute path of a program on the system of the commands; ``None`` if it is not found."""
+        """
+        Return the path of a program on the system of the commands; ``None`` if it is not found outside of the root.
+
+        A name with a ``/`` is returned unchanged.
+        """
         if self.system is None or "/" in name:
             return find_program(name, search_path, self.root)
         return self.system.find_program_outside(name, search_path.split(os.pathsep), self.root)
 
     def _known_variables(self) -> tuple[Mapping[str, str], str, str]:
-        """Return the variables of the system, the user's name, and the home folder."""
+        """Return the variables (of a remote system only those for commands), the user's name, and the home folder."""
         if self.system is not None:
             return self.system.fetch_variables(("PATH", "TZ", *self.names))
         return os.environ, user_name(), os.path.expanduser("~")  # noqa: PTH111  (never raises)
@@ -418,7 +424,7 @@ def user_name() -> str:
 
 
 def is_within_root(path: str, root: Sequence[str]) -> bool:
-    """Return whether a path, as written or with links followed, is the root or below it."""
+    """Return whether a path, as written or with links followed, is the root or below it; nothing counts as below the root ``/``."""
     if not root:  # the root is /: its approval includes every program
         return False
     for form in (os.path.normpath(path), os.path.realpath(path)):
@@ -429,9 +435,9 @@ def is_within_root(path: str, root: Sequence[str]) -> bool:
 
 def find_program(name: str, search_path: str, root: Sequence[str]) -> str | None:
     """
-    Return the absolute path of a program on the search path; ``None`` if it is not found.
+    Return the path of a program on the search path; ``None`` if it is not found outside of the root.
 
-    A program below the root is not found by its name. A name with a ``/`` is a path and returned as it is.
+    The path is relative if its folder on the search path is. A name with a ``/`` is a path and returned unchanged.
     """
     if "/" in name:
         return name

@@ -158,10 +158,10 @@ def _select_number(connection: sqlite3.Connection, query: str) -> int:
 
 def read_regular_file(path: str | os.PathLike[str], most: int) -> bytes:
     """
-    Return the content of a file, of one that is longer *most* bytes and one more: the caller refuses it.
+    Return the content of a file; of a longer one the first *most* + 1 bytes, so that the caller can refuse it.
 
     Raises:
-        OSError: when it cannot be read, or is a pipe, a device or a folder; none of these is waited for.
+        OSError: when it cannot be read, or is a pipe, a device or a folder. It never waits for a pipe.
     """
     descriptor = os.open(path, CAREFULLY)
     try:

@@ -42,7 +42,7 @@ class CallGuard:
     The file rules for one call.
 
     Attributes:
-        file: Judges single files; ``None`` where no rule is about files.
+        file: Returns why a single file is withheld; ``None`` if no rule is about files.
         named: The paths of the call that its tool does not open through a ``Root``.
         others: Other texts of such a call, which may name files.
         was_asked: Whether a person was asked about the call, and has seen these texts.
@@ -58,10 +58,10 @@ class CallGuard:
         Return why the call must not start, judged by the paths of the call; ``""`` if it may start.
 
         Args:
-            folder: Where relative paths start, by default the working directory. Rules are about places below it, and of what
-                is outside of it about every end of its path.
-            is_here: Whether that is a folder of this machine. Where it is not, paths are judged as they are written; where links
-                lead, the tools that work there judge.
+            folder: The start of relative paths, by default the working directory. Rules are compared with paths below it. A file
+                outside of it is judged by every end of its path.
+            is_here: Whether *folder* is on this machine. Otherwise paths are judged as they are written, and the remote tools
+                check the targets of links.
         """
         if self.file is None or not (self.named or self.others):
             return ""
@@ -135,6 +135,7 @@ class _PatternExpander:
                         pending.append((f"{path}{found}/", at))
 
     def _list_names(self, folder: str) -> list[str]:
+        """Return the names in a folder, read only once; an empty list if it cannot be read."""
         if folder not in self._names:
             try:
                 self._names[folder] = os.listdir(folder)  # noqa: PTH208 - names, and not paths

@@ -51,7 +51,7 @@ class GuardedConnection(sqlite3.Connection):
 
     @override
     def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
-        """Execute a statement with the full limit."""
+        """Execute a statement; its operations are counted from zero."""
         self._operations, self.is_over = 0, False
         try:
             return super().execute(sql, parameters)
@@ -60,8 +60,8 @@ class GuardedConnection(sqlite3.Connection):
             raise sqlite3.DatabaseError(msg) from error
 
     def _count_and_check_limit(self) -> bool:
-        # This call is also where Python handles Ctrl-C, which it cannot do inside of SQLite.
         """Count the operations of a query for SQLite, and return whether they exceed the limit."""
+        # This call is also where Python handles Ctrl-C, which it cannot do inside of SQLite.
         self._operations += OPERATIONS_PER_CALL
         self.is_over = self._operations > BASE_OPERATIONS + OPERATIONS_PER_BYTE * self._file_bytes()
         return self.is_over

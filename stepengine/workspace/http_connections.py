@@ -184,7 +184,7 @@ class ConnectionWatch:
                 (self._table.mark_idle if self._is_known else self._table.mark_waiting)(self)
 
     def _watch_receive(self, receive: Receive) -> Receive:
-        """Return *receive*, which records when the body is complete."""
+        """Return *receive* that also records when the body is complete."""
 
         async def received() -> Message:
             message = await receive()
@@ -198,7 +198,7 @@ class ConnectionWatch:
         self._is_known = True
 
     def _watch_send(self, send: Send) -> Send:
-        """Return *send*, which closes the connection of a client that does not read."""
+        """Return *send* with a time limit, which closes the connection of a client that does not read."""
 
         async def send_timed(message: Message) -> None:
             # Data for a client that does not read keeps its run in memory.

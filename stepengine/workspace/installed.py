@@ -1,4 +1,4 @@
-"""Which version of a distribution is installed."""
+"""Finds the version of an installed distribution without ``importlib.metadata``, which is slow to import."""
 
 from __future__ import annotations
 

@@ -16,12 +16,12 @@ def to_lf(text: str) -> str:
 
 def keep_line_ends(old: str, new: str, default: str = "") -> str:
     """
-    Return *new*, a changed version of *old*, with the line ends of that.
+    Return *new*, a changed version of *old*, with the line ends of *old*.
 
     Args:
         old: The text before the change; its lines may have different ends.
-        new: The text after it, whose own line ends do not count.
-        default: The line end where *old* has none; ``""`` leaves those of *new*.
+        new: The text after it; its own line ends are ignored.
+        default: The line end if *old* has none; ``""`` leaves those of *new*.
     """
     ends = END.findall(old)
     if "\n" not in new or not (ends or default):

@@ -67,7 +67,7 @@ SPELLINGS = 32
 
 
 def is_file_address(text: str) -> bool:
-    """Return whether a text starts like a file URL, such as ``file:///srv/a.txt``."""
+    """Return whether a text starts with ``file:`` and a slash, such as ``file:///srv/a.txt``; blanks before and line breaks are ignored."""
     found = FILE_ADDRESS.match(_remove_line_breaks(text))
     return found is not None and found[1] is not None
 
@@ -108,6 +108,7 @@ def _iter_readings(path: str) -> Iterator[str]:
 
 
 def _pattern_to_regex(pattern: str) -> str:
+    """Return the regex that finds a pattern at any depth of a normalized path."""
     text = normalize_path([pattern]).strip("/")
     body = re.sub(
         r"\[.\]|\*\*/|\*\*|\*|\?|[^*?\[]+|\[",

@@ -86,6 +86,7 @@ def _strip_root(path: str, root: Sequence[str]) -> tuple[str, ...]:
 
 
 def _split_components(text: str, path: str) -> tuple[str, ...]:
+    """Return the components of *text*; raise an error for ``..``, ``.`` or an empty one. Messages name *path*."""
     parts = text.removeprefix("./").rstrip("/").split("/")
     if parts in ([""], ["."]):
         return ()

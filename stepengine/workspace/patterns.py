@@ -92,7 +92,7 @@ def expand_braces(pattern: str) -> list[str]:
     Expand the braces of a glob pattern, and return the resulting patterns.
 
     Raises:
-        ToolError: when its braces stand for more than 64.
+        ToolError: when the pattern expands to more than 64.
     """
     forms, done = [pattern], list[str]()
     while forms:
@@ -145,6 +145,7 @@ def find_pattern_problem(pattern: str) -> str:
 
 
 def _compile_form(form: str, pattern: str, *, dotfiles: bool) -> list[Component]:
+    """Return the matchers for the components of a pattern without braces; raise ``ToolError`` for more than 64."""
     names = [n for n in form.split("/") if n not in {"", "."}]
     if len(names) > MAX_COMPONENTS:
         msg = f"the pattern {pattern!r} cannot be used: it has more than {MAX_COMPONENTS} components"
@@ -221,7 +222,7 @@ def _have_common_text(
 
 
 def _add_places_after_stars(form: Sequence[Component], places: set[int]) -> set[int]:
-    """Return *places* and the positions after each ``**``, which can match no name."""
+    """Add the positions after each ``**``, which can match no name, to *places*, and return it."""
     for place in sorted(places):
         at = place
         while at < len(form) and form[at] is None:
@@ -443,7 +444,12 @@ def max_search_columns(pattern: str) -> int:
 
 
 def _measure_cost(parsed: Any, *, inside: bool) -> tuple[int, int]:
-    """Return the number of unbounded repetitions, and of ways in which the rest can match."""
+    """
+    Return the number of unbounded repetitions, and of ways in which the rest can match.
+
+    Raises:
+        ToolError: for a repetition or an alternative *inside* a repetition, and for references to groups.
+    """
     costs = [_measure_operation(str(operation), argument, inside=inside) for operation, argument in parsed]
     return sum(c[0] for c in costs), math.prod(c[1] for c in costs)
 

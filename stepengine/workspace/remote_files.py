@@ -52,15 +52,15 @@ class RemotePlace:
     The command and options that connect to a remote system.
 
     Attributes:
-        name: What it is called, without secrets: in messages, records and journals.
-        argv: Returns what gives standard input and output of a Python there, with these options of Python.
-        env: All that the program sees of the environment of here.
-        limits: Limits of the system for the program there and all that it starts, by the names of ``resource``.
-        start: Seconds that a start may take.
-        shown: Folders there that are folders of this machine: what they are here.
-        once: Why it cannot be reached a second time, as the end of a sentence; ``""`` when it can.
+        name: Its name in messages, records and journals, without secrets.
+        argv: Returns the command that connects to a Python there; it receives the options of Python.
+        env: The environment variables of this command.
+        limits: Resource limits of the remote program and its children, by the names of ``resource``.
+        start: The time limit of a start in seconds.
+        shown: The remote folders that are mounted from this machine, with their local paths.
+        once: Why it cannot be reached a second time, as the end of a sentence; ``""`` if it can.
         kept: The container that outlives a connection.
-        again: Returns the same kind of place that begins with another image or folder.
+        again: Returns a ``Workspace`` of the same kind from another image or folder.
     """
 
     name: str
@@ -79,11 +79,11 @@ class RemoteFile:
     An open file or folder on a remote system.
 
     Attributes:
-        system: Where it is.
-        line: On which connection it was opened, counting them.
-        number: What it is called there.
+        system: Its system.
+        line: The number of the connection on which it was opened.
+        number: Its handle there.
         position: The offset of the next read, in bytes.
-        mount_id: The id of its mount; ``""`` if the system does not report it.
+        mount_id: The id of its mount; ``""`` for files, and if the system does not report it.
     """
 
     __slots__ = ("__weakref__", "_info", "_start", "is_root", "line", "mount_id", "number", "position", "system")
@@ -163,7 +163,7 @@ class RemoteFile:
         self._call("mkdir", effect=True, folder=self.number, name=name, mode=mode)
 
     def rmdir(self, name: str) -> None:
-        """Remove a folder in it."""
+        """Remove an empty folder in it."""
         self._call("rmdir", effect=True, folder=self.number, name=name)
 
     def unlink(self, name: str) -> None:
@@ -175,7 +175,7 @@ class RemoteFile:
         self._call("replace", data, effect=True, folder=self.number, name=name, mode=mode)
 
     def sweep(self) -> None:
-        """Remove temporary files in it whose process has ended."""
+        """Remove temporary files in it that are older than a minute and whose process has ended."""
         self._call("sweep", folder=self.number)
 
 
@@ -193,11 +193,11 @@ class FarEntry:
         return self._number
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
-        """Return whether it is a folder, and no link to one."""
+        """Return whether it is a folder, and no link to one; *follow_symlinks* is ignored."""
         return self._kind == "d"
 
     def is_file(self, *, follow_symlinks: bool = True) -> bool:
-        """Return whether it is a regular file, and no link to one."""
+        """Return whether it is a regular file, and no link to one; *follow_symlinks* is ignored."""
         return self._kind == "f"
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
@@ -267,7 +267,7 @@ class RemoteSystem:
         Return the connection, after opening it if necessary.
 
         Args:
-            line: Which connection it has to be, counting them; any for ``None``.
+            line: The number of the required connection; ``None`` for any.
 
         Raises:
             WorkspaceLost: when it cannot be opened, or that one has ended.
@@ -495,7 +495,7 @@ class Spawned:
         self._connection.notify("end", child=self._number)
 
     def kill(self) -> None:
-        """Kill its supervisor."""
+        """Kill its supervisor. Linux then kills the command, but not the other processes that it started."""
         self._connection.notify("kill", child=self._number)
 
     def allow_output(self, size: int) -> None:
@@ -538,6 +538,7 @@ def _read_listing(data: bytes, system: RemoteSystem) -> Iterator[Any]:
 
 
 def _parse_entry(told: Any) -> FarEntry:
+    """Parse an entry of a listing; raise ``WorkspaceLost`` for one that no folder can have."""
     if (
         not isinstance(told, list)
         or len(told) != ENTRY

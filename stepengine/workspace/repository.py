@@ -71,7 +71,7 @@ def read_project(
             folder: 32 KiB of a file, 64 KiB of all, the nearest first; they come nearest last.
         skills: List the skills.
         facts: Ask for the platform, git's branch and the changed files.
-        user: Read also what the user keeps for all projects.
+        user: Read also the user's own instructions and skills for all projects.
     """
     workspace = WORKSPACE.get()
     made: dict[str, Any] = {"instructions": [], "deeper": [], "skills": [], "facts": {}, "warnings": []}
@@ -123,7 +123,11 @@ class _Instructions:
         self._seen: set[Any] = set()
 
     def read(self, *, user: bool) -> None:
-        """Read the instruction files within the size limit, the nearest folder first; its text is last in the result."""
+        """
+        Read the instruction files within the size limit, the nearest folder first; its text is last in the result.
+
+        With *user*, the user's own file is read last, and its text is first in the result.
+        """
         top = find_project_root(self._folder)
         with suppress(DefinitionError), closing(Root(top, PathPolicy(allow_wide_root=True))) as root:
             below = self._folder.relative_to(top).parts
@@ -200,7 +204,7 @@ class _Instructions:
 
 
 def _read_git_status(folder: Path) -> dict[str, object]:
-    """Return branch and changed files; empty without a repository or git, or if git needs more than two seconds."""
+    """Return branch and changed files; empty without a repository or git, or if git fails or needs more than two seconds."""
     if not os.path.lexists(find_project_root(folder) / ".git"):
         return {}
     private = PrivateFolders()
@@ -245,9 +249,9 @@ def _run_git(program: str, argv: Argv, folder: Path, env: Mapping[str, str], mos
 
 def _parse_status(status: bytes, top: Path) -> dict[str, object]:
     """
-    Return branch and changed files as ``git status --porcelain=v2 --branch -z`` has them, paths relative to *top*.
+    Return branch and changed files from the output of ``git status --porcelain=v2 --branch -z``; paths are relative to *top*.
 
-    Files that rules keep from tools are not among them.
+    Withheld files are omitted. At most 50 files are listed; all are counted.
     """
     guard, real = current_file_guard(), tuple([part for part in os.path.realpath(top).split("/") if part])
     made: dict[str, Any] = {"branch": "", "changed": [], "changed_count": 0}

@@ -34,7 +34,7 @@ from stepengine.workspace.writes import root_id
 SYMLINK_HOPS = 8
 """Real paths go through one or two; a longer chain is a loop or a trap. Linux allows 40."""
 SECRET_SCAN_ENTRIES = 200_000
-"""Some seconds of looking for files to hide; a larger folder is refused rather than searched in part."""
+"""Some seconds of searching for withheld files. In a larger tree, a file with more than one link counts as withheld."""
 
 
 LINK = {errno.ELOOP, errno.ENOTDIR, errno.EMLINK}
@@ -50,9 +50,9 @@ class OpenedEntry:
     The file or folder that a walk along a path has opened.
 
     Attributes:
-        fd: Its descriptor; whoever asked for it closes it.
-        parts: Its real place below the root, after symbolic links.
-        info: What ``fstat`` says of the descriptor.
+        fd: Its descriptor; the caller closes it.
+        parts: Its real path below the root, after symbolic links.
+        info: The status of the descriptor when it was opened.
     """
 
     fd: Fd
@@ -66,15 +66,15 @@ class Root:
 
     Args:
         folder: The root, here or of a ``Workspace``; a symbolic link is resolved once, now.
-        policy: What may be touched.
+        policy: The permissions below it.
 
     Attributes:
-        id: What stands for it in records.
-        system: Where it is; ``None`` for here.
+        id: Its id in records; see ``root_id``.
+        system: The remote system; ``None`` for this machine.
 
     Raises:
         DefinitionError: when it is not a folder, too wide, or this system cannot walk by descriptor.
-        WorkspaceLost: when the system that it is on cannot be reached.
+        WorkspaceLost: when its remote system cannot be reached.
     """
 
     fd: Fd
@@ -121,6 +121,7 @@ class Root:
         self.real = tuple([p for p in os.path.realpath(folder).split("/") if p])
 
     def _refuse_wide(self, folder: str | os.PathLike[str], here: str | os.PathLike[str]) -> None:
+        """Close the root and raise an error if its folder on this machine, *here*, is ``/`` or contains the home folder."""
         try:
             info = self.info if self.system is None else os.stat(here)  # noqa: PTH116  (samestat takes this)
         except OSError:  # a container of another machine
@@ -227,6 +228,7 @@ class Root:
             self._check_hardlink(opened, path)
 
     def _check_hardlink(self, opened: OpenedEntry, path: str) -> None:
+        """Raise an error for a file with another name that is withheld, or with any other name if the policy refuses those."""
         if self.policy.refuse_hardlinks and opened.info.st_nlink > 1:
             msg = f"{path!r} has more than one name (a hard link), which this set of tools refuses"
             raise ToolError(msg)
@@ -245,7 +247,7 @@ class Root:
     def iter_files(
         self, wanted: Callable[[Sequence[str]], bool], budget: WalkBudget
     ) -> Generator[tuple[tuple[str, ...], os.stat_result], None, None]:
-        """Yield path and status of the files that *wanted* selects."""
+        """Yield path and status of the regular files that *wanted* selects, within the budget."""
         fd = calls.open_at(".", FOLDER, self.fd)
         try:
             with closing(walk(self.may_enter, fd, (), budget, lambda _, __: True)) as entries:
@@ -325,8 +327,8 @@ class Root:
         """
         Open the folder of the last component for writing, and yield its descriptor and the component's name.
 
-        No symbolic link is followed. Missing folders are made with *create*, on the held descriptors, and removed again
-        when nothing comes of it; *made* takes their paths below the root, outermost first.
+        No symbolic link is followed. With *create*, missing folders are made, and removed again if the block raises an error.
+        Their paths below the root are appended to *made*, outermost first.
 
         Raises:
             PathOutsideRoot: when the path leads out.
@@ -368,7 +370,11 @@ class Root:
         return removed
 
     def list_names(self, path: str) -> list[str] | None:
-        """Return the names in a folder that prevent ``remove_empty_folders`` from removing it; ``None`` if it is missing."""
+        """
+        Return the unsorted names in a folder; ``None`` if it is missing, behind a link, or not writable by tools.
+
+        These names prevent ``remove_empty_folders`` from removing it.
+        """
         with suppress(OSError, ToolError), self.open_parent(path, create=False) as (folder, name):
             fd = calls.open_at(name, FOLDER, folder)
             try:

@@ -63,11 +63,11 @@ class Skill:
     A skill of a project or the user.
 
     Attributes:
-        name: What it is called by.
-        description: What it is for and when to use it; at most 1,024 characters.
+        name: Its name.
+        description: Its purpose and when to use it; at most 1,024 characters.
         scope: ``"project"`` or ``"user"``.
-        path: Its folder, as people are shown it.
-        root: What it is read below.
+        path: Its folder, for messages.
+        root: The root below which it is read.
         folder: Its folder below that root.
     """
 
@@ -86,7 +86,7 @@ class SkillCatalog:
 
     Attributes:
         skills: By name, in the order in which they were found.
-        warnings: What is wrong with those that are not there, or that were found twice; one sentence each.
+        warnings: Why skills were omitted, also as duplicates; one sentence each.
     """
 
     skills: dict[str, Skill] = attrs.field(factory=dict)
@@ -165,7 +165,7 @@ def find_skills(folder: Path, *, user: bool) -> SkillCatalog:
     """
     Return the skills of the project of *folder*; with *user*, the user's skills are added at the end.
 
-    The folders are gone through once, and again when one of them or a head has changed.
+    The folders are scanned once, and again after one of the seen folders or heads has changed. A scan that reached a limit is stored, too.
     """
     places = tuple(_skill_places(folder, user=user))
     known = _scans.get(places)
@@ -237,6 +237,7 @@ def _open_root(base: Path) -> Root | None:
 
 
 def _read_stamp(path: str) -> Stamp:
+    """Return the stamp of a file or folder, links followed; ``None`` if its status cannot be read."""
     try:
         status = os.stat(path)  # noqa: PTH116  (thousands of them: creating a Path for each would double the time)
     except OSError:
@@ -370,10 +371,10 @@ def _quote_description(head: str) -> str:
 
 def find_skill(folder: Path, name: str, *, user: bool) -> Skill:
     """
-    Return the skill *name* of the project that *folder* belongs to, or with *user* one of the user's own.
+    Return the skill *name* of the project of *folder*, or with *user* one of the user's own.
 
     Raises:
-        ToolError: when there is none of that name; it names those that are near to it.
+        ToolError: when there is no skill of this name; the message lists similar names.
     """
     known = find_skills(folder, user=user).skills
     found = known.get(name)

@@ -18,7 +18,7 @@ class TerminalResult:
     The result of a command in a terminal.
 
     Attributes:
-        output: What both streams printed, as they came.
+        output: The output of both streams, in order of arrival.
         is_cut: Whether its beginning is missing.
         code: Its exit code; ``None`` when a signal ended it.
         signal: The signal that ended it; ``""`` for none.
@@ -52,11 +52,11 @@ class Terminals(Protocol):
         Args:
             argv: The program and its arguments.
             cwd: The absolute path of the folder to run it in.
-            env: Variables that it sees beside those of the editor's terminals.
-            output_bytes: How much of the output is wanted, its end.
-            seconds: When it is killed; ``None`` for never.
-            path: The path of the run whose tool call this is.
-            call_id: The id of that call, at which the terminal is shown.
+            env: Variables in addition to those of the editor's terminals.
+            output_bytes: The most bytes of the output, counted from its end.
+            seconds: The time limit; ``None`` for none.
+            path: The path of the run with this tool call.
+            call_id: The id of the call, next to which the terminal is shown.
 
         Raises:
             ToolError: when the editor could not start it.

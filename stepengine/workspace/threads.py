@@ -87,6 +87,7 @@ class _ThreadTask:
         self.outcome: tuple[bool, Any] = (True, None)
 
     def run(self) -> None:
+        """Run the body in this thread, and schedule the delivery of its result in the event loop."""
         try:
             self.outcome = (True, self.context.run(self.body))
         except BaseException as error:  # noqa: BLE001  (it is raised again in the thread that waits)
@@ -109,8 +110,8 @@ class ThreadPool:
     At most *size* threads for synchronous bodies; abandoned threads do not count.
 
     Args:
-        size: How many bodies may run at once.
-        grace: Seconds that a cancelled body is waited for before it is abandoned.
+        size: The number of bodies that may run at once.
+        grace: The seconds until a cancelled body is abandoned.
     """
 
     def __init__(self, size: int = THREADS, *, grace: float = CANCEL_GRACE_SECONDS) -> None:

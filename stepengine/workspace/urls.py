@@ -103,7 +103,7 @@ def blocked_reason(text: str, allowed: Sequence[Network] = ()) -> str:
 
     Args:
         text: The address.
-        allowed: Networks that may be used whatever the table says.
+        allowed: Networks that are not blocked, despite the table.
     """
     address = parse_address(text)
     if address is None:
@@ -249,8 +249,8 @@ class AllowList:
     The hosts that may be fetched from, compared label by label.
 
     Args:
-        hosts: Host names such as ``"docs.python.org"``, ``"*.example.com"`` (every name below, not the name itself), IP
-            addresses, each with a port where that is not 80 or 443: ``"example.com:8080"``; or ``"public"``.
+        hosts: Host names such as ``"docs.python.org"``, ``"*.example.com"`` (every name below, not the name itself), and IP
+            addresses, IPv6 in brackets. A port such as ``"example.com:8080"`` allows only this port. Or ``"public"``.
         ports: More ports that may be used with any host.
 
     Raises:
@@ -289,7 +289,7 @@ class AllowList:
         Raise an error for a host or port that is not allowed.
 
         Raises:
-            BlockedAddress: naming what is not.
+            BlockedAddress: when it is not allowed; the message names the host or port.
         """
         if not self._public and (target.host, target.port) in self._exact:
             return

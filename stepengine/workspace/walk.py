@@ -25,10 +25,10 @@ MAX_DEPTH_LEVELS = 100
 
 class WalkBudget:
     """
-    The limits of a walk: entries, depth and time.
+    The limits of a walk: entries, time and cancellation.
 
     Attributes:
-        cut: Why it went no further; empty when it saw everything.
+        cut: Why the walk stopped early, also at its limit of depth; ``""`` if it saw everything.
     """
 
     def __init__(
@@ -69,14 +69,15 @@ def walk(
     """
     Yield the entries below an open folder, sorted by name, a folder before its content. *enter* selects folders to open.
 
-    Symbolic links and special files are left out. An entry's ``stat`` works only until the next one is asked for.
+    Symbolic links, special files, temporary files of atomic writes, and the content of unreadable folders are omitted. An entry's
+    ``stat`` works only until the next entry.
 
     Args:
         may_enter: Returns whether an open folder may be entered; see ``Root.may_enter``.
         fd: The folder; it stays open.
-        parts: Its place below the root.
-        budget: How far to go.
-        enter: Takes a folder's place and the descriptor of the folder that holds it; says whether to go into it.
+        parts: Its path below the root.
+        budget: The limits.
+        enter: Receives a folder's path and the descriptor of its parent; returns whether to yield and open the folder.
     """
     if len(parts) > MAX_DEPTH_LEVELS:
         budget.cut = budget.cut or f"stopped below {MAX_DEPTH_LEVELS} folders"

@@ -70,7 +70,7 @@ def read_umask() -> int:
 
 
 def remove_stale_temporaries(folder: int) -> None:
-    """Remove temporary files in a folder from processes that have ended."""
+    """Remove temporary files in a folder that are older than a minute and whose process has ended."""
     with os.scandir(folder) as entries:
         names = [e.name for e in entries if e.name.startswith(TEMPORARY)]
     for name in names:

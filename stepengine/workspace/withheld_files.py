@@ -13,9 +13,10 @@ from stepengine.workspace.walk import WalkBudget, walk
 
 def find_linked_secrets(root: Root) -> list[tuple[str, ...]]:
     """
-    Return the paths of files that have a hard link with a withheld name, searching up to 200,000 entries.
+    Return the paths of files that are not withheld, but have a hard link with a withheld name.
 
-    Almost no tree has any, and that takes no ``stat`` of what is not withheld to find out.
+    Each of two searches ends after 200,000 entries, 10 seconds or 100 levels. The paths that were found until then are returned. Almost
+    no tree has such files, so the second search, which needs the status of all other files, is rare.
     """
     withheld = root.iter_files(root.is_withheld, WalkBudget(SECRET_SCAN_ENTRIES))
     linked = {(info.st_dev, info.st_ino) for _, info in withheld if info.st_nlink > 1}
@@ -32,10 +33,10 @@ def list_withheld(root: Root, folder: OpenedEntry, *, deep: bool) -> list[tuple[
     Args:
         root: The root.
         folder: The folder; it stays open.
-        deep: Whether what folders in it hold counts, too.
+        deep: Whether the content of its folders is searched, too.
 
     Raises:
-        ToolError: when the tree is too large to tell.
+        ToolError: when the tree is too large to be searched in full.
     """
     found: list[tuple[str, ...]] = []
     start = len(folder.parts)
@@ -59,11 +60,13 @@ def has_visible_entry(root: Root, folder: OpenedEntry, names: Collection[str], *
     """
     Return whether an open folder has a file or folder with one of these names that is not withheld.
 
+    The search ends after 200,000 entries, 10 seconds or 100 levels, and counts as complete.
+
     Args:
         root: The root.
         folder: The folder; it stays open.
         names: Single names.
-        deep: Whether what folders in it hold counts, too.
+        deep: Whether the content of its folders is searched, too.
     """
     may_enter = root.may_enter if deep else lambda _: False
     budget = WalkBudget(SECRET_SCAN_ENTRIES)

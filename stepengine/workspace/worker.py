@@ -127,7 +127,7 @@ class Worker:
             write_all(self.sink, LENGTHS.pack(len(text), len(data)) + text + data)
 
     def serve(self) -> None:
-        """Answer requests until the input ends."""
+        """Answer requests; raise ``EOFError`` when the input ends. Return at a request that is too large."""
         write_all(self.sink, READY)
         while True:
             head_size, data_size = LENGTHS.unpack(read_exactly(self.source, LENGTHS.size))
@@ -231,7 +231,7 @@ class Worker:
         return {"found": None}
 
     def do_outside(self, paths: list[str], root: list[str]) -> Any:
-        """Return the paths that are neither the root nor below it, both as written and resolved."""
+        """Return the paths that are outside of the root both as written and resolved."""
         return {"outside": [path for path in paths if not is_within_root(path, root)]}
 
     def do_private(self) -> Any:
@@ -328,7 +328,7 @@ class Worker:
         replace_file_atomically(self.fd(folder), name, data, mode)
 
     def do_sweep(self, folder: int) -> None:
-        """Remove temporary files from processes that have ended."""
+        """Remove temporary files that are older than a minute and whose process has ended."""
         remove_stale_temporaries(self.fd(folder))
 
     # --- programs ---------------------------------------------------------------------------------------------------
@@ -569,7 +569,7 @@ def wait_readable(fds: Any) -> list[int]:
 
 
 def main() -> None:
-    """Answer the requests on standard input on standard output."""
+    """Answer the requests on standard input until it ends, then end all child processes."""
     source, sink = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)

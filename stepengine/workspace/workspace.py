@@ -181,15 +181,16 @@ class Workspace:
 
         The new workspace has the same permissions, working directory and *trusted* patterns.
 
-        A folder of this machine, in a sandbox or not, is copied, with its links as they are. Of a container that is kept, or runs
-        anyhow, an image is made; its mounts are not in it. It waits until that is done, so that an event loop calls it in a thread.
+        A folder of this machine, in a sandbox or not, is copied; its links stay as they are. A container from ``keep=`` or ``container=``
+        is saved as an image, without its mounts; the new container has the same mounts. The call blocks until that is done, so an
+        event loop calls it in a thread.
 
         Args:
-            to: A folder that is not there yet; for a container the name of an image, such as ``"shop:before"``.
+            to: A folder that does not exist yet; for a container the name of an image, such as ``"shop:before"``.
 
         Raises:
-            DefinitionError: for a place that cannot be kept so, and a folder that is there.
-            WorkspaceLost: when the copy, or the image, cannot be made.
+            DefinitionError: for a workspace without snapshots, and a folder that exists.
+            WorkspaceLost: when the copy or the image cannot be created.
         """
         made = self._copy(to)
         cwd = made.root / self.cwd.relative_to(self.root) if self.cwd.is_relative_to(self.root) else made.root
@@ -526,6 +527,7 @@ class Workspace:
         kept: Container | None = None,
         again: Callable[[str], Workspace] | None = None,
     ) -> Workspace:
+        """Return a workspace on another system. The first use starts the command that *argv* returns."""
         from stepengine.workspace.remote_files import RemotePlace, RemoteSystem
 
         place = RemotePlace(

@@ -65,7 +65,7 @@ def describe_error(error: Exception, seconds: float) -> str:
 
 
 def _open_file_problem() -> str:
-    """Return why this process cannot open any file, which SQLite does not report; ``""`` if it can."""
+    """Return advice if too many files are open, which SQLite does not report; else ``""``."""
     try:
         os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
     except OSError as error:
@@ -77,7 +77,7 @@ def enable_write_ahead(database: sqlite3.Connection, seconds: float) -> None:
     """
     Mark a new database as one of stepengine, and switch it to a write-ahead log; retry for *seconds* while other processes hold it.
 
-    SQLite lets one of them do it and refuses the others at once, whatever time-out the connection has, so it is asked again.
+    SQLite lets one process do this and rejects the others at once, despite the time-out of the connection. So it is retried.
 
     Raises:
         sqlite3.Error: when that is impossible, or others held the database for *seconds*.
@@ -100,10 +100,10 @@ def transaction(database: sqlite3.Connection, seconds: float = 0.0) -> Iterator[
     """
     Execute the block in one transaction, which commits all of it or nothing.
 
-    Others that write are waited for as long as they come on: *seconds* are how long nobody may have committed anything.
+    It waits for other writers as long as they commit: *seconds* is the longest wait without a commit.
 
     Raises:
-        sqlite3.Error: what SQLite says of a statement that it cannot carry out, such as that the disk is full.
+        sqlite3.Error: when SQLite cannot execute a statement, for example because the disk is full, or others hold the database.
     """
     _begin_transaction(database, seconds)
     try:
@@ -116,7 +116,7 @@ def transaction(database: sqlite3.Connection, seconds: float = 0.0) -> Iterator[
 
 
 def _begin_transaction(database: sqlite3.Connection, seconds: float) -> None:
-    """Start a transaction; retry while other connections commit within *seconds*."""
+    """Start a transaction; retry as long as other connections commit at least once in every *seconds*."""
     until, seen = 0.0, None
     while True:
         try:
@@ -276,7 +276,7 @@ class Database:
         Raises:
             OSError: when the database or its log was moved, deleted, replaced or cut off since it was opened. What the block wrote
                 is lost then.
-            sqlite3.Error: what SQLite says of a statement that it cannot carry out.
+            sqlite3.Error: when SQLite cannot execute a statement.
         """
         from stepengine.workspace.guarded_database import raise_interrupt_cause
 
@@ -295,12 +295,14 @@ class Database:
         """
         Yield a connection for reading that waits for no commit; its results must be fetched inside the block.
 
+        Before the first transaction, short reads use the connection for writing.
+
         Args:
             is_long: Whether it may take seconds; short reads do not wait for it.
 
         Raises:
             OSError: when the file was moved, deleted or replaced since it was opened.
-            sqlite3.Error: what SQLite says of a query.
+            sqlite3.Error: when SQLite cannot execute a query.
         """
         from stepengine.workspace.guarded_database import raise_interrupt_cause
 
@@ -320,6 +322,7 @@ class Database:
                 yield self._readers[is_long]
 
     def _connect(self) -> GuardedConnection:
+        """Return a new connection; raise ``OSError`` if no user is left, or the file was replaced."""
         from stepengine.workspace.guarded_database import open_guarded
 
         # The thread of a cancelled caller continues: a connection opened after the last user closed would never be closed.

@@ -43,7 +43,8 @@ class OldFile:
         hash: The hash of its content; ``""`` when it was too large to be read.
         mode: Its permission bits.
         content: Its content; ``None`` when it is not kept.
-        lost: Why it is not kept: ``"large"`` for more than 4 MiB, ``"secret"`` for what no journal may hold.
+        lost: Why it is not kept: ``"large"`` for more than 4 MiB; ``"secret"`` for content that no journal may hold, or that does
+            not match its hash.
     """
 
     hash: str
@@ -69,13 +70,12 @@ class FileWrite:
     One write of a file by a tool.
 
     Attributes:
-        root: What stands for the root folder; see ``root_id``.
+        root: The id of the root folder; see ``root_id``.
         path: The file, relative to the root.
         before: The file as it was; ``None`` when there was none.
         after: The hash of the new content; ``None`` when the file was deleted.
         folders: The folders that were made for it, outermost first.
-        doubtful: Whether the file may have been another before: the call had been begun by a process that ended, and was
-            done again.
+        doubtful: Whether *before* is uncertain: a process ended during the call, which was then repeated.
     """
 
     root: str
