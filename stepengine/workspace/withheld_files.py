@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import os
+from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 
 from stepengine.errors import ToolError
@@ -15,15 +16,31 @@ def find_linked_secrets(root: Root) -> list[tuple[str, ...]]:
     """
     Return the paths of files that are not withheld, but have a hard link with a withheld name.
 
-    Each of two searches ends after 200,000 entries, 10 seconds or 100 levels. The paths that were found until then are returned. Almost
-    no tree has such files, so the second search, which needs the status of all other files, is rare.
+    Almost no tree has such files, so the second search, which needs the status of all other files, is rare.
+
+    Raises:
+        ToolError: when the tree is too large to be searched in full: over 200,000 entries, 10 seconds or 100 levels.
     """
-    withheld = root.iter_files(root.is_withheld, WalkBudget(SECRET_SCAN_ENTRIES))
+    withheld = _list_all_files(root, root.is_withheld)
     linked = {(info.st_dev, info.st_ino) for _, info in withheld if info.st_nlink > 1}
     if not linked:
         return []
-    others = root.iter_files(lambda place: not root.is_withheld(place), WalkBudget(SECRET_SCAN_ENTRIES))
+    others = _list_all_files(root, lambda place: not root.is_withheld(place))
     return [place for place, info in others if (info.st_dev, info.st_ino) in linked]
+
+
+def _list_all_files(
+    root: Root, wanted: Callable[[Sequence[str]], bool]
+) -> list[tuple[tuple[str, ...], os.stat_result]]:
+    budget = WalkBudget(SECRET_SCAN_ENTRIES)
+    found = list(root.iter_files(wanted, budget))
+    if budget.cut:
+        msg = (
+            f"the command was not executed: the search for other names of withheld files in the root {budget.cut}. "
+            "Use the tools that read and search files: they check each file"
+        )
+        raise ToolError(msg)
+    return found
 
 
 def list_withheld(root: Root, folder: OpenedEntry, *, deep: bool) -> list[tuple[str, ...]]:
@@ -60,7 +77,7 @@ def has_visible_entry(root: Root, folder: OpenedEntry, names: Collection[str], *
     """
     Return whether an open folder has a file or folder with one of these names that is not withheld.
 
-    The search ends after 200,000 entries, 10 seconds or 100 levels, and counts as complete.
+    The search ends after 200,000 entries, 10 seconds or 100 levels; an entry that it did not reach counts as visible.
 
     Args:
         root: The root.
@@ -73,4 +90,4 @@ def has_visible_entry(root: Root, folder: OpenedEntry, names: Collection[str], *
     with closing(
         walk(may_enter, folder.fd, folder.parts, budget, lambda place, _: not root.is_withheld(place))
     ) as entries:
-        return any(entry.name in names and not root.is_withheld(place) for place, entry in entries)
+        return any(entry.name in names and not root.is_withheld(place) for place, entry in entries) or bool(budget.cut)

@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,9 @@ from stepengine import ToolCall
 from stepengine.permissions import Command, Policy, Rule, read_only_commands
 from stepengine.permissions.commands import CommandForm
 from stepengine.tools.bundled import shell_tools
+from stepengine.workspace import withheld_files
+from stepengine.workspace.path_policy import PathPolicy
+from stepengine.workspace.root import Root
 from tests.phrases import OUTSIDE_ROOT
 
 from .runs import run_calls
@@ -310,6 +314,45 @@ def test_no_diff_shows_a_tracked_hard_link_of_a_secret(repository: Path, command
     (text,) = outcomes(repository, [command], None, Rule.deny_path("vaults/**")).values()
 
     assert [] == [canary for canary in CANARIES if canary in text]
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+@pytest.mark.spec("requirements:X70")
+@pytest.mark.parametrize(("limit", "is_run"), [(1, False), (10, False), (23, False), (24, True)])
+def test_searches_in_a_too_large_tree_show_no_linked_secret(
+    tmp_path: Path, limit: int, is_run: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "root"
+    (root / "a").mkdir(parents=True)
+    for name in ("a/copy.txt", *[f"file{at:02}.txt" for at in range(20)]):
+        (root / name).write_text("alpha\n")
+    git(root, "init", "-q", f"--separate-git-dir={tmp_path}/git")
+    git(root, "add", ".")
+    (root / "a/copy.txt").write_text(f"{SECRET}\n")
+    os.link(root / "a/copy.txt", root / "z.pem")
+    monkeypatch.setattr(withheld_files, "SECRET_SCAN_ENTRIES", limit)
+
+    found = outcomes(root, ["rg .", "git diff"], None)
+
+    assert [] == [command for command, text in found.items() if SECRET in text]
+    assert is_run == ("alpha" in found["rg ."])
+    assert [not is_run] * 2 == [f"stopped after {limit} entries" in text for text in found.values()]
+
+
+@pytest.mark.spec("requirements:X70")
+def test_a_listing_of_a_changing_tree_hides_no_visible_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for at in range(20):
+        (tmp_path / f"file{at:02}.txt").write_text("alpha\n")
+    (tmp_path / "z.txt").write_text("x")
+    seen = []
+    with closing(Root(tmp_path, PathPolicy())) as root:
+        opened = root.open_folder(".")
+        for limit in (100, 10):
+            monkeypatch.setattr(withheld_files, "SECRET_SCAN_ENTRIES", limit)
+            seen += [withheld_files.has_visible_entry(root, opened, [name], deep=True) for name in ("z.txt", "none")]
+        os.close(opened.fd)
+
+    assert [True, False, True, True] == seen
 
 
 @pytest.mark.deep
