@@ -16,7 +16,7 @@ import secrets
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -379,11 +379,10 @@ class CommandEnvironment:
     def search_path(self) -> str:
         """Return the search path for commands: the absolute folders of ``PATH`` outside of the root, or a default if there are none."""
         given, _, _ = self._known_variables()
-        folders = dict.fromkeys([f for f in given.get("PATH", DEFAULT_PATH).split(os.pathsep) if f.startswith("/")])
+        path = given.get("PATH", DEFAULT_PATH)
         if self.system is None:
-            kept = [f for f in folders if not is_within_root(f, self.root)]
-        else:
-            kept = self.system.filter_outside_root(list(folders), self.root)
+            return filter_search_path(path, [self.root])
+        kept = self.system.filter_outside_root(_absolute_folders(path), self.root)
         return os.pathsep.join(kept) or DEFAULT_PATH
 
     def find_program(self, name: str, search_path: str) -> str | None:
@@ -433,16 +432,27 @@ def is_within_root(path: str, root: Sequence[str]) -> bool:
     return False
 
 
+def _absolute_folders(search_path: str) -> list[str]:
+    return list(dict.fromkeys([folder for folder in search_path.split(os.pathsep) if folder.startswith("/")]))
+
+
+def filter_search_path(search_path: str, roots: Collection[Sequence[str]]) -> str:
+    """Return the absolute folders of a search path outside of all *roots*, or a default if there are none."""
+    kept = [f for f in _absolute_folders(search_path) if not any(is_within_root(f, root) for root in roots)]
+    return os.pathsep.join(kept) or DEFAULT_PATH
+
+
 def find_program(name: str, search_path: str, root: Sequence[str]) -> str | None:
     """
-    Return the path of a program on the search path; ``None`` if it is not found outside of the root.
+    Return the absolute path of a program on the search path; ``None`` if it is not found outside of the root.
 
-    The path is relative if its folder on the search path is. A name with a ``/`` is a path and returned unchanged.
+    Relative folders on the search path are ignored. A name with a ``/`` is a path and returned unchanged.
     """
     if "/" in name:
         return name
     for folder in search_path.split(os.pathsep):
-        found = shutil.which(name, path=folder)
+        # The program starts in another working folder, where a relative path names another file.
+        found = shutil.which(name, path=folder) if folder.startswith("/") else None
         if found is not None and not is_within_root(found, root):
             return found
     return None

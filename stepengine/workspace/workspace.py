@@ -15,7 +15,7 @@ import os
 import shlex
 import shutil
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -312,7 +312,8 @@ class Workspace:
         if bool(image) == bool(container):
             msg = f'Workspace.{program} takes an image or container="...", one of them'
             raise DefinitionError(msg)
-        named, seen = _check_operand(image or container, program), _connection_variables(CONTAINERS)
+        shown = {there: os.path.realpath(here) for here, there in (mounts or {}).items()}
+        named, seen = _check_operand(image or container, program), _connection_variables(CONTAINERS, shown.values())
         inside = (python, *ENTERING, _check_absolute_path(root))
         limits = (
             f"--network={network}", "--security-opt=no-new-privileges", f"--memory={memory}", f"--memory-swap={memory}",
@@ -344,7 +345,7 @@ class Workspace:
             env=CONTAINERS,
             start=start_seconds,
             once=once,
-            shown={there: os.path.realpath(here) for here, there in (mounts or {}).items()},
+            shown=shown,
             kept=kept,
             again=None if kept is None else again,
         )
@@ -531,8 +532,8 @@ class Workspace:
         from stepengine.workspace.remote_files import RemotePlace, RemoteSystem
 
         place = RemotePlace(
-            name=name, argv=argv, env=_connection_variables(env), limits=limits_by_rlimit_name(limits or {}), start=start, once=once, shown=shown or {},
-            kept=kept, again=again,
+            name=name, argv=argv, env=_connection_variables(env, (shown or {}).values()), limits=limits_by_rlimit_name(limits or {}), start=start,
+            once=once, shown=shown or {}, kept=kept, again=again,
         )  # fmt: skip
         return cls(Path(root), system=RemoteSystem(place))
 
@@ -571,9 +572,19 @@ def _uncopyable_names(folder: str, names: list[str]) -> list[str]:
     return found
 
 
-def _connection_variables(names: Sequence[str]) -> dict[str, str]:
-    """Return the environment variables for the program that makes a connection."""
-    return {one: os.environ[one] for one in (*ALWAYS, *names) if one in os.environ}
+def _connection_variables(names: Sequence[str], shared: Collection[str] = ()) -> dict[str, str]:
+    """
+    Return the environment variables for the program that makes a connection.
+
+    Its ``PATH`` has no folders below the *shared* ones: commands in a sandbox or container could write a program there, and it would be
+    executed outside.
+    """
+    made = {one: os.environ[one] for one in (*ALWAYS, *names) if one in os.environ}
+    if shared and "PATH" in made:
+        from stepengine.workspace.environment import filter_search_path
+
+        made["PATH"] = filter_search_path(made["PATH"], [[part for part in one.split("/") if part] for one in shared])
+    return made
 
 
 def _check_command_words(argv: Any) -> tuple[str, ...]:

@@ -467,6 +467,28 @@ async def test_container_workspaces_start_with_the_documented_command_lines(
     assert expected[program] == words
 
 
+@pytest.mark.spec("remote:WS4")
+@pytest.mark.parametrize("keep", ["", "kept"])
+def test_no_container_program_below_a_mount_is_executed(
+    root: Path, tmp_path: Path, keep: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    A command in the container may have written it, and it would be executed on this machine.
+    """
+    for folder in (tmp_path / "bin", root / "bin"):
+        folder.mkdir()
+        (folder / "docker").write_text(f"#!/bin/sh\necho >>{folder.parent}/log\nexit 1\n")
+        (folder / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{root}/bin:{tmp_path}/bin:{os.environ['PATH']}")
+
+    place = Workspace.docker("image", str(root), mounts={root: "/mounted"}, keep=keep)
+    with pytest.raises(WorkspaceLost):
+        file_tools(place)
+
+    assert (tmp_path / "log").exists()
+    assert not (root / "log").exists()
+
+
 @pytest.mark.deep
 @pytest.mark.smoke
 @pytest.mark.spec("remote:WS5")

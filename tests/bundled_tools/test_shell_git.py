@@ -359,6 +359,24 @@ async def test_git_identity_of_the_repository_overrides_that_of_the_user(person:
 
 
 @pytest.mark.spec("reliability:HP2")
+@pytest.mark.parametrize("folder", ["bin", "./bin", "root/../bin", ""])
+async def test_the_git_of_a_project_never_reads_the_identity(
+    person: Path, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = person.parent
+    for top, canary in ((here, ""), (person, f"echo >>{here}/canary\n")):
+        for name in ("bin/git", "git"):
+            (top / name).parent.mkdir(exist_ok=True)
+            (top / name).write_text(f'#!/bin/sh\n{canary}exec {shutil.which("git")} "$@"\n')
+            (top / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.chdir(here)
+
+    assert (await committed(person))[0].startswith("Ada Lovelace")
+    assert not (here / "canary").exists()
+
+
+@pytest.mark.spec("reliability:HP2")
 async def test_without_a_user_name_git_gets_no_author(person: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
     monkeypatch.setenv("GIT_CONFIG_SYSTEM", os.devnull)

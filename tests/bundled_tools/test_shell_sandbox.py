@@ -21,8 +21,9 @@ import pytest
 from stepengine import ToolContext
 from stepengine.errors import DefinitionError
 from stepengine.tools import ToolRegistry
-from stepengine.tools.bundled import shell_tools
+from stepengine.tools.bundled import file_tools, shell_tools
 from stepengine.workspace.path_rules import PROTECTED
+from stepengine.workspace.workspace import Workspace
 
 CANARY = "canary-of-the-host"
 NEEDS = pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap (Debian: bubblewrap)")
@@ -238,5 +239,28 @@ def test_a_system_that_forbids_sandboxes_is_refused_with_the_reason(
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
 
+    (tmp_path / "root").mkdir()
     with pytest.raises(DefinitionError, match="cannot make a sandbox: setting up uid map"):
-        shell_tools(tmp_path, sandbox=True)
+        shell_tools(tmp_path / "root", sandbox=True)
+
+
+@NEEDS
+@pytest.mark.spec("reliability:HP8")
+def test_no_sandbox_is_made_by_a_program_below_the_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    A command in the sandbox may have written it, and it would be executed outside.
+    """
+    (tmp_path / "root/bin").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("root/bin")
+    program = tmp_path / "root/bin/bwrap"
+    program.write_text(f'#!/bin/sh\necho >>{tmp_path}/canary\nexec {shutil.which("bwrap")} "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+
+    for folder in (program.parent, "root/bin", tmp_path / "link"):
+        monkeypatch.setenv("PATH", f"{folder}{os.pathsep}/usr/bin:/bin")
+        shell_tools(tmp_path / "root", sandbox=True)
+        with Workspace.bubblewrap(tmp_path / "root") as place:
+            file_tools(place)
+
+    assert not (tmp_path / "canary").exists()

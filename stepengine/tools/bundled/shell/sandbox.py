@@ -8,7 +8,7 @@ processes apart.
 
 from __future__ import annotations
 
-import shutil
+import os
 import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,6 +18,7 @@ import attrs
 from stepengine.errors import DefinitionError
 from stepengine.tools.bundled.shell.commands import Launch, Runner
 from stepengine.workspace.bubblewrap import PROGRAM, sandbox_options
+from stepengine.workspace.environment import DEFAULT_PATH, find_program
 from stepengine.workspace.path_rules import PROTECTED
 
 RUN_LATER = (
@@ -43,13 +44,13 @@ def make_bubblewrap_runner(root: Sequence[str]) -> Runner:
     Raises:
         DefinitionError: when this system has no bubblewrap, or does not let it make a sandbox; for the root ``/``.
     """
-    program = shutil.which(PROGRAM)
+    program = find_program(PROGRAM, os.environ.get("PATH", DEFAULT_PATH), root)
     if not root:
         msg = "shell_tools(sandbox=True) needs a root that is not /: commands may write everywhere below it"
         raise DefinitionError(msg)
     if program is None:
         msg = (
-            "shell_tools(sandbox=True) needs bubblewrap, and there is no program bwrap on the search path; install it (Debian "
+            "shell_tools(sandbox=True) needs bubblewrap, and there is no program bwrap on the search path outside of the root; install it (Debian "
             "and Fedora: package bubblewrap), or run the whole process in a container and leave sandbox= out"
         )
         raise DefinitionError(msg)
