@@ -288,7 +288,7 @@ class LockedRun(LockedStore):
         try:
             self.insert_rows(self.make_rows(data))
         except sqlite3.Error as error:
-            is_full = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_FULL
+            is_full = getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_FULL
             raise OSError(
                 errno.ENOSPC if is_full else errno.EIO, describe_error(error, self.database.seconds)
             ) from error

@@ -313,7 +313,8 @@ class WakeIndex:
         """Remove an unusable index; in a file of journals create only its tables again, and raise if that fails."""
         import sqlite3
 
-        logger.warning("the index of waking %s cannot be used, and is made anew: %s", self._path, error)
+        # As a text: a handler that keeps the error would keep its query, and so the database open.
+        logger.warning("the index of waking %s cannot be used, and is made anew: %s", self._path, str(error))
         if not self._is_own:
             try:
                 database = self._open_database()
@@ -360,7 +361,7 @@ def _read_index_state(database: sqlite3.Connection) -> tuple[object, object] | N
     try:
         state: tuple[object, object] | None = database.execute("SELECT version, is_whole FROM waking").fetchone()
     except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
+        if getattr(error, "sqlite_errorcode", 0) != sqlite3.SQLITE_ERROR:
             raise
         return None
     return state

@@ -56,8 +56,7 @@ class GuardedConnection(sqlite3.Connection):
         try:
             return super().execute(sql, parameters)
         except UnicodeDecodeError as error:  # SQLite quotes a damaged schema in its error
-            msg = "it is damaged: its schema is not text"
-            raise sqlite3.DatabaseError(msg) from error
+            raise _make_damage_error("its schema is not text") from error
 
     def _count_and_check_limit(self) -> bool:
         """Count the operations of a query for SQLite, and return whether they exceed the limit."""
@@ -110,13 +109,17 @@ def raise_interrupt_cause(connection: GuardedConnection) -> Iterator[None]:
     Raise the cause of an interrupted query in the block: its limit, or Ctrl-C.
 
     Raises:
-        sqlite3.DatabaseError: when a query needed more operations than the size of the file explains.
+        sqlite3.DatabaseError: when a query needed more operations than the size of the file explains, and for a text that is not UTF-8.
         KeyboardInterrupt: when Ctrl-C was pressed during a query.
     """
     try:
         yield
     except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
+        # Python raises this error without a code: SQLite has read the text, and Python cannot decode it.
+        code = getattr(error, "sqlite_errorcode", None)
+        if code is None:
+            raise _make_damage_error("a text in it is not UTF-8") from error
+        if code != sqlite3.SQLITE_INTERRUPT:
             raise
         if connection.is_over:
             msg = (
@@ -125,6 +128,13 @@ def raise_interrupt_cause(connection: GuardedConnection) -> Iterator[None]:
             raise sqlite3.DatabaseError(msg) from error
         # SQLite discards the exception of the Python handler, and only reports an interruption.
         raise KeyboardInterrupt from error
+
+
+def _make_damage_error(what: str) -> sqlite3.DatabaseError:
+    """Return an error with the code of SQLite for a damaged file."""
+    error = sqlite3.DatabaseError(f"it is damaged: {what}")
+    error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
+    return error
 
 
 def has_table(connection: sqlite3.Connection, statement: str) -> bool:

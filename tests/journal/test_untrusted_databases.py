@@ -27,6 +27,14 @@ SCHEMAS = {
     "a virtual table": "CREATE VIRTUAL TABLE lines USING fts5(run, number, line)",
     "a generated column": "CREATE TABLE lines (run TEXT, number INTEGER, line BLOB AS (zeroblob(1000000)) VIRTUAL)",
 }
+USES: dict[str, Callable[[SqliteJournal], object]] = {
+    "runs": lambda journal: journal.runs(),
+    "head": lambda journal: journal.head(),
+    "records": lambda journal: journal.records(),
+    "mailbox": lambda journal: journal.mailbox().read(),
+    "writer": lambda journal: journal.writer(),
+    "tail": lambda journal: journal.make_start_position().read_new_records(),
+}
 
 
 def made(path: Path, schema: str) -> Path:
@@ -57,23 +65,35 @@ def test_foreign_schema_is_rejected_by_every_command(tmp_path: Path, command: st
 
 
 @pytest.mark.spec("replay:J50")
-@pytest.mark.parametrize(
-    "use",
-    [
-        lambda journal: journal.runs(),
-        lambda journal: journal.head(),
-        lambda journal: journal.records(),
-        lambda journal: journal.mailbox().read(),
-        lambda journal: journal.writer(),
-        lambda journal: journal.make_start_position().read_new_records(),
-    ],
-    ids=["runs", "head", "records", "mailbox", "writer", "tail"],
-)
-def test_foreign_schema_is_rejected_by_every_method(tmp_path: Path, use: Callable[[SqliteJournal], object]) -> None:
+@pytest.mark.parametrize("use", USES)
+def test_foreign_schema_is_rejected_by_every_method(tmp_path: Path, use: str) -> None:
     path = made(tmp_path / "runs.db", SCHEMAS["an endless view"])
 
     with pytest.raises(JournalError, match=f"is {NOT_A_DATABASE}"):
-        use(SqliteJournal(path, "r"))
+        USES[use](SqliteJournal(path, "r"))
+
+
+@pytest.mark.spec("replay:J50")
+@pytest.mark.parametrize("use", USES)
+def test_schema_that_is_not_utf_8_is_damage(tmp_path: Path, use: str) -> None:
+    path = made(tmp_path / "runs.db", f"CREATE TABLE lines {LINES}")
+    with contextlib.closing(sqlite3.connect(path)) as database, database:
+        database.execute("PRAGMA writable_schema=ON")
+        database.execute("UPDATE sqlite_master SET sql = CAST(CAST(sql AS BLOB) || x'202d2d20ff' AS TEXT)")
+
+    with pytest.raises(JournalError, match="it is damaged: a text in it is not UTF-8"):
+        USES[use](SqliteJournal(path, "r"))
+
+
+@pytest.mark.spec("replay:J50")
+@pytest.mark.parametrize("use", ["head", "records", "writer", "tail"])
+def test_line_that_is_not_utf_8_is_damage(tmp_path: Path, use: str) -> None:
+    path = made(
+        tmp_path / "runs.db", f"CREATE TABLE lines {LINES}; INSERT INTO lines VALUES ('r', 0, CAST(x'ff' AS TEXT))"
+    )
+
+    with pytest.raises(JournalError, match="it is damaged: a text in it is not UTF-8"):
+        USES[use](SqliteJournal(path, "r"))
 
 
 def circular(path: Path) -> Path:

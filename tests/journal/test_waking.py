@@ -177,6 +177,8 @@ DAMAGE = {
     "another version": spoil("UPDATE waking SET version = 99"),
     "not filled to its end": spoil("UPDATE waking SET is_whole = 0"),
     "a state of text": spoil("UPDATE waking SET version = 'x'"),
+    "a state that is not UTF-8": spoil("UPDATE waking SET version = CAST(x'ff' AS TEXT)"),
+    "a name that is not UTF-8": spoil("UPDATE sleeping SET run = CAST(x'ff' AS TEXT)"),
     "no state": spoil("DELETE FROM waking"),
     "no rows": spoil("DROP TABLE sleeping"),
     "other columns": spoil("DROP TABLE sleeping; CREATE TABLE sleeping (run TEXT)"),
