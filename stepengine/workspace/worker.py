@@ -280,7 +280,8 @@ class Worker:
 
     def do_list(self, handle: int, number: Any) -> Any:
         """List an open folder."""
-        part, size, count = [], 0, 0
+        part: list[str] = []
+        size = count = 0
         with os.scandir(self.fd(handle)) as entries:
             for entry in entries:
                 count += 1
@@ -295,12 +296,12 @@ class Worker:
                     one = [entry.name, "f", entry.inode(), info]
                 else:
                     one = [entry.name, "o", entry.inode(), None]
-                part.append(one)
-                size += len(entry.name) + 100
+                part.append(json.dumps(one))
+                size += len(part[-1])
                 if size > LISTED_BYTES:
-                    self.send({"id": number, "more": True}, json.dumps(part).encode())
+                    self.send({"id": number, "more": True}, ("[%s]" % ",".join(part)).encode())
                     part, size = [], 0
-        return {}, json.dumps(part).encode()
+        return {}, ("[%s]" % ",".join(part)).encode()
 
     def do_stat(self, folder: int, name: str) -> Any:
         """Return the status of an entry, without following links."""

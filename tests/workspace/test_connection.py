@@ -288,6 +288,18 @@ def test_a_large_file_and_a_large_folder_come_in_pieces(tmp_path: Path) -> None:
             root.open_file("nothing")
 
 
+def test_a_large_folder_of_long_odd_names_can_be_listed(tmp_path: Path) -> None:
+    """
+    A byte of a name that is not UTF-8 needs six in a frame.
+    """
+    for number in range(800):
+        (tmp_path / os.fsdecode(b"%04d" % number + b"\xff" * 251)).touch()
+    with Workspace.from_command(["env"], tmp_path, python=sys.executable) as place:
+        root = Root(place, PathPolicy())
+
+        assert sorted(os.listdir(tmp_path)) == sorted(names(root))
+
+
 def test_non_utf_8_file_names_are_preserved(tmp_path: Path) -> None:
     (tmp_path / os.fsdecode(b"\xff\xfe.txt")).write_text("odd")
     with Workspace.from_command(["env"], tmp_path, python=sys.executable) as place:
