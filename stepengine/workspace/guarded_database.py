@@ -56,7 +56,8 @@ class GuardedConnection(sqlite3.Connection):
         try:
             return super().execute(sql, parameters)
         except UnicodeDecodeError as error:  # SQLite quotes a damaged schema in its error
-            raise _make_damage_error("its schema is not text") from error
+            msg = "it is damaged: its schema is not text"
+            raise _make_damage_error(msg) from error
 
     def _count_and_check_limit(self) -> bool:
         """Count the operations of a query for SQLite, and return whether they exceed the limit."""
@@ -118,7 +119,8 @@ def raise_interrupt_cause(connection: GuardedConnection) -> Iterator[None]:
         # Python raises this error without a code: SQLite has read the text, and Python cannot decode it.
         code = getattr(error, "sqlite_errorcode", None)
         if code is None:
-            raise _make_damage_error("a text in it is not UTF-8") from error
+            msg = "it is damaged: a text in it is not UTF-8"
+            raise _make_damage_error(msg) from error
         if code != sqlite3.SQLITE_INTERRUPT:
             raise
         if connection.is_over:
@@ -130,9 +132,9 @@ def raise_interrupt_cause(connection: GuardedConnection) -> Iterator[None]:
         raise KeyboardInterrupt from error
 
 
-def _make_damage_error(what: str) -> sqlite3.DatabaseError:
+def _make_damage_error(message: str) -> sqlite3.DatabaseError:
     """Return an error with the code of SQLite for a damaged file."""
-    error = sqlite3.DatabaseError(f"it is damaged: {what}")
+    error = sqlite3.DatabaseError(message)
     error.sqlite_errorcode = sqlite3.SQLITE_CORRUPT
     return error
 

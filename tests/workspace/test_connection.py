@@ -297,7 +297,7 @@ def test_a_large_folder_of_long_odd_names_can_be_listed(tmp_path: Path) -> None:
     with Workspace.from_command(["env"], tmp_path, python=sys.executable) as place:
         root = Root(place, PathPolicy())
 
-        assert sorted(os.listdir(tmp_path)) == sorted(names(root))
+        assert sorted([path.name for path in tmp_path.iterdir()]) == sorted(names(root))
 
 
 def test_non_utf_8_file_names_are_preserved(tmp_path: Path) -> None:
