@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import posixpath
 import stat
 import threading
 import weakref
@@ -235,7 +236,18 @@ class RemoteSystem:
 
     def find_local_folder(self, path: str) -> str:
         """Return the local folder that is mounted at a remote path; ``""`` if there is none."""
-        return self.place.shown.get(path, "")
+        wanted = _split_remote_path(path)
+        return next((here for there, here in self.place.shown.items() if _split_remote_path(there) == wanted), "")
+
+    def list_mounted_folders(self, path: str, *, below: bool) -> list[str]:
+        """Return the local folders that are mounted at a remote path or above it; with *below*, also those below it."""
+        wanted = _split_remote_path(path)
+        targets = [(_split_remote_path(there), here) for there, here in self.place.shown.items()]
+        return [
+            here
+            for there, here in targets
+            if wanted[: len(there)] == there or (below and there[: len(wanted)] == wanted)
+        ]
 
     def reset_after_fork(self) -> None:
         """Drop the parent's connection in a forked child, which opens its own."""
@@ -501,6 +513,10 @@ class Spawned:
     def allow_output(self, size: int) -> None:
         """Allow the process to print *size* more bytes."""
         self._connection.allow_output(self._number, size)
+
+
+def _split_remote_path(path: str) -> list[str]:
+    return [part for part in posixpath.normpath(path).split("/") if part]
 
 
 def _is_text(value: Any) -> bool:

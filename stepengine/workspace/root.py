@@ -95,9 +95,8 @@ class Root:
         self.secrets = PathRules((*SECRETS, *policy.withhold), policy.allow_secrets)
         self.protected = PathRules(PROTECTED, (*policy.allow_protected, *UNPROTECTED))
         self.trusted = PathRules(policy.trusted, ())
-        here = folder.local_folder if isinstance(folder, Workspace) else path
-        if here is not None and not policy.allow_wide_root:
-            self._refuse_wide(path, here)
+        if not policy.allow_wide_root:
+            self._close_if_wide(os.fspath(path))
 
     def _root_identity(self, path: str) -> tuple[str, ...]:
         """Return the identity of the root: its real path on this machine if it has one, else its system and path there."""
@@ -120,17 +119,18 @@ class Root:
             raise DefinitionError(msg) from error
         self.real = tuple([p for p in os.path.realpath(folder).split("/") if p])
 
-    def _refuse_wide(self, folder: str | os.PathLike[str], here: str | os.PathLike[str]) -> None:
-        """Close the root and raise an error if its folder on this machine, *here*, is ``/`` or contains the home folder."""
-        try:
-            info = self.info if self.system is None else os.stat(here)  # noqa: PTH116  (samestat takes this)
-        except OSError:  # a container of another machine
-            return
-        if is_wide(info):
+    def _close_if_wide(self, path: str) -> None:
+        """Close the root and raise an error if it, or a folder mounted above, at or below it, is ``/`` or contains the home folder."""
+        if self.system is None:
+            wide = is_wide(self.info)
+        else:
+            real = "/" + "/".join(self.real)
+            mounted = {here for one in (path, real) for here in self.system.list_mounted_folders(one, below=True)}
+            wide = any(_is_wide_folder(here) for here in mounted)
+        if wide:
             self.close()
-            msg = (
-                f"the root {os.fspath(folder)!r} is / or contains the home folder; pass allow_wide_root=True to mean it"
-            )
+            what = "is" if self.system is None else "has a mount that is"
+            msg = f"the root {path!r} {what} / or contains the home folder; pass allow_wide_root=True to mean it"
             raise DefinitionError(msg)
 
     def close(self) -> None:
@@ -432,6 +432,13 @@ def read_link(folder: Fd, name: str) -> str | None:
         return calls.readlink(name, folder)
     except OSError:
         return None
+
+
+def _is_wide_folder(folder: str) -> bool:
+    try:
+        return is_wide(os.stat(folder))  # noqa: PTH116  (samestat takes this)
+    except OSError:  # a container of another machine
+        return False
 
 
 def special_kind(mode: int) -> str:

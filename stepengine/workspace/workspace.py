@@ -200,7 +200,9 @@ class Workspace:
         place = None if self.system is None else self.system.place
         kept, again = (None, None) if place is None else (place.kept, place.again)
         here = self.local_folder
-        if kept is not None and again is not None and here is None:
+        # A copy of a container has the same mounts, so it would change the original files.
+        is_mounted = self.system is not None and self.system.list_mounted_folders(os.fspath(self.root), below=False)
+        if kept is not None and again is not None and not is_mounted:
             kept.commit(_check_operand(os.fspath(to), kept.program))
             made: Workspace = again(os.fspath(to))
             return made
@@ -209,7 +211,7 @@ class Workspace:
             return Workspace(copied) if again is None else again(os.fspath(copied))
         msg = (
             f"the workspace {self.name} has no snapshots: a folder of this machine, bubblewrap, and a container with keep= or container= "
-            "have, whose root is no mount"
+            "have, whose root is not in a mount"
         )
         raise DefinitionError(msg)
 

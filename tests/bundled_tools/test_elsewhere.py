@@ -467,6 +467,31 @@ async def test_container_workspaces_start_with_the_documented_command_lines(
     assert expected[program] == words
 
 
+@pytest.mark.spec("reliability:FS26")
+@pytest.mark.parametrize(
+    ("target", "is_link"), [("/", False), ("", True), ("/./x/../..", True), ("/home", False), ("/home/sub/", False)]
+)
+def test_a_mount_of_the_home_folder_is_wide_in_any_spelling(
+    root: Path, tmp_path: Path, target: str, is_link: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "docker").write_text(STAND_IN.format(python=sys.executable, log=str(tmp_path / "log")))
+    (tmp_path / "bin" / "docker").chmod(0o755)
+    (tmp_path / "home").mkdir()
+    (tmp_path / "link").symlink_to(root)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    folder = tmp_path / "link" if is_link else root
+
+    with Workspace.docker("image", str(folder), mounts={tmp_path / "home": f"{root}{target}"}) as place:
+        with pytest.raises(DefinitionError, match="allow_wide_root"):
+            file_tools(place)
+        file_tools(place, allow_wide_root=True)
+    mounts = {root: f"{root}{target}", tmp_path / "home": f"{root}s"}
+    with Workspace.docker("image", str(folder), mounts=mounts) as place:
+        file_tools(place)
+
+
 @pytest.mark.spec("remote:WS4")
 @pytest.mark.parametrize("keep", ["", "kept"])
 def test_no_container_program_below_a_mount_is_executed(

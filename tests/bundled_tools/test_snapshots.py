@@ -81,6 +81,9 @@ def test_snapshot_refuses_existing_targets_and_unsupported_workspaces(project: P
         Workspace.from_command(["env"], project).snapshot(tmp_path / "x")
     with pytest.raises(DefinitionError, match="has no snapshots"):
         Workspace.ssh("host", "/x").snapshot(tmp_path / "x")
+    for there, root in (("/srv/", "/srv"), ("/srv", "/srv/app"), ("/srv/./app", "/srv/x/../app/sub/")):
+        with pytest.raises(DefinitionError, match="whose root is not in a mount"):
+            Workspace.docker("image", root, mounts={project: there}, keep="kept").snapshot("shop:before")
     assert not (tmp_path / "x").exists()
 
 
