@@ -84,7 +84,7 @@ class RemoteFile:
         line: The number of the connection on which it was opened.
         number: Its handle there.
         position: The offset of the next read, in bytes.
-        mount_id: The id of its mount; ``""`` for files, and if the system does not report it.
+        mount_id: The id of its mount; ``""`` if the system does not report it.
     """
 
     __slots__ = ("__weakref__", "_info", "_start", "is_root", "line", "mount_id", "number", "position", "system")

@@ -157,7 +157,8 @@ class Root:
         )  # cached: a walk needs it for every folder, and an open folder does not change it
 
     def _is_on_root_mount(self, fd: Fd) -> bool:
-        return calls.get_mount_id(fd) == self._root_mount
+        # A remote folder is opened again after a lost connection, where its mount may have another id.
+        return calls.get_mount_id(fd) == (self._root_mount if self.system is None else calls.get_mount_id(self.fd))
 
     def parts(self, path: str) -> tuple[str, ...]:
         """Return the components of a path below the root; links in it are not followed."""

@@ -262,13 +262,11 @@ class Worker:
         fd = os.open(name, KINDS[kind], dir_fd=self.fd(folder))
         self.open[handle] = fd
         info = os.fstat(fd)
-        if kind != "file":
-            return {"info": stat_numbers(info), "mount": get_mount_id(fd)}
         start = b""
-        if stat.S_ISREG(info.st_mode):
+        if kind == "file" and stat.S_ISREG(info.st_mode):
             with contextlib.suppress(OSError):
                 start = os.pread(fd, CHUNK_BYTES, 0)
-        return {"info": stat_numbers(info)}, start
+        return {"info": stat_numbers(info), "mount": get_mount_id(fd)}, start
 
     def do_fstat(self, handle: int) -> Any:
         """Return the status of an open file or folder."""

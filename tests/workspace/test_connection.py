@@ -16,6 +16,8 @@ import pytest
 
 from stepengine.errors import DefinitionError, ToolError, UnknownOutcome, WorkspaceLost
 from stepengine.workspace import calls, connection, remote_files
+from stepengine.workspace import root as root_module
+from stepengine.workspace.guard import GUARD, CallGuard
 from stepengine.workspace.path_policy import PathPolicy
 from stepengine.workspace.root import Root
 from stepengine.workspace.text import read_capped
@@ -298,6 +300,55 @@ def test_a_large_folder_of_long_odd_names_can_be_listed(tmp_path: Path) -> None:
         root = Root(place, PathPolicy())
 
         assert sorted([path.name for path in tmp_path.iterdir()]) == sorted(names(root))
+
+
+@pytest.mark.spec("reliability:FS09")
+@pytest.mark.parametrize("cross_mounts", [False, True])
+def test_rules_withhold_no_remote_file_of_the_roots_own_mount(
+    tmp_path: Path, cross_mounts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    The other names of a file on another mount are searched for; in this tree that search is cut off.
+    """
+    monkeypatch.setattr(root_module, "SECRET_SCAN_ENTRIES", 1)
+    for name in ("a.txt", "b.txt", "c.txt"):
+        (tmp_path / name).write_text("x")
+    guard = CallGuard(file=lambda _, parts: "is denied" if parts[-1] == "b.txt" else "")
+    with Workspace.from_command(["env"], tmp_path, python=sys.executable) as place:
+        root = Root(place, PathPolicy(cross_mounts=cross_mounts))
+        token = GUARD.set(guard)
+        try:
+            assert b"x" == calls.read(root.open_file("a.txt").fd, 9)
+            with pytest.raises(ToolError, match="is denied"):
+                root.open_file("b.txt")
+        finally:
+            GUARD.reset(token)
+
+
+REMOUNTED = """
+count = {count!r}
+number = os.path.getsize(count)
+open(count, "a").write("x")
+begin()
+while True:
+    made = asked()
+    info = [0o100644, *INFO[1:]] if made.get("kind") == "file" else INFO
+    say({{"id": made["id"], "info": info, "real": "/there", "wide": False, "mount": f"mnt_id: {{number}}"}})
+"""
+
+
+@pytest.mark.spec("reliability:FS09")
+def test_a_new_mount_id_after_a_reconnect_withholds_no_file(tmp_path: Path) -> None:
+    (tmp_path / "count").touch()
+    with liar(tmp_path, REMOUNTED.format(count=str(tmp_path / "count"))) as place:
+        root = Root(place, PathPolicy())
+        token = GUARD.set(CallGuard(file=lambda _, __: ""))
+        try:
+            for _ in range(3):
+                assert ("a.txt",) == root.open_file("a.txt").parts
+                place.close()
+        finally:
+            GUARD.reset(token)
 
 
 def test_non_utf_8_file_names_are_preserved(tmp_path: Path) -> None:
