@@ -32,18 +32,18 @@ def replace_file_atomically(folder: int, name: str, data: bytes, mode: int | Non
         data: What it is to hold.
         mode: Its permission bits; 0644 minus the umask for ``None``.
     """
-    if mode is None:
-        mode = NEW_MODE & ~read_umask()
     # With the process id, so that files of ended processes can be distinguished from those of running ones.
     temporary = f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(temporary, flags, 0o600, dir_fd=folder)
+    # The umask belongs to the whole process, so only the system can apply it while other threads run.
+    fd = os.open(temporary, flags, NEW_MODE if mode is None else 0o600, dir_fd=folder)
     try:
         try:
             view = memoryview(data)
             while view:
                 view = view[os.write(fd, view) :]
-            os.fchmod(fd, mode)
+            if mode is not None:
+                os.fchmod(fd, mode)
             # Before the rename: some file systems make the new name durable before the content, and a power cut would
             # leave an empty file under the old one's name.
             os.fsync(fd)
@@ -56,17 +56,6 @@ def replace_file_atomically(folder: int, name: str, data: bytes, mode: int | Non
         raise
     # The rename itself is an entry of the folder, and is durable only with it (reliability:R1).
     os.fsync(folder)
-
-
-def read_umask() -> int:
-    """Return the umask, where possible without changing it for a moment."""
-    with contextlib.suppress(OSError), open("/proc/self/status", encoding="ascii", errors="replace") as status:  # noqa: PTH123  (it starts without pathlib)
-        found = re.search(r"^Umask:\s*([0-7]+)$", status.read(), re.MULTILINE)
-        if found:
-            return int(found[1], 8)
-    current = os.umask(0o077)
-    os.umask(current)
-    return current
 
 
 def remove_stale_temporaries(folder: int) -> None:

@@ -57,6 +57,8 @@ KINDS = {
     "folder": os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC,
     "file": os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC,
 }
+WITH_UMASK = "import os, sys; os.umask(0o022); exec(sys.argv.pop(1))"
+"""Sets the umask of a supervisor in its own process: other threads of this one write files, and Python 3.8 has no ``Popen(umask=)``."""
 SLOW = {"list", "pread", "replace", "remove", "sweep", "spawn", "end_marked", "find_program_outside"}
 """Requests that may be slow: each runs in its own thread, while the others run in order of arrival."""
 
@@ -366,10 +368,9 @@ class Worker:
                 passed.append(file.fileno())
                 argv = [word.replace("{script}", "/dev/fd/%d" % file.fileno()) for word in argv]
             words = [
-                sys.executable, "-I", "-S", "-X", "utf8", "-c", supervisor, str(os.getpid()), str(line_end.fileno()),
+                sys.executable, "-I", "-S", "-X", "utf8", "-c", WITH_UMASK, supervisor, str(os.getpid()), str(line_end.fileno()),
                 str(self.fd(folder)), limits, program,
             ]  # fmt: skip
-            old = os.umask(0o022)
             try:
                 made = subprocess.Popen(  # noqa: S603  (the supervisor; it executes an argument list)
                     words + argv,
@@ -380,8 +381,6 @@ class Worker:
                 os.close(err)
                 line.close()
                 raise
-            finally:
-                os.umask(old)
         child = self.children[number] = ChildProcess(self, number, made, (out, err, line.detach()), log)
         threading.Thread(target=child.pump, daemon=True).start()
         return {}

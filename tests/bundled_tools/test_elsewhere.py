@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -324,6 +325,20 @@ async def test_many_calls_at_once_share_a_connection(root: Path) -> None:
 
     assert [] == [r.text for r in results if r.is_error]
     assert [f"{n}\n" for n in range(20)] == [r.data[0]["content"] for r in results[:20]]  # type: ignore[index,call-overload]
+
+
+@pytest.mark.spec("reliability:HP3", "reliability:FS25")
+async def test_commands_never_change_the_umask_of_remote_files(root: Path) -> None:
+    words = ["sh", "-c", 'umask 077; exec "$@"', "sh"]
+    with Workspace.from_command(words, root, python=sys.executable) as place:
+        tools = ToolRegistry([*file_tools(place, write=True), *shell_tools(place)])
+        runs = [tools.execute("run_terminal_command", {"command": ["sh", "-c", "umask"]}) for _ in range(12)]
+        writes = [tools.execute("write_file", {"path": f"new{n}", "content": "x"}) for n in range(12)]
+        results = await asyncio.gather(*[one for pair in zip(runs, writes, strict=True) for one in pair])
+        await tools.execute("write_file", {"path": "new12", "content": "x"})
+
+    assert {"0022\n"} == {str(result.data["stdout"]) for result in results[::2]}
+    assert {0o600} == {stat.S_IMODE((root / f"new{n}").stat().st_mode) for n in range(13)}
 
 
 # --- undo, hooks, definitions ---------------------------------------------------------------------------------------
