@@ -138,9 +138,10 @@ class Worker:
             head = json.loads(read_exactly(self.source, head_size).decode())
             data = read_exactly(self.source, data_size)
             if head["do"] in SLOW:
-                threading.Thread(target=self.handle_request, args=(head, data), daemon=True).start()
-            else:
-                self.handle_request(head, data)
+                with contextlib.suppress(RuntimeError):  # no thread can be started: the others wait
+                    threading.Thread(target=self.handle_request, args=(head, data), daemon=True).start()
+                    continue
+            self.handle_request(head, data)
 
     def handle_request(self, head: dict[str, Any], data: bytes) -> None:
         """Execute a request, and send its reply."""
@@ -352,17 +353,21 @@ class Worker:
         import tempfile
 
         passed, argv = [self.fd(folder)], list(argv)
-        out, out_end = os.pipe()
-        err, err_end = os.pipe()
-        line, line_end = socket.socketpair()
-        theirs = [out_end, err_end]
-        passed.append(line_end.fileno())
-        with contextlib.ExitStack() as undo:
-            for fd in theirs:
-                undo.callback(os.close, fd)
-            undo.callback(line_end.close)
+        # All that may fail comes before the start of the program. If an error follows it all the same, the closed socket ends the program.
+        with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
+            out, out_end = make_pipe(ours, theirs)
+            err, err_end = make_pipe(ours, theirs)
+            woken, wakes = make_pipe(ours, ours)
+            line, line_end = socket.socketpair()
+            ours.callback(line.close)
+            theirs.callback(line_end.close)
+            passed.append(line_end.fileno())
+            kept = -1
+            if log:
+                kept = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+                ours.callback(os.close, kept)
             if script:
-                file = undo.enter_context(tempfile.TemporaryFile())
+                file = theirs.enter_context(tempfile.TemporaryFile())
                 file.write(data)
                 file.seek(0)
                 passed.append(file.fileno())
@@ -371,18 +376,20 @@ class Worker:
                 sys.executable, "-I", "-S", "-X", "utf8", "-c", WITH_UMASK, supervisor, str(os.getpid()), str(line_end.fileno()),
                 str(self.fd(folder)), limits, program,
             ]  # fmt: skip
+            popen = subprocess.Popen(  # noqa: S603  (the supervisor; it executes an argument list)
+                words + argv,
+                stdin=subprocess.DEVNULL, stdout=out_end, stderr=err_end, env=env, pass_fds=passed, start_new_session=True,
+            )  # fmt: skip
+            child = self.children[number] = ChildProcess(
+                self, number, popen, (out, err, line.fileno(), woken, wakes, kept)
+            )
             try:
-                made = subprocess.Popen(  # noqa: S603  (the supervisor; it executes an argument list)
-                    words + argv,
-                    stdin=subprocess.DEVNULL, stdout=out_end, stderr=err_end, env=env, pass_fds=passed, start_new_session=True,
-                )  # fmt: skip
-            except BaseException:
-                os.close(out)
-                os.close(err)
-                line.close()
-                raise
-        child = self.children[number] = ChildProcess(self, number, made, (out, err, line.detach()), log)
-        threading.Thread(target=child.pump, daemon=True).start()
+                threading.Thread(target=child.pump, daemon=True).start()
+            except RuntimeError:
+                del self.children[number]
+                raise OSError(errno.EAGAIN, "no thread can be started") from None
+            line.detach()
+            ours.pop_all()
         return {}
 
     def do_signal(self, child: int, pid: int, signal: int) -> None:
@@ -437,6 +444,14 @@ class Worker:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def make_pipe(reading: contextlib.ExitStack, writing: contextlib.ExitStack) -> tuple[int, int]:
+    """Create a pipe whose ends are closed with the two stacks."""
+    read, write = os.pipe()
+    reading.callback(os.close, read)
+    writing.callback(os.close, write)
+    return read, write
+
+
 def find_marked_processes(mark: Any) -> Iterator[int]:
     """Yield the ids of this user's running processes whose environment contains a text."""
     for name in os.listdir("/proc") if os.path.isdir("/proc") else ():
@@ -450,18 +465,14 @@ def find_marked_processes(mark: Any) -> Iterator[int]:
 class ChildProcess:
     """A started program, whose output is sent by a thread."""
 
-    def __init__(self, worker: Worker, number: Any, popen: subprocess.Popen[bytes], fds: Any, log: Any) -> None:
+    def __init__(self, worker: Worker, number: Any, popen: subprocess.Popen[bytes], fds: Any) -> None:
         self.worker = worker
         self.number = number
         self.popen = popen
-        self.out, self.err, self.line = fds
+        self.out, self.err, self.line, self.woken, self.wakes, self.log = fds
         self.left = WINDOW_BYTES
         self.lock = threading.Lock()
-        self.woken, self.wakes = os.pipe()
         self.over = False
-        self.log = (
-            os.open(log, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600) if log else -1
-        )
         self.logged = 0
         for fd in (self.out, self.err):
             os.set_blocking(fd, False)

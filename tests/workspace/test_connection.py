@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -482,6 +483,25 @@ def test_a_raising_listener_ends_the_connection_for_all_calls(tmp_path: Path) ->
         with pytest.raises(WorkspaceLost, match="what came could not be taken: RuntimeError: the loop is closed"):
             line.send_call("fstat", seconds=1)
         assert [("gone", None)] == first == second
+
+
+@pytest.mark.spec("reliability:HP5")
+def test_a_command_that_cannot_be_logged_never_starts(tmp_path: Path) -> None:
+    source = (Path(connection.__file__).parent / "supervisor.py").read_text("utf-8")
+    told: list[Any] = []
+    with Workspace.from_command(["env"], tmp_path, python=sys.executable) as place:
+        root = Root(place, PathPolicy())
+        assert place.system is not None
+        spawn = partial(
+            place.system.spawn, root.fd, Ear(told), script=None, supervisor=source, limits="", program="/bin/sh", env={}
+        )  # type: ignore[arg-type]
+        (tmp_path / "log").touch()
+        with pytest.raises(FileExistsError):
+            spawn(argv=["sh", "-c", "echo >canary"], log=str(tmp_path / "log"))
+        spawn(argv=["sh", "-c", "echo >done"], log=None)
+        assert until((tmp_path / "done").exists)
+
+    assert not (tmp_path / "canary").exists()
 
 
 def test_a_call_interrupted_while_sending_ends_the_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
