@@ -203,13 +203,14 @@ class Worker:
         fd = os.open(path, KINDS["walk"] & ~os.O_NOFOLLOW)
         self.open[handle] = fd
         info = os.fstat(fd)
-        above, wide = home, False
-        while True:
-            with contextlib.suppress(OSError):
-                wide = wide or os.path.samestat(info, os.stat(above))
-            if above in ("/", ""):
-                break
+        above, wide_folders = home, ["/"]
+        while above not in ("/", ""):  # "" above a home folder that is not absolute: it is not known
+            wide_folders.append(above)
             above = os.path.dirname(above)
+        wide = False
+        for folder in wide_folders:
+            with contextlib.suppress(OSError):
+                wide = wide or os.path.samestat(info, os.stat(folder))
         return {"info": stat_numbers(info), "real": os.path.realpath(path), "wide": wide, "mount": get_mount_id(fd)}
 
     def do_variables(self, names: list[str]) -> Any:

@@ -431,6 +431,15 @@ def test_a_root_with_an_invalid_name_is_refused(is_far: bool, path: str) -> None
         Root(place, PathPolicy())
 
 
+@pytest.mark.spec("reliability:FS26")
+@pytest.mark.parametrize("home", ["", "/", "~", "here/relative", "/nowhere/at/all"])
+def test_the_remote_root_folder_is_wide_with_any_home(home: str) -> None:
+    with Workspace.from_command(["env", f"HOME={home}"], "/", python=sys.executable) as place:
+        with pytest.raises(DefinitionError, match="allow_wide_root"):
+            Root(place, PathPolicy())
+        Root(place, PathPolicy(allow_wide_root=True))
+
+
 def test_a_command_with_an_invalid_name_cannot_be_executed(tmp_path: Path) -> None:
     with (
         Workspace.from_command(["\ud800"], tmp_path, name="odd") as place,
