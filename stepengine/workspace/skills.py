@@ -143,13 +143,16 @@ class _Scan:
     The skill folders of a project and a user, and their modification times when they were scanned.
 
     Attributes:
-        skills: The members of each skill but its root, and the folder of that: a root that is kept would stay open.
-        warnings: As of ``SkillCatalog``.
+        found: The members of each skill but its root, and the folder of that: a root that is kept would stay open. Or a warning in place
+            of the members. Skills of the same name are kept, since rules may withhold the first one from a call.
+        cut: Why the scan ended early; ``""`` if it saw everything.
+        is_late: Whether its time ended. The next scan may see more: what was read is in the memory of the system then.
         stamps: The folders and heads that were seen, by path.
     """
 
-    skills: tuple[tuple[Path, Mapping[str, Any]], ...]
-    warnings: tuple[str, ...]
+    found: tuple[tuple[Path, Mapping[str, Any] | str], ...]
+    cut: str
+    is_late: bool
     stamps: Mapping[str, Stamp]
 
     def is_current(self) -> bool:
@@ -165,7 +168,7 @@ def find_skills(folder: Path, *, user: bool) -> SkillCatalog:
     """
     Return the skills of the project of *folder*; with *user*, the user's skills are added at the end.
 
-    The folders are scanned once, and again after one of the seen folders or heads has changed. A scan that reached a limit is stored, too.
+    The folders are scanned once, and again after one of the seen folders or heads has changed, or if the time for the scan was too short.
     """
     places = tuple(_skill_places(folder, user=user))
     known = _scans.get(places)
@@ -173,7 +176,7 @@ def find_skills(folder: Path, *, user: bool) -> SkillCatalog:
         known = _scan_skill_places(places)
         while len(_scans) >= KEPT_SCANS:
             _scans.pop(next(iter(_scans), places), None)
-        if not _has_recent_change(known):
+        if not known.is_late and not _has_recent_change(known):
             _scans[places] = known
     return _open_catalog(known)
 
@@ -188,45 +191,60 @@ def _skill_places(folder: Path, *, user: bool) -> Iterator[Place]:
 
 
 def _scan_skill_places(places: Iterable[Place]) -> _Scan:
-    found, left, stamps = SkillCatalog(), WalkBudget(MAX_FOLDERS * 10, SCAN_SECONDS), dict[str, Stamp]()
-    bases: dict[str, Path] = {}
+    left, stamps = WalkBudget(MAX_FOLDERS * 10, SCAN_SECONDS), dict[str, Stamp]()
+    found: list[tuple[Path, Mapping[str, Any] | str]] = []
+    fields = attrs.filters.exclude("root")
     # Files that rules withhold from one call are removed from its result below; the scan serves all calls.
     token = GUARD.set(None)
     try:
         for base, place, scope in places:
             with closing(_iter_skill_folders(base, place, left, stamps)) as folders:
                 for root, path in folders:
-                    _add_skill(found, root, path, scope)
-                    bases |= dict.fromkeys(found.skills.keys() - bases.keys(), base)
+                    added: list[Skill | str] = []
+                    _add_skill(added, root, path, scope)
+                    found += [
+                        (base, one if isinstance(one, str) else attrs.asdict(one, recurse=False, filter=fields))
+                        for one in added
+                    ]
                     if not left.has_time_left():  # the walk checks only every 64th entry, and a head may need a second
                         break
     finally:
         GUARD.reset(token)
-    if left.cut:
-        found.warnings.append(f"not all folders of skills were looked at: {left.cut}")
-    fields = attrs.filters.exclude("root")
-    skills = [(bases[name], attrs.asdict(s, recurse=False, filter=fields)) for name, s in found.skills.items()]
-    return _Scan(tuple(skills), tuple(found.warnings), stamps)
+    return _Scan(tuple(found), left.cut, bool(left.cut) and left.is_late, stamps)
 
 
 def _open_catalog(known: _Scan) -> SkillCatalog:
     """Return the skills of a scan with open roots, without those that rules withhold from the current call."""
-    found, roots = SkillCatalog(warnings=[*known.warnings]), dict[Path, Root | None]()
-    for base, members in known.skills:
+    found, roots = SkillCatalog(), dict[Path, Root | None]()
+    for base, one in known.found:
+        if isinstance(one, str):
+            found.warnings.append(one)
+            continue
         if base not in roots:
             roots[base] = _open_root(base)
         root = roots[base]
-        if root is None:
-            continue
-        skill = Skill(root=root, **members)
-        try:
-            if current_file_guard() is not None:
-                calls.close(root.open_file(f"{skill.folder}/SKILL.md").fd)
-        except (ToolError, OSError) as error:
-            found.warnings.append(f"the skill in {skill.path!r} was left out: {error}")
-        else:
-            found.skills[skill.name] = skill
+        if root is not None:
+            _add_unless_withheld(found, Skill(root=root, **one))
+    if known.cut:
+        found.warnings.append(f"not all folders of skills were looked at: {known.cut}")
     return found
+
+
+def _add_unless_withheld(found: SkillCatalog, skill: Skill) -> None:
+    """Add a skill that the current call may read, unless its name is taken or the catalog is full."""
+    try:
+        if current_file_guard() is not None:
+            calls.close(skill.root.open_file(f"{skill.folder}/SKILL.md").fd)
+    except (ToolError, OSError) as error:
+        found.warnings.append(f"the skill in {skill.path!r} was left out: {error}")
+        return
+    where = f"the skill {skill.name!r} in {skill.path!r} was left out"
+    if skill.name in found.skills:
+        found.warnings.append(f"{where}: another one in {found.skills[skill.name].path!r} comes first")
+    elif len(found.skills) >= MAX_SKILLS:
+        found.warnings.append(f"{where}: there are {MAX_SKILLS} already")
+    else:
+        found.skills[skill.name] = skill
 
 
 def _open_root(base: Path) -> Root | None:
@@ -286,36 +304,30 @@ def _iter_skill_folders(
         calls.close(opened.fd)
 
 
-def _add_skill(found: SkillCatalog, root: Root, path: str, scope: str) -> None:
+def _add_skill(found: list[Skill | str], root: Root, path: str, scope: str) -> None:
+    """Add the skill in a folder to *found*, or a warning that it was omitted."""
     shown = visible(path if scope == "project" else f"~/{path}", strict=True)
     try:
         head, _ = _read_skill(root, path)
     except (ToolError, OSError) as error:
-        found.warnings.append(f"the skill in {shown!r} was left out: {error}")
+        found.append(f"the skill in {shown!r} was left out: {error}")
         return
     folder = path.rpartition("/")[2]
     name = visible(str(head.get("name") or folder), strict=True)
     description = head.get("description")
     if not isinstance(description, str) or not description.strip():
-        found.warnings.append(f"the skill in {shown!r} was left out: its SKILL.md has no description")
+        found.append(f"the skill in {shown!r} was left out: its SKILL.md has no description")
         return
     if not NAME.fullmatch(name) or len(name) > NAME_CHARS:
-        found.warnings.append(
+        found.append(
             f"the skill in {shown!r} was left out: its name {name[:NAME_CHARS]!r} is none of a-z, 0-9 and single -, "
             f"at most {NAME_CHARS} characters"
         )
         return
     if name != folder:
-        found.warnings.append(f"the skill {name!r} in {shown!r}: its name should be that of its folder")
-    if name in found.skills:
-        found.warnings.append(
-            f"the skill {name!r} in {shown!r} was left out: another one in {found.skills[name].path!r} comes first"
-        )
-    elif len(found.skills) >= MAX_SKILLS:
-        found.warnings.append(f"the skill {name!r} in {shown!r} was left out: there are {MAX_SKILLS} already")
-    else:
-        said = truncate_text(" ".join(visible(description).split()), DESCRIPTION_CHARS)
-        found.skills[name] = Skill(name=name, description=said, scope=scope, path=shown, root=root, folder=path)
+        found.append(f"the skill {name!r} in {shown!r}: its name should be that of its folder")
+    said = truncate_text(" ".join(visible(description).split()), DESCRIPTION_CHARS)
+    found.append(Skill(name=name, description=said, scope=scope, path=shown, root=root, folder=path))
 
 
 def _read_skill(root: Root, folder: str) -> tuple[Mapping[str, Any], str]:

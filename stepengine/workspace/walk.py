@@ -50,9 +50,14 @@ class WalkBudget:
             self.has_time_left()
         return not self.cut
 
+    @property
+    def is_late(self) -> bool:
+        """Whether the time has ended."""
+        return time.monotonic() > self._end
+
     def has_time_left(self) -> bool:
         """Return True if there is time left."""
-        if time.monotonic() > self._end:
+        if self.is_late:
             self.cut = f"stopped after {self._seconds:g} s"
         elif self._cancelled is not None and self._cancelled.is_set():
             self.cut = "stopped because the call was cancelled"

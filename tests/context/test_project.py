@@ -321,6 +321,24 @@ def test_cache_filled_by_a_guarded_call_is_complete(tmp_path: Path, monkeypatch:
     assert [["one"], ["two"], ["one", "two"]] == shown
 
 
+@pytest.mark.spec("interfaces:IF91", "requirements:X70")
+@pytest.mark.parametrize("denied", [(), (0,), (1,), (0, 1), (0, 1, 2)])
+def test_first_skill_that_rules_allow_has_the_name(tmp_path: Path, denied: tuple[int, ...]) -> None:
+    places = (".stepengine/skills", ".agents/skills", ".claude/skills")
+    for place in places:
+        skill(tmp_path, "one", f"description: {place}\n", under=place)
+    closed = [places[at].split("/")[0] for at in denied]
+    token = GUARD.set(CallGuard(file=lambda _, parts: "is denied" if parts[0] in closed else ""))
+    try:
+        found = skills.find_skills(tmp_path, user=False)
+    finally:
+        GUARD.reset(token)
+
+    left = [place for at, place in enumerate(places) if at not in denied]
+    assert left[:1] == [each.description for each in found.skills.values()]
+    assert len(places) - len(left[:1]) == len(found.warnings)
+
+
 @pytest.mark.spec("interfaces:IF91")
 @pytest.mark.parametrize("name", ["../up", "a--b", "x" * 65])
 def test_skill_with_invalid_name_is_left_out_and_reported(tmp_path: Path, name: str) -> None:
@@ -458,3 +476,23 @@ def test_slow_skill_scan_stops_after_two_seconds(tmp_path: Path, monkeypatch: py
 
     assert ["s00", "s01", "s02"] == list(found.skills)
     assert ["not all folders of skills were looked at: stopped after 2 s"] == found.warnings
+
+
+@pytest.mark.spec("interfaces:IF91")
+def test_skills_missed_by_a_slow_scan_are_found_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds, take, pace = [0.0], skills._add_skill, [0.9]
+    monkeypatch.setattr(walk, "time", SimpleNamespace(monotonic=lambda: seconds[0]))
+    monkeypatch.setattr(skills, "FRESH_NS", 0)
+
+    def slowly(*given: Any) -> None:
+        seconds[0] += pace[0]
+        take(*given)
+
+    monkeypatch.setattr(skills, "_add_skill", slowly)
+    for number in range(20):
+        skill(tmp_path, f"s{number:02}", "description: d\n")
+    assert 3 == len(skills.find_skills(tmp_path, user=False).skills)
+    pace[0] = 0
+
+    found = skills.find_skills(tmp_path, user=False)
+    assert (20, []) == (len(found.skills), found.warnings)
