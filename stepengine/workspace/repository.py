@@ -108,7 +108,8 @@ def _add_skills(folder: Path, made: dict[str, Any], *, user: bool) -> None:
         left -= len(skill.name) + len(skill.description.encode())
         if left < 0:
             made["warnings"].append(
-                f"the skill {skill.name!r} and those after it are not listed: {CATALOG_BYTES:,} bytes are"
+                f"the skill {skill.name!r} and those after it are not listed: the names and descriptions of skills may have "
+                f"{CATALOG_BYTES:,} bytes together. Shorten descriptions, or remove skills"
             )
             break
         made["skills"].append({"name": skill.name, "description": skill.description, "scope": skill.scope})
@@ -204,10 +205,13 @@ class _Instructions:
 
 
 def _read_git_status(folder: Path) -> dict[str, object]:
-    """Return branch and changed files; empty without a repository or git, or if git fails or needs more than two seconds."""
+    """Return branch and changed files; empty without a repository, git or temporary folder, or if git fails or needs more than two seconds."""
     if not os.path.lexists(find_project_root(folder) / ".git"):
         return {}
-    private = PrivateFolders()
+    try:
+        private = PrivateFolders()
+    except OSError:  # there is no folder for temporary files
+        return {}
     try:
         private.make()
         place = tuple([part for part in str(folder).split("/") if part])

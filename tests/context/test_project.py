@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -496,3 +497,32 @@ def test_skills_missed_by_a_slow_scan_are_found_later(tmp_path: Path, monkeypatc
 
     found = skills.find_skills(tmp_path, user=False)
     assert (20, []) == (len(found.skills), found.warnings)
+
+
+@pytest.mark.spec("interfaces:IF89")
+def test_project_is_read_without_a_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    git(tmp_path, "init", "-q")
+    write(tmp_path, AGENTS_md="Be brief.")
+
+    def mkdtemp(**_: object) -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "mkdtemp", mkdtemp)
+    found = read_project(str(tmp_path))
+
+    assert ["Be brief."] == [one["text"] for one in found["instructions"]]
+    assert ["platform"] == list(found["facts"])
+
+
+@pytest.mark.spec("interfaces:IF91")
+def test_skills_beyond_the_size_cap_are_reported(tmp_path: Path) -> None:
+    for number in range(20):
+        skill(tmp_path, f"s{number:02}", f"description: {'d' * 1_000}\n")
+    found = read_project(str(tmp_path), facts=False, user=False)
+
+    assert [f"s{number:02}" for number in range(16)] == [one["name"] for one in found["skills"]]
+    (warning,) = found["warnings"]
+    assert (
+        "the skill 's16' and those after it are not listed: the names and descriptions of skills may have 16,384 bytes"
+        in warning
+    )
