@@ -152,6 +152,9 @@ class ThreadPool:
 
         On cancellation *signal* is set and the body is waited for. A body that continues is abandoned, and its thread's
         name is added to *leaked*. The caller's context variables are visible to the body.
+
+        Raises:
+            RuntimeError: when the system can start no thread, and the pool has none. The body does not run then.
         """
         import asyncio
 
@@ -187,14 +190,23 @@ class ThreadPool:
         with self._ready:
             self._closed = False
             self._jobs.append(job)
-            self._start_thread()
+            try:
+                self._start_thread()
+            except RuntimeError:
+                if not self._threads:  # else the job waits for one of them
+                    self._jobs.pop()
+                    raise
             self._ready.notify()
 
     def _start_thread(self) -> None:
         if len(self._jobs) > self._idle and self._threads < self._size:
             self._threads += 1
             self._made += 1
-            threading.Thread(target=self._run_jobs, name=f"stepengine-tool-{self._made}", daemon=True).start()
+            try:
+                threading.Thread(target=self._run_jobs, name=f"stepengine-tool-{self._made}", daemon=True).start()
+            except RuntimeError:
+                self._threads -= 1
+                raise
 
     def _withdraw_job(self, job: _ThreadTask) -> bool:
         with self._ready:
@@ -226,7 +238,8 @@ class ThreadPool:
             job.abandoned = True
             self._leaked[job.thread] = None
             self._threads -= 1
-            self._start_thread()
+            with contextlib.suppress(RuntimeError):  # waiting jobs start with the next one, or when this body ends
+                self._start_thread()
         if leaked is not None:
             leaked.append(job.thread)
 
@@ -240,6 +253,8 @@ class ThreadPool:
             if job.abandoned:
                 with self._ready:
                     del self._leaked[job.thread]
+                    with contextlib.suppress(RuntimeError):
+                        self._start_thread()
                 return
             del job
 

@@ -263,6 +263,57 @@ async def test_more_bodies_than_threads_wait_for_their_turn() -> None:
     assert max(most) <= 2
 
 
+def fail_to_start(*_: object) -> None:
+    msg = "can't start new thread"
+    raise RuntimeError(msg)
+
+
+async def test_a_body_without_a_thread_never_runs_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, ran = ThreadPool(1), list[str]()
+    for _ in range(3):
+        with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="new thread"):
+            patch.setattr(threading.Thread, "start", fail_to_start)
+            await pool.run("first", lambda: ran.append("first"))
+    for _ in range(3):
+        await pool.run("second", lambda: ran.append("second"))
+    pool.close()
+
+    assert ["second"] * 3 == ran
+
+
+async def test_bodies_share_the_threads_that_the_system_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, ran, release = ThreadPool(2), list[int](), threading.Event()
+    busy = asyncio.create_task(pool.run("busy", release.wait))
+    await asyncio.sleep(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail_to_start)
+        others = [asyncio.create_task(pool.run("other", lambda n=n: ran.append(n))) for n in range(3)]
+        await asyncio.sleep(0)
+    release.set()
+    await asyncio.gather(busy, *others)
+    pool.close()
+
+    assert [0, 1, 2] == sorted(ran)
+
+
+async def test_bodies_behind_an_abandoned_one_run_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, ran, release, started = ThreadPool(1, grace=0), list[str](), threading.Event(), threading.Event()
+    busy = asyncio.create_task(pool.run("busy", lambda: (started.set(), release.wait())))
+    await until_async(started.is_set)
+    waiting = asyncio.create_task(pool.run("waiting", lambda: ran.append("waiting")))
+    await asyncio.sleep(0)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", fail_to_start)
+        busy.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await busy
+    release.set()
+    await waiting
+    pool.close()
+
+    assert ["waiting"] == ran
+
+
 @pytest.mark.spec("requirements:E10")
 @pytest.mark.parametrize("in_thread", [True, False])
 async def test_a_body_can_have_its_own_result_cut(in_thread: bool) -> None:
