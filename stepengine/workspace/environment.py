@@ -299,10 +299,11 @@ def read_git_identity(folder: str, root: Sequence[str]) -> tuple[tuple[str, str]
 
 
 def replace_environment_secrets(text: str) -> str:
-    """Return *text* with the secrets of our own environment replaced by the names of their variables."""
+    """Return *text* with the secrets of our own environment replaced by the names of their variables, the longest first."""
     private = {v: n for n, v in os.environ.items() if len(v) >= SECRET_CHARS and _is_private_variable(n)}
-    for value, name in {**find_environment_secrets(os.environ), **private}.items():
-        text = text.replace(value, f"[{name}]")
+    known = {**find_environment_secrets(os.environ), **private}
+    for value in sorted(known, key=len, reverse=True):
+        text = text.replace(value, f"[{known[value]}]")
     return text
 
 

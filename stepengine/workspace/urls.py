@@ -58,7 +58,8 @@ def parse_networks(texts: Iterable[str]) -> tuple[Network, ...]:
     return tuple([ipaddress.ip_network(text) for text in texts])
 
 
-USER_INFO = re.compile(r"//[^/?#\s]*@")
+USER_INFO = re.compile(r"//(?:[^/?#\s@:\[]*:(?!\d{1,5}(?:/|$))\S{0,256}@|[^/?#\s]*@)")
+"""With a password up to the last ``@``: people forget to escape the ``/``, ``?``, ``#`` and ``@`` in it. A port is no password."""
 
 
 def hide_user_info(text: str) -> str:

@@ -835,6 +835,20 @@ async def test_the_log_has_the_command_without_secrets_or_output(root: Path, mon
     assert data == {"exit_code": 1, "signal": None, "bytes": len("printed\n")}
 
 
+@pytest.mark.spec("reliability:FP6")
+async def test_the_log_shows_no_end_of_a_secret(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Not of one that starts with another secret, nor of one in the middle of a command that is too long to be logged.
+    """
+    lines: list[str] = []
+    monkeypatch.setenv("A_TOKEN", "abcdefgh")
+    monkeypatch.setenv("B_TOKEN", "abcdefgh-canary-" + "x" * 8_000 + "-canary")
+    logger = SimpleNamespace(debug=lambda message, /, **_: lines.append(message))
+    await Sh(root, {"logger": logger})(["echo", os.environ["B_TOKEN"], os.environ["A_TOKEN"]])
+
+    assert ["ran echo [B_TOKEN] [A_TOKEN]"] == lines
+
+
 # --- how the set is made --------------------------------------------------------------------------------------------
 
 

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from stepengine.errors import BlockedAddress, DefinitionError, ToolError
 from stepengine.tools.bundled import SafeFetcher, web_tools
 from stepengine.workspace.urls import AllowList, blocked_reason, parse_networks, parse_url, resolve_redirect
+from stepengine.workspace.workspace import Workspace
 from tests.bundled_tools.web_server import Names, site
 
 NW01 = [
@@ -29,6 +30,10 @@ PUBLIC = [
     "1.1.1.1", "8.8.8.8", "172.15.0.1", "172.32.0.1", "100.63.0.1", "100.128.0.1", "11.0.0.1", "168.63.129.17",
     "2606:4700:4700::1111", "2a00:1450::1", "64:ff9b::808:808",
 ]  # fmt: skip
+
+
+PASSWORD = st.text("#?/@:%[]!1a", max_size=5).filter(lambda text: not text.startswith("1"))
+"""Digits and a slash behind the colon are a port."""
 
 
 @pytest.mark.spec("remote:NW01")
@@ -198,6 +203,21 @@ async def test_one_forbidden_address_of_a_host_refuses_the_connection(
 
 
 @pytest.mark.spec("remote:WP1", "generator-contract:T35")
+@given(scheme=st.sampled_from(["http", "https", "ftp"]), before=PASSWORD, after=PASSWORD)
+def test_no_spelling_of_a_password_is_shown(scheme: str, before: str, after: str) -> None:
+    """
+    People forget to escape the characters that end an address.
+    """
+    web = f"{scheme}://user:{before}canary{after}@host.example/search"
+    try:
+        shown = repr(Workspace("/", web=web))
+    except DefinitionError as error:
+        shown = error.message
+
+    assert "canary" not in shown
+    assert "host.example" in shown
+
+
 def test_web_tools_and_fetcher_require_their_parts() -> None:
     with pytest.raises(TypeError, match="allow"):
         SafeFetcher()  # type: ignore[call-arg]

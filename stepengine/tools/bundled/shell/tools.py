@@ -447,7 +447,8 @@ def _job_result(job: BackgroundCommand, more: Mapping[str, object]) -> ToolResul
 
 def _log_command(ctx: ToolContext, command: Argv | Script, process: CommandProcess, ending: Ending) -> None:
     """Log the command and its end, but never its output."""
-    message = f"ran {replace_environment_secrets(cut_middle(command_text(command), SHOWN_CHARS))}"
+    # Before it is cut: the ends of a secret that was cut would not be recognized.
+    message = f"ran {cut_middle(replace_environment_secrets(command_text(command)), SHOWN_CHARS)}"
     ctx.logger.debug(
         message,
         exit_code=ending.code,
