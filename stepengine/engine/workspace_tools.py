@@ -70,7 +70,7 @@ class WorkspaceTools:
 
     def format_workspace_argument(self, names: Iterable[str]) -> str:
         """Return the ``Engine`` argument that provides these tools, as Python source."""
-        from stepengine.workspace.urls import hide_user_info
+        from stepengine.workspace.urls import remove_user_info
 
         place, needed = self._workspace, {WORKSPACE_TOOLS[name] for name in names}
         has_write, has_shell, web = (False, False, None) if place is None else (place.write, place.shell, place.web)
@@ -78,7 +78,7 @@ class WorkspaceTools:
         options = [
             *(["write=True"] if has_write or "write" in needed else []),
             *([f"shell={shell}"] if has_shell or "shell" in needed else []),
-            *([f"web={_quote(hide_user_info(web or SEARXNG))}"] if web or "web" in needed else []),
+            *([f"web={_quote(remove_user_info(web or SEARXNG))}"] if web or "web" in needed else []),
         ]
         if place is not None and place.system is not None:
             return f"workspace=workspace.with_access({', '.join(options)})"

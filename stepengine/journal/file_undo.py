@@ -253,7 +253,7 @@ def _find_folders_to_remove(files: Sequence[_WrittenFile]) -> Iterator[str]:
     """Yield the folders that are empty, the deepest first, once the files are undone."""
     gone = {(file.root, file.path) for file in files if file.fate == "removed"}
     for root, folder in _list_created_folders(files):
-        names = root.list_names(folder)
+        names = root.find_removal_obstacles(folder)
         if names is not None and all((root, f"{folder}/{name}") in gone for name in names):
             gone.add((root, folder))
             yield folder

@@ -50,11 +50,11 @@ from stepengine.workspace.path_rules import (
     BLANKS,
     INSTRUCTING,
     PathRules,
-    is_file_address,
+    is_file_url,
     normalize_path,
     possible_paths,
 )
-from stepengine.workspace.patterns import GlobPattern, escape_brackets, find_pattern_problem
+from stepengine.workspace.patterns import GlobPattern, escape_brackets_and_braces, find_pattern_problem
 from stepengine.workspace.urls import parse_url
 
 Effect: TypeAlias = Literal["allow", "deny", "ask"]
@@ -157,7 +157,7 @@ class Request:
         """
         if self.tool.about is not None:
             return [place for place in self._declared_subjects if not _is_url_and_not_path(place)]
-        return [*self.texts_in_members(PATHS), *filter(is_file_address, _find_texts_outside_members(self.input, PATHS))]
+        return [*self.texts_in_members(PATHS), *filter(is_file_url, _find_texts_outside_members(self.input, PATHS))]
 
     @property
     def unmarked_texts(self) -> list[str]:
@@ -561,7 +561,7 @@ class Path:
         return any(glob.match(low) for glob in self._folded)
 
     def _matches_as_written(self, path: str) -> bool:
-        if is_file_address(path) or not _stays_below_root(path):
+        if is_file_url(path) or not _stays_below_root(path):
             return False
         # The text after `file:` is another reading, which is checked separately.
         parts = _split_path(path.removeprefix("file:"))
@@ -581,7 +581,7 @@ class Path:
 
 def _add_literal_bracket_glob(glob: str) -> tuple[str, ...]:
     """Return a glob; if it has brackets or braces, also the glob in which these are plain characters."""
-    plain = escape_brackets(glob)
+    plain = escape_brackets_and_braces(glob)
     return (glob,) if plain == glob else (glob, plain)
 
 

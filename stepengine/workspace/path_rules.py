@@ -66,7 +66,7 @@ SPELLINGS = 32
 """No honest path has more readings than a few; one with more is not judged but refused."""
 
 
-def is_file_address(text: str) -> bool:
+def is_file_url(text: str) -> bool:
     """Return whether a text starts with ``file:`` and a slash, such as ``file:///srv/a.txt``; blanks before and line breaks are ignored."""
     found = FILE_ADDRESS.match(_remove_line_breaks(text))
     return found is not None and found[1] is not None

@@ -108,7 +108,7 @@ def expand_braces(pattern: str) -> list[str]:
     return done
 
 
-def escape_brackets(pattern: str) -> str:
+def escape_brackets_and_braces(pattern: str) -> str:
     """Return a pattern in which brackets and braces match themselves."""
     return re.sub(r"[\[\]{}]", r"[\g<0>]", pattern)
 

@@ -502,11 +502,11 @@ class Spawned:
         """Send a signal to the process group of the program."""
         self._connection.notify("signal", child=self._number, pid=pid, signal=number)
 
-    def end(self) -> None:
+    def request_end(self) -> None:
         """Ask its supervisor to end all processes."""
         self._connection.notify("end", child=self._number)
 
-    def kill(self) -> None:
+    def kill_supervisor(self) -> None:
         """Kill its supervisor. Linux then kills the command, but not the other processes that it started."""
         self._connection.notify("kill", child=self._number)
 

@@ -370,7 +370,7 @@ class Root:
                 removed.append(path)
         return removed
 
-    def list_names(self, path: str) -> list[str] | None:
+    def find_removal_obstacles(self, path: str) -> list[str] | None:
         """
         Return the unsorted names in a folder; ``None`` if it is missing, behind a link, or not writable by tools.
 

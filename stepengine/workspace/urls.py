@@ -62,7 +62,7 @@ USER_INFO = re.compile(r"//(?:[^/?#\s@:\[]*:(?!\d{1,5}(?:/|$))\S{0,256}@|[^/?#\s
 """With a password up to the last ``@``: people forget to escape the ``/``, ``?``, ``#`` and ``@`` in it. A port is no password."""
 
 
-def hide_user_info(text: str) -> str:
+def remove_user_info(text: str) -> str:
     """Return *text* without the user names and passwords of its addresses, for messages."""
     return USER_INFO.sub("//", text)
 
@@ -75,9 +75,7 @@ def normalize_service_url(url: str) -> str:
         DefinitionError: when it is no http or https address, or has a query.
     """
     if not url.startswith(("http://", "https://")) or "?" in url or "#" in url:
-        msg = (
-            f"{hide_user_info(url)!r} is not an address of a search service; write one such as 'http://localhost:8080'"
-        )
+        msg = f"{remove_user_info(url)!r} is not an address of a search service; write one such as 'http://localhost:8080'"
         raise DefinitionError(msg)
     return url.rstrip("/")
 
@@ -168,7 +166,7 @@ class UrlTarget:
 
 
 def _make_blocked_error(url: str, why: str) -> BlockedAddress:
-    shown = cut_after(hide_user_info(url), 200)
+    shown = cut_after(remove_user_info(url), 200)
     return BlockedAddress(f"{shown!r} is not fetched: {why}")
 
 

@@ -78,9 +78,9 @@ def _check_web(workspace: object, field: attrs.Attribute[Any], web: Any) -> None
 
 
 def _format_web_setting(web: str | None) -> str:
-    from stepengine.workspace.urls import hide_user_info
+    from stepengine.workspace.urls import remove_user_info
 
-    return repr(web and hide_user_info(web))
+    return repr(web and remove_user_info(web))
 
 
 def _check_shell(_workspace: object, _field: attrs.Attribute[Any], shell: object) -> None:

@@ -486,7 +486,7 @@ async def test_container_workspaces_start_with_the_documented_command_lines(
 @pytest.mark.parametrize(
     ("target", "is_link"), [("/", False), ("", True), ("/./x/../..", True), ("/home", False), ("/home/sub/", False)]
 )
-def test_a_mount_of_the_home_folder_is_wide_in_any_spelling(
+def test_a_home_folder_mount_is_wide_in_any_spelling(
     root: Path, tmp_path: Path, target: str, is_link: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "bin").mkdir()

@@ -378,7 +378,7 @@ class Ripgrep:
                 elif (found := EXIT.fullmatch(data)) is not None:
                     self._code = int(found[1])
         finally:
-            running.end()
+            running.request_end()
 
     def _start(self, command: list[str], at: int) -> subprocess.Popen[bytes]:
         folder = f"/proc/self/fd/{at}"

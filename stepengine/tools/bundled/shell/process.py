@@ -418,12 +418,12 @@ class _FarChild:
     def request_end(self) -> None:
         """Ask the supervisor to end the command and all its processes."""
         if self.spawned is not None:
-            self.spawned.end()
+            self.spawned.request_end()
 
     def kill_all(self, command_pid: int) -> None:
         """Kill the supervisor. Its death makes the remote system kill the command."""
         if self.spawned is not None:
-            self.spawned.kill()
+            self.spawned.kill_supervisor()
         self._line_closed.set()
 
     async def wait_for_supervisor(self) -> None:

@@ -37,7 +37,7 @@ from stepengine.tools.bundled.web.fetcher import (
     read_body,
 )
 from stepengine.tools.bundled.web.pages import read_page
-from stepengine.workspace.urls import hide_user_info, normalize_service_url
+from stepengine.workspace.urls import normalize_service_url, remove_user_info
 
 WEB_SEARCH_RESULTS = 5
 """A model opens one or two of them."""
@@ -152,7 +152,7 @@ class BraveSearch:
         self._seconds = seconds
 
     def __repr__(self) -> str:
-        return f"BraveSearch(url={hide_user_info(self._url)!r})"
+        return f"BraveSearch(url={remove_user_info(self._url)!r})"
 
     async def search(self, query: str, depth: Depth) -> Sequence[SearchHit]:
         """Return results; ``"deep"`` requests 20, the maximum of one request."""
@@ -189,7 +189,7 @@ async def _fetch_json(
     """
     import httpx2
 
-    where = hide_user_info(url).partition("//")[2].partition("/")[0]
+    where = remove_user_info(url).partition("//")[2].partition("/")[0]
     waits = httpx2.Timeout(WEB_IDLE_SECONDS, connect=WEB_CONNECT_SECONDS)
     sent = {**headers, "Accept": "application/json", "Accept-Encoding": "gzip", "User-Agent": "stepengine"}
     try:
@@ -275,7 +275,7 @@ class DocsSites:
             self._fetcher, _rank_links(await self._fetch_links(site), topic), topic, max_tokens
         )
         if not text:
-            msg = f"the documentation of {library_title!r} at {hide_user_info(site)} has no page that fits {topic!r}"
+            msg = f"the documentation of {library_title!r} at {remove_user_info(site)} has no page that fits {topic!r}"
             raise ToolError(msg)
         return text
 
@@ -294,7 +294,7 @@ class DocsSites:
                 return links
         if problem is not None:
             raise problem
-        msg = f"{hide_user_info(site)} has no llms.txt and no links to pages of documentation"
+        msg = f"{remove_user_info(site)} has no llms.txt and no links to pages of documentation"
         raise ToolError(msg)
 
 
