@@ -1,16 +1,15 @@
 """
-The command line: ``stepengine run`` and its companions, and what is done with recorded runs. The only part that prints.
+The command line: commands that start runs, and commands on recorded and durable runs.
 
-A command reads its arguments, calls the layers below, shows what comes and ends with an exit code (``exits``); it decides nothing that a
-program which embeds stepengine could not have asked for. Answers go to stdout and everything else to stderr, so that the output of a
-command can be another one's input. Whatever comes from a model, a tool or a file is made visible before it reaches a terminal, where
-an escape sequence could do things.
+A command parses its arguments, calls the layers below, prints the result and returns an exit code (``exits``). Programs that embed
+stepengine can do everything that a command does. Results go to stdout and everything else to stderr, so that commands can be piped.
+Texts of models, tools and files are made visible before they reach a terminal, because escape sequences could control it.
 
-Lives here: reading arguments, showing progress and results, exit codes. Must not be here: anything that a program which embeds
-stepengine would need. Typer and rich are loaded when a command starts, and each command loads its own code alone: whoever types
-``--help`` should not wait for an engine.
+This package contains arguments, progress, results and exit codes. Features that an embedding program needs belong to other packages.
+A command imports its own modules when it starts, so that ``--help`` does not load the engine.
 
-Begin with ``app``, the table of commands; then one of ``commands``, and ``screen`` for what a terminal shows.
+Start with ``command_table``, the table of commands, and ``app``, which parses them. Then read a module of ``commands``: ``options`` holds
+its options, ``bench`` makes the engine, ``perform`` and ``journals`` run it, ``state_folder`` records it, and ``screen`` prints it.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ __all__ = ("ColorScheme", "ConsoleLogger", "ConsoleRenderer", "TerminalInteracto
 
 
 def main() -> None:
-    """Run the command line and leave with its exit code; ``stepengine --help`` lists the codes."""
+    """Run the command line and exit with its exit code; ``stepengine --help`` lists the codes."""
     try:
         with exit_on_interrupt():
             from stepengine.cli.app import app
@@ -47,7 +46,7 @@ _HOME = {
     "ConsoleRenderer": "console",
     "TerminalInteractor": "console",
 }
-"""Where the names for programs come from; the command line itself loads them when it needs them."""
+"""The modules below ``screen`` of the public names, which are imported on first access."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,8 +1,8 @@
 """
-The commands as they are parsed: each is made of its function when it is called, or its own help is asked for.
+The parser of all commands. Each command is built from its function when it is called or its help is requested.
 
-A command is a function with its options that returns an exit code; its docstring is its help. Its first line stands in the
-list of commands, so that it has at most 62 characters, and indented lines are shown as they are, so that they have at most 76.
+A command is a function that takes its options and returns an exit code; its docstring is its help. The first line is shown in the
+list of commands, so it has at most 62 characters. Indented lines are shown as they are, so they have at most 76.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ Parsed: TypeAlias = Any
 
 AS_TYPED = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 RUNNING = ("run", "chat", "ask", "resume", "replay", "fork")
-"""Those that leave with any of the exit codes."""
+"""Commands whose help lists the exit codes, because they can return all of them."""
 LOCAL = (
     *RUNNING, "show", "runs", "studio", "eval", "test", "debug", "undo", "acp", "mcp serve", "agents list", "config doctor",
     "config policy", "compare impact", "compare blame", "compare pin", "compare improve", "journal export", "journal import",
     "deploy release",
 )  # fmt: skip
-"""Those that look for agents in ./agents, and take --trust."""
+"""Commands that look for agents in ./agents, and have --trust."""
 ASKING = ("run", "chat")
-"""Those that ask a person at a terminal whether ./agents is trusted; ``acp`` and others have no such person."""
+"""Commands that ask at the terminal whether ./agents is trusted; all others refuse untrusted files."""
 
 
 def _help_text_to_markup(text: str) -> str:
@@ -55,7 +55,7 @@ def _help_lines_to_markup(paragraph: str) -> Iterator[str]:
         if line.startswith(" "):
             heading = " ".join(prose)
             yield from [f"[bold not dim]{heading}[/]"] if heading else []
-            # One backslash at the end would take the mark behind it for text.
+            # A backslash at the end would escape the closing tag.
             yield f"[not dim]{line}\\[/]" if line.endswith("\\") else f"[not dim]{line}[/]"
             prose = []
         else:

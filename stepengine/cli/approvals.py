@@ -1,8 +1,8 @@
 """
-Which tool calls of a command line's run a person has to approve. One rule for the bundled tools and for those of agent files.
+Decide which tool calls of a run a person has to approve. The rule is the same for bundled tools and tools of agent files.
 
 A tool of the category ``write`` needs ``--write``, and one of ``execute`` needs ``--shell``. Without the option a person is asked about
-each call. Where nobody can answer, the command refuses the agent before it starts. The name of a tool never decides.
+each call. If no one can answer, the command refuses the agent before the start. The name of a tool never decides.
 """
 
 from __future__ import annotations

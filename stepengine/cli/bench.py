@@ -1,4 +1,4 @@
-"""From options to what a run is performed with: agents, models, tools and limits in one engine."""
+"""Make an engine from options: its agents, models, tools, policy and prices, and the limits of its runs."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class EngineSetup(NamedTuple):
     Attributes:
         engine: The engine.
         progress: What shows progress; ``None`` for nothing.
-        without_model: What to say when the run needs a model and has none.
+        without_model: The error message for a run that needs a model and has none.
     """
 
     engine: Engine
@@ -107,12 +107,12 @@ def make_engine_setup(
         agent: The agent.
         performs: Whether tools and models will really be called; a replay calls none, so nothing has to be allowed for it,
             and it reads no script.
-        into: A journal beside that of the options, which tools are not to show either.
-        is_new: Whether the run begins now: models that are set for agents hold for it, a recorded run keeps its own.
-        observers: Who else is shown the events of runs.
-        headless: Whether nobody is there to answer; by default that is the case where stdin is not a terminal.
-        asks_nobody: Whether the person at the terminal is not asked, who would have to answer for many runs.
-        unattended: Whether nobody ever answers a question of the run, as in an evaluation.
+        into: A second journal that tools must not show, in addition to that of the options.
+        is_new: Whether the run is new. A new run gets the models that the settings name for agents; a recorded run keeps its own.
+        observers: Further observers of the events of runs.
+        headless: Whether questions are denied at once. By default a new run without a journal denies them if no one can be asked.
+        asks_nobody: Whether the person at the terminal is not asked, for example because many runs share it.
+        unattended: Whether no one ever answers a question of the run, as in an evaluation.
         recorded: The record of a run: of the hooks of the command line only those in it are there, and the run asks as it did.
         others: More agents that the engine has, with those that they may spawn.
         tools: The tools that the agents' files hold beside them; ``None`` to look them up.
@@ -145,7 +145,7 @@ def make_engine_setup(
     is_chat = options.asks and is_new
     somebody = _make_interactor(progress, options) if performs and not (is_chat or asks_nobody) else None
     alone = not sys.stdin.isatty() if is_chat else somebody is None
-    # The journal that every run has by itself is no sign that somebody will come back to answer.
+    # Every run is recorded automatically, so only a journal that was named means that someone may resume the run with an answer.
     denies = True if headless is None and is_new and not options.journal and alone else headless
     unserved_models = _models_without_provider(options, agents)
     named = next((one for one in agents if one.model and one.model not in unserved_models), None)
@@ -220,7 +220,7 @@ def _make_hooks(history: History | None, agent: AgentDefinition) -> Hooks:
         name = name_of(hook)
         return [hook] if recorded is None or recorded.count(name) > own.count(name) else []
 
-    # A run of `stepengine serve` was begun by a page, perhaps; no run of the other commands is.
+    # Only runs of `stepengine serve` can have been started by a page, with this hook.
     of_page = []
     if recorded is not None:
         from stepengine.adapters.ag_ui.asked import add_page_data

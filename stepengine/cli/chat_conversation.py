@@ -46,12 +46,12 @@ class ChatConversation:
         engines: Closes all engines of the chat.
         session_id: Lasting approvals hold for all turns with this id.
         states: The state after each turn.
-        results: The results of all turns of the chat, of earlier conversations too.
+        results: The results of all turns that this chat ran, also of conversations that it left.
         journal: The journal of the last recorded turn.
         notes: Texts for the agent that go with the next prompt.
         diffs: The diffs of written files.
-        filled: Tokens of the next prompt, by estimate; ``None`` if unknown.
-        wanted_mode: The permission mode that holds from the next turn on; ``""`` for the present one.
+        filled: Tokens of the next prompt, from the usage of the last reply or by estimate; ``None`` if unknown.
+        wanted_mode: The permission mode scheduled for the next turn; ``""`` for none.
         modes: The permission modes that the person may choose.
     """
 

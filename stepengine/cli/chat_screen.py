@@ -76,7 +76,7 @@ QUEUED = "send it now? y yes, n no, Enter to edit it > "
 QUEUED_PLAIN = "send it now? y yes, n no > "
 SENT_CHARS = 8_192
 SEAT_SECONDS = 1.0
-"""How long a question waits for whoever sits there to be shown it: the run goes on before its events are read."""
+"""Seconds that a question waits for the console to show it: a resumed run may ask before the console reads its events."""
 SHOWN_TURNS = 20
 TOO_NARROW = 20
 
@@ -136,7 +136,7 @@ class Chat:
         self.terminal.keys = {"c-o": self._print_last_full_output, "s-tab": self._schedule_and_print_next_mode}
         self.terminal.at_once = self._run_command_if_immediate
         self.terminal.status = self._format_status_line
-        # Until the turn is over, the rule that the answer adds does what the mode does afterwards.
+        # During the turn, the rule that the answer adds accepts edits; the mode does so from the next turn on.
         self.terminal.accepts_edits = partial(setattr, conversation, "wanted_mode", "accept_edits")
         self.screen: Screen | None = None
         self.is_working = False
@@ -303,7 +303,7 @@ class Chat:
             code = await self._show_and_record_turn(handle, RunRecording(journal, entry), chat.options, settled=answers)
             if questions:
                 break
-            # Only the journal knew that something was cut off in the middle: that is the question.
+            # The resume found an interrupted effect in the journal and asked about it: ask the person and resume again.
             self._questions = questions = chat.results[-1].pending_questions
             if not questions:
                 break  # it waits for no person: nobody here could end that
@@ -330,7 +330,7 @@ class Chat:
         for question in self._questions:
             screen.record_shown_diff(question)
         self._questions = ()
-        # Where nobody sits there, the engine refuses what needs a person's permission.
+        # Without a terminal, the engine denies calls that need the approval of a person.
         permits = self.terminal.lines.is_terminal
         turn = asyncio.ensure_future(show_run(handle, screen, self.terminal, permits=permits, settled=settled))
         self.is_working = True
@@ -438,7 +438,7 @@ def _print_turn_ending(run: FinishedRun, unread: int, options: Options, bench: E
     """Print why a turn did not complete, and its warnings. For an interrupted turn the summary is enough."""
     from stepengine.engine.run import undelivered_messages_warning
 
-    # These messages are said in the next turn, or go back into the line.
+    # These messages are queued for the next turn or put back into the input line, so the warning would be wrong.
     dropped = undelivered_messages_warning(unread)
     result = attrs.evolve(run.result, warnings=tuple([w for w in run.result.warnings if w != dropped]))
     if run.code is Exit.INTERRUPTED:

@@ -1,8 +1,8 @@
 """
 ``stepengine agents trust``, and the trust checks of every command for code of the working folder.
 
-An agent file of a folder that nobody trusted is not run. ``run`` and ``chat`` ask a person at a terminal, once; everything
-else says what it did not run and how to trust it.
+Agent files of an untrusted folder are not run. ``run`` and ``chat`` ask the person at a terminal once; other commands print
+which files they did not run, and how to trust them.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ def _ask_to_approve_package(request: AccessRequest, missing: Sequence[str] | Non
 
 
 def _describe_request(request: AccessRequest, missing: Sequence[str] | None) -> str:
-    """Return the requests of a package as lines, with a warning that it is a program."""
+    """Return the requests of a package as lines, or only the *missing* ones, with a warning that it is a program."""
     asks = request.asks if missing is None else missing
     return "\n".join(
         [

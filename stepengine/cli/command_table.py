@@ -45,12 +45,12 @@ LLM agents as Python generators, with runs you can replay.
   stepengine show --last             show the last run: each one is recorded
   stepengine resume --last           resume it, or `replay` it without a model
   stepengine --help                  list all commands; COMMAND --help for one"""
-"""What is shown to somebody who types no command: how a day begins."""
+"""The text for ``stepengine`` without a command."""
 
 
 class ListedCommand(NamedTuple):
     """
-    A command as the list shows it; its module is loaded when it is called, or its own help is asked for.
+    A command in the list; its module is imported when it is called or its help is requested.
 
     Attributes:
         place: Its module below ``stepengine.cli``, and its function.

@@ -1,4 +1,4 @@
-"""``DebugNavigation``: the commands of the debugger that go to another place of a run, or search for one."""
+"""``DebugNavigation``: the commands of the debugger that move to another position of a run, or search for one."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class DebugNavigation:
 
     Args:
         screen: Shows the new place.
-        forked: The walk, if it consists of processes. Then a command may end in another process than it began in.
+        forked: The walk, if it consists of processes. Then a command may end in another process than the one it started in.
 
     Attributes:
-        jumps: Whether the debugger is on the way to another place, so that no ``breakpoint()`` stops it.
+        jumps: Whether ``breakpoint()`` is ignored; false only during a move that should stop at breakpoints.
     """
 
     def __init__(self, screen: DebugScreen, forked: ForkedWalk | None) -> None:
@@ -123,7 +123,7 @@ class DebugNavigation:
             told = self._search_in_child_process(typed, start + 1, self._debugger.last, backwards=False)
             if told.get("differs"):
                 self.move_silently(self._debugger.last)
-                # The run by itself is as recorded: it is the expression that did something to it.
+                # The move shows that the run itself equals its record, so the expression changed it.
                 self._screen.report_failure(f"{typed} changes the run, so it cannot be searched for")
                 self.move_silently(start, then=None)
                 return
@@ -144,7 +144,7 @@ class DebugNavigation:
                     found = debugger.search(what, first, last, backwards=backwards)
                     return json.dumps({"found": found, "problem": debugger.problem, "looked_at": debugger.looked_at})
             except ReplayDivergence as error:
-                # Of the process that is thrown away: where this one goes itself, it says more, and stands there.
+                # The child process is discarded; the move in the parent reports the divergence in full, at its position.
                 return json.dumps({"found": None, "problem": error.message, "looked_at": 0, "differs": True})
 
         parse_condition(what)

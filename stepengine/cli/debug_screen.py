@@ -1,4 +1,4 @@
-"""``DebugScreen``: what the debugger shows of the place where a run stands, as text or JSON, and what it reports as failed."""
+"""``DebugScreen``: prints the current position of a debugged run as text or JSON, and reports failed commands."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class DebugOptions:
 
 
 class SharedCounters:
-    """Numbers that all processes of one debugger share: which command is next, and with which code to leave."""
+    """Numbers that all processes of one debugger share: the next command, and the exit code."""
 
     def __init__(self) -> None:
         self._shared = mmap.mmap(-1, 8)
@@ -267,7 +267,7 @@ class DebugScreen:
         return [f for f in moment.frames if f.kind != "package" or self.options.verbose]
 
     def get_selected_frame(self) -> Frame:
-        """Return the selected frame."""
+        """Return the selected frame, or the innermost if there are fewer frames; raise ``RefusedCommand`` if there are none."""
         frames = self.list_frames()
         if not frames:
             msg = "nothing of the author's waits here"

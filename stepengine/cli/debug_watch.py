@@ -1,7 +1,7 @@
 """
 ``stepengine debug --watch``: one place of a recorded run, shown again under the new code whenever a file of the agent is saved.
 
-This process reads the record, and never imports what is edited: each look is one of a process of its own (``debugging.edits``).
+This process reads the record and never imports the edited code: each preview is made in a process of its own (``debugging.edits``).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 FORMAT = "stepengine.watch/1"
 EVERY = 0.1
-"""How often files are looked at, in seconds: a save is seen before the hand has left the key."""
+"""Seconds between two checks of the files, so short that a save is shown at once."""
 LISTED = 5
 MOST = 20
 

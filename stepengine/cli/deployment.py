@@ -1,7 +1,7 @@
 """
 What commands on a deployment share: the database, the mailbox of a journal, and the errors of both.
 
-They need the database of durable runs and no agents, models or keys.
+Commands on a durable run need its database, and those on a journal its mailbox; none needs agents, models or keys.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def find_journal_unless_durable(run: str, db: str) -> Journal | None:
     """
     Return the journal that *run* names; ``None`` for a durable run.
 
-    A run is durable with ``--db``, and where a database is set and no journal has that name.
+    A run is durable with ``--db``, or if ``$STEPENGINE_DB`` is set and no journal has that name.
 
     Raises:
         UsageProblem: when there is neither a journal nor a database.

@@ -1,4 +1,4 @@
-"""``stepengine resume --due``: resume the runs whose time has come, or for which something came."""
+"""``stepengine resume --due``: resume runs whose wait has ended or whose message has arrived, and start scheduled runs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 SHOWN_CHARS = 200
 LATE = timedelta(minutes=1)
-"""How late a run has to be for a word about it."""
+"""The lateness from which a line reports how late a run was."""
 
 
 def resume_all_due_runs(
@@ -58,9 +58,9 @@ def resume_all_due_runs(
         options: The options of the command.
         store: A folder of journals, or an SQLite file; ``""`` for the runs that are recorded by default.
         agents: Agent files, and folders of them.
-        every: Seconds between two looks, until the process is told to stop; ``None`` for one look.
+        every: Seconds between two checks, until a signal stops the process; ``None`` for one check.
         at_once: How many runs are resumed at the same time.
-        trusts: Whether recorded permissions are believed, whoever wrote them.
+        trusts: Whether recorded approvals count, regardless of their author.
     """
     options = attrs.evolve(options, quiet=True).with_settings()
     where = _find_store_path(store)
@@ -147,11 +147,11 @@ class _DueRunResumer:
     Resumes due runs for the command line.
 
     Args:
-        options: What was typed.
-        place: Where the runs are.
-        agents: Where their agents are.
-        is_ours: Whether the place is where runs are recorded by themselves.
-        trusts: Whether recorded permissions are believed, whoever wrote them.
+        options: The options of the command.
+        place: The store of the runs.
+        agents: Finds their agents.
+        is_ours: Whether the store is the state folder, where runs have companion files.
+        trusts: Whether recorded approvals count, regardless of their author.
     """
 
     def __init__(self, options: Options, place: Path, agents: _AgentFinder, *, is_ours: bool, trusts: bool) -> None:
@@ -253,7 +253,7 @@ class _DueRunResumer:
     # --- what is told -------------------------------------------------------------------------------------------------
 
     def record_and_print_outcome(self, woken: WakeResult) -> None:
-        """Print the outcome of a due run."""
+        """Print the outcome of a due run, and store ``FAILED`` as the exit code if it failed."""
         result = woken.result
         if woken.state == "failed" or (
             result is not None and choose_exit_code(result) not in (Exit.COMPLETED, Exit.SUSPENDED)

@@ -1,5 +1,5 @@
 """
-What the commands that judge recorded runs share: their agents, money that is asked about, scripts, functions, clean texts.
+Shared code of the commands that evaluate runs: agents, budgets and confirmations, redaction, event loops, result folders.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def load_recorded_case(
 
 
 def make_sample_engine(options: Options, agent: AgentDefinition, file: str, root: Path, *, performs: bool) -> Engine:
-    """Return an engine for the agent of *file* whose tools may write in a working copy, and run programs there with ``--shell``."""
+    """Return an engine for a sample, which asks no one. Its tools may write in *root*, and run programs there with ``--shell``."""
     own = attrs.evolve(options, agent=file, cwd=root, write=True, quiet=True)
     return make_engine_setup(
         own, agent, performs=performs, is_new=True, asks_nobody=True, unattended=True, headless=False

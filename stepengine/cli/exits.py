@@ -1,4 +1,4 @@
-"""How a command ends: its exit codes, what is said when it cannot go on, and how it leaves."""
+"""The end of a command: exit codes, error messages, and the exit of the process."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def run_to_exit(app: Callable[[], object]) -> None:
         sys.stdout.flush()
     except OSError as error:
         code = code or _report_os_error(error)
-        # Python would flush again when it ends, and leave with a code of its own.
+        # Python would flush stdout again at its end, fail, and exit with its own code.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
 

@@ -1,4 +1,4 @@
-"""Journals on the command line: which one is meant, its agent, its limits, and a run that goes on over it."""
+"""Journals on the command line: find and open them, load their agents and limits, and resume, replay or create runs."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def run_on_journal(options: Options, command: Callable[[Options], Exit], *, is_w
     """
     Find the run and its settings, run *command* with them, and report errors.
 
-    Divergences, damaged journals and signals are told; a journal that cannot be used is a failure, and no wrong usage.
+    Divergences, damaged journals and signals are reported. A journal that cannot be used exits with 1, not with 2.
     """
     return run_explaining_errors(
         lambda: _run_reporting_failures(command, add_journal_to_options(options, waiting=is_waiting).with_settings())
@@ -132,7 +132,7 @@ def add_journal_to_options(options: Options, *, waiting: bool = False) -> Option
     """
     Return *options* with the journal of the run: a file, the name of a run, or the newest run.
 
-    With a run that the command line keeps by a name comes what it was started with, where nothing else was typed.
+    For a recorded run, options that were not typed are filled from its start options.
 
     Args:
         options: What was typed.
@@ -237,7 +237,7 @@ def load_given_or_recorded_agent(
         if place is not None and not place.id and place.file.is_file() and len(place.load_all()) > 1:
             given = str(attrs.evolve(place, id=normalised_id(agent_id)))
         return load_agent(given, folders=folders)
-    # The id comes out of a file that may be anybody's: it must not name a file to be run.
+    # The id comes from a file that anyone may have written: it must not name a file to run.
     if PLAIN_ID.fullmatch(agent_id) is None or Path(agent_id).exists():
         msg = f"{history.name} is a run of {agent_id!r}; name its agent with {option} PATH"
         raise DefinitionError(msg)
@@ -514,11 +514,11 @@ def refuse_untrusted_approvals(
     Args:
         journal: The journal.
         history: What it says.
-        after: Where it is forked; by default it goes on where it ends.
-        edited: Whether the outcome there is given anew, which is not a word of the journal.
+        after: The effect after which it is forked; by default it is resumed at its end.
+        edited: Whether the outcome at *after* is replaced, so that it does not come from the journal.
 
     Raises:
-        UsageProblem: when it allows a call that has not begun; it says what helps.
+        UsageProblem: when it approves a call that has not started; the message names a solution.
     """
     from stepengine.journal.permission_reset import find_effective_approvals
     from stepengine.journal.provenance import has_trusted_permissions

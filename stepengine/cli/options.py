@@ -1,4 +1,4 @@
-"""The options of commands, said once for all of them."""
+"""The options that commands share, with their types and help texts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stepengine.engine.settings import Settings
 from stepengine.workspace.file_formats import read_regular_file
 
 MAX_VALUE_FILE_BYTES = 64 * 1024 * 1024
-"""Of a file that stands for the value of an option: more than a record may hold, and a mistaken path reads no whole disk."""
+"""Limit of a file that an option names as ``@FILE``: more than a record holds, but a wrong path does not read a whole disk."""
 AGENT_MODEL = re.compile(r"([A-Za-z0-9_-]+)=(.+)", re.DOTALL)
 File: TypeAlias = Annotated[
     str,
@@ -99,13 +99,13 @@ class Options:
         code_mode: Whether the model calls the tools of the agent by programs.
         script: The file whose replies stand in for models in each run; ``""`` for models.
         ask_for_more: Whether limits ask for more before they end a run.
-        asks: Whether what changes something is asked about where no policy is set, as in a chat.
-        policy: The ``Policy`` in place of the one that is set; ``None`` for that one.
+        asks: Whether a person approves calls that change something if no policy is set, as in a chat.
+        policy: The ``Policy`` in place of that of the settings; ``None`` to use the settings.
         policy_changes: The mode and further rules of a recorded chat, as a ``Policy``; ``None`` for no changes.
         buffers: The files that are open in the editor which is served; ``None`` for those of the disk.
         place: The ``Workspace`` that *workspace* names; the bench makes it.
         terminals: The terminals of that editor, in which commands are run; ``None`` for processes of this one.
-        settings: What is set; ``with_settings`` sets it.
+        settings: The settings; ``with_settings`` loads them.
     """
 
     agent: Agent = ""
@@ -190,7 +190,7 @@ def with_shared_options(command: Callable[..., Exit], *, without: Container[str]
     """
     Return *command* with the shared options of ``Options`` in its signature, for typer.
 
-    What was typed for them is its first argument; those named in *without* are not offered, and what is not given has its default.
+    The first argument of *command* receives them as ``Options``. Options in *without* are not offered and have their defaults.
     """
     _, *own = inspect.signature(command, eval_str=True).parameters.values()
     hints = get_type_hints(Options, include_extras=True)
@@ -276,7 +276,7 @@ def read_value_file(file: str, option: str) -> str:
 
 def parse_json_params(text: str, option: str = "--params") -> dict[str, Any] | None:
     """
-    Parse the JSON object in *text*, or in the file that ``@FILE`` names.
+    Parse the JSON object in *text*, or in the file that ``@FILE`` names; ``None`` for an empty text.
 
     Raises:
         UsageProblem: when it is not a JSON object, or there is no such file.

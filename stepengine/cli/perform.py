@@ -1,4 +1,4 @@
-"""A run from its start to what is printed about it: signals, the result, why it ended, and the command that resumes it."""
+"""Run an agent and print the outcome: signals, the result, why it ended, and the command that resumes it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def run_agent_to_end(
     """
     Run *agent* to its end; Ctrl-C and SIGTERM end it gracefully, a second one at once.
 
-    *started* is told the run's id when it has begun.
+    *started* is called with the id of the run when it has started.
     """
 
     async def run_to_end() -> FinishedRun:
@@ -230,9 +230,9 @@ def format_resume_command(options: Options, agent_id: str = "") -> str:
         options: What the run was started with.
         agent_id: The id of its agent; where the id leads to the same file, the file is not named.
     """
-    # Without a word about what was cut off, resuming would end the run with `UnknownOutcome`, for good.
+    # Without --in-doubt, a resume would raise `UnknownOutcome` for interrupted effects and end the run for good.
     asking = ["--in-doubt ask"] if _has_effects_in_doubt(options.journal) else []
-    # Beside a run that has a name of its own lies what it was started with.
+    # The companion of a recorded run stores its options, so its name is enough.
     named = (
         [options.stem] if options.stem else [shlex.quote(options.journal), *format_shared_options(options, agent_id)]
     )

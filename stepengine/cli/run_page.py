@@ -1,4 +1,4 @@
-"""The page of a recorded run: ``stepengine show --html`` writes it to a file, or serves it while the run is under way."""
+"""The page of a recorded run: ``stepengine show --html`` writes it to a file, or serves it and follows a running run."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _write_page(options: Options, wanted: PageOptions) -> Exit:
         msg = f"the page would have {size:.1f} MB, with long texts cut already; --max-mb {size + 1:.0f} allows it"
         return print_error(msg, Exit.FAILED)
     try:
-        # It says what the journal says, which nobody else may read either; whoever shares a page gives that away.
+        # The page has the content of the journal, so only its owner may read it, too.
         with open(target, "w", encoding="utf-8", opener=partial(os.open, mode=OWNER_FILE_MODE)) as file:
             file.write(made.html)
     except OSError as error:
@@ -127,7 +127,7 @@ def _make_page_source(options: Options, wanted: PageOptions) -> PageSource:
         return PageSource(journal=journal, file=file, without="A cassette has no source lines and no variables.")
     try:
         history = load_stored_history(journal)
-        # What is read only when somebody needs it, too, so that damage shows before a page is made of it.
+        # Outcomes are decoded lazily: decode all of them now, so that damage is found before the page is made.
         for result in history.results.values():
             history.outcome(result)
     except JournalError as error:

@@ -1,5 +1,5 @@
 """
-The studios that run on this machine for this user: who started one can have its login link again.
+The running studios of this user on this machine, so that ``stepengine studio --link`` can print new login links.
 
 Each studio has a file in the user's state folder, which only its owner can read. It holds the address and a token of the operator.
 """
@@ -79,7 +79,7 @@ def _request_login_link(told: dict[str, Any], file: Path) -> str | None:
     """Request a new login link; ``None`` if the studio does not answer. The file of a dead studio is removed."""
     import httpx2
 
-    # By the name under which it is reached, which may be another one than its address.
+    # The Host header is the name that the studio accepts, which may differ from its address.
     headers = {"authorization": f"Bearer {told['token']}", "host": told["host"]}
     try:
         with httpx2.Client(timeout=SECONDS, trust_env=False, follow_redirects=False) as client:

@@ -1,4 +1,4 @@
-"""``stepengine runs --schedules``: when agents start by themselves, and how their last runs ended."""
+"""``stepengine runs --schedules``: the next scheduled starts of agents, and the status of their last runs."""
 
 from __future__ import annotations
 

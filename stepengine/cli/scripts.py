@@ -1,4 +1,4 @@
-"""Scripts: files with the replies that a run gets in place of a model, so that it needs no key."""
+"""Scripts: files with replies in place of a model, so that a run needs no key."""
 
 from __future__ import annotations
 

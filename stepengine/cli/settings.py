@@ -1,4 +1,4 @@
-"""The settings of a command, and the error for what cannot be done as it was typed."""
+"""The settings of a command, and the error for wrong usage."""
 
 from __future__ import annotations
 

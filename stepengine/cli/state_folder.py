@@ -54,9 +54,9 @@ if TYPE_CHECKING:
 EDITORS, HISTORY = "editors", "chat-history.jsonl"
 """Further content of the state folder: sessions of editors, what was said in chats."""
 OWN = ("json", "jsonl", "jsonl.mail")
-"""How the files of a run end; what it was before it was extended stands beside them."""
+"""The suffixes of the files of a run; copies from before an extension have ``before-N.jsonl``."""
 USER = re.compile("//[^/@]*@")
-"""What an address may hold beside the place: a name and a password."""
+"""The user name and password in a URL."""
 LISTED = 5
 
 
@@ -209,7 +209,7 @@ def read_policy_changes(entry: RecordedRun) -> Policy | None:
 
 
 def _policy_changes_to_dict(options: Options) -> dict[str, Any] | None:
-    """Return the policy changes of a chat as JSON: the mode, and the rules of the conversation."""
+    """Return the mode and the conversation's rules of a chat's policy as JSON; ``None`` if the options have no policy."""
     policy: Policy | None = options.policy or options.policy_changes
     if policy is None:
         return None
@@ -218,7 +218,7 @@ def _policy_changes_to_dict(options: Options) -> dict[str, Any] | None:
 
 
 def choose_script(options: Options, entry: RecordedRun) -> str:
-    """Return the typed script, else the recorded one unless a model was typed."""
+    """Return the typed script, else the recorded one unless a model, a server or a key variable was typed."""
     is_live = any((options.model, options.base_url, options.api_key_env))
     return options.script or ("" if is_live else entry.get_text("options", "script"))
 
@@ -248,6 +248,8 @@ class RunRecording:
     def create(cls, options: Options, journal: Journal | None, **about: Any) -> Self:
         """
         Create the companion, and the journal if needed, of a new run.
+
+        There is no companion if recording is switched off, or if the state folder cannot be used; the reason is then printed.
 
         Args:
             options: What was typed, and what is set.
@@ -420,7 +422,7 @@ def _write_companion_file(entry: RecordedRun) -> None:
 
 
 def _remove_runs_over_limits(folder: Path, keep_runs: int, keep_bytes: int) -> None:
-    """Remove ended runs, the oldest first, until there are no more than *keep_runs* with *keep_bytes* together."""
+    """Remove the oldest ended runs until *keep_runs* and *keep_bytes* hold; do nothing while another process removes runs."""
     descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         lock_file(descriptor, folder / ".lock", unsafe_no_lock=True)
@@ -434,7 +436,7 @@ def _remove_runs_over_limits(folder: Path, keep_runs: int, keep_bytes: int) -> N
 def _remove_runs_while_locked(folder: Path, keep_runs: int, keep_bytes: int) -> None:
     """Remove old runs while the lock is held."""
     files = _list_run_files(folder)
-    # Before every run: where all that lies there may stay, no companion is read.
+    # This is called before every run: companions are read only if a limit is exceeded.
     if len(files) <= keep_runs and sum([sum(of.values()) for of in files.values()]) <= keep_bytes:
         return
     known = list_recorded_runs()

@@ -1,4 +1,4 @@
-"""The tools of a run on the command line: what the agents name, as far as the options allow it."""
+"""The tools of a run on the command line: the tools that its agents name, if the options or a person can allow them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ToolRequest:
     Attributes:
         families: Each agent that can be started, followed by those that it may spawn.
         beside: The tools that their files hold beside them.
-        journals: Journals that no tool shows, since it would find in them what it says itself.
+        journals: Journals that tools must not show, because a search would find its own input and output in them.
         can_ask: Whether somebody can approve a call that the options do not allow.
         is_judged: Whether the user has set a policy, which judges the calls of all tools.
     """
@@ -70,11 +70,11 @@ class ToolRequest:
 
     @property
     def all_bundled_names(self) -> list[str]:
-        """The names of bundled tools in all agents."""
+        """The names of bundled tools in all agents; a name occurs once for each agent that uses it."""
         return [name for agent in self.agents for name in self.bundled_names(agent)]
 
     def bundled_specs(self, agent: AgentDefinition) -> list[ToolSpec]:
-        """Return the specs of the bundled tools that *agent* names."""
+        """Return the specs of ``bundled_names``."""
         names = self.bundled_names(agent)
         return [spec for name, spec in _load_bundled_specs().items() if name in names] if names else []
 

@@ -66,7 +66,7 @@ def _find_waiting_runs(files: Iterable[str], *, last: bool) -> list[str]:
 
 
 def _replay_waiting_run(options: Options) -> WaitingRun:
-    """Replay a run with its agent and its own engine."""
+    """Replay a waiting run with its agent and its own engine. The result has the error; an ended run is not replayed."""
     from stepengine.evaluation import WaitingRun, replay_waiting
     from stepengine.evaluation.waiting_runs import read_waiting_run
 

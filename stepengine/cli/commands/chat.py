@@ -1,7 +1,7 @@
 """
-``stepengine chat``: one conversation after another turn, on the reference console.
+``stepengine chat``: a conversation in turns on the reference console.
 
-Each turn is a root run of its own with a journal of its own, and goes on from the state that the one before left.
+Each turn is a root run with its own journal, and continues from the state after the turn before.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def chat(
 
 def _get_last_chat_turn(agent: str) -> RecordedRun:
     """
-    Return the last turn of the newest chat of this folder.
+    Return the newest chat turn of this folder, whatever its status.
 
     Raises:
         UsageProblem: when there is none, or it was another agent's.

@@ -199,7 +199,7 @@ async def _list_or_send_skill(chat: Chat, said: str) -> Exit | None:
         chat.print_text("\n".join([*lines, *found.warnings]) or "there are no skills here")
         return None
     skill = await asyncio.to_thread(find_skill, folder, name, user=True)
-    # Only what the person typed sends files along: a skill is somebody else's text.
+    # Only text that the person typed may attach files: a skill is third-party text.
     sent = "\n\n".join([read_instructions(skill), chat.compose_prompt_and_clear_notes(words.strip())])
     return await chat.run_turn(sent.rstrip(), title=f"/skill {said}")
 
@@ -285,7 +285,7 @@ async def _resume_conversation(chat: Chat, which: str) -> Exit | None:
     )
     options = attrs.evolve(talk.options, agent=name, code_mode=code_mode)
     agent = load_agent(name, folders=options.settings.agent_folders)
-    # It is repeated as it was recorded, whatever is allowed in this chat.
+    # The replay uses the recorded permissions and not those of this chat.
     recorded = attrs.evolve(options, write=False, shell=False, asks=False, policy=None, policy_changes=None)
     last = await asyncio.to_thread(replay_turn, entry, recorded)
     if entry.status in GOES_ON:
@@ -311,7 +311,7 @@ async def _summarize_conversation(chat: Chat, hint: str) -> None:
     def handle_steps(ctx: StepContext) -> Steps[None]:
         yield from compact(ctx.agent_state, summarize(directives=hint))
 
-    # Not recorded: what a journal holds is repeated with the agent's own handler.
+    # Not recorded: a replay would use the agent's own handler and diverge.
     options = attrs.evolve(talk.options, no_journal=True)
     agent = attrs.evolve(talk.agent, handle_steps=handle_steps, output_schema=None, input_schema=None)
     register_in_same_package(agent, talk.agent)
@@ -322,7 +322,7 @@ async def _summarize_conversation(chat: Chat, hint: str) -> None:
 
 
 def _find_conversation(which: str, listed: Sequence[RecordedConversation]) -> RecordedRun | None:
-    """Return the last turn of the conversation with the listed number or name; ``None`` if there is none."""
+    """Return the turn to continue of the conversation with the listed number, or the run with the name; ``None`` if there is none."""
     number = _parse_number_or_minus_one(which)
     if 1 <= number <= len(listed):
         return listed[number - 1].turn_to_continue
@@ -332,10 +332,10 @@ def _find_conversation(which: str, listed: Sequence[RecordedConversation]) -> Re
 
 async def _find_or_ask_for_conversation(chat: Chat, which: str) -> RecordedRun | None:
     """
-    Return the last turn of the conversation with that number or name; without one, list conversations and ask.
+    Return the turn to continue of a conversation, by number or name; without one, list conversations and ask.
 
     Raises:
-        UsageProblem: when there is no such conversation or run.
+        UsageProblem: when there is no such conversation or run, or another process runs it.
     """
     known = await asyncio.to_thread(list_conversations, str(Path.cwd()))
     found = [one for one in known if one.session_id != chat.conversation.session_id][:SHOWN_CONVERSATIONS]

@@ -1,8 +1,8 @@
 """
-``stepengine debug``: stands at any step of a recorded run, goes both ways, changes one thing and runs on.
+``stepengine debug``: steps through a recorded run forwards and backwards, and forks it with a changed outcome.
 
-Where this process may fork, the debugger is several processes (``ForkedWalk``), and the one that is awake has the terminal. What they
-have to know together, which command of ``--exec`` is next and whether one has failed, stands in memory that they share.
+If this process can fork, the debugger consists of several processes (``ForkedWalk``), and the one that is awake has the terminal. The
+number of the next ``--exec`` command and the exit code are in memory that they share.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 AGAIN = "code between yields runs again; recorded effects do not"
 PARENT = 76
-"""The exit code of a debugger that gives back to the one whose run it was forked from."""
+"""The exit code of the debugger of a fork that returns to the debugger of the parent run."""
 
 
 @with_shared_options
@@ -113,7 +113,7 @@ def _find_fork_problem(engine: Engine, history: History) -> str:
     """Return why a forked process cannot continue the run because of its programs or handlers; else ``""``."""
     from stepengine.journal.programs import has_programs
 
-    # Without code mode among what the agent's file has imported none of its tools runs programs.
+    # If the agent's file did not import this module, none of its tools runs programs.
     if "stepengine.sandbox.program_tool" in sys.modules and has_programs(history):
         return "programs do not run in forked processes"
     is_theirs = any(is_sandboxed(agent.handle_steps) for agent in engine.agents)
@@ -159,7 +159,7 @@ def _load_and_debug(options: Options, asked: DebugOptions, tally: SharedCounters
         sys.breakpointhook = hook
         debugger.close()
         bench.engine.close()
-    # A process that a signal ended, or that gives back to the debugger around it, has another code than those of the table.
+    # After a signal, or a return to the parent run, the code is not one of the table.
     return cast("Exit", code)
 
 
@@ -189,7 +189,7 @@ class DebugSession:
         sys.breakpointhook = self._on_breakpoint
 
     def print_overview(self, snapshots: str) -> None:
-        """Print the run, its number of steps, its status, and a note that a replay runs code but no recorded effects."""
+        """Print the run, its steps, its status, *snapshots* and a note about the replay; nothing with ``--json``."""
         tape = self._debugger.stepper.tape
         from stepengine.journal.show import status_of
 
@@ -236,7 +236,7 @@ class DebugSession:
                 print_error("interrupted", Exit.INTERRUPTED)
                 if self._asked.is_scripted:
                     return Exit.INTERRUPTED
-                # Whatever ran when it came is broken off in the middle: it is walked to its place again.
+                # The interrupted command left the run somewhere between two positions: replay it to the position before.
                 self._restart_replay_at(start)
         return self._code
 
@@ -265,7 +265,7 @@ class DebugSession:
         self._call_reporting_errors(lambda: self.navigation.goto(self._asked.at))
 
     def _view_state(self) -> dict[str, Any]:
-        """Return the followed run and the selected frame, for the process that continues."""
+        """Return the followed run and the selected frame, which the process that continues restores."""
         return {"inside": self._debugger.places.followed_path, "frame": self.screen.frame}
 
     def _continue_move(self, message: Mapping[str, Any]) -> None:

@@ -1,8 +1,8 @@
 """
 Commands for durable runs that need the agents.
 
-``stepengine journal export``, ``journal import``, ``deploy release``, and ``fork`` with a database: the records hold no requests, so that the
-agents repeat what is recorded, and nothing is performed.
+``stepengine journal export``, ``journal import``, ``deploy release``, and ``fork`` with a database. The records of durable runs contain no
+requests, so the agents replay them; no effect is performed.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ async def _move_run_if_replayable(engine: DurableEngine, run: str, of: str, *, c
         return "would move", ""
     try:
         await engine.move(run)
-    except ReplayDivergence as error:  # it went on since it was looked at, and what it recorded meanwhile does not fit
+    except ReplayDivergence as error:  # it recorded more after the check, and that does not fit
         return "diverges", error.message
     except JournalError as error:
         print_error(format_error(error))

@@ -130,7 +130,7 @@ def replay(
 
 
 def _replay_in_debugger(options: Options, live: Sequence[str], speed: float | None) -> Exit:
-    """Replay a run, and open the debugger at a divergence."""
+    """Replay a run. Open the debugger at a divergence, else print the result; *live* and *speed* are refused."""
     if live or speed:
         msg = "--pdb repeats a run from its record alone, at once; leave out --live and --speed"
         raise UsageProblem(msg)

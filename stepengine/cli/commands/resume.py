@@ -195,6 +195,7 @@ async def _ask_in_doubt_questions(history: History, given: Collection[str], colo
 
 
 def _run_resume(options: Options, answers: Iterable[str], how: dict[str, Any], *, trusts: bool, sign: str) -> Exit:
+    """Resume the run in ``options.journal``, record its end and print its result; *sign* is a key file."""
     from stepengine.journal.provenance import has_trusted_permissions
 
     extends = how["on_divergence"] == "extend"
@@ -215,11 +216,11 @@ def _run_resume(options: Options, answers: Iterable[str], how: dict[str, Any], *
             bench, lambda: bench.engine.start_resume(journal, answers=given, agent_models=models, **how)
         )
     except (MissingKey, UnknownModel):
-        # Nothing was shown yet, and the question tells why a key is needed.
+        # Nothing was printed yet, and the question explains why a key is needed.
         waiting = [question for _, question in open_questions(history).values() if question.id not in given]
         print_questions(waiting, format_resume_command(options, agent.id))
         raise
-    # What has diverged was not recorded: the run is where it was.
+    # A diverged run recorded nothing, so its companion stays valid.
     is_unchanged = isinstance(run.result.error, ReplayDivergence) or (extends and run.result.status is RunStatus.FAILED)
     if not is_unchanged:
         RunRecording(journal, find_recorded_run_by_journal(options.journal)).record_end(run.result)

@@ -117,7 +117,7 @@ class _Outgoing:
     answers: Mapping[str, AnswerLike]
 
     def send_to_journal(self, posting: Any, journal: Journal) -> bool | None:
-        """Send it to the mailbox of a journal; return whether a message is new."""
+        """Send it to the mailbox of a journal; return whether a message is new, ``None`` for answers."""
         is_new: bool | None
         if self.answers:
             is_new = posting.send_answers(journal, self.answers)
@@ -128,7 +128,7 @@ class _Outgoing:
         return is_new
 
     async def send_to_database(self, operator: Operator, run: str) -> bool | None:
-        """Send it to a durable run; return whether a message is new, ``None`` if unknown."""
+        """Send it to a durable run. Return whether a message with a topic is new; ``None`` for answers and user messages."""
         if self.topic:
             return await operator.send_message(run, self.topic, self.content, id=self.id, path=self.path)
         if self.answers:

@@ -341,7 +341,7 @@ def _make_durable_engine(
         raise UsageProblem(msg)
     more: dict[str, Any] = {} if most is None else {"concurrency": most}
     try:
-        # Somebody waits for what is started here, and sees a second.
+        # Clients wait for the start of runs and would notice a polling interval of a second.
         return DurableEngine(
             on=engine, db=resolve_database(db), executor=executor, works=works, polling=POLLING, **more
         )
@@ -431,10 +431,10 @@ def remake_engine(module: str, options: dict[str, Any]) -> Engine | DurableEngin
 
     Args:
         module: What was typed.
-        options: The options that were, as ``make_engine_spec`` tells them.
+        options: The options at the start, as ``make_engine_spec`` stores them.
 
     Raises:
-        DefinitionError: when files that were fine at the start make none any more.
+        DefinitionError: when the files no longer define an engine.
     """
     from stepengine.engine.loader import warn_of_skipped_file
 
@@ -450,7 +450,7 @@ def _call_engine_function(module: str, function: str) -> Engine | DurableEngine:
     from stepengine.durable import DurableEngine
     from stepengine.engine import Engine
 
-    # The command stands in another folder than its user. Last: nothing here takes the place of what is installed.
+    # ``sys.path`` lacks the working folder. It is appended last, so that no file in it hides an installed package.
     sys.path.append(str(Path.cwd()))
     try:
         made: Any = getattr(importlib.import_module(module), function)()

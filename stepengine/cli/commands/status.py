@@ -77,7 +77,7 @@ def status(
 
 
 def _needs_attention(view: DeploymentOverview) -> bool:
-    """Return whether a worker is dead, a release has no worker, or runs are stuck."""
+    """Return whether a dead worker has runs, a release has no worker, a run is poison or a row is unreadable."""
     return bool(
         any(not each.is_alive for each in view.executors)
         or any(not each.has_worker for each in view.releases)

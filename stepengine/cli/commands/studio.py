@@ -96,8 +96,8 @@ def studio(
         print("\n".join(request_login_links(folder)))
         return Exit.COMPLETED
     module, runs, reports = _find_project_folders(folder, agents, runs, reports)
-    # Whoever presses Ctrl-C at a terminal wants it back: what is under way by then goes on at the next start, and whoever
-    # waits for an answer would have kept a server for all of its ten seconds.
+    # After Ctrl-C the terminal should be free soon: active runs resume at the next start, and a run that waits for an answer
+    # would use the whole time that a server grants, ten seconds.
     wanted = ServeOptions(
         module=module, host=host, port=port, runs=runs, tokens=tokens, hosts=allow_host or (), reports=reports,
         schedules=not no_schedules, ui=True, opens=not no_open, drain=LEAVING_SECONDS, folder=folder,

@@ -673,7 +673,7 @@ class Terminal:
 
 
 def _subject_lines(question: Question, colors: ColorScheme) -> Iterator[tuple[str, str]]:
-    """Yield the lines of a question's subject, a call, made visible, with their styles."""
+    """Yield the lines below a question with their styles: details of an effect in doubt, origins of its data, parts of its call."""
     if is_about_effect_in_doubt(question.id):
         yield f"with: {visible(cut_end(compact(question.details), DETAILS_CHARS))}", ""
     # First, since the rest may be long and cut: a person must see that a third party chose the recipient.
@@ -707,7 +707,7 @@ def _format_json(value: object) -> str:
 
 
 def _parse_permission_answer(line: str) -> object:
-    """Parse the answer to a permission question; ``None`` if the line is none."""
+    """Parse the answer to a permission question: ``True``, or a denial with its reason; ``None`` if the line is no answer."""
     word, _, reason = line.strip().partition(" ")
     word = word.lower()
     if word in NO:
@@ -784,7 +784,7 @@ DIGITS = 10
 
 
 def _parse_question_answer(question: Question, line: str) -> object:
-    """Parse the answer to a question: numbers choose options, other lines are text; an effect in doubt can get a result."""
+    """Parse an answer: option numbers, text, ``/skip`` to decline, or the result of an effect in doubt; ``None`` for an empty line."""
     text = line.strip()
     if not text or text == SKIP:
         return Answer(declined=True) if text else None

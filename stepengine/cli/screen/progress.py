@@ -175,7 +175,7 @@ class ProgressDisplay:
         self._asked_diffs += [diff] if diff else []
 
     def print_run_summary(self, result: RunResult) -> None:
-        """Print the status of the run, its counts and its cost."""
+        """Print held-back text, new counts of child groups, and a line with the status, counts and cost of the run."""
         for path in list(self._partial):
             self.flush_text(path)
         for path, group in self.children.groups.items():
@@ -231,7 +231,7 @@ class ProgressDisplay:
             self._partial[path] = lines[-1]
 
     def flush_text(self, path: str) -> None:
-        """Print the line that was held back."""
+        """Print the held-back, unfinished line of a run."""
         rest = self._partial.pop(path, "")
         if rest:
             self.print_line(path, visible(rest))
@@ -308,7 +308,7 @@ class _RunCounts:
             self._tool_calls += isinstance(event, ev.ToolFinished)
 
     def add_reply_usage(self, event: ev.ModelFinished) -> None:
-        """Add the tokens and the cost of a reply."""
+        """Add the tokens and the cost of a reply; a reply of the root also sets ``filled``."""
         if event.reply is None:
             return
         used = event.reply.usage
@@ -420,7 +420,7 @@ class _SiblingGroup:
         self._awaited = 0
 
     def count_started(self, of: int) -> None:
-        """Count a started child of a group of *of*."""
+        """Count a started child. The first child of a batch adds *of*, the size of the batch, to ``asked``."""
         if not self._awaited:
             self._awaited = of
             self.asked += of

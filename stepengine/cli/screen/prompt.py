@@ -111,7 +111,7 @@ class PromptReader(Terminal):
         is_rich: Whether prompt_toolkit reads.
         was_pasted: Whether a part of what was said last was pasted.
         keys: What Ctrl-O (``"c-o"``) and Shift-Tab (``"s-tab"``) do.
-        at_once: Does a command of the chat that need not wait until the turn is over; returns whether it was one.
+        at_once: Executes a command of the chat that need not wait for the end of the turn; returns whether it did.
         status: What stands on the last line of the terminal while somebody may type there.
     """
 
@@ -218,7 +218,11 @@ class PromptReader(Terminal):
         return said
 
     async def read_line_with_prompt(self, prompt: str) -> str | None:
-        """Read an answer; ``None`` at the end of the input."""
+        """
+        Read an answer; ``None`` at the end of the input.
+
+        Ctrl-C interrupts the turn, and the read then waits until the question is cancelled. Without a turn it returns ``""``.
+        """
         if self._answers is None:
             return await super().read_line_with_prompt(prompt)
         while True:
@@ -230,7 +234,7 @@ class PromptReader(Terminal):
                 if self._interrupt is None:
                     return ""
                 self._interrupt_turn(None)
-                await asyncio.Event().wait()  # the run, which ends, takes the question back
+                await asyncio.Event().wait()  # until the ending run cancels the question
             else:
                 return answer
 
@@ -240,7 +244,7 @@ class PromptReader(Terminal):
         return word.startswith("/") and word[1:].isascii() and word[1:].isalpha() and text.strip() not in ANSWERS
 
     async def run_or_queue_chat_command(self, text: str) -> bool:
-        """Execute a read-only chat command or queue another one; return whether the line was a command."""
+        """Execute a chat command that need not wait, or queue it; refuse a pasted ``!command``. Return whether it was a command."""
         is_command = text.startswith(("/", "!")) and not text.startswith("//")
         if is_command and self.was_pasted and text.startswith("!"):
             self.print_typed_line()
@@ -258,10 +262,9 @@ class PromptReader(Terminal):
 
     def clear_queue(self, *, to_line: bool) -> None:
         """
-        Remove all queued lines; with *to_line*, put them back into the input line.
+        Remove all queued lines; with *to_line* and prompt_toolkit, put messages back into the input line.
 
-        With *to_line* what would have been said stands in the line again, where a line can be edited: the last command only
-        where there is nothing else.
+        Queued commands are dropped; only if there are no messages, the last command is put back.
         """
         words = [text for text in self._unsent if not self.is_chat_command(text)] or self._unsent[-1:]
         if to_line and self.is_rich:
@@ -277,7 +280,7 @@ class PromptReader(Terminal):
         self._unsent[:0] = [f"/{text}" if text.startswith("/") else text for text in texts]
 
     def print_or_queue_refused_line(self, text: str, error: StepEngineError) -> None:
-        """Queue a line that was typed when the run had just ended."""
+        """Queue a line that the run refused, usually because it had just ended, for the next turn. Print nothing."""
         self._unsent.append(text)
 
     def drain_typed_lines(self) -> list[str]:

@@ -253,7 +253,7 @@ def format_tokens(usage: Usage) -> str:
 
 
 def format_cost(cost: Decimal | None, *, of: Usage | None = None) -> str:
-    """Format *cost* in US dollars. An unknown cost is not zero, and the cost of a lower-bound usage is a lower bound."""
+    """Format *cost* in US dollars; ``"cost unknown"`` for ``None``. If the usage *of* is a lower bound, it starts with "at least"."""
     if cost is None:
         return "cost unknown"
     about = "at least " if of is not None and of.at_least else ""
