@@ -182,7 +182,9 @@ def fill_options_from_recorded(options: Options, entry: RecordedRun) -> Options:
         cwd=options.cwd if options.cwd != Path() else Path(entry.get_text("options", "cwd") or entry.get_text("cwd")),
         workspace=options.workspace or entry.get_text("options", "workspace"),
         base_url=options.base_url or ("" if options.script else entry.get_text("options", "base_url")),
-        api_key_env=options.api_key_env or entry.get_text("options", "api_key_env"),
+        # The key belongs to the recorded server: a typed server does not receive it.
+        api_key_env=options.api_key_env
+        or ("" if options.script or options.base_url else entry.get_text("options", "api_key_env")),
         price=options.price or entry.get_text("options", "price"),
         script=choose_script(options, entry),
         served=(entry.get_text("options", "model"), *map(str, (recorded.get("models") or {}).values())),

@@ -11,6 +11,7 @@ import pytest
 
 from stepengine.cli.bench import make_pricing
 from stepengine.cli.options import Options
+from stepengine.cli.state_folder import list_recorded_runs
 from stepengine.data.usage import Usage
 from stepengine.models.pricing import LIST_PRICES
 from tests.cli.command import command
@@ -129,16 +130,23 @@ def test_child_with_its_own_model_uses_its_own_provider() -> None:
     assert "the child: It is five." in both.stdout
 
 
-@pytest.mark.deep
-@pytest.mark.smoke
-@pytest.mark.spec("requirements:X56")
-def test_resumed_run_uses_the_same_server_and_models() -> None:
+def write_asking_agent() -> None:
+    """
+    Write an agent that asks a question between two steps.
+    """
     Path("asks.py").write_text(
         AGENTS.replace("LIMITS", "")
         .replace("AgentCall,", "AgentCall, Ask,")
         .replace("    result =", '    yield Ask("Ship it?")\n    result ='),
         encoding="utf-8",
     )
+
+
+@pytest.mark.deep
+@pytest.mark.smoke
+@pytest.mark.spec("requirements:X56")
+def test_resumed_run_uses_the_same_server_and_models() -> None:
+    write_asking_agent()
     with serving(server := ChatServer()) as url:
         for journal in (["--journal", "a.jsonl"], []):
             command(
@@ -150,6 +158,36 @@ def test_resumed_run_uses_the_same_server_and_models() -> None:
     assert [("openai/gpt-oss-20b", None)] * 4 == server.asked
     assert named.stdout == given.stdout
     assert "ANTHROPIC_API_KEY" in given.stdout
+
+
+@pytest.mark.spec("ecosystem:EC125")
+@pytest.mark.parametrize(
+    ("typed", "received"), [([], None), (["--api-key-env", "OTHER"], "Bearer other-key-0123456789")]
+)
+def test_recorded_key_is_not_sent_to_another_server(
+    monkeypatch: pytest.MonkeyPatch, typed: list[str], received: str | None
+) -> None:
+    monkeypatch.setenv("MY_SERVER", KEY)
+    monkeypatch.setenv("OTHER", "other-key-0123456789")
+    write_asking_agent()
+    with serving(recorded := ChatServer(KEY)) as url, serving(other := ChatServer()) as other_url:
+        server = ["--base-url", url, "--api-key-env", "MY_SERVER"]
+        command("run", "asks.py", "go", "-q", "--model", "llama", *server, code=3)
+        command("resume", "--last", "-q", "--answer", "q1=yes", "--base-url", other_url, *typed)
+
+    assert [("llama", f"Bearer {KEY}")] == recorded.asked
+    assert {("llama", received)} == set(other.asked)
+
+
+def test_script_replaces_the_recorded_server_and_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_SERVER", KEY)
+    Path("replies.json").write_text('["unused"]', encoding="utf-8")
+    with serving(ChatServer(KEY)) as url:
+        server = ["--base-url", url, "--api-key-env", "MY_SERVER"]
+        done = command("run", "boss.py", "go", "-q", "--model", "llama", *server)
+    again = command("resume", list_recorded_runs()[0].stem, "-q", "--script", "replies.json")
+
+    assert done.stdout == again.stdout
 
 
 @pytest.mark.deep
