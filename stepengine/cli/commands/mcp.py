@@ -166,7 +166,7 @@ def _serve_agents(
         for name in names:
             one = attrs.evolve(options, agent=name, quiet=True)
             agent = load_agent(name, folders=options.settings.agent_folders)
-            bench = make_engine_setup(one, agent, is_new=True, headless=False)
+            bench = make_engine_setup(one, agent, is_new=True, asks_nobody=True, headless=False)
             limits = choose_limits(one, agent)
             offered.append(Offered(bench.engine, agent, {} if limits is None else {"limits": limits}))
         server = AgentServer(offered, journals=journals)

@@ -5,6 +5,8 @@ Our agents as tools of a server, called by the package's own client: in this pro
 from __future__ import annotations
 
 import asyncio
+import os
+import pty
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -473,6 +475,37 @@ async def test_mcp_command_serves_the_packages_client_over_stdio(mode: str, tmp_
     assert ("order_taker", "Takes orders.") == (offered.name, offered.description)
     assert {"what": "shoes", "size": "42"} == result.structured_content
     assert ["Which size of shoes?"] == [one.message for one in person.asked]
+
+
+@pytest.mark.spec("interfaces:IF66")
+def test_mcp_server_at_a_terminal_asks_only_the_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from stepengine.cli import bench
+    from stepengine.cli.commands.mcp import serve
+    from stepengine.cli.screen.console import TerminalInteractor
+
+    answers, at_terminal, results = saying(accepted("42")), [], []
+
+    async def ask_at_terminal(_: TerminalInteractor, question: Any) -> str:
+        at_terminal.append(question.text)
+        return "7"
+
+    async def call_once(agents: AgentServer) -> None:
+        async with Client(agents.server, elicitation_callback=answers) as client:
+            results.append(await client.call_tool("order_taker", {"prompt": "shoes"}))
+
+    monkeypatch.setattr(AgentServer, "serve_stdio", call_once)
+    monkeypatch.setattr(TerminalInteractor, "ask", ask_at_terminal)
+    monkeypatch.setattr(bench, "is_terminal", lambda: True)
+    (tmp_path / "order_taker.py").write_text(AGENT)
+    keyboard, screen = pty.openpty()
+    with os.fdopen(keyboard, "wb"), os.fdopen(screen) as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        serve(agents=[str(tmp_path / "order_taker.py")])
+        monkeypatch.undo()
+
+    assert [] == at_terminal
+    assert ["Which size of shoes?"] == [one.message for one in answers.asked]
+    assert {"what": "shoes", "size": "42"} == results[0].structured_content
 
 
 @pytest.mark.spec("reliability:MC02")
