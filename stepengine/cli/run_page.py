@@ -154,6 +154,7 @@ def _make_stepper_factories(
 
     A run of the command line has its hooks; one that was recorded by a program most likely has not.
     """
+    from stepengine.cli.toolset import load_module_tools, merge_bundled_tools
     from stepengine.engine import Engine
     from stepengine.engine.agent_family import find_agent_family
     from stepengine.engine.loader import locate_agent
@@ -168,9 +169,9 @@ def _make_stepper_factories(
         with contextlib.suppress(DefinitionError):
             print_error(f"lines and variables come from {locate_agent(options.agent or agent_id, folders=folders)}")
         ours = make_engine_setup(options, agent, performs=False, recorded=history).engine
-        plain = Engine(
-            find_agent_family(agent, options.agent, folders), list_all_workspace_tools(options.cwd.resolve())
-        )
+        family = find_agent_family(agent, options.agent, folders)
+        bundled = list_all_workspace_tools(options.cwd.resolve())
+        plain = Engine(family, merge_bundled_tools(load_module_tools(options, family), bundled))
     except (StepEngineError, UsageProblem) as error:
         if wanted.agent:
             raise

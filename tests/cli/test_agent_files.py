@@ -161,6 +161,15 @@ def test_the_tools_of_a_file_are_there_for_every_command(team: Path) -> None:
 
 
 @pytest.mark.spec("requirements:X74")
+def test_page_of_a_run_uses_tools_of_its_file(team: Path) -> None:
+    (team / "counter.py").write_text(TOOLS.replace("read_files", "count_files"))
+    command("run", "counter.py#counter", "-q", "--journal", "run.jsonl")
+    command("show", "run.jsonl", "--html", "--strict", "--agent", "counter.py", "-o", "run.html")
+
+    assert (team / "run.html").is_file()
+
+
+@pytest.mark.spec("requirements:X74")
 def test_folder_loads_tools_of_its_files_and_rejects_duplicate_names(team: Path) -> None:
     (team / "agents").mkdir()
     (team / "agents/counter.py").write_text(TOOLS)

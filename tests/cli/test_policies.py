@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,35 @@ def test_agent_option_gives_policy_the_categories_of_own_tools(tmp_path: Path, r
     assert [("ask", "put", {"x": 1}), ("ask", "put", {"x": 2})] == [
         (call["decision"], call["tool"], call["input"]) for call in json.loads(unknown.stdout)
     ]
+
+
+@pytest.mark.spec("requirements:X74")
+@pytest.mark.parametrize("agent", ["mine.py", "lead"])
+def test_agent_option_finds_tools_of_its_file_and_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorded: Path, agent: str
+) -> None:
+    text = OWN.replace("tools=[put])", 'tools=["put"])\ntools = [put]')
+    (tmp_path / "more").mkdir()
+    for file in (tmp_path / "mine.py", tmp_path / "more" / "lead.py"):
+        file.write_text(text)
+    user = Path(os.environ["XDG_CONFIG_HOME"], "stepengine/config.toml")
+    user.parent.mkdir(parents=True)
+    user.write_text(f"agents = [{str(tmp_path / 'more')!r}]\n")
+    monkeypatch.chdir(tmp_path)
+    words = ("config", "policy", saved(tmp_path, Rule.allow_category("write")), "--against", recorded)
+    done = command(*words, "--agent", agent)
+
+    assert "not known" not in done.stderr
+    assert "2 calls in 1 run: 0 denied, 0 asked about" in done.stderr
+
+
+def test_policy_does_not_suggest_the_option_that_was_given(tmp_path: Path, recorded: Path) -> None:
+    (tmp_path / "mine.py").write_text('from stepengine import AgentDefinition\nagent = AgentDefinition("lead")\n')
+    words = ("config", "policy", saved(tmp_path), "--against", recorded, "--agent", tmp_path / "mine.py")
+    said = command(*words, code=1).stderr
+
+    assert "not known, so of no category: put;" in said
+    assert "--agent" not in said
 
 
 def test_invalid_policy_or_run_exits_with_2(tmp_path: Path) -> None:

@@ -55,7 +55,8 @@ def _judge_and_print_calls(policy: Policy, names: Sequence[str], agent: str, *, 
     unknown = {call.tool for _, call in judged} - specs.keys()
     if unknown:
         listed = one_line(", ".join(sorted(unknown)), 400)
-        print(f"not known, so of no category: {listed}; name the agent's file with --agent", file=sys.stderr)
+        how = f"{agent} has no such tools" if agent else "name the agent's file with --agent"
+        print(f"not known, so of no category: {listed}; {how}", file=sys.stderr)
     asked = sum(call.decision == "ask" for _, call in found)
     calls, runs = [f"{n:,} {what}{'' if n == 1 else 's'}" for n, what in ((len(judged), "call"), (len(names), "run"))]
     print(f"{calls} in {runs}: {len(found) - asked} denied, {asked} asked about", file=sys.stderr)
@@ -63,17 +64,22 @@ def _judge_and_print_calls(policy: Policy, names: Sequence[str], agent: str, *, 
 
 
 def _known_tools(agent: str) -> dict[str, ToolSpec]:
-    """Return the bundled tools and those of the agents in a file, by name."""
-    from stepengine.data.tools import ToolLike
+    """Return the bundled tools, and those of an agent, of the agents that it may spawn and of their files, by name."""
+    from stepengine.cli.approvals import collect_tool_specs
+    from stepengine.cli.options import Options
+    from stepengine.cli.toolset import load_module_tools
     from stepengine.engine import load_agent
     from stepengine.engine.agent_family import find_agent_family
     from stepengine.tools.bundled.bundled import list_all_workspace_tools
 
     specs = {tool.spec.name: tool.spec for tool in list_all_workspace_tools(Path.cwd())}
-    for definition in find_agent_family(load_agent(agent), agent) if agent else ():
-        own = [tool for tool in definition.tools if isinstance(tool, ToolLike)]
-        specs |= {tool.spec.name: tool.spec for tool in own}
-    return specs
+    if not agent:
+        return specs
+    options = Options(agent=agent).with_settings()
+    folders = options.settings.agent_folders
+    family = find_agent_family(load_agent(agent, folders=folders), agent, folders)
+    own = [*load_module_tools(options, family), *[tool for member in family for tool in member.tools]]
+    return specs | {spec.name: spec for spec in collect_tool_specs(own)}
 
 
 def policy(
