@@ -290,7 +290,6 @@ OF_EVENTS = (
             "step_finished",
             "thinking_delta",
             "tool_input_delta",
-            "todos_changed",
             "permission_decided",
             "wait_finished",
             "file_changed",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from stepengine.data.call_text import parse_todos
 from stepengine.data.definition import HookContext
 from stepengine.data.messages import UserMessage, system_reminder
 from stepengine.errors import DefinitionError
@@ -29,7 +30,7 @@ def require_finished_todos(max_reminders: int = 1) -> Callable[[HookContext], Us
         raise DefinitionError(msg)
 
     def check(ctx: HookContext) -> UserMessage | None:
-        todos = [todo["task"] for todo in ctx.state.context.get("todos", ()) if not todo["completed"]]
+        todos = [todo.task for todo in parse_todos(ctx.state.context.get("todos")) if not todo.completed]
         if not todos or _count_reminders(ctx) >= max_reminders:
             return None
         listed = "\n".join([f"- {task}" for task in todos])

@@ -36,6 +36,13 @@ class PreviewPart(NamedTuple):
     value: object
 
 
+class TodoItem(NamedTuple):
+    """A todo of an agent: its task, and whether it is done."""
+
+    task: str
+    completed: bool
+
+
 def preview_parts(preview: Mapping[str, object]) -> Iterator[PreviewPart]:
     """Yield the parts of a preview; the command replaces the members that repeat it."""
     if preview.get("action"):
@@ -97,3 +104,9 @@ def find_result_diff(data: object) -> str:
     """Return the unified diff of a file that a tool wrote, from the data of its result; ``""`` when it wrote none."""
     diff = data.get("unified_diff") if isinstance(data, Mapping) else None
     return diff if isinstance(diff, str) else ""
+
+
+def parse_todos(todos: object) -> list[TodoItem]:
+    """Return the todos of an agent. Its own tools and hooks may store another value in their place: what is no todo is skipped."""
+    found = [todo for todo in todos if isinstance(todo, Mapping)] if isinstance(todos, list | tuple) else []
+    return [TodoItem(todo["task"], bool(todo.get("completed"))) for todo in found if isinstance(todo.get("task"), str)]

@@ -47,6 +47,7 @@ from stepengine.cli.screen.console import (
     make_console,
     print_markdown,
 )
+from stepengine.cli.state_folder import list_recorded_runs
 from stepengine.data import events as ev
 from stepengine.data.questions import Question
 from stepengine.data.state import RunPhase, RunResult
@@ -629,6 +630,33 @@ def test_chat_shows_todos_and_reminds_of_open_ones(chats: Any) -> None:
 
     assert [1, 1] == [len(reminders), reminders[0].text.count("- task 3")]
     assert ["[x] task 1", "[x] task 2", "[ ] task 3", "[x] task 1", "[x] task 2", "[x] task 3"] == shown_todos
+
+
+OWN_TODOS = """
+from stepengine import AgentDefinition, Change, ToolResult, tool
+
+@tool(category="read")
+def write_todos(items: list) -> ToolResult:
+    "Keep items."
+    return ToolResult("kept", change=Change(context={"todos": items}))
+
+agent = AgentDefinition("keeper", tools=[write_todos])
+"""
+
+
+def test_chat_continues_after_an_own_write_todos_tool(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ScriptedModel([tool_call("write_todos", {"items": ["a", 1]}), text("Kept.")])
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(bench, "make_model_registry", lambda *_: model)
+    (folder / "keeper.py").write_text(OWN_TODOS)
+    words = ["chat", "./keeper.py", "--model", "scripted/m"]
+    result = CliRunner().invoke(app, words, input="Do it.\n/todos\n")
+
+    assert 0 == result.exit_code, (result.stdout, result.stderr, result.exception)
+    assert "Kept." in result.stdout
+    assert "there are no todos" in result.stdout
+    assert "require_finished_todos" not in result.stdout
+    assert ["completed"] == [entry.status for entry in list_recorded_runs()]
 
 
 # --- what stands above the line that is typed -------------------------------------------------------------------------

@@ -12,6 +12,8 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from stepengine.cli.bench import make_progress_display
@@ -98,6 +100,28 @@ def test_a_step_that_never_reaches_a_model_is_not_announced() -> None:
     assert "" == shown(ev.StepStarted(step=0, steps_remaining=50))
 
 
+# No JSON value that an agent keeps as its todos breaks the display.
+TODOS = st.recursive(
+    st.none() | st.booleans() | st.text(max_size=3),
+    lambda value: (
+        st.lists(value, max_size=3) | st.dictionaries(st.sampled_from(["task", "completed", "x"]), value, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@given(TODOS)
+def test_agent_with_its_own_write_todos_tool_is_shown(items: Any) -> None:
+    lines = shown(
+        ev.ToolStarted(tool_name="write_todos", tool_call_id="c1", input={"items": items}),
+        ev.TodosChanged(todos=items),
+        ev.ToolFinished(tool_name="write_todos", tool_call_id="c1", result=ToolResult("kept"), duration_ms=1),
+    ).splitlines()
+
+    assert lines[0].startswith("    model > write_todos")
+    assert "          < write_todos ok, 1 ms" == lines[-1]
+
+
 EVERY_TEXT = [
     ev.TextCompleted(text=NASTY),
     ev.TextDelta(text=f"{NASTY}\n"),
@@ -113,6 +137,7 @@ EVERY_TEXT = [
     ev.ModelRetry(model="m", attempt=1, wait=0.5, error=NASTY),
     ev.HookFailed(point="pre_tool", hook="h", error=NASTY),
     ev.HandlerNotice(kind="k", message=NASTY),
+    ev.TodosChanged(todos=[{"task": NASTY, "completed": True}]),
     ev.Warned(message=NASTY),
     ev.QuestionAsked(question=Question("q1", NASTY)),
     ev.PermissionRequested(question=Question("q1", NASTY), tool_name=NASTY),

@@ -28,6 +28,7 @@ from stepengine.cli.screen.render import format_cost, format_tokens, one_line, t
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.state_folder import find_recorded_run_by_prefix, read_policy_changes
 from stepengine.cli.toolset import convert_to_code_mode
+from stepengine.data.call_text import parse_todos
 from stepengine.data.usage import Spending
 from stepengine.errors import UnknownModel
 from stepengine.journal.recorded_runs import GOES_ON, RecordedRun
@@ -162,8 +163,8 @@ async def _remove_approval_rule(chat: Chat, which: str) -> None:
 
 async def _show_todos(chat: Chat, _: str) -> None:
     talk = chat.conversation
-    todos = () if talk.state is None else talk.state.context.get("todos", ())
-    lines = [f"  [{'x' if todo['completed'] else ' '}] {one_line(todo['task'], 200)}" for todo in todos]
+    todos = [] if talk.state is None else parse_todos(talk.state.context.get("todos"))
+    lines = [f"  [{'x' if todo.completed else ' '}] {one_line(todo.task, 200)}" for todo in todos]
     chat.print_text("\n".join(lines) or "there are no todos")
 
 

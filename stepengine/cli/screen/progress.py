@@ -24,7 +24,7 @@ from stepengine.cli.screen.render import (
     wrap_lines,
 )
 from stepengine.data import events as ev
-from stepengine.data.call_text import find_question_diff, find_result_diff, find_shell_command
+from stepengine.data.call_text import find_question_diff, find_result_diff, find_shell_command, parse_todos
 from stepengine.data.origins import describe_origin, sort_origins
 from stepengine.data.questions import Question
 from stepengine.data.state import RunResult, RunStatus
@@ -54,7 +54,6 @@ OF_MANY = (
 )
 """What is shown or counted of one run among many."""
 COLORS = ColorScheme()
-TODOS = "write_todos"
 LEVELS = ("debug", "info", "warning", "error", "off")
 
 
@@ -103,7 +102,6 @@ class ProgressDisplay:
         self._speaker = ""
         self._wants_live = live
         self._live: Live | None = None
-        self._todos: dict[tuple[str, str], Any] = {}
         self._asked_diffs: list[str] = []
 
     @contextmanager
@@ -254,16 +252,11 @@ class ProgressDisplay:
         self._partial.pop(path, None)
         self._streamed.discard(path)
 
-    def store_todos(self, event: ev.ToolStarted) -> None:
-        """Remember the todos that a call is about to write."""
-        self._todos[event.path, event.tool_call_id] = event.input
-
-    def print_todos(self, event: ev.ToolFinished) -> None:
-        """Print the todos that a call wrote."""
-        asked = self._todos.pop((event.path, event.tool_call_id), None)
-        for todo in () if event.result.is_error else asked["todos"]:
-            mark, style = ("x", self.colors.result) if todo["completed"] else (" ", "")
-            self.print_line(event.path, f"{'':>11} [{mark}] {one_line(todo['task'], 120)}", style)
+    def print_todos(self, event: ev.TodosChanged) -> None:
+        """Print the current todos of an agent."""
+        for todo in parse_todos(event.todos):
+            mark, style = ("x", self.colors.result) if todo.completed else (" ", "")
+            self.print_line(event.path, f"{'':>11} [{mark}] {one_line(todo.task, 120)}", style)
 
     def print_unseen_diff(self, path: str, diff: str) -> None:
         """Print the first lines of a diff, unless the person was shown it in a question."""
@@ -505,8 +498,6 @@ def _on_rate_limited(display: ProgressDisplay, event: ev.RateLimited) -> None:
 
 def _on_tool_started(display: ProgressDisplay, event: ev.ToolStarted) -> None:
     display.flush_text(event.path)
-    if event.tool_name == TODOS:
-        display.store_todos(event)
     call = f"{one_line(event.tool_name, 64)} {_format_arguments(display, event)}".rstrip()
     display.print_line(event.path, f"{one_line(event.source, 16):>9} > {call}", display.colors.tool)
 
@@ -520,8 +511,6 @@ def _on_tool_finished(display: ProgressDisplay, event: ev.ToolFinished) -> None:
     said = f"{one_line(event.tool_name, 64)} {how}, {event.duration_ms} ms{why}"
     display.print_line(event.path, f"{'':>9} < {said}", colors.error if result.is_error else colors.result)
     display.print_unseen_diff(event.path, find_result_diff(result.data))
-    if event.tool_name == TODOS:
-        display.print_todos(event)
 
 
 def _on_repeat(display: ProgressDisplay, event: ev.Repeat) -> None:
@@ -629,6 +618,7 @@ SHOWN: Mapping[type[ev.Event], Callable[[ProgressDisplay, Any], None]] = {
     ev.RateLimited: _on_rate_limited,
     ev.ToolStarted: _on_tool_started,
     ev.ToolFinished: _on_tool_finished,
+    ev.TodosChanged: ProgressDisplay.print_todos,
     ev.Repeat: _on_repeat,
     ev.ToolProgress: _on_tool_progress,
     ev.QuestionAsked: _on_question_asked,
