@@ -173,7 +173,9 @@ class ChatConversation:
 
     def schedule_next_permission_mode(self) -> str:
         """Select the following permission mode for the next turn, and return it."""
-        self.wanted_mode = self.modes[(self.modes.index(self.mode) + 1) % len(self.modes)]
+        # A resumed turn may have a mode that cannot be chosen in this chat: the first one follows it.
+        after = self.modes.index(self.mode) + 1 if self.mode in self.modes else 0
+        self.wanted_mode = self.modes[after % len(self.modes)]
         return self.wanted_mode
 
     async def switch_permission_mode(self, mode: str) -> None:

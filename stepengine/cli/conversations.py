@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stepengine.cli.screen.render import format_count, one_line
+from stepengine.cli.settings import UsageProblem
 from stepengine.cli.state_folder import list_recorded_runs
 from stepengine.data.quantities import format_age
 from stepengine.journal.recorded_runs import RecordedRun
@@ -59,6 +60,18 @@ def list_conversations(folder: str) -> list[RecordedConversation]:
         if entry.status not in UNUSABLE:
             found.setdefault(entry.get_text("session_id") or entry.stem, []).append(entry)
     return [RecordedConversation(turns) for turns in found.values()]
+
+
+def refuse_running_turn(entry: RecordedRun) -> None:
+    """
+    Raise if another process runs a turn, since its record is not complete.
+
+    Raises:
+        UsageProblem: when it is running.
+    """
+    if entry.status == "running":
+        msg = f"{entry.stem} is running in another process; wait until it ends"
+        raise UsageProblem(msg)
 
 
 def format_run_age(created: str) -> str:

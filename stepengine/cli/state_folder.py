@@ -161,24 +161,33 @@ def find_recorded_run_by_journal(journal: str) -> RecordedRun | None:
         return None
 
 
+def find_recorded_agent_file(entry: RecordedRun) -> str:
+    """Return the recorded agent file, such as ``FILE#id``; ``""`` without one, or if it is gone and the id must be looked up."""
+    from stepengine.engine.loader import AgentLocation
+
+    file = entry.get_text("agent", "file")
+    place = AgentLocation.from_text(file) if file else None
+    return file if place is not None and place.file.is_file() else ""
+
+
 def fill_options_from_recorded(options: Options, entry: RecordedRun) -> Options:
     """Return *options* with everything that was not typed filled from a recorded run; warn of a changed agent file."""
     from stepengine.engine.loader import AgentLocation
 
     recorded = entry.info.get("options")
     recorded = recorded if isinstance(recorded, Mapping) else {}
-    file = entry.get_text("agent", "file")
+    file = find_recorded_agent_file(entry)
     place = AgentLocation.from_text(file) if file else None
     if place is not None and not options.agent:
         known = entry.get_text("agent", "sha256")
-        if known and place.file.is_file() and known != _hash_file(place.file):
+        if known and known != _hash_file(place.file):
             print_error(f"warning: {place.file} has changed since this run was recorded")
     config = entry.get_text("options", "config")
     return attrs.evolve(
         options,
         journal=entry.journal,
         stem=entry.stem,
-        agent=options.agent or (file if place is not None and place.file.is_file() else ""),
+        agent=options.agent or file,
         cwd=options.cwd if options.cwd != Path() else Path(entry.get_text("options", "cwd") or entry.get_text("cwd")),
         workspace=options.workspace or entry.get_text("options", "workspace"),
         base_url=options.base_url or ("" if options.script else entry.get_text("options", "base_url")),

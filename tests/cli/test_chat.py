@@ -17,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,8 +26,10 @@ from typer.testing import CliRunner, Result
 
 from stepengine.cli import bench
 from stepengine.cli.app import app
+from stepengine.cli.chat_conversation import ChatConversation
 from stepengine.cli.chat_screen import Chat, _shorten_status_line
 from stepengine.cli.commands.chat_commands import UNDONE
+from stepengine.cli.options import Options
 from stepengine.cli.screen.console import Screen, TypedLines, make_console, print_markdown, show_run
 from stepengine.cli.screen.prompt import (
     PASTE_BYTES,
@@ -37,12 +40,16 @@ from stepengine.cli.screen.prompt import (
     _complete_path,
     expand_attachments,
 )
+from stepengine.cli.settings import load_settings
 from stepengine.cli.state_folder import chat_history_file, list_recorded_runs
 from stepengine.data import events as ev
+from stepengine.data.definition import AgentDefinition
 from stepengine.data.usage import Usage
 from stepengine.journal.recorded_runs import runs_folder
+from stepengine.permissions import Policy
+from stepengine.permissions.policy import MODES
 from stepengine.runtime.handle import RunHandle
-from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
+from stepengine.testing import ScriptedModel, failure, text, tool_call, tool_calls
 
 from .terminal import CODES, READY, Person, people
 
@@ -629,6 +636,67 @@ def test_a_turn_in_another_mode_is_continued_and_replayed(chats: Any, folder: Pa
     assert (0, 0) == (replayed.exit_code, result.exit_code), (replayed.output, result.output)
     assert ["write", "more"] == [m.text for m in model.calls[-1].messages if m.role == "user"]
     assert "Yes." in result.stdout
+
+
+@pytest.mark.spec("interfaces:IF77")
+@pytest.mark.parametrize("typed", ["/resume 1\nthird\n", "third\n"], ids=["of the chat", "at its start"])
+def test_resume_continues_from_the_last_turn_without_failure(chats: Any, typed: str) -> None:
+    chats(text("One."), failure("server_error"), typed="first\nsecond\n")
+    statuses = [entry.status for entry in list_recorded_runs()]
+    _, model = chats(text("Three."), typed=typed, options=() if "/" in typed else ("--resume",))
+
+    assert ["failed", "completed"] == statuses
+    said = [m.text for m in model.calls[-1].messages if m.role in ("user", "assistant")]
+    assert ["first", "One.", "third"] == said
+
+
+@pytest.mark.spec("interfaces:IF77")
+@pytest.mark.parametrize("is_named", [False, True])
+def test_resume_refuses_a_turn_running_in_another_process(chats: Any, is_named: bool) -> None:
+    chats(text("One."), typed="first\n")
+    entry = list_recorded_runs()[0]
+    # This process is alive, so that the run counts as one that it runs.
+    companion = entry.folder / f"{entry.stem}.json"
+    companion.write_text(json.dumps({**entry.info, "status": "running"}))
+    words = ("--resume", entry.stem) if is_named else ("--resume",)
+    result, model = chats(text("Two."), typed="second\n", options=words)
+
+    assert (2, []) == (result.exit_code, model.calls)
+    assert f"{entry.stem} is running in another process; wait until it ends" in result.stderr
+
+
+@pytest.mark.spec("interfaces:IF77")
+@pytest.mark.parametrize("typed", ["/resume 1\nsecond\n", "second\n"], ids=["of the chat", "at its start"])
+def test_resume_finds_a_moved_agent_by_its_id(chats: Any, folder: Path, typed: str) -> None:
+    file = folder / "mover.py"
+    file.write_text("from stepengine import AgentDefinition\nagent = AgentDefinition(id='mover')\n")
+    chats(text("One."), typed="first\n", options=("./mover.py",))
+    (folder / "agents").mkdir()
+    file.rename(folder / "agents/mover.py")
+    result, model = chats(text("Two."), typed=typed, options=() if "/" in typed else ("--resume",))
+
+    assert 0 == result.exit_code, (result.stdout, result.stderr)
+    said = [m.text for m in model.calls[-1].messages if m.role in ("user", "assistant")]
+    assert ["first", "One.", "second"] == said
+
+
+@pytest.mark.parametrize("started", MODES)
+@pytest.mark.parametrize("resumed", MODES)
+async def test_every_mode_of_a_resumed_turn_has_a_next(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, started: Any, resumed: Any
+) -> None:
+    monkeypatch.setattr(bench, "make_model_registry", lambda *_: ScriptedModel([]))
+    options = Options(asks=True, policy=Policy([], started), settings=load_settings())
+    agent = AgentDefinition("talker", model="scripted/m")
+    talk = ChatConversation(options, agent)
+    async with talk.engines:
+        await talk.switch_engine(attrs.evolve(options, policy=None, policy_changes=Policy([], resumed)), agent)
+        first = talk.mode
+        modes = [talk.schedule_next_permission_mode() for _ in talk.modes]
+
+    assert resumed == first
+    assert sorted(talk.modes) == sorted(modes)
+    assert ("bypass" == started) == ("bypass" in modes)
 
 
 # --- in a terminal ----------------------------------------------------------------------------------------------------

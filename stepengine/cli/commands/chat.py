@@ -18,12 +18,14 @@ import typer
 from stepengine.cli.chat_conversation import ChatConversation, replay_turn
 from stepengine.cli.chat_screen import Chat
 from stepengine.cli.commands.chat_commands import COMMANDS
+from stepengine.cli.conversations import RecordedConversation, refuse_running_turn
 from stepengine.cli.exits import Exit
 from stepengine.cli.options import AskForMore, CodeMode, Model, NoJournal, Options, with_shared_options
 from stepengine.cli.scripts import ScriptFile
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.state_folder import (
     choose_script,
+    find_recorded_agent_file,
     find_recorded_run_by_prefix,
     list_recorded_runs,
     read_policy_changes,
@@ -85,10 +87,11 @@ def chat(
     before = chosen or (_get_last_chat_turn(agent) if resume else None)
     agent = (
         ("" if chosen else agent)
-        or (before and (before.get_text("agent", "file") or before.get_text("agent", "id")))
+        or (before and (find_recorded_agent_file(before) or before.get_text("agent", "id")))
         or "coder"
     )
     if before is not None:
+        refuse_running_turn(before)
         script = choose_script(attrs.evolve(options, model=model, script=script), before)
     code_mode = code_mode or (before is not None and before.get_flag("options", "code_mode"))
     ask_for_more = ask_for_more or (before is not None and before.get_flag("options", "ask_for_more"))
@@ -120,15 +123,18 @@ def chat(
 
 def _get_last_chat_turn(agent: str) -> RecordedRun:
     """
-    Return the newest chat turn of this folder, whatever its status.
+    Return the turn from which to continue the last conversation of this folder; a running turn is returned as it is.
 
     Raises:
         UsageProblem: when there is none, or it was another agent's.
     """
-    found = next((e for e in list_recorded_runs(working_folder=Path.cwd()) if e.get_text("command") == "chat"), None)
-    if found is None:
+    turns = [e for e in list_recorded_runs(working_folder=Path.cwd()) if e.get_text("command") == "chat"]
+    if not turns:
         msg = "no chat to continue in this folder; start one without --resume"
         raise UsageProblem(msg)
+    session = turns[0].get_text("session_id")
+    same = [turn for turn in turns if session and turn.get_text("session_id") == session] or turns[:1]
+    found = RecordedConversation(same).turn_to_continue
     if (
         agent
         and normalised_id(agent) != normalised_id(found.get_text("agent", "id"))

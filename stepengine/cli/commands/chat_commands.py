@@ -19,14 +19,14 @@ import attrs
 from stepengine.cli import bench
 from stepengine.cli.chat_conversation import replay_turn
 from stepengine.cli.chat_screen import TOO_NARROW, Chat, ChatCommand, model_name_or_substitute
-from stepengine.cli.conversations import RecordedConversation, list_conversations
+from stepengine.cli.conversations import RecordedConversation, list_conversations, refuse_running_turn
 from stepengine.cli.exits import Exit
 from stepengine.cli.screen.confirm import YES
 from stepengine.cli.screen.console import DIGITS, WHICH
 from stepengine.cli.screen.progress import style_diff_lines
 from stepengine.cli.screen.render import format_cost, format_tokens, one_line, truncate_text, visible
 from stepengine.cli.settings import UsageProblem
-from stepengine.cli.state_folder import find_recorded_run_by_prefix, read_policy_changes
+from stepengine.cli.state_folder import find_recorded_agent_file, find_recorded_run_by_prefix, read_policy_changes
 from stepengine.cli.toolset import convert_to_code_mode
 from stepengine.data.call_text import parse_todos
 from stepengine.data.usage import Spending
@@ -280,10 +280,8 @@ async def _resume_conversation(chat: Chat, which: str) -> Exit | None:
     entry = await _find_or_ask_for_conversation(chat, which)
     if entry is None:
         return None
-    name, code_mode = (
-        entry.get_text("agent", "file") or entry.get_text("agent", "id"),
-        entry.get_flag("options", "code_mode"),
-    )
+    name = find_recorded_agent_file(entry) or entry.get_text("agent", "id")
+    code_mode = entry.get_flag("options", "code_mode")
     options = attrs.evolve(talk.options, agent=name, code_mode=code_mode)
     agent = load_agent(name, folders=options.settings.agent_folders)
     # The replay uses the recorded permissions and not those of this chat.
@@ -353,9 +351,7 @@ async def _find_or_ask_for_conversation(chat: Chat, which: str) -> RecordedRun |
     if entry is None:
         msg = f"there is no conversation or run {one_line(which, 40)!r}; /resume lists them"
         raise UsageProblem(msg)
-    if entry.status == "running":
-        msg = f"{entry.stem} is running in another process; wait until it ends"
-        raise UsageProblem(msg)
+    refuse_running_turn(entry)
     return entry
 
 
