@@ -27,7 +27,12 @@ from stepengine.cli.perform import (
 from stepengine.cli.screen.confirm import is_doubt_result_answer, parse_result_answer
 from stepengine.cli.screen.interrupt_keys import call_on_interrupts
 from stepengine.cli.settings import UsageProblem
-from stepengine.cli.state_folder import fill_options_from_recorded, find_recorded_run_by_prefix, get_newest_run
+from stepengine.cli.state_folder import (
+    fill_options_from_recorded,
+    find_recorded_run_by_prefix,
+    get_newest_run,
+    has_started_run,
+)
 from stepengine.cli.toolset import convert_to_code_mode, was_in_code_mode
 from stepengine.data.alike import list_names
 from stepengine.data.definition import AgentDefinition, normalised_id
@@ -59,11 +64,18 @@ PLAIN_ID = re.compile(r"(?:[A-Za-z0-9_-]+/)?[A-Za-z0-9_-]+")
 
 
 class Interrupted(Exception):
-    """A signal ended the command."""
+    """
+    A signal ended the command.
 
-    def __init__(self, number: int) -> None:
+    Attributes:
+        number: The signal.
+        options: The options that name the journal of the run that the command continued; ``None`` if it recorded nothing.
+    """
+
+    def __init__(self, number: int, options: Options | None = None) -> None:
         super().__init__(number)
         self.number = number
+        self.options = options
 
 
 def check_choice(option: str, value: str, choices: Sequence[str]) -> Any:
@@ -97,7 +109,12 @@ def _run_reporting_failures(command: Callable[[Options], Exit], options: Options
     except Interrupted as interrupted:
         name = signal.Signals(interrupted.number).name
         code = Exit.TERMINATED if interrupted.number == signal.SIGTERM else Exit.INTERRUPTED
-        return print_error(f"{name}: the run was cancelled; resume it with: {format_resume_command(options)}", code)
+        from stepengine.journal import as_journal
+
+        made = interrupted.options
+        if made is None or not has_started_run(as_journal(made.journal)):
+            return print_error(f"{name}: stopped; nothing was recorded", code)
+        return print_error(f"{name}: the run was cancelled; resume it with: {format_resume_command(made)}", code)
     except ReplayDivergence as error:
         wrong_model = options.models and any(pointer.startswith("/model") for pointer, *_ in error.diff)
         hint = "\n  the recorded model is taken without --model" if wrong_model else ""
@@ -304,7 +321,11 @@ def parse_answers(texts: Iterable[str]) -> dict[str, AnswerLike]:
 
 
 def run_cancelling_on_signal(bench: EngineSetup, make: Callable[[], Coroutine[object, Any, RunResult]]) -> FinishedRun:
-    """Run a coroutine to its end in a new event loop. Ctrl-C and SIGTERM cancel it, a second one ends the process."""
+    """
+    Run a coroutine that records nothing before its end in a new event loop.
+
+    Ctrl-C and SIGTERM cancel it, a second one ends the process.
+    """
 
     async def run_to_end() -> FinishedRun:
         loop = asyncio.get_running_loop()
@@ -334,8 +355,20 @@ def replay_recorded_run(journal: Journal, options: Options) -> RunResult:
     return asyncio.run(replay_to_end())
 
 
-def start_run_and_wait(bench: EngineSetup, start: Callable[[], Coroutine[object, Any, RunHandle]]) -> FinishedRun:
-    """Start a run and wait for its end. Ctrl-C and SIGTERM interrupt it gracefully, a second one at once."""
+def start_run_and_wait(
+    bench: EngineSetup, start: Callable[[], Coroutine[object, Any, RunHandle]], options: Options
+) -> FinishedRun:
+    """
+    Start a run and wait for its end. Ctrl-C and SIGTERM interrupt it gracefully, a second one at once.
+
+    Args:
+        bench: The engine.
+        start: Starts the run.
+        options: The options that name the journal of the run.
+
+    Raises:
+        Interrupted: when a signal arrives before the run has started.
+    """
 
     async def run_to_end() -> FinishedRun:
         loop = asyncio.get_running_loop()
@@ -355,7 +388,7 @@ def start_run_and_wait(bench: EngineSetup, start: Callable[[], Coroutine[object,
                 except asyncio.CancelledError:
                     if not received:
                         raise
-                    raise Interrupted(received[0]) from None
+                    raise Interrupted(received[0], options) from None
         return FinishedRun(result, received[0] if received else None)
 
     return run_with_display(run_to_end, bench.progress)

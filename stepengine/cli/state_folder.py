@@ -237,6 +237,14 @@ def choose_script(options: Options, entry: RecordedRun) -> str:
 # --- recording --------------------------------------------------------------------------------------------------------
 
 
+def has_started_run(journal: Journal) -> bool:
+    """Return whether a journal holds a run that has started, so not only its head."""
+    try:
+        return len(journal.records()) > 1
+    except JournalError:
+        return False
+
+
 class RunRecording:
     """
     The companion file of a run. As a context manager, it removes the companion of a run that never started.
@@ -335,7 +343,7 @@ class RunRecording:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._is_new and self._entry is not None:
+        if self._is_new and self._entry is not None and not (self.journal and has_started_run(self.journal)):
             (self._entry.folder / f"{self._entry.stem}.json").unlink(missing_ok=True)
 
 

@@ -293,6 +293,73 @@ def test_a_fork_of_a_recorded_run_is_one_more() -> None:
     assert "one: no\n" == command("replay", fork, "-q").stdout
 
 
+STOPPED = """
+import os
+import signal
+from stepengine import *
+
+def handle_steps(ctx):
+    for number in range(3):
+        yield Perform.idempotent(abs, number)
+        if number == 0 and os.environ.get("STOP_WITH"):
+            signal.raise_signal(int(os.environ["STOP_WITH"]))
+    return "ended"
+
+agent = AgentDefinition("stopped", handle_steps=handle_steps)
+"""
+
+
+@pytest.fixture
+def recorded(work: Path) -> str:
+    """
+    The name of a completed run whose handler sends itself the signal in the variable STOP_WITH.
+    """
+    (work / "agents/stopped.py").write_text(STOPPED)
+    command("run", "stopped", "go", "-q")
+    return list_recorded_runs()[0].stem
+
+
+SIGNALS = pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"]
+)
+
+
+@SIGNALS
+@pytest.mark.parametrize("words", [["replay"], ["fork", "--tools", "recorded", "--at", "0"]], ids=["replay", "fork"])
+def test_interrupted_command_without_a_record_advises_no_resume(
+    recorded: str, monkeypatch: pytest.MonkeyPatch, words: list[str], number: int, code: int
+) -> None:
+    before = {file.name for file in runs().iterdir()}
+    monkeypatch.setenv("STOP_WITH", str(int(number)))
+    result = command(words[0], recorded, *words[1:], "-q", code=code)
+
+    assert f"{signal.Signals(number).name}: stopped; nothing was recorded" in result.stderr
+    assert "resume" not in result.stderr
+    assert before == {file.name for file in runs().iterdir()}
+
+
+@SIGNALS
+@pytest.mark.spec("requirements:X55")
+def test_fork_interrupted_in_its_kept_part_is_listed_and_resumable(
+    recorded: str, monkeypatch: pytest.MonkeyPatch, number: int, code: int
+) -> None:
+    trust_folder(Path("agents"))
+    words = [sys.executable, "-m", "stepengine.cli", "fork", recorded, "--at", "1", "-q"]
+    with monkeypatch.context() as patch:
+        patch.setenv("STOP_WITH", str(int(number)))
+        stopped = subprocess.run(words, capture_output=True, text=True, check=False)
+    found = {entry.stem: entry.status for entry in list_recorded_runs()}
+    made = next(name for name in found if name != recorded)
+
+    assert code == stopped.returncode, stopped.stderr
+    assert f"resume it with: stepengine resume {made}\n" in stopped.stderr
+    assert "interrupted" == found[made]
+    assert {f"{name}.json" for name in found} | {f"{name}.jsonl" for name in found} == {
+        file.name for file in runs().iterdir() if file.name != ".lock"
+    }
+    assert "ended\n" == command("resume", made, "-q").stdout
+
+
 @pytest.mark.deep
 @pytest.mark.smoke
 @pytest.mark.spec("requirements:X55", "interfaces:IF97", "interfaces:IF98")

@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from stepengine.journal import ForkReport, Journal
     from stepengine.journal.history import History
 
-Perform: TypeAlias = "Callable[[EngineSetup, dict[str, Any]], FinishedRun]"
-"""Runs a fork on a bench, given the agent, the limits and the new journal."""
+Perform: TypeAlias = "Callable[[EngineSetup, dict[str, Any], Options], FinishedRun]"
+"""Runs a fork on a bench, given the agent, the limits and the new journal, and the options that name that journal."""
 STORED = ("model_reply", "tool_result")
 
 
@@ -172,13 +172,13 @@ def _run_fork(options: Options, at: str, into: str, prepare: Callable[[Options, 
         if recording.journal is None:
             msg = "a fork needs a journal: name one with --into FILE"
             raise UsageProblem(msg)
-        made = recording.journal
-        run = perform(bench, {"agent": agent, "limits": make_resume_limits(journal, options), "into": made})
+        made, stem = recording.journal, recording.stem if target is None else ""
+        new = attrs.evolve(options, journal=made.address, stem=stem)
+        run = perform(bench, {"agent": agent, "limits": make_resume_limits(journal, options), "into": made}, new)
         recording.record_end(run.result)
-    stem = recording.stem if target is None else ""
     if not options.quiet:
         print_error(f"the new run is recorded {f'as {stem}' if stem else f'in {made.address}'}")
-    return print_result(run, attrs.evolve(options, journal=made.address, stem=stem), bench)
+    return print_result(run, new, bench)
 
 
 def _make_live_fork_runner(
@@ -205,7 +205,9 @@ def _make_live_fork_runner(
     with journal_errors_as_usage():
         address = parse_result_address(history, at)
     refuse_untrusted_approvals(journal, history, address, edited=edit is not None)
-    return lambda bench, asked: start_run_and_wait(bench, lambda: bench.engine.start_fork(journal, **live, **asked))
+    return lambda bench, asked, new: start_run_and_wait(
+        bench, lambda: bench.engine.start_fork(journal, **live, **asked), new
+    )
 
 
 def _make_recorded_fork_runner(
@@ -249,7 +251,7 @@ def _make_recorded_fork_runner(
             )
         return report.result
 
-    return lambda bench, asked: run_cancelling_on_signal(bench, lambda: fork_and_report(bench.engine, asked))
+    return lambda bench, asked, _: run_cancelling_on_signal(bench, lambda: fork_and_report(bench.engine, asked))
 
 
 def _create_fork_journal(options: Options, at: str, into: str) -> Journal | None:

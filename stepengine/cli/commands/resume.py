@@ -213,7 +213,7 @@ def _run_resume(options: Options, answers: Iterable[str], how: dict[str, Any], *
     models = options.models or None
     try:
         run = start_run_and_wait(
-            bench, lambda: bench.engine.start_resume(journal, answers=given, agent_models=models, **how)
+            bench, lambda: bench.engine.start_resume(journal, answers=given, agent_models=models, **how), options
         )
     except (MissingKey, UnknownModel):
         # Nothing was printed yet, and the question explains why a key is needed.
