@@ -107,6 +107,11 @@ class DebugNavigation:
         self.move_silently(position, jumps=jumps, then="show")
         self._screen.show_position()
 
+    def _show_found_position(self) -> None:
+        """Show the position that a search moved to, in its outermost frame."""
+        self._screen.frame = 0
+        self._screen.show_position()
+
     def run_until(self, typed: str) -> None:
         """Move forward to the next position where a condition is true, or else to the last position, and report the failure."""
         from stepengine.debugging.expressions import has_no_side_effects
@@ -129,7 +134,7 @@ class DebugNavigation:
                 return
             self._report_search_problems(typed, told["problem"], told["looked_at"], found=told["found"] is not None)
             self.move_silently(self._debugger.last if told["found"] is None else told["found"])
-        self._screen.show_position()
+        self._show_found_position()
 
     def _search_in_child_process(self, what: str, first: int, last: int, *, backwards: bool) -> dict[str, Any]:
         """Search for a condition in a child process, because expressions may change the run."""
@@ -177,7 +182,7 @@ class DebugNavigation:
             with hide_or_redirect_handler_output(self._screen.asked, as_json=self._screen.is_json):
                 found = self._debugger.run_until(typed, backwards=True)
             self._report_search_problems(typed, self._debugger.problem, self._debugger.looked_at, found=found)
-            self._screen.show_position()
+            self._show_found_position()
         else:
             self._forked.wake_nearest_and_exit(start - 1, search=[typed, start, 0, ""])
 
@@ -190,7 +195,7 @@ class DebugNavigation:
             self._forked.wake_nearest_and_exit(here - 1, search=[what, here, looked_at, problem])
         self._report_search_problems(what, problem, looked_at, found=told["found"] is not None)
         self.move_silently(told["found"] or 0)
-        self._screen.show_position()
+        self._show_found_position()
 
     def follow_child(self, typed: str) -> None:
         """Restrict the debugger to one child run."""

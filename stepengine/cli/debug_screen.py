@@ -179,9 +179,9 @@ class DebugScreen:
         head = f"── {' · '.join(place)} "
         yield f"{head}{'─' * max(2, self.width - len(head) - len(sums) - 4)} {sums} ──"
         frames = [frame for frame in moment.frames if frame.kind != "package" or self.options.verbose]
-        if frames:
-            shown = frames[0] if self.frame >= len(frames) else frames[self.frame]
-            yield from self.source_lines(shown, 4)
+        selected = frames[min(self.frame, len(frames) - 1)] if frames else None
+        if selected is not None:
+            yield from self.source_lines(selected, 4)
             inner = [f"{frame.function.rpartition('.')[2]}:{frame.line}" for frame in frames[1:]]
             if inner:
                 yield f"   in {' > '.join(inner)}"
@@ -191,7 +191,7 @@ class DebugScreen:
         at = f"  (line {line})" if line and any(f.kind == "program" and f.line != line for f in frames) else ""
         yield f" asked     {truncate_text(self.clean(moment.asked), self.width)}{at}"
         yield f" answer    {truncate_text(self._describe_answer(moment), self.width)}"
-        yield from self._variable_lines(frames[0 if self.frame >= len(frames) else self.frame] if frames else None)
+        yield from self._variable_lines(selected)
 
     def _variable_lines(self, frame: Frame | None) -> Iterator[str]:
         """Yield lines with the variables of a frame, the output of a program and the variables that programs left."""

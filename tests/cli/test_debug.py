@@ -191,6 +191,16 @@ def test_until_finds_lines_tools_and_expressions_both_ways(folder: Path, way: st
     assert "never held: 5 positions were looked at" in never["error"]
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("start", "search"), [("#1", "until @read"), ("#3", "rback @read"), ("#1", "until nothing")])
+def test_search_selects_the_outermost_frame_of_its_position(folder: Path, way: str, start: str, search: str) -> None:
+    told = objects(folder, f"goto {start}", "down", "locals", search, "locals", way=way)
+    inner, outer = [each["locals"] for each in told if "locals" in each]
+
+    assert "seen" not in inner
+    assert "seen" in outer
+
+
 @pytest.mark.deep
 @pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG23")
