@@ -179,8 +179,19 @@ def redact_report(report: object) -> object:
 
 def run_and_close_engines(make: Callable[[], Coroutine[object, Any, Made]], engines: Iterable[Engine]) -> Made:
     """Run a coroutine in a new event loop and close *engines*. Ctrl-C and SIGTERM cancel it."""
+    return run_until_signal(make, engines)[0]
 
-    async def run_to_end() -> Made:
+
+def run_until_signal(
+    make: Callable[[], Coroutine[object, Any, Made]], engines: Iterable[Engine]
+) -> tuple[Made, int | None]:
+    """
+    Run a coroutine like ``run_and_close_engines``, and return also the signal after which it returned a partial result.
+
+    The signal is ``None`` if none arrived.
+    """
+
+    async def run_to_end() -> tuple[Made, int | None]:
         loop = asyncio.get_running_loop()
         async with AsyncExitStack() as stack:
             for engine in dict.fromkeys(engines):
@@ -188,7 +199,7 @@ def run_and_close_engines(make: Callable[[], Coroutine[object, Any, Made]], engi
             task = asyncio.ensure_future(make())
             with call_on_interrupts(lambda: loop.call_soon_threadsafe(task.cancel)) as received:
                 try:
-                    return await task
+                    return await task, received[0] if received else None
                 except asyncio.CancelledError:
                     if not received:
                         raise

@@ -610,7 +610,10 @@ def test_the_report_is_escaped_linked_and_without_secret(folder: Any) -> None:
 @pytest.mark.deep
 @pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG12", "evaluation:JG65")
-def test_ctrl_c_exits_with_130_and_keeps_finished_samples(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_signal_decides_the_exit_code_and_keeps_finished_samples(
+    folder: Any, monkeypatch: pytest.MonkeyPatch, name: str, code: int
+) -> None:
     """
     The third case sends the signal; the first two are in the results, and only the others are run when it goes on.
     """
@@ -621,7 +624,8 @@ def test_ctrl_c_exits_with_130_and_keeps_finished_samples(folder: Any, monkeypat
         LOOKER.replace(
             "    seen = [",
             '    if request.messages[0].text == "now" and not Path("sent").exists():\n'
-            '        Path("sent").touch()\n        os.kill(os.getpid(), signal.SIGINT)\n        time.sleep(0.01)\n    seen = [',
+            '        Path("sent").touch()\n'
+            f"        os.kill(os.getpid(), signal.{name})\n        time.sleep(0.01)\n    seen = [",
         )
         .replace(
             'Case("two", "b", replies=replies)',
@@ -632,7 +636,7 @@ def test_ctrl_c_exits_with_130_and_keeps_finished_samples(folder: Any, monkeypat
         ),
     )
 
-    made = folder.type("eval", "looking.py", "--out", "a", "--concurrency", "1", "--seed", "4", code=130)
+    made = folder.type("eval", "looking.py", "--out", "a", "--concurrency", "1", "--seed", "4", code=code)
 
     before = [case["id"] for case in results("a")["cases"] if case["samples"]]
     number, places = asked(folder, "--continue", "a", "--seed", "4")

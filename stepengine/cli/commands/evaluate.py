@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import signal
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,8 +21,8 @@ from stepengine.cli.evaluation import (
     redact_lines,
     redact_report,
     require_user_confirmation,
-    run_and_close_engines,
     run_reporting_errors,
+    run_until_signal,
 )
 from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.options import Model, Options, with_shared_options
@@ -115,10 +116,10 @@ def evaluate(
             on_sample=(lambda _: None) if options.quiet else _print_sample, render_page=render_run if html else None,
             load_agent=agents.load_agent_and_store_file, make_engine=agents.make_engine,
         )  # fmt: skip
-        report = run_and_close_engines(evaluated, [])
+        report, received = run_until_signal(evaluated, [])
         _print_report(report, Path(file).parent, as_json=options.as_json)
         if report.scores.outcome.stopped == "interrupted":
-            return Exit.INTERRUPTED
+            return Exit.TERMINATED if received == signal.SIGTERM else Exit.INTERRUPTED
         if not report.is_complete and not recheck:
             return Exit.LIMIT
         return Exit.COMPLETED if report.passed else Exit.FAILED
