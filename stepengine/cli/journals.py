@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import re
 import secrets
+import shlex
 import signal
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -122,7 +123,7 @@ def _run_reporting_failures(command: Callable[[Options], Exit], options: Options
             attrs.evolve(options, script="")
         )  # of the commands that are advised, only `resume` has it
         again = "" if options.stem else "".join([f" {option}" for option in told])
-        name = f" {options.stem or options.journal}"
+        name = f" {shlex.quote(options.stem or options.journal)}"
         message = ADVISED.sub(lambda advised: advised[0].replace(" FILE", name) + again, error.message)
         return print_error(message + hint, Exit.DIVERGED)
     except JournalError as error:
@@ -413,8 +414,9 @@ def create_journal(path: str, *, sign: str = "") -> Journal:
         made = FileJournal(path, sign=sign or None)
         taken = Path(path).is_file() and Path(path).stat().st_size > 0 and not _has_only_head(made)
     if taken:
+        typed = shlex.quote(path)
         msg = (
-            f"{path!r} exists already; `stepengine resume {path}` continues its run, `stepengine show {path}` shows it. "
+            f"{path!r} exists already; `stepengine resume {typed}` continues its run, `stepengine show {typed}` shows it. "
             "Name another one to record another run"
         )
         raise UsageProblem(msg)

@@ -9,6 +9,7 @@ on them. A check of shape raises ``ValueError`` or ``DataError``, which whoever 
 from __future__ import annotations
 
 import re
+import shlex
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -598,8 +599,8 @@ Record: TypeAlias = Head | Intent | Result | Input | Blob
 
 
 def format_file_argument(name: str) -> str:
-    """Return a journal's name for a command line, or ``FILE`` if it has spaces and so is no path."""
-    return "FILE" if " " in name else name
+    """Return a journal's name, quoted for a shell, or ``FILE`` if it has white space, as names of journals without a file have."""
+    return "FILE" if any(character.isspace() for character in name) else shlex.quote(name)
 
 
 def format_address(path: str, seq: int) -> str:

@@ -5,6 +5,7 @@ How a journaled run ends: the end that is recorded, the wake entry of a run that
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -92,7 +93,7 @@ def _warn_on_index_errors(run: JournaledRun, entry: WakeEntry) -> Iterator[None]
     try:
         yield
     except StepEngineError as error:
-        finder = f"`stepengine resume --due {entry.place}`" if entry.journals is None else "a Waker"
+        finder = f"`stepengine resume --due {shlex.quote(str(entry.place))}`" if entry.journals is None else "a Waker"
         run.writer.warnings.append(
             f"when {entry.run!r} is to be woken could not be noted: {error.message}; {finder} finds it in its journal"
         )

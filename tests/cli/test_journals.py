@@ -473,6 +473,36 @@ def test_commands_suggested_after_a_divergence_work(ended: str, scripted: Any) -
     assert "stepengine compare diff A B" in message
 
 
+NAMES = pytest.mark.parametrize("name", ["my run.jsonl", "it's.jsonl", "d#1/run.jsonl", "a;b$c.jsonl"])
+
+
+@NAMES
+def test_commands_suggested_after_a_divergence_fit_any_name(ended: str, name: str) -> None:
+    agent = edited("Ship it?", "Sink it?")
+    Path(name).parent.mkdir(exist_ok=True)
+    Path(ended).rename(name)
+    message = command("replay", name, "--agent", agent, "-q", code=5).stderr
+    advised = [shlex.split(words) for words in re.findall(r"or  (stepengine .+? --agent edited\.py)", message)]
+
+    assert ["resume", "fork"] == [words[1] for words in advised]
+    assert [name] * 2 == [words[2] for words in advised]
+
+
+@NAMES
+def test_forks_and_repaired_journals_are_next_to_their_source(ended: str, scripted: Any, name: str) -> None:
+    Path(name).parent.mkdir(exist_ok=True)
+    Path(ended).rename(name)
+    scripted()
+    words = command("fork", name, "--at", "3", "--answer", "q4=yes", "-q", code=0).stdout
+    command("journal", "repair", name, "--until", "3")
+    refused = command("journal", "repair", name, "--until", "3", code=2).stderr
+
+    assert "ONE yes\n" == words
+    made = [Path(name).with_name(f"{Path(name).stem}.{what}.jsonl") for what in ("fork-3", "repaired")]
+    assert [True, True] == [path.is_file() for path in made]
+    assert f"`stepengine show {shlex.quote(str(made[1]))}` shows it" in refused
+
+
 LONG = "word " * 100_000
 """More than the policy of the command line would let a prompt have."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -103,7 +104,7 @@ def blame(
 def _suggest_commands(report: Blame, options: Options) -> list[str]:
     if report.blamed is None:
         return []
-    name, at = options.stem or options.journal, report.blamed.step.address
+    name, at = shlex.quote(options.stem or options.journal), report.blamed.step.address
     return [f"look at it: stepengine show {name}; try another reply: stepengine fork {name} --at '{at}' --edit TEXT"]
 
 

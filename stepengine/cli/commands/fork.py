@@ -258,8 +258,10 @@ def _create_fork_journal(options: Options, at: str, into: str) -> Journal | None
     """Return the journal of a fork: *into*, else a file next to its source; ``None`` for the state folder."""
     if not into and options.stem:
         return None
+    from stepengine.journal.sources import parse_database_path
+
     place = re.sub(r"[^0-9]+", "-", at.lstrip("#")) or "difference"
-    source = Path(options.journal.partition("#")[0])
+    source = Path((parse_database_path(options.journal) or (options.journal, ""))[0])
     return create_journal(into or str(source.with_name(f"{source.stem}.fork-{place}.jsonl")))
 
 

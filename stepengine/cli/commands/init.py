@@ -56,7 +56,7 @@ def init(
         _trust_agents(folder / LOCAL)
     else:
         print_error(
-            f"{folder / LOCAL} was there before, so it is not trusted by this: `stepengine agents trust {folder}` does"
+            f"{folder / LOCAL} was there before, so it is not trusted by this: `stepengine agents trust {shlex.quote(str(folder))}` does"
         )
     is_here = folder.resolve() == Path.cwd()
     print_visible(

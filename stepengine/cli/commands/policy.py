@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -117,7 +118,8 @@ def policy(
     if against:
         return _judge_and_print_calls(policy, [*against, *more], agent, as_json=as_json)
     if more:
-        msg = f"one policy at a time; to judge the run in {more[0]!r}: stepengine config policy {path} --against {more[0]}"
+        typed = f"stepengine config policy {shlex.quote(path)} --against {shlex.quote(more[0])}"
+        msg = f"one policy at a time; to judge the run in {more[0]!r}: {typed}"
         raise UsageProblem(msg)
     _print_policy(policy, as_json=as_json)
     return Exit.COMPLETED

@@ -62,8 +62,9 @@ def repair(
 
 def _copy_first_records(file: str, until: int, into: str) -> Exit:
     from stepengine.journal import repair
+    from stepengine.journal.sources import parse_database_path
 
-    source = Path(file.partition("#")[0])
+    source = Path((parse_database_path(file) or (file, ""))[0])
     made = create_journal(into or str(source.with_name(f"{source.stem}.repaired.jsonl")))
     repair(open_journal(file), until, made)
     print_error(

@@ -415,12 +415,14 @@ def load_engine_and_schedules(
 def make_engine_spec(module: str, options: Options) -> EngineSpec:
     """Return a spec that makes the engine again in another process."""
     from stepengine.debugging.desk import EngineSpec
+    from stepengine.engine.loader import AgentLocation
 
     given: dict[str, Any] = {name: getattr(options, name) for name in TYPED}
     for name in PATHS:
         value = getattr(options, name)
         given[name] = None if value is None else str(value)
-    file = module.partition("#")[0].removeprefix("sandboxed:")
+    place = AgentLocation.from_text(module)
+    file = module if place is None else str(place.file)
     files = tuple([one for one in (file, options.script) if one and Path(one).exists()])
     return EngineSpec("stepengine.cli.commands.serve:remake_engine", {"module": module, "options": given}, files)
 
@@ -470,7 +472,7 @@ def _open_or_create_token_file(file: Path | None) -> Iterator[tuple[Path, str]]:
 
     if file is not None:
         if not file.exists():
-            msg = f"there is no {file}; `stepengine tokens add NAME --file {file}` writes it"
+            msg = f"there is no {file}; `stepengine tokens add NAME --file {shlex.quote(str(file))}` writes it"
             raise UsageProblem(msg)
         yield file, ""
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -140,6 +141,7 @@ def _get_trusted_agents_folder(folder: Path, *, holds_journals: bool) -> str:
         )
         raise UsageProblem(msg)
     if not may_run_agent_files(place):
-        msg = f"the agents in {str(place)!r} are not trusted yet; `stepengine agents trust {place.parent}`, or name them with --agents"
+        trust = f"`stepengine agents trust {shlex.quote(str(place.parent))}`"
+        msg = f"the agents in {str(place)!r} are not trusted yet; {trust}, or name them with --agents"
         raise UsageProblem(msg)
     return str(place)
