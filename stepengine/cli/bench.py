@@ -115,7 +115,7 @@ def make_engine_setup(
         unattended: Whether no one ever answers a question of the run, as in an evaluation.
         recorded: The record of a run: of the hooks of the command line only those in it are there, and the run asks as it did.
         others: More agents that the engine has, with those that they may spawn.
-        tools: The tools that the agents' files hold beside them; ``None`` to look them up.
+        tools: The tools at module level of the agents' files; ``None`` to look them up.
 
     Raises:
         UsageProblem: when an option cannot be used, or the agent's tools need ``--write``, ``--shell`` or ``--web``.
@@ -143,7 +143,7 @@ def make_engine_setup(
     ]
     progress = make_progress_display(options)
     is_chat = options.asks and is_new
-    somebody = _make_interactor(progress, options) if performs and not (is_chat or asks_nobody) else None
+    somebody = _find_terminal_interactor(progress, options) if performs and not (is_chat or asks_nobody) else None
     alone = not sys.stdin.isatty() if is_chat else somebody is None
     # Every run is recorded automatically, so only a journal that was named means that someone may resume the run with an answer.
     denies = True if headless is None and is_new and not options.journal and alone else headless
@@ -162,14 +162,14 @@ def make_engine_setup(
     )
     default, problem = _default_model_or_problem(models, settings)
     options = attrs.evolve(options, place=_parse_workspace_option(options) if performs else None)
-    beside = load_module_tools(options, agents) if tools is None else tools
+    file_tools = load_module_tools(options, agents) if tools is None else tools
     can_ask = not unattended and not denies and (recorded is None or had_command_line_policy(recorded, agent))
     policy = choose_policy(options)
-    request = ToolRequest(families, beside, (options.journal, into), can_ask=can_ask, is_judged=policy is not None)
+    request = ToolRequest(families, file_tools, (options.journal, into), can_ask=can_ask, is_judged=policy is not None)
     root = options.cwd.resolve()
     place = make_allowed_workspace(options, request) if performs else None
     given = (
-        merge_bundled_tools(beside, list_all_workspace_tools(root))
+        merge_bundled_tools(file_tools, list_all_workspace_tools(root))
         if place is None
         else make_allowed_tools(options, request, place)
     )
@@ -273,7 +273,7 @@ def make_asking_policy() -> Policy:
     return Policy([Rule.allow_category("read"), Rule.allow_tool("ask_user"), *read_only_commands()])
 
 
-def _make_interactor(progress: ProgressDisplay | None, options: Options) -> TerminalInteractor | None:
+def _find_terminal_interactor(progress: ProgressDisplay | None, options: Options) -> TerminalInteractor | None:
     """Return an interactor that asks the person at the terminal; ``None`` without a terminal."""
     if not (sys.stdin.isatty() and is_terminal()):
         return None

@@ -134,7 +134,7 @@ class Chat:
             history=PromptHistory(chat_history_file()), plain=plain,
         )  # fmt: skip
         self.terminal.keys = {"c-o": self._print_last_full_output, "s-tab": self._schedule_and_print_next_mode}
-        self.terminal.at_once = self._run_command_if_immediate
+        self.terminal.run_if_immediate = self._run_command_if_immediate
         self.terminal.status = self._format_status_line
         # During the turn, the rule that the answer adds accepts edits; the mode does so from the next turn on.
         self.terminal.accepts_edits = partial(setattr, conversation, "wanted_mode", "accept_edits")

@@ -219,7 +219,7 @@ def read_policy_changes(entry: RecordedRun) -> Policy | None:
     return Policy.from_json(changes, where=f"the policy of {entry.stem}")
 
 
-def _policy_changes_to_dict(options: Options) -> dict[str, Any] | None:
+def _encode_policy_changes(options: Options) -> dict[str, Any] | None:
     """Return the mode and the conversation's rules of a chat's policy as JSON; ``None`` if the options have no policy."""
     policy: Policy | None = options.policy or options.policy_changes
     if policy is None:
@@ -394,7 +394,7 @@ def _make_companion_data(
             "max_steps": options.max_steps,
             "max_cost": options.max_cost,
             "config": None if options.config is None else str(options.config.absolute()),
-            "policy": _policy_changes_to_dict(options),
+            "policy": _encode_policy_changes(options),
         },
         "session_id": session_id,
         "forked_from": forked_from,

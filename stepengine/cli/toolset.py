@@ -45,14 +45,14 @@ class ToolRequest:
 
     Attributes:
         families: Each agent that can be started, followed by those that it may spawn.
-        beside: The tools that their files hold beside them.
+        file_tools: The tools at module level of their files.
         journals: Journals that tools must not show, because a search would find its own input and output in them.
         can_ask: Whether somebody can approve a call that the options do not allow.
         is_judged: Whether the user has set a policy, which judges the calls of all tools.
     """
 
     families: Sequence[Sequence[AgentDefinition]]
-    beside: Sequence[ToolLike | ToolSource] = ()
+    file_tools: Sequence[ToolLike | ToolSource] = ()
     journals: Sequence[str] = ()
     can_ask: bool = False
     is_judged: bool = False
@@ -64,9 +64,9 @@ class ToolRequest:
 
     def bundled_names(self, agent: AgentDefinition) -> list[str]:
         """Return the names of bundled tools that *agent* and the bodies of its tools use."""
-        own = {spec.name for spec in collect_tool_specs([*agent.tools, *self.beside])}
+        own = {spec.name for spec in collect_tool_specs([*agent.tools, *self.file_tools])}
         names = [one for one in agent.tools if isinstance(one, str)]
-        return [name for name in (*names, *_called_tool_names(agent)) if name not in own]
+        return [name for name in (*names, *_list_called_tool_names(agent)) if name not in own]
 
     @property
     def all_bundled_names(self) -> list[str]:
@@ -80,7 +80,7 @@ class ToolRequest:
 
     def all_specs(self, agent: AgentDefinition) -> list[ToolSpec]:
         """Return the specs of the bundled tools that *agent* names, of its own tools and of those of its file."""
-        return [*self.bundled_specs(agent), *collect_tool_specs([*self.beside, *agent.tools])]
+        return [*self.bundled_specs(agent), *collect_tool_specs([*self.file_tools, *agent.tools])]
 
     def make_approval_policy(self, options: Options, recorded: History | None) -> Policy | None:
         """Return the policy that asks about calls that the options do not allow; a recorded run asks as before."""
@@ -124,7 +124,7 @@ class ToolRequest:
         bundled = [spec.name for spec in self.bundled_specs(agent) if spec.category == category]
         if category == WEB or self.is_judged:
             return bundled
-        return [*bundled, *tools_needing_approval(collect_tool_specs([*self.beside, *agent.tools]), category)]
+        return [*bundled, *tools_needing_approval(collect_tool_specs([*self.file_tools, *agent.tools]), category)]
 
 
 def merge_bundled_tools(
@@ -220,10 +220,10 @@ def make_allowed_tools(options: Options, request: ToolRequest, place: Workspace)
             why = error.message.partition(";")[0]
             msg = f"{', '.join(local)} cannot work there: {why}; name a project folder with --cwd"
             raise UsageProblem(msg) from None
-    return merge_bundled_tools(request.beside, tools)
+    return merge_bundled_tools(request.file_tools, tools)
 
 
-def _called_tool_names(agent: AgentDefinition) -> list[str]:
+def _list_called_tool_names(agent: AgentDefinition) -> list[str]:
     """Return the names of tools that an agent's own tools call in their bodies."""
     own = [tool for tool in agent.tools if isinstance(tool, ToolLike)]
     bodies = [tool.binding().runs for tool in own]

@@ -185,7 +185,7 @@ class DebugSession:
         self._warned = False
         self._code: int | None = None
         if forked is not None:
-            forked.keeps = self._view_state
+            forked.keeps = self._get_view_to_restore
         sys.breakpointhook = self._on_breakpoint
 
     def print_overview(self, snapshots: str) -> None:
@@ -264,7 +264,7 @@ class DebugSession:
             return
         self._call_reporting_errors(lambda: self.navigation.goto(self._asked.at))
 
-    def _view_state(self) -> dict[str, Any]:
+    def _get_view_to_restore(self) -> dict[str, Any]:
         """Return the followed run and the selected frame, which the process that continues restores."""
         return {"inside": self._debugger.places.followed_path, "frame": self.screen.frame}
 

@@ -553,7 +553,7 @@ class Terminal:
         """Execute or queue a chat command typed during a run; return whether the line was one. Outside of a chat, none is."""
         return False
 
-    def print_or_queue_refused_line(self, text: str, error: StepEngineError) -> None:
+    def handle_refused_line(self, text: str, error: StepEngineError) -> None:
         """Handle a typed line that a run did not accept: print the reason."""
         self.print_text(visible(error.message))
 
@@ -654,7 +654,7 @@ class Terminal:
         """Print a question; return whether all of its lines were printed."""
         first, *rest = question.text.splitlines() or [""]
         self.print_text(f"? {one_line(first, 400)}", self._colors.question)
-        lines = [*[(visible(line), "") for line in rest], *_subject_lines(question, self._colors)]
+        lines = [*[(visible(line), "") for line in rest], *_format_subject_lines(question, self._colors)]
         for text, style in lines[:most]:
             self.print_text(text, style, gutter="| ")
         if most is not None and len(lines) > most:
@@ -672,7 +672,7 @@ class Terminal:
         return most is None or len(lines) <= most
 
 
-def _subject_lines(question: Question, colors: ColorScheme) -> Iterator[tuple[str, str]]:
+def _format_subject_lines(question: Question, colors: ColorScheme) -> Iterator[tuple[str, str]]:
     """Yield the lines below a question with their styles: details of an effect in doubt, origins of its data, parts of its call."""
     if is_about_effect_in_doubt(question.id):
         yield f"with: {visible(cut_end(compact(question.details), DETAILS_CHARS))}", ""
@@ -998,7 +998,7 @@ class _ConsoleInput:
         try:
             self._handle.send_input(self._terminal.message_from_line(text))
         except StepEngineError as error:
-            self._terminal.print_or_queue_refused_line(text, error)
+            self._terminal.handle_refused_line(text, error)
         else:
             self._terminal.note("(sent; the run reads it before its next model call)", "")
 

@@ -111,7 +111,7 @@ class PromptReader(Terminal):
         is_rich: Whether prompt_toolkit reads.
         was_pasted: Whether a part of what was said last was pasted.
         keys: What Ctrl-O (``"c-o"``) and Shift-Tab (``"s-tab"``) do.
-        at_once: Executes a command of the chat that need not wait for the end of the turn; returns whether it did.
+        run_if_immediate: Executes a command of the chat that need not wait for the end of the turn; returns whether it did.
         status: What stands on the last line of the terminal while somebody may type there.
     """
 
@@ -142,7 +142,7 @@ class PromptReader(Terminal):
         self.is_rich = self._session is not None
         self.was_pasted = False
         self.keys: dict[str, Callable[[], object]] = {}
-        self.at_once: Callable[[str], Awaitable[bool]] | None = None
+        self.run_if_immediate: Callable[[str], Awaitable[bool]] | None = None
         self.status: Callable[[], str] = str
 
     @contextlib.contextmanager
@@ -249,7 +249,9 @@ class PromptReader(Terminal):
         if is_command and self.was_pasted and text.startswith("!"):
             self.print_typed_line()
             self.note(PASTED, "yellow")
-        elif is_command and not (text.startswith("/") and self.at_once is not None and await self.at_once(text)):
+        elif is_command and not (
+            text.startswith("/") and self.run_if_immediate is not None and await self.run_if_immediate(text)
+        ):
             self._unsent.append(text)
             self.print_typed_line()
             self.note("(done when the turn is over)", "dim")
@@ -279,7 +281,7 @@ class PromptReader(Terminal):
         """Queue messages that a run did not read, before lines typed later."""
         self._unsent[:0] = [f"/{text}" if text.startswith("/") else text for text in texts]
 
-    def print_or_queue_refused_line(self, text: str, error: StepEngineError) -> None:
+    def handle_refused_line(self, text: str, error: StepEngineError) -> None:
         """Queue a line that the run refused, usually because it had just ended, for the next turn. Print nothing."""
         self._unsent.append(text)
 
