@@ -77,8 +77,8 @@ def resume(
     is printed again. The agent is looked up by the id in FILE, or given with --agent.
 
     A run that `stepengine runs` lists keeps its start options unless you pass them again: the agent file, --script,
-    --base-url, --cwd, --write, --shell, --web and --config. For any other FILE, pass them again. Models and limits
-    are stored in FILE; --model replaces the models. --json, --quiet and --verbose are never kept.
+    --base-url with --api-key-env, --cwd, --write, --shell, --web and --config. For any other FILE, pass them again.
+    Models and limits are stored in FILE; --model replaces the models. --json, --quiet and --verbose are never kept.
 
     --script needs no model and no key: the run gets the replies after those in its record.
 
