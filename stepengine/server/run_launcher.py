@@ -114,6 +114,9 @@ class RunLauncher(RunStarts[RunRow]):
     async def _start_or_remove(self, row: RunRow) -> None:
         try:
             await self._start_registered_run(row)
+        except JournalLocked:
+            # Another server of the place has found the registered run, and is starting it.
+            return
         except StepEngineError as error:
             # Another server of the place may have started the registered run first. To check that before each start
             # cost 30 ms a run where a thousand were started at once.

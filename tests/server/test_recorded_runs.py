@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -16,7 +17,8 @@ pytest.importorskip("starlette")
 
 from stepengine import STEP, AgentDefinition, Ask, Engine, ToolAnnotations, call, tool
 from stepengine.errors import JournalError
-from stepengine.server import Quotas, Tokens, run_recovery
+from stepengine.journal import SqliteJournal
+from stepengine.server import Quotas, Tokens, run_launcher, run_recovery
 from stepengine.server.ledger import Ledger, RunRow, make_register_act, make_status_act
 from stepengine.server.run_store import RunStore
 from stepengine.testing import ScriptedModel, text, tool_call
@@ -577,6 +579,23 @@ def test_registered_run_without_journal_starts_once_it_can(shop: Shop, monkeypat
     assert "pricer" in left["error"]
     assert (409, left) == (refused.status_code, after)
     assert (202, f"{HAIKU}: tea costs 30") == (resumed.status_code, done["output"])
+
+
+@pytest.mark.spec("studio:SV3")
+def test_run_that_another_server_is_starting_is_kept(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_recovery, "LOOK_SECONDS", 0.01)
+    place, run = shop.folder / "runs.db", "1" * 32
+    shop.options["runs"] = place
+    monkeypatch.setattr(run_launcher, "secrets", SimpleNamespace(token_hex=lambda _: run))
+    with shop.open(), shop.client("dora") as dora:
+        unlock = SqliteJournal(place, run).lock()
+        accepted = dora.post("/runs", json={"agent": "pricer", "prompt": "hi"})
+        listed = dora.get(f"/runs/{run}")
+        unlock()
+        done = ended(dora, run)
+
+    assert [(202, run), (200, run)] == [(one.status_code, one.json()["run_id"]) for one in (accepted, listed)]
+    assert f"{HAIKU}: tea costs 30" == done["output"]
 
 
 @pytest.mark.spec("studio:SV3", "studio:SV36")
