@@ -1,9 +1,11 @@
 """
-Debugging: walks a recorded run in both directions, and shows runs.
+Debugging: moves through a recorded run in both directions, and shows runs.
 
-The debugger goes to any step of a run by sending a new machine the recorded outcomes. ``edits`` walks the same run over edited code,
-in a process of its own; ``desk`` and ``jobs`` are what the studio asks. ``viewer`` renders a run as a page, and
-``run_description`` as JSON and text. Nothing here performs an effect.
+The debugger moves to any step of a run by sending the recorded outcomes to a new machine. ``edits`` replays the same run under
+edited code, in a process of its own. ``desk``, ``jobs`` and ``load_check`` are the child processes of the studio. ``viewer``
+renders a run as a page, and ``run_description`` as JSON and text.
+
+Moving and showing perform no effect. Only ``Debugger.fork`` and the jobs start runs, which may call models.
 
 Begin with ``debugger`` or ``viewer``.
 """

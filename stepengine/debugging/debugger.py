@@ -1,8 +1,8 @@
 """
-``Debugger``: stands at any position of a recorded run, with the handler's own variables, and goes both ways.
+``Debugger``: moves to any position of a recorded run, in both directions, with the real variables of the handler.
 
-A walk moves it, ``RunPlaces`` knows the positions, ``parse_condition`` makes the tests of a search. Nothing here prints; whoever shows something
-takes its texts from ``SafeTexts``.
+A walk moves the stepper, ``RunPlaces`` finds positions, and ``parse_condition`` makes the test of a search. Nothing here prints.
+Texts for a screen come from ``SafeTexts``.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from stepengine.engine.options import AgentLike
 
 
-# --- telling --------------------------------------------------------------------------------------------------------
+# --- texts ----------------------------------------------------------------------------------------------------------
 
 
 def format_outcome(outcome: Any, texts: SafeTexts) -> str:
@@ -66,7 +66,11 @@ def format_outcome(outcome: Any, texts: SafeTexts) -> str:
 
 
 def summarize_moment(moment: Moment, texts: SafeTexts) -> dict[str, Any]:
-    """Return the values of a moment that ``diff`` compares: messages, context, budgets, usage and locals."""
+    """
+    Return the values of a moment that ``diff`` compares: messages, context, budgets, usage and locals.
+
+    All values are safe texts. Of a message it is the first 100 characters, without tool calls, and of a variable the first 200.
+    """
     state: AgentState = moment.state
     frame = next((each for each in moment.frames if each.kind in ("handler", "hook", "tool")), None)
     return {
@@ -82,7 +86,7 @@ def summarize_moment(moment: Moment, texts: SafeTexts) -> dict[str, Any]:
 
 
 def diff_summaries(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Return the differences of two summaries, a line each: ``+`` added, ``-`` removed, ``~`` changed."""
+    """Return the differences of two results of ``summarize_moment``, a line each: ``+`` added, ``-`` removed, ``~`` changed."""
     lines: list[str] = []
     if before["agent"] != after["agent"]:
         lines.append(f"~ agent {before['agent']} -> {after['agent']}")
@@ -120,7 +124,7 @@ def debug(engine: Engine, journal: JournalLike, *, agent: AgentLike | None = Non
     Raises:
         AgentError: when the engine has no agent of the recorded id.
         JournalError: when the journal is damaged, of a newer version, or holds no run.
-        ReplayDivergence: when the run begins with something else than is recorded.
+        ReplayDivergence: when the first effect of the run differs from the record.
     """
     return Debugger(engine, PausedWalk(engine.stepper(journal, agent=agent)), agent)
 
@@ -129,19 +133,19 @@ class Debugger:
     """
     Moves forwards and backwards in a recorded run. Use it as a context manager, or close it.
 
-    Make one with ``debug``. What it gives are the real objects of the handler as it is walked through again: code
-    between yields has run again, and nothing that is recorded was done again.
+    Make one with ``debug``. It returns the real objects of the replayed handler. The code between yields runs again,
+    recorded effects do not.
 
     Args:
         engine: The engine, for forks.
-        walk: What goes.
-        agent: The agent that stands in for the recorded one.
+        walk: Moves the stepper.
+        agent: Replaces the recorded agent.
 
     Attributes:
-        texts: What makes safe texts.
+        texts: Makes safe texts.
         places: The positions of the run, and the child to which moves are restricted.
         problem: The first error that the expression of the last search raised, in a line; ``""`` for none.
-        looked_at: The number of positions at which the last search looked.
+        looked_at: The number of positions that the last search tested.
     """
 
     def __init__(self, engine: Engine, walk: PausedWalk | ForkedWalk, agent: AgentLike | None = None) -> None:
@@ -160,7 +164,7 @@ class Debugger:
         self.close()
 
     def close(self) -> None:
-        """Close all suspended handlers."""
+        """Close all suspended handlers. Of a ``ForkedWalk``, only the first process does."""
         self._walk.close()
 
     # --- where --------------------------------------------------------------------------------------------------------
@@ -193,9 +197,9 @@ class Debugger:
         """
         Return the current position as JSON, with safe texts of the author's values.
 
-        Its keys are ``position``, ``step``, ``address``, ``agent_id``, ``asked``, ``outcome``, ``location``, ``at``, ``messages`` (how
-        many the model is shown), ``frames`` (of handlers, hooks and programs, each with its ``locals``), ``hooks``, ``variables`` (of
-        programs that have ended) and what else ``debug --json`` prints of a place.
+        Its keys are ``position``, ``step``, ``address``, ``agent_id``, ``asked``, ``outcome``, ``location``, ``at``, ``messages`` (the
+        number that the model sees), ``frames`` (of handlers, helpers, hooks, tools and programs, each with its ``locals``),
+        ``hooks``, ``cost``, ``tokens`` and ``variables`` (of ended programs).
         """
         moment, texts = self.moment(), self.texts
         outcome = moment.outcome
@@ -229,17 +233,17 @@ class Debugger:
         }
 
     def get_program_output(self, frame: Frame) -> str | None:
-        """Return the output of a frame's program as safe text; ``None`` if its sandbox is not installed."""
+        """Return the output so far of a frame's program as safe text; ``None`` without a program, or if its sandbox reports none."""
         printed = frame.printed()
         return None if printed is None else self.texts.clean(printed, MAX_TEXT)
 
     def variables(self) -> dict[str, str]:
-        """Return the variables that programs left, by name as safe texts; nothing while a program runs."""
+        """Return the variables that programs left in the run of the moment, by name as safe texts; none while a program runs."""
         found, texts = self.stepper.variables(), self.texts
         is_secret = {name for name, text in found.items() if texts.format_variable(name, text) == "<redacted>"}
         return {name: "<redacted>" if name in is_secret else texts.clean(text) for name, text in found.items()}
 
-    # --- going --------------------------------------------------------------------------------------------------------
+    # --- movement -----------------------------------------------------------------------------------------------------
 
     def goto(self, at: int | str, **kept: object) -> Moment:
         """
@@ -258,23 +262,24 @@ class Debugger:
         return self.moment()
 
     def next(self, count: int = 1) -> Moment:
-        """Move forward by *count* positions; of a followed child, of its own."""
+        """Move forward by *count* positions, at most to the last one; if a child is followed, only its own positions count."""
         return self.move_to(self.places.find_position_after(self.position, count))
 
     def back(self, count: int = 1) -> Moment:
-        """Move back by *count* positions; of a followed child, of its own."""
+        """Move back by *count* positions, at most to the first one; if a child is followed, only its own positions count."""
         return self.move_to(self.places.find_position_after(self.position, -count))
 
     def run_until(self, condition: str, *, backwards: bool = False) -> bool:
         """
         Move to the next, *backwards* the previous, position where a condition holds; return True if there is one.
 
-        Without one, move to the last position, *backwards* to the first. Runs of children are stepped over unless one of them is
-        followed.
+        Without one, move to the last position, *backwards* to the first. The search tests positions of the root run alone, or of
+        the followed child.
 
         Args:
             condition: ``"file.py:41"`` or ``"41"``, a line that waits; ``"@name"``, a call of a tool; ``"error"``, a failure or an
-                error result; else an expression, in the variables of the handler. One that raises does not hold.
+                error result; else an expression with the variables of the handler, evaluated in this process. An expression that
+                raises does not hold.
             backwards: Search towards the start.
 
         Raises:
@@ -290,7 +295,7 @@ class Debugger:
         """
         Move through the positions from *first* to *last*; return the first, *backwards* the last, where a condition holds, or ``None``.
 
-        Conditions and errors are those of ``run_until``.
+        Conditions and errors are those of ``run_until``. Backwards it also goes forwards, so it evaluates at all positions.
         """
         holds = parse_condition(condition)
         self.problem, self.looked_at = "", 0
@@ -320,15 +325,15 @@ class Debugger:
 
     def evaluate(self, expression: str, frame: int = 0, *, pretty: bool = False) -> str:
         """
-        Evaluate an expression in a frame, and return its value as safe text.
+        Evaluate an expression in a frame, and return its value or error as safe text.
 
-        It runs in a forked process, for at most two seconds, so that nothing it does stays. Where that is impossible it
-        runs here, and unless it only looks, the handler is walked to its place again.
+        It runs in a forked process, for at most two seconds, so that its changes to objects are lost. If this process cannot
+        fork, it runs here without a time limit. If it may have side effects, the handler is then replayed to its position.
 
         Args:
             expression: An expression; the variables of the frame are its names.
-            frame: The number of the frame, from the outermost one, which is the handler or hook itself.
-            pretty: Show members in lines of their own.
+            frame: The number of the frame; 0 is the outermost one, the handler or hook itself.
+            pretty: Show each member in a line of its own.
 
         Raises:
             InputError: for a statement, or a frame that does not exist.
@@ -373,9 +378,13 @@ class Debugger:
 
     def diff(self, a: int | str, b: int | str) -> list[str]:
         """
-        Return the differences between two places, a line each; places are those of ``goto``. The debugger does not move.
+        Return the differences between two places, a line each; places are those of ``goto``. The debugger returns to its position.
 
-        Messages and members that came (``+``), went (``-``) or changed (``~``), variables by name and safe text.
+        Lines are those of ``diff_summaries``. Values that differ only behind the end of their text have no line.
+
+        Raises:
+            JournalError: when there is no such place.
+            ReplayDivergence: when the run differs from its record before a place; the debugger is then at the last equal position.
         """
         stood, one, two = self.position, self.places.find_position(a), self.places.find_position(b)
         known: dict[int, dict[str, object]] = {}
@@ -385,7 +394,7 @@ class Debugger:
         self._walk.move_to(stood)
         return diff_summaries(known[one], known[two])
 
-    # --- going on from here -------------------------------------------------------------------------------------------
+    # --- forks --------------------------------------------------------------------------------------------------------
 
     async def fork(
         self,
@@ -400,20 +409,20 @@ class Debugger:
         trust: bool | None = None,
     ) -> RunResult:
         """
-        Run a copy of the recorded run from the waiting effect on, in a new journal that the result names.
+        Copy the recorded run into a new journal, and continue it there from the waiting effect.
 
         Args:
             edit: Another outcome for it, as for ``Engine.fork``; of a question that is open, its answer.
             engine: The engine that runs it; by default the debugger's.
-            models: Who answers from there on, such as a ``ScriptedModel``; by default the engine's own models.
-            into: Where the new journal goes; by default into memory.
-            allow_repeat: As for ``Engine.fork``.
-            served: Whether what was recorded after it serves where it is equal, and no tool runs, as for ``Engine.fork``.
+            models: The models from there on, such as a ``ScriptedModel``; by default the engine's own models.
+            into: The new journal; by default in memory.
+            allow_repeat: As for ``Engine.fork``; ignored with *served*.
+            served: Run no tool, and return recorded results to equal calls, as ``Engine.fork(tools="recorded")``. It needs an *edit*.
             limits: As for ``Engine.fork``.
             trust: As for ``Engine.fork``.
 
         Raises:
-            JournalError: as ``Engine.fork``; when nothing waits here.
+            JournalError: as ``Engine.fork``; when no effect waits here, or a needed *edit* is missing.
         """
         tape, engine = self.stepper.tape, engine or self._engine
         address = tape.address_at(self.position)
@@ -435,7 +444,12 @@ class Debugger:
 
 
 def _copy_journal_with_edit(tape: Tape, address: Address, edit: object) -> Journal:
-    """Return a copy of the whole journal in which the effect at *address* has the outcome *edit*."""
+    """
+    Return a copy of the whole journal in which the effect at *address* has the outcome *edit*.
+
+    Raises:
+        JournalError: when *edit* is ``None``, or the effect has no recorded outcome.
+    """
     history = tape.history
     known = history.results.get(address)
     if known is None or edit is None:
@@ -452,7 +466,14 @@ def _copy_journal_with_edit(tape: Tape, address: Address, edit: object) -> Journ
 def _copy_journal_with_answers(
     tape: Tape, address: Address, answer: Any, into: JournalLike | None
 ) -> tuple[Journal, dict[str, Any]]:
-    """Return a copy of the journal, and the answers to the questions that are open at *address*."""
+    """
+    Return a copy of the journal, and the answers to the questions that are open at *address*, by question id.
+
+    A list or tuple has one answer for each question, in order; any other answer is for all of them.
+
+    Raises:
+        JournalError: when no question is open there, *answer* is ``None``, or the journal *into* holds a run already.
+    """
     questions = [q.id for where, q in open_questions(tape.history).values() if where == address]
     if not questions or answer is None:
         msg = f"effect {format_address(*address)} has no result"

@@ -1,11 +1,11 @@
 """
-A desk: a process beside an application, in which one recorded run is looked at under the author's code, for one page.
+A desk: a child process of an application that shows one page one recorded run under the author's current code.
 
-It reads a line of JSON that says what it is for, holds the record, and never imports what is edited: each version of the code has a process
-of its own that is forked here (``debugging.edits``). What it is asked for comes in lines, and so do its answers; at every save of a file it
-tells by itself what the place looks like now. It ends when nobody can ask any more.
+Its first message is a line of JSON with the engine, the journal and the place. It holds the record and never imports edited code:
+each version of the code has a process of its own, forked here (``debugging.edits``). Requests and replies are lines of JSON. After
+every save of a file it sends a new preview of the place by itself. It ends with its input.
 
-``python -m stepengine.debugging.desk`` is started by ``stepengine.server``, and by nobody else.
+Only ``stepengine.server`` starts ``python -m stepengine.debugging.desk``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from stepengine.engine.options import AgentLike
 
 EVERY = 0.1
-"""How often files are looked at, in seconds."""
+"""The interval between checks for saved files, in seconds."""
 LINE = 1 << 20
 
 
@@ -46,9 +46,9 @@ class EngineSpec:
     The instructions for another process to create the engine of an application from its current files.
 
     Attributes:
-        make: A function, ``"package.module:name"``; it returns an ``Engine``, or what has one as its ``embedded_engine``.
-        given: What it is called with by name: JSON.
-        files: The author's files, and folders of them, that are watched beside those which were imported.
+        make: A function, ``"package.module:name"``; it returns an ``Engine``, or an object with one as ``embedded_engine``.
+        given: Its keyword arguments: JSON.
+        files: The author's files and folders that are watched in addition to imported files.
     """
 
     make: str
@@ -64,7 +64,7 @@ class EngineSpec:
         """Import the author's code, and return its engine."""
         module, _, name = self.make.partition(":")
         if str(Path.cwd()) not in sys.path:
-            # Last: nothing there takes the place of what is installed.
+            # Last, so that no file there hides an installed module.
             sys.path.append(str(Path.cwd()))
         made = getattr(importlib.import_module(module), name)(**self.given)
         engine: Engine = getattr(made, "embedded_engine", made)
@@ -117,7 +117,7 @@ def open_json_channel() -> tuple[Callable[[float | None], list[Any] | None], Cal
 
 
 def wait_for_message(read_lines: Callable[[float | None], list[Any] | None]) -> Any:
-    """Wait for the next message of the channel, and return it; ``None`` at the end of the input."""
+    """Wait for the next message and return it; ``None`` at the end of the input. Further messages that arrived with it are dropped."""
     messages: list[Any] | None = []
     while messages == []:
         messages = read_lines(None)
@@ -125,7 +125,7 @@ def wait_for_message(read_lines: Callable[[float | None], list[Any] | None]) -> 
 
 
 def import_engine_libraries(**options: Any) -> None:
-    """Import the libraries that every look needs, by making an engine with *options*, so that child processes need not do it."""
+    """Import the libraries that every preview needs, by making an engine with *options*, so that forked processes start faster."""
 
     @tool
     def nothing(text: str) -> str:
@@ -146,9 +146,9 @@ class _RunInspector:
 
     Args:
         write_message: Sends a message to the page.
-        maker: How the engine is made.
+        maker: Creates the engine.
         file: The journal.
-        at: Where to begin.
+        at: The first place.
     """
 
     def __init__(
@@ -162,10 +162,10 @@ class _RunInspector:
         )
 
     def serve_requests(self, read_lines: Callable[[float | None], list[Any] | None]) -> None:
-        """Answer requests, and send a new preview when a file is saved, until the input ends."""
+        """Send a preview, then answer requests and send a new preview when a file is saved, until the input ends."""
         self._send_preview([])
         if self._watched.good is None and self._watched.at != self._at:
-            # There is no such place: that was said, and the beginning is a place of every run.
+            # There is no such place, which was reported. Now the place is the start, which every run has.
             self._send_preview([])
         while (asked := read_lines(EVERY)) is not None:
             for one in asked:
@@ -178,6 +178,7 @@ class _RunInspector:
         self._watched.close()
 
     def _send_preview(self, saved: list[str]) -> None:
+        """Load the current code, and send a preview of the place, with the one before the save; an error is sent as a problem."""
         before = self._watched.good
         try:
             found, changes = self._watched.preview_position(whole=True)
@@ -195,7 +196,7 @@ class _RunInspector:
         )
 
     def _preview_before_save(self, found: MomentPreview, before: MomentPreview | None) -> MomentPreview | None:
-        """Return the preview of the same place under the code before the last save."""
+        """Return the preview of the same place under the code before the last save; ``None`` if one of the two has no place."""
         if found.place is None or before is None or before.place is None:
             return None
         return (
@@ -205,6 +206,7 @@ class _RunInspector:
         )
 
     def _answer_request(self, asked: Mapping[str, Any]) -> None:
+        """Send the next model request, or the previews of another place, with the id of the request."""
         try:
             if asked["do"] == "next":
                 told = attrs.asdict(self._watched.find_next_request())

@@ -1,12 +1,13 @@
 """
-``Walker``: a recorded run under the code as it stands in its files now; ``WatchedMoment``: one place of it, again at every save.
+``Walker``: replays a recorded run under the current code; ``WatchedMoment``: previews one place of it again after every save.
 
-Whoever edits a handler wants to see what an edit does to a run that there is. So at every save the run is walked again: in a process
-that is forked for it from one which holds the record and has never imported any of the author's code. That process compiles the
-sources anew, goes to the place, tells what it found there and at any other place that it is asked for, and goes with all that the code did
-to it: an endless loop is killed, ``os._exit`` ends nobody else, and no module has to be unloaded. Tools, models and the network are
-out of reach. What the model said is taken from the record, also where it would be asked something else now: otherwise the first
-changed prompt would end every look.
+An author who edits a handler sees what the edit does to a recorded run. After every save the run is replayed in a new process. It
+is forked from a process that holds the record and has never imported the author's code. The new process compiles the sources,
+moves to the place, and returns previews of it and of other places. An endless loop is killed, ``os._exit`` ends only that
+process, and no module has to be unloaded. Tools, models and the network are out of reach.
+
+The model's replies are those of the record, even if the request is another one now. Otherwise the first changed prompt would end
+every preview.
 """
 
 from __future__ import annotations
@@ -67,15 +68,15 @@ if TYPE_CHECKING:
 LOOK_SECONDS = 5.0
 """Seconds of CPU time, since on a busy machine the same replay takes several times as long by the clock."""
 WAITING_SECONDS = 20.0
-"""Seconds by the clock until code that does not answer counts as waiting; a busy machine takes several for one of CPU time."""
+"""Seconds until code that does not answer counts as waiting; on a busy machine a second of CPU time takes several."""
 MOST = 4 * 1024 * 1024
-"""The most bytes that a look may tell: variables are cut, but there may be many."""
+"""The most bytes of a preview: variables are cut, but there may be many."""
 SETTLED = 0.02
-"""Seconds after which an editor that writes a file in two goes is done."""
+"""Seconds after which an editor that writes a file in two steps is done."""
 MESSAGES = 60
 CHARS = 4_000
 EDITABLE = 64 * 1024
-"""Characters of an outcome that somebody may take, change and give back; what is longer is not given, since half of it would be taken for all."""
+"""The most characters of an outcome that is offered for editing; a longer one is left out, since a part would be taken for the whole."""
 PIECE = 64 * 1024
 Load = Callable[[], tuple["Engine", "AgentLike | None"]]
 Stamps = Mapping[str, tuple[int, int, int]]
@@ -91,17 +92,17 @@ class MomentPreview:
     The state of a run at one place under the current code.
 
     Attributes:
-        place: Where it stands, as ``Debugger.to_dict`` returns it; ``None`` where the code could not be loaded or walked at all.
-        summary: What ``diff_summaries`` compares of it.
+        place: The position, as ``Debugger.to_dict`` returns it; ``None`` if the code could not be loaded or started.
+        summary: The values that ``diff_summaries`` compares, from ``summarize_moment``.
         lines: The source around the line that waits: numbers and texts.
-        problem: Why there is no place: what loading raised, or what ended the process.
-        differs: How the code goes another way than is recorded, there or later; ``""`` where it goes the recorded one to its end.
-        differs_at: The address of that effect.
-        ends: How the run ends under this code, where that is not as recorded: what is recorded of it, and what comes now.
-        is_before: Whether that is before the place that was asked for, so that this is the last one before it.
-        changed: Where a model would be asked something else, and was taken to say what is recorded.
-        files: The author's files that the code came from.
-        whole: What else there is at that place, where it was asked for; see ``_position_details_to_json``.
+        problem: Why *place* is ``None``: the error of loading, or what ended the process. ``""`` if the first effect differs.
+        differs: How the replay differs from the record, here or later; ``""`` if no effect differs.
+        differs_at: The address of the first effect that differs.
+        ends: The recorded end of the run and its end under this code, as texts; empty if the texts are equal. They are cut.
+        is_before: Whether this is the last place before the requested one, because the replay differs in between.
+        changed: The addresses of model requests that differ, and were answered with the recorded replies.
+        files: The author's files that were imported, or that an error names.
+        whole: More data of the place, if requested; see ``_position_details_to_json``.
     """
 
     place: Mapping[str, Any] | None = None
@@ -123,11 +124,11 @@ class NextRequest:
     The first model request under the current code that the record does not answer.
 
     Attributes:
-        address: The effect that is the first of them; ``""`` where there is none.
+        address: The first effect that differs from the record; ``""`` if there is no request.
         request: The request, in the form of ``MomentPreview.whole``.
-        price: US dollars that reading it costs at most; ``None`` where that is unknown.
-        served: How many calls after the first difference the record answered on the way there.
-        why: Why there is none: nothing else is asked, or the way there is not recorded.
+        price: The highest possible cost of the call in US dollars; ``None`` if it is unknown.
+        served: The number of calls after the first difference that the record answered.
+        why: Why there is no request: all requests are recorded, or a call before the next request is not.
     """
 
     address: str = ""
@@ -139,18 +140,18 @@ class NextRequest:
 
 class Walker:
     """
-    A process that imports the author's current code and replays a recorded run, to any place of it.
+    A process that imports the author's current code and replays a recorded run to any of its places.
 
     Args:
-        load: Loads the author's code, and returns an engine and the agent of the run. It is called in that process alone.
+        load: Loads the author's code, and returns an engine and the agent of the run. Only that process calls it.
         tape: The run.
-        prints: Whether what the code prints is shown, on standard error.
+        prints: Whether the output of the code is shown, on standard error.
 
     Attributes:
-        is_alive: Whether it may be asked: not once its code ended it, or took too long.
+        is_alive: Whether it answers requests; ``False`` once it was closed, its code ended it, or it took too long.
 
     Raises:
-        OSError: when no process can be made.
+        OSError: when no process can be created.
     """
 
     def __init__(self, load: Load, tape: Tape, *, prints: bool = False) -> None:
@@ -195,7 +196,7 @@ class Walker:
         return NextRequest(why=told) if isinstance(told, str) else NextRequest(**told)
 
     def _send_request(self, what: Mapping[str, Any], seconds: float) -> dict[str, Any] | str:
-        """Send the process a request, and return its reply, or a text that explains why there is none."""
+        """Send the process a request, and return its reply, or a text with the reason why there is none; then the process is closed."""
         if not self.is_alive:
             return "its code ended the process"
         try:
@@ -279,6 +280,7 @@ class _WalkerProcess:
             os._exit(0)
 
     def _run_request(self, what: Mapping[str, Any]) -> dict[str, Any]:
+        """Run one request, and return its reply as JSON; an error of the author's code becomes a text in it."""
         try:
             if what["do"] == "next":
                 with add_broken_files_to_error():
@@ -288,7 +290,7 @@ class _WalkerProcess:
                 found = go(what["at"], whole=what["whole"])
         except _MissingPlace as error:
             return {"no_place": str(error)}
-        except BaseException as error:  # noqa: BLE001 - whatever the author's code raises, a sentence comes of it
+        except BaseException as error:  # noqa: BLE001 - any error of the author's code becomes a text
             said = SafeTexts().clean(error_text(error), CHARS)
             if what["do"] == "next":
                 return attrs.asdict(NextRequest(why=said))
@@ -303,11 +305,11 @@ class _WalkerProcess:
             return await find_next_request(engine, self._tape.journal, agent)
 
     def _load_and_preview(self, at: str, *, whole: bool) -> MomentPreview:
-        """Load the code, preview a place, and replay the run to its end."""
+        """Load the code, preview a place or the last one before a difference, and replay the run to its end or first difference."""
         engine, agent = self._load()
         try:
             stepper = engine.stepper(self._tape, agent=agent, leeway=AllowedDifferences(keeps_replies=True))
-        except ReplayDivergence as error:  # it begins in another way, so that there is no place to stand at
+        except ReplayDivergence as error:  # its first effect differs, so there is no position
             return _add_divergence(MomentPreview(is_before=True), error)
         debugger = Debugger(engine, PausedWalk(stepper), agent)
         position = _find_position(debugger, at)
@@ -319,7 +321,7 @@ class _WalkerProcess:
             stepper.advance_to(stepper.tape.last_position)
         except ReplayDivergence as error:
             differs = error
-        # A stepper that goes back compares nothing that was compared, so the first one knows what was kept.
+        # Later steppers do not compare effects again, so only the first one has the accepted changes.
         changed = tuple(dict.fromkeys(stepper.accepted_changes))
         ends = _describe_changed_end(debugger) if differs is None else ()
         if found is None:
@@ -329,9 +331,9 @@ class _WalkerProcess:
         return self._add_replay_facts(found)
 
     def _preview_loaded(self, at: str, *, whole: bool) -> MomentPreview:
-        """Move to another place, and return its preview."""
+        """Move to another place, and return its preview, or that of the last place before a difference."""
         debugger = self._debugger
-        assert debugger is not None  # noqa: S101 - a first look was made
+        assert debugger is not None  # noqa: S101 - the first preview creates it
         is_before = False
         try:
             debugger.move_to(_find_position(debugger, at))
@@ -359,7 +361,7 @@ def disable_bytecode() -> None:
     """
     Stop Python from reading and writing bytecode, which it matches by second and size only.
 
-    Two saves within a second that leave the size alone would show the old code.
+    Otherwise two saves within a second that do not change the size would show the old code.
     """
     sys.dont_write_bytecode = True
     sys.pycache_prefix = tempfile.gettempdir() + "/none-" + os.urandom(8).hex()
@@ -376,15 +378,16 @@ class _MissingPlace(Exception):
 
 
 def _add_divergence(found: MomentPreview, differs: ReplayDivergence | None) -> MomentPreview:
+    """Return a preview with the text and address of a divergence; unchanged if it is ``None``."""
     if differs is None:
         return found
-    # What follows tells how a run is brought to its end, which nobody wants who is in the middle of an edit.
+    # The rest of the message explains how to resume the run, which does not help in the middle of an edit.
     said = error_text(differs).partition("\n  cause looks like:")[0]
     return attrs.evolve(found, differs=SafeTexts().clean(said), differs_at=differs.address)
 
 
 def _describe_changed_end(debugger: Debugger) -> tuple[str, ...]:
-    """Return the recorded and the current end as two texts; an empty tuple if they are equal or one is missing."""
+    """Return the recorded and the current end as two texts of at most 200 characters; empty if the texts are equal or one is missing."""
     stepper, texts = debugger.stepper, debugger.texts
     known = stepper.tape.history.results.get(ROOT)
     if known is None or stepper.finished is None:
@@ -413,7 +416,11 @@ def _make_preview(debugger: Debugger, *, is_before: bool, whole: bool) -> Moment
 
 
 def error_text(error: BaseException) -> str:
-    """Return the message of an error of loading or replaying, with file and line in the author's code, without advice."""
+    """
+    Return the message of an error of loading or replaying, without advice.
+
+    Errors other than the engine's start with file and line in the author's code; of an error with a cause, those of the cause.
+    """
     if isinstance(error, ReplayDivergence):
         return error.message.partition("\n  to go on")[0]
     if isinstance(error, StepEngineError):
@@ -428,7 +435,7 @@ def add_broken_files_to_error() -> Iterator[None]:
     Inside the block, a missing agent raises an error that also names the agent files that could not be loaded.
 
     Raises:
-        AgentError: in place of one that only says that there is no such agent, where a file of the agents was left out.
+        AgentError: with the names of these files; without such files the original error is raised.
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", BrokenFile)
@@ -443,7 +450,7 @@ def add_broken_files_to_error() -> Iterator[None]:
 
 
 def places_in_traceback(error: BaseException | None) -> Iterator[tuple[str, int]]:
-    """Yield file and line of the author's frames in the traceback of an error, the innermost last."""
+    """Yield file and line of the author's frames in the traceback of an error, innermost last, then those of its cause or context."""
     while error is not None:
         for frame, line in traceback.walk_tb(error.__traceback__):
             if is_editable_source(frame.f_code.co_filename):
@@ -468,7 +475,7 @@ def modules_imported_since(known: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def is_editable_source(file: str) -> bool:
-    """Return whether a file is a Python source that the author can edit, and not part of a library."""
+    """Return whether a file is an existing Python source outside the folders of the Python installation and of this package."""
     if not file.endswith(".py"):
         return False
     path = Path(file).resolve()
@@ -482,7 +489,7 @@ def _position_details_to_json(debugger: Debugger) -> dict[str, Any]:
     """
     Return the state, messages, model request and outcome at the debugger's position, as JSON.
 
-    Messages are the last 60, texts are cut after 4,000 characters, and of what could be edited the value stands whole or not at all.
+    It has the last 60 messages, and texts are cut after 4,000 characters. The value for an edit is complete or left out.
     """
     moment, texts = debugger.moment(), debugger.texts
     return {
@@ -500,11 +507,13 @@ def _position_details_to_json(debugger: Debugger) -> dict[str, Any]:
 
 
 def _messages_to_json(messages: Any, texts: SafeTexts) -> list[dict[str, str]]:
+    """Return role and safe text of the last 60 messages; a text includes the message's tool calls."""
     last = list(messages)[-MESSAGES:]
     return [{"role": str(one.role), "text": texts.clean(_message_text(one), CHARS)} for one in last]
 
 
 def _message_text(message: Any) -> str:
+    """Return the text of a message, and a line for each of its tool calls."""
     called = [
         f"{call.tool_name} {json.dumps(plain(call.input), ensure_ascii=False)}"
         for call in getattr(message, "tool_calls", ())
@@ -537,7 +546,7 @@ def _outcome_lines(moment: Moment, texts: SafeTexts) -> list[str]:
 
 
 def _replaceable_outcome(moment: Moment, debugger: Debugger) -> dict[str, Any]:
-    """Return the kind and value of the outcome that a fork may replace here; ``None`` for both if there is none."""
+    """Return kind and value of the outcome that a fork may replace here; the value is ``None`` if it is an error, too long, or redacted."""
     address = debugger.stepper.tape.address_at(moment.position)
     intent = None if address is None else debugger.stepper.tape.history.intents.get(address)
     kind = (
@@ -550,18 +559,18 @@ def _replaceable_outcome(moment: Moment, debugger: Debugger) -> dict[str, Any]:
     value = None if isinstance(moment.outcome, Failure) else _outcome_for_edit(moment.outcome.value)
     text = json.dumps(value, ensure_ascii=False)
     cleaned = debugger.texts.clean(text)
-    # A mark in place of a secret, or an escape in place of a character, would go on as if it had been there.
+    # A fork would use the placeholder of a secret, or an escape, as if it were the recorded text.
     return {"kind": kind, "value": value if len(text) <= EDITABLE and cleaned == text else None}
 
 
 def _outcome_for_edit(value: object) -> Any:
-    """Return an outcome in the form that the ``edit`` of a fork accepts."""
+    """Convert a recorded outcome to the form that the ``edit`` of a fork accepts; the result can be edited and passed to it."""
     if isinstance(value, ModelReply):
         if not value.tool_calls:
             return value.text
         return {name: said for name, said in to_json(value).items() if name in ("type", "content")}
     if isinstance(value, ToolResult):
-        # As a text, what a tool gave as a list would not be what its annotation says.
+        # As text, a list would not have the type that the tool's annotation states.
         only = value.content[0] if len(value.content) == 1 else None
         return plain(only.value) if isinstance(only, JsonPart) else value.text
     if isinstance(value, tuple) and all(isinstance(one, Answer) for one in value):
@@ -610,7 +619,7 @@ class _CostCapturingBudget(SharedBudget):
 
 
 async def find_next_request(engine: Engine, journal: Journal, agent: AgentLike | None = None) -> NextRequest:
-    """Fork a run under the current code, and return the first model request that its record does not answer."""
+    """Fork a run under the current code without calling a model, and return the first model request that its record does not answer."""
     model, budget = _RequestCapturingProvider(), _CostCapturingBudget()
     with engine.override(models=model):
         made = await engine.fork(journal, tools="recorded", agent=agent, budget=budget)
@@ -643,13 +652,13 @@ class WatchedMoment:
         load: As for ``Walker``.
         tape: The run.
         at: The place.
-        files: Gives files that are watched beside those that the code came from: where it cannot be loaded at first, or is not
-            there, they are what is saved next.
+        files: Returns files that are watched in addition to the imported ones, for example if the code cannot be loaded at
+            first.
         prints: As for ``Walker``.
 
     Attributes:
         at: The place.
-        good: The last preview that had a place; ``None`` before the first.
+        good: The last preview with a place; ``None`` before the first.
         seconds: The duration of the last preview, in seconds.
     """
 
@@ -674,18 +683,19 @@ class WatchedMoment:
         changed = [file for file, stamp in stamps.items() if stamp != self._files.get(file)]
         if changed:
             time.sleep(SETTLED)
-        # The code names its files whole, and who watches beside it as they were typed.
+        # Imported modules have absolute paths; the other files may be relative, or links.
         return list(dict.fromkeys(map(os.path.realpath, changed)))
 
     def preview_position(self, *, whole: bool = False) -> tuple[MomentPreview, list[str] | None]:
         """
-        Load the current code; return a preview of the place, and its differences to the last one.
+        Load the current code in a new process; return a preview of the place, and its differences to the last one.
 
         Returns:
-            The preview, and its differences to the last good one, a line each; ``None`` if that was of another place, or there is none.
+            The preview, and its differences to the last one with a place, a line each; ``None`` if that was of another place, or
+            one of them is missing.
 
         Raises:
-            JournalError: when the run has no such place; the place is the last one that it had.
+            JournalError: when the run has no such place; *at* is then the previous place again.
         """
         began = time.monotonic()
         before = _read_file_stamps({*self._files, *self._beside()})
@@ -711,13 +721,13 @@ class WatchedMoment:
 
     def move_and_preview(self, at: str, *, whole: bool = False) -> tuple[MomentPreview, MomentPreview | None]:
         """
-        Move to another place under the last loaded code; return its preview, now and under the code before.
+        Move to another place without loading code; return its previews under the last loaded code and the code before that.
 
         Returns:
-            What is there, and what was there under the code before that; ``None`` where there is no such code.
+            The preview under the last loaded code, and the one under the code before that; ``None`` if there is no such code.
 
         Raises:
-            JournalError: when the run has no such place, or no code could be walked yet.
+            JournalError: when the run has no such place, or no code could be loaded yet.
         """
         if self._now is None:
             msg = "there is no place to go to before the code can be walked"
@@ -734,7 +744,7 @@ class WatchedMoment:
         return None if self._before is None else self._before.preview_position(at)
 
     def find_next_request(self) -> NextRequest:
-        """Return the first model request that the record does not answer, under the current code."""
+        """Load the current code in a new process, and return the first model request that the record does not answer."""
         walker = Walker(self._load, self._tape, prints=self._prints)
         try:
             return walker.find_next_request()
@@ -753,12 +763,12 @@ class WatchedMoment:
         if good is None or good.summary is None or found.summary is None:
             return None
         if self.at != self._seen_at or good.is_before != found.is_before:
-            return None  # of another place most would be different, and tell nothing
+            return None  # between different places, nearly every line differs
         return diff_summaries(good.summary, found.summary)
 
 
 def _read_file_stamps(files: Iterable[str]) -> dict[str, tuple[int, int, int]]:
-    """Return modification time, size and inode of each file, by which a save is detected."""
+    """Return modification time, size and inode of each file, for the detection of saves; zeros for a missing file."""
     found: dict[str, tuple[int, int, int]] = {}
     for file in files:
         try:

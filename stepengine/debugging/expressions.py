@@ -1,5 +1,5 @@
 """
-Expressions and conditions of the user of a debugger: compiled, evaluated in a forked process where they may do anything, and shown as safe texts.
+Expressions and conditions of a debugger's user: compiling, evaluating, and running functions in a forked process.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def compile_expression(expression: str) -> Any:
     Return the code object of an expression.
 
     Raises:
-        InputError: for a statement, and for what is not Python, or too long.
+        InputError: when the text is a statement, is not Python, or is too long.
     """
     if len(expression) > MAX_EXPRESSION:
         msg = f"the expression has {len(expression)} characters; {MAX_EXPRESSION} are the most"
@@ -53,7 +53,11 @@ def compile_expression(expression: str) -> Any:
 
 
 def has_no_side_effects(expression: str) -> bool:
-    """Return whether an expression has no side effects: names, attributes, subscripts, comparisons, some built-ins."""
+    """
+    Return whether an expression has no calls and operations but names, attributes, subscripts, operators and some built-ins.
+
+    It is an estimate from the syntax: ``x in iterator`` and ``sum(iterator)`` consume an iterator, and properties may run any code.
+    """
     try:
         tree = ast.parse(expression.strip(), mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError):
@@ -69,9 +73,9 @@ def has_no_side_effects(expression: str) -> bool:
 
 def call_in_fork(act: Callable[[], str], *, seconds: float = SECONDS, network: bool = False) -> str | None:
     """
-    Call *act* in a forked process, and return its text, at most 64 KiB; ``None`` if it took too long and was killed.
+    Call *act* in a forked process, and return its text, at most 64 KiB; ``None`` if it took too long, ``""`` if the process ended early.
 
-    Its changes to objects are lost. It reaches no network unless *network* is set. Files are unprotected.
+    Its changes to objects are lost. It has no access to the network unless *network* is set. Files are unprotected.
     """
     reading, writing = os.pipe()
     sys.stdout.flush()
@@ -127,8 +131,8 @@ class ExpressionResult(NamedTuple):
     The value or error of an expression, as safe text.
 
     Attributes:
-        text: What it gave, or raised, as safe text.
-        raised: Whether it gave nothing: it raised, or took too long.
+        text: The value or the error, as safe text.
+        raised: Whether there is no value: the expression raised, or took too long.
     """
 
     text: str
@@ -140,19 +144,19 @@ class ExpressionResult(NamedTuple):
 
     @classmethod
     def from_text(cls, text: str) -> ExpressionResult:
-        """Parse a text of ``to_text``. An empty text means that the process exceeded its time limit."""
+        """Parse a text of ``to_text``. An empty text means that the process exceeded its time limit or ended early."""
         return cls(text[1:], text[0] == "!") if text else cls(f"<nothing came in {SECONDS:g} s>", raised=True)
 
 
 def evaluate_expression(expression: str, names: Mapping[str, object], *, pretty: bool = False) -> ExpressionResult:
-    """Evaluate an expression and return its value or error as safe text; ``__repr__`` methods run."""
+    """Evaluate an expression in this process, and return its value or error as safe text; ``__repr__`` methods run."""
     code, texts = compile_expression(expression), SafeTexts(runs_reprs=True)
     try:
         value = eval(code, {**names})  # noqa: S307 - the user's own expression
         return ExpressionResult(
             "\n".join(texts.format_lines(value)) if pretty else texts.format_value(value, limit=MAX_TEXT)
         )
-    except BaseException as error:  # noqa: BLE001 - whatever it raises is what is to be seen
+    except BaseException as error:  # noqa: BLE001 - the user sees any error
         return ExpressionResult(f"{type(error).__name__}: {texts.clean(safe_error_text(error), 2_000)}", raised=True)
 
 

@@ -1,10 +1,10 @@
 """
-A job: a process beside an application, which judges recorded runs by the author's code as it is in its files now.
+A job: a child process of an application that evaluates recorded runs under the author's current code.
 
-It reads a line of JSON that says what it is for, tells what asking models will cost, waits until somebody agrees, and tells how far it is
-and what came of it. Whoever cancels it ends it.
+Its first message is a line of JSON with the kind of job, the engine and the journals. It reports the cost of model calls, waits for
+approval, and reports its progress and result. To cancel a job, its process is ended.
 
-``python -m stepengine.debugging.jobs`` is started by ``stepengine.server``, and by nobody else.
+Only ``stepengine.server`` starts ``python -m stepengine.debugging.jobs``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SHOWN = 20_000
 
 
 class _JobBudget(SharedBudget):
-    """A budget that reports each paid call, and refuses more than *most* calls."""
+    """A budget that reports each finished call, and refuses more than *most* calls."""
 
     def __init__(self, budget: str | None, expected: int, report: Report, most: int | None = None) -> None:
         super().__init__(budget)
@@ -74,11 +74,11 @@ class _JobRequest:
     A requested job: its engine, journals and options.
 
     Attributes:
-        engine: The engine, of the code as it is now.
-        files: The journals by the ids of their runs.
-        asked: What else was said: ``check``, ``samples``, ``name``, ``folder``, ``places``.
-        agreed: Reports what something will cost, waits until somebody agrees, and gives what it is paid from.
-        report: Sends the progress.
+        engine: The engine of the current code.
+        files: The files of the journals, by run id.
+        asked: The options of the job: ``check``, ``samples``, ``name``, ``folder``.
+        agreed: Reports a cost estimate, waits for approval, and returns the budget.
+        report: Sends a message, such as the progress.
     """
 
     engine: Engine
@@ -89,11 +89,12 @@ class _JobRequest:
 
     @property
     def journal(self) -> FileJournal:
-        """The journal of a job that has exactly one."""
+        """The first journal, for jobs that have exactly one."""
         return FileJournal(next(iter(self.files.values())))
 
 
 async def _run_impact(job: _JobRequest) -> dict[str, Any]:
+    """Replay all runs to their first difference, sample the changed ones after approval, and return the report as JSON."""
     found = []
     for number, (run, file) in enumerate(job.files.items()):
         found.append(await replay_to_first_difference(job.engine, run, FileJournal(file)))
@@ -123,7 +124,7 @@ async def _run_pin(job: _JobRequest) -> dict[str, Any]:
 
 
 async def _send_next_request(job: _JobRequest) -> dict[str, Any]:
-    """Send the first model request that the record does not answer, and return its reply as JSON."""
+    """Send the first model request that the record does not answer, after approval, and return its reply, or why there is none, as JSON."""
     coming = await find_next_request(job.engine, job.journal)
     if coming.request is None:
         return {"address": coming.address, "text": "", "calls": [], "why": coming.why, "cost": None}
@@ -182,7 +183,7 @@ async def _run_job(
         async with engine:
             job = _JobRequest(engine=engine, files=first["files"], asked=first["asked"], agreed=agreed, report=report)
             done = await KINDS[first["kind"]](job)
-    # Where the records lie meanwhile tells nobody anything.
+    # The temporary paths of the journals mean nothing to the reader.
     told = json.dumps(done)
     for run, file in first["files"].items():
         told = told.replace(json.dumps(file)[1:-1], f"run {run}")
@@ -199,7 +200,7 @@ def main() -> None:
         asyncio.run(_run_job(first, read_lines, report))
     except (asyncio.CancelledError, KeyboardInterrupt):
         sys.exit(1)
-    except Exception as error:  # noqa: BLE001 - whatever the author's code raises, a sentence comes of it
+    except Exception as error:  # noqa: BLE001 - any error of the author's code is reported
         told = error_text(error)
         for run, file in first["files"].items():
             told = told.replace(file, f"run {run}")

@@ -1,7 +1,7 @@
 """
-A process that makes an application's engine of its files as they are now, says whether that went well, and ends.
+A process that creates an application's engine from its current files, reports whether that worked, and ends.
 
-``python -m stepengine.debugging.load_check`` is started by ``stepengine.server``, and by nobody else.
+Only ``stepengine.server`` starts ``python -m stepengine.debugging.load_check``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def main() -> None:
     disable_bytecode()
     try:
         EngineSpec.from_json(first["maker"]).create_engine()
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the author's code raises is what is asked for
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - any error of the author's code is the result
         file, line = next(iter(reversed(list(places_in_traceback(error)))), ("", 0))
         write_message({"problem": error_text(error), "file": file, "line": line})
     else:

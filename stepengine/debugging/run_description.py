@@ -40,8 +40,8 @@ def describe_run(journal: JournalLike, *, step: str = "") -> dict[str, Any]:
 
     Args:
         journal: The run.
-        step: The number of a step, or the address of an effect such as ``"3.2#1"``: its complete request, the sums before it
-            and its effects.
+        step: The number of a step of the root run, or the address of an effect such as ``"3.2#1"``. The result then has the
+            complete request, the totals before it and its effects.
 
     Raises:
         InputError: when the run has no such step.
@@ -119,9 +119,9 @@ class _ShownEffect:
         address: Its number, with the path of its run for a child's.
         step: The model step of its run in which it happened, from 1; 0 before the first one.
         kind: The kind of effect, such as ``"model_call"``; a key of ``KINDS`` in ``data.effects``.
-        what: The effect in a word or two.
+        what: The kind and the name of the called model, tool or agent.
         intent: Its record.
-        result: The record of its outcome; ``None`` when it has none yet.
+        result: The record of its outcome; ``None`` without one.
     """
 
     address: str
@@ -209,7 +209,7 @@ def _outcome_to_dict(history: History, entry: _ShownEffect) -> dict[str, Any] | 
 
 
 def _describe_outcome(history: History, entry: _ShownEffect) -> str:
-    """Describe the outcome of an effect in a few words."""
+    """Return the outcome of an effect as text, in full: a reply with its calls, a result, an error or answers."""
     if entry.result is None:
         return "(no result yet)"
     outcome = history.outcome(entry.result)
@@ -265,7 +265,7 @@ def _step_to_dict(history: History, shown: list[_ShownEffect], chosen: list[_Sho
 
 
 def _sum_earlier_effects(history: History, before: list[_ShownEffect]) -> dict[str, object]:
-    """Return counts of effects, model calls, tokens and milliseconds before a step."""
+    """Return the numbers of effects, ended model calls and tokens before a step, and the time of the run until then in milliseconds."""
     replies = [history.outcome(e.result) for e in before if e.kind == "model_call" and e.result is not None]
     usages = [r.value.usage for r in replies if isinstance(r, Value) and r.value.usage is not None]
     return {

@@ -1,4 +1,4 @@
-"""The places of a recorded run: the positions of its steps and effects, of all runs of the tree or of one that is followed."""
+"""``RunPlaces``: the positions of the steps and effects of a recorded run, or of the one child that the user follows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RunPlaces:
         Return the position of an effect such as ``"3.2#1"``, or of a step such as ``3`` of the followed run or the root.
 
         Raises:
-            JournalError: when there is no such place; it says what there is.
+            JournalError: when there is no such place; the message names valid ones.
         """
         tape, path = self._tape, self.followed_path or ""
         if isinstance(at, int) or at.isdecimal():
@@ -50,7 +50,11 @@ class RunPlaces:
         return found
 
     def find_position_after(self, here: int, count: int) -> int:
-        """Return the position *count* positions from *here*; if a child is followed, only its own positions count."""
+        """
+        Return the position *count* positions from *here*, at most the last or first one; a negative count goes back.
+
+        If a child is followed, only its own positions count, and *here* is returned if it has no more.
+        """
         if self.followed_path is None:
             return max(0, min(here + count, self._tape.last_position))
         mine = self._list_searchable_positions()
@@ -58,7 +62,11 @@ class RunPlaces:
         return ahead[min(abs(count), len(ahead)) - 1] if ahead and count else here
 
     def find_step_position_after(self, here: int, count: int) -> int:
-        """Return the position of the step *count* steps from *here*, in the followed run or the root run."""
+        """
+        Return the position of the step *count* steps from *here*, in the followed run or the root run; a negative count goes back.
+
+        With fewer steps it is that of the last of them. With none it is the last position of the whole tree, or 0 backwards.
+        """
         tape, path = self._tape, self.followed_path or ""
         steps = range(1, tape.count_steps(path) + 1)
         calls = [position for step in steps if (position := tape.find_step_position(step, path)) is not None]
@@ -87,7 +95,7 @@ class RunPlaces:
         return next((n for n in mine if n >= here), mine[0] if mine else here)
 
     def is_position_searchable(self, position: int) -> bool:
-        """Return whether a search looks at a position: those of the followed run, else of the root."""
+        """Return whether a search tests a position: those of the followed child; without one, those of the root run and the end."""
         address = self._tape.address_at(position)
         if address is None:
             return self.followed_path is None

@@ -1,10 +1,9 @@
 """
-``SafeTexts``: any value of a run, or of the code that runs, as text that may be shown to anybody.
+``SafeTexts``: any value of a run, or of the author's code, as text that is safe to show.
 
-Values are looked into without running a line of anybody's code: plain values, containers, and the fields of attrs classes,
-dataclasses and pydantic models. A ``__repr__`` of somebody's own is only called where the caller says so, which is where
-nothing can come of it. What looks like a secret is replaced whatever the rules of the journal are, control characters are
-shown as escapes, and everything is cut.
+Values are read without running the author's code: plain values, containers, and the fields of attrs classes, dataclasses and
+pydantic models. An own ``__repr__`` is only called if the caller allows it, for example in a forked process. Likely secrets in texts
+are redacted whatever the rules of the journal are, control characters are shown as escapes, and everything is cut.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ LINES = 20
 DEPTH = 4
 ITEMS = 50
 LONGEST = 2_000
-"""So much of a text is looked at: more than is ever shown of it."""
+"""The characters of a text that are searched for secrets: more than are shown of it."""
 BITS = 1_000
 MORE = "..."
 UNSHOWN = "<a value that cannot be shown>"
@@ -54,7 +53,7 @@ class SafeTexts:
     Converts values to texts that are safe to show: known and likely secrets redacted, control characters escaped.
 
     Args:
-        runs_reprs: Whether own ``__repr__`` methods of third-party classes are called; default ``False``.
+        runs_reprs: Whether own ``__repr__`` methods of the author's and third-party classes are called; default ``False``.
     """
 
     def __init__(self, *, runs_reprs: bool = False) -> None:
@@ -62,7 +61,7 @@ class SafeTexts:
         self._redactor = make_redactor("all", os.environ)
 
     def clean(self, text: str, limit: int | None = None, *, one_line: bool = False) -> str:
-        """Redact secrets, escape control characters, with *one_line* line ends and tabs too, and cut *text* after *limit* characters."""
+        """Return *text* with secrets redacted and control characters escaped, cut after *limit*; *one_line* also escapes line ends."""
         part = text if limit is None else text[: limit + LONGEST]
         shown = visible(self._redactor.text(part) if self._redactor.may_contain_secret(part) else part, strict=one_line)
         return shown if limit is None or (len(shown) <= limit and len(part) == len(text)) else f"{shown[:limit]}{MORE}"
@@ -72,7 +71,7 @@ class SafeTexts:
         return cut_after(self._format_line(value, DEPTH, limit), limit, MORE)
 
     def format_variable(self, name: str, value: Any, *, limit: int = WIDTH) -> str:
-        """Return the value of a variable called *name* as text; redacted if the name marks it as secret."""
+        """Return the value of a variable called *name* as text; a string is redacted if the name marks it as secret."""
         return "<redacted>" if self._is_secret_name(name, value) else self.format_value(value, limit=limit)
 
     def format_lines(self, value: object, *, most: int = LINES, width: int = WIDTH) -> list[str]:
@@ -84,10 +83,10 @@ class SafeTexts:
             found.append(cut_after(line, width, MORE))
         return found
 
-    # --- walking ------------------------------------------------------------------------------------------------------
+    # --- members ------------------------------------------------------------------------------------------------------
 
     def _is_secret_name(self, name: str, value: object) -> bool:
-        """Return whether a name marks its value as secret; ``key`` and ``pat`` alone are ordinary names."""
+        """Return whether a name marks a string as secret; never for other values. ``key`` and ``pat`` alone are ordinary names."""
         text = str.__str__(value) if _has_type(value, str) else ""
         if not text:
             return False
@@ -101,7 +100,7 @@ class SafeTexts:
     def _format_line(self, value: object, depth: int, room: int) -> str:
         try:
             return self._format_value(value, depth, room)
-        except Exception:  # noqa: BLE001 - however odd a value is, what stands beside it is shown
+        except Exception:  # noqa: BLE001 - an odd value must not hide the others
             return UNSHOWN
 
     def _format_value(self, value: object, depth: int, room: int) -> str:
@@ -167,13 +166,13 @@ class SafeTexts:
         return f"'{visible(quoted, strict=True)}'{more}"
 
     def _format_object(self, value: object) -> str:
-        """Return the text of an object of a third-party class, by its own ``repr`` if that is allowed."""
+        """Return the name of an object's class; its own ``repr`` instead, if it has one and that is allowed."""
         name = self.clean(type.__getattribute__(type(value), "__name__"), WIDTH, one_line=True)
         if not self._runs_reprs or _inherits_repr(value):
             return f"<{name}>"
         try:
             said = repr(value)
-        except BaseException as error:  # noqa: BLE001 - whatever it raises, somebody's code said no
+        except BaseException as error:  # noqa: BLE001 - its own code may raise anything
             return f"<{name}: repr raised {self.clean(type(error).__name__, WIDTH, one_line=True)}>"
         return self.clean(said, LONGEST, one_line=True)
 
@@ -184,7 +183,7 @@ def _has_type(value: Any, known: Any) -> bool:
 
 
 def _inherits_repr(value: object) -> bool:
-    """Return whether a value has no ``__repr__`` of its own."""
+    """Return whether a value has the ``__repr__`` of ``object``."""
     said: object = type(value).__repr__
     return said is object.__repr__
 
@@ -199,6 +198,7 @@ def _format_bytes(value: bytes | bytearray) -> str:
 
 
 def _format_time(value: Any) -> str:
+    """Return a date or time in ISO format; the name of its class alone if its time zone is not a ``timezone``, whose code would run."""
     zone = getattr(value, "tzinfo", None)
     return value.isoformat() if zone is None or type(zone) is timezone else f"<{type(value).__name__}>"
 
@@ -218,7 +218,7 @@ LEAVES: tuple[tuple[Any, Any], ...] = (
     ((FunctionType, BuiltinFunctionType), lambda value: f"<function {value.__qualname__}>"),
     (GeneratorType, lambda value: f"<generator {value.__qualname__}>"),
 )
-"""What holds no others, and how it is shown; asked in this order, of the value itself and never of a subclass's methods."""
+"""Types of values without members, and the function for their text, in the order of the tests. No method of a subclass runs."""
 
 
 def _list_value_members(value: Any) -> _OpenedValue | None:
@@ -271,7 +271,7 @@ def _list_object_fields(value: Any) -> _OpenedValue | None:
     else:
         return None
     pairs = [(f"{name}=", object.__getattribute__(value, name)) for name in names if _has_stored_value(value, name)]
-    # A field without a value is no part of what an author sees.
+    # Authors do not see fields without a value.
     pairs = [(name, member) for name, member in pairs if member is not ABSENT]
     return _OpenedValue(f"{kind.__name__}(", ")", iter(pairs), len(pairs))
 

@@ -25,13 +25,13 @@ MAX_PAUSED = 9
 MAX_SNAPSHOTS = 24
 SPACING = 64
 PARTS = 8
-"""Each place costs a fork and a copy of every page that is touched after it, so a walk holds few of them."""
+"""The number of parts of a long run between sleeping processes. Each process costs a fork, and copies of the pages changed after it."""
 NAP = 0.3
-"""After so many seconds a process that sleeps looks whether the others are still there, and whether it was told something."""
+"""Seconds after which a sleeping process checks for messages, ended children and a missing parent."""
 WRITTEN = 5.0
-"""Seconds until what one process writes must stand in the memory that it shares: it was killed in the middle of it."""
+"""Seconds until a message in shared memory must be complete; after that, its writer was killed while it wrote."""
 MESSAGE = 1 << 24
-"""The most bytes that can be handed on; memory is taken only for as many as are."""
+"""The most bytes of a message; memory is used only for the bytes that are written."""
 
 
 def find_fork_problem() -> str:
@@ -40,7 +40,7 @@ def find_fork_problem() -> str:
         return "this system has no fork"
     if not hasattr(signal, "sigtimedwait"):
         return "this system has no sigtimedwait"
-    # Those of `threading` alone would not do: any that runs Python may hold a lock that the new process would wait for.
+    # `threading` does not list all of them, and any thread that runs Python may hold a lock that the new process needs.
     count = len(sys._current_frames())  # noqa: SLF001 - the interpreter's own list of its threads
     return f"{count} threads run, and a fork needs to be alone" if count > 1 else ""
 
@@ -50,7 +50,7 @@ class PausedWalk:
     Moves by replaying, and stores the last few steppers at their positions for later moves.
 
     Args:
-        stepper: Where to begin.
+        stepper: The first stepper.
     """
 
     def __init__(self, stepper: Stepper) -> None:
@@ -81,6 +81,7 @@ class PausedWalk:
             raise
 
     def _pause_stepper(self) -> None:
+        """Store the current stepper for later moves, and close the oldest over the limit; one that diverged is closed instead."""
         if self.stepper.diverged is not None:
             self.stepper.close()
             return
@@ -152,8 +153,8 @@ class ForkedWalk:
             return self._fork_and_sleep_here()
         finally:
             if os.getpid() == self._first:
-                # Whoever sleeps above the process that ended wakes this one as well, which may be awake by then: what is still
-                # pending would end it when it is let through. All others are gone, so nothing comes after it.
+                # Several processes may send the signal, and this one may be awake by then. A pending signal would end this
+                # process once it is unblocked. All other processes are gone, so no further signal arrives.
                 while signal.sigtimedwait({signal.SIGUSR1}, 0):
                     pass
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -186,7 +187,7 @@ class ForkedWalk:
             message = told
 
     def _fork_active_process(self) -> bool:
-        """Fork, and return True in the child, which becomes the active process."""
+        """Fork; return True in the child, the new active process, and False at once in the parent."""
         if os.fork():
             return False
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -204,7 +205,7 @@ class ForkedWalk:
                 return known
             if known.get("to") == os.getpid():
                 message: Mapping[str, object] = known["message"]
-                # Taken, before it would be read a second time; whoever told it has left, so nobody else writes here.
+                # Removed, so that it is not read twice. Its sender has exited, so no other process writes here.
                 self._write_shared_message(
                     {name: said for name, said in known.items() if name not in ("to", "message")}
                 )
@@ -214,7 +215,7 @@ class ForkedWalk:
             self._collect_ended_children(known)
 
     def _collect_ended_children(self, known: Mapping[str, object]) -> None:
-        """Collect child processes that ended; if the active one did, end all of them with its exit code."""
+        """Collect child processes that ended, without waiting; if the active one ended, request the end of all with its exit code."""
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 if ended[0] == known["active"]:
@@ -222,7 +223,7 @@ class ForkedWalk:
                     self._request_end(code if code >= 0 else 128 - code)
 
     def _end_on_signal(self, *_: object) -> None:
-        """Kill the active process and end all others; a signal handler."""
+        """Kill the active process and request the end of all others, this one included; a signal handler."""
         known = self._read_shared_message()
         with contextlib.suppress(ProcessLookupError):
             os.kill(known["active"], signal.SIGKILL)
@@ -252,7 +253,8 @@ class ForkedWalk:
     # --- awake --------------------------------------------------------------------------------------------------------
 
     def _read_shared_message(self) -> dict[str, Any]:
-        # Those that sleep read by the clock, too, and may do so while another one writes.
+        """Return the shared message; one that requests the end with exit code 1 if none is complete within five seconds."""
+        # Sleeping processes also read at intervals, possibly while another process writes.
         until = time.monotonic() + WRITTEN
         while time.monotonic() < until:
             size = int.from_bytes(self._shared[:4], "big")
@@ -263,6 +265,7 @@ class ForkedWalk:
         return {"places": [], "active": 0, "end": 1}
 
     def _write_shared_message(self, known: Mapping[str, object]) -> None:
+        """Replace the message in the shared memory; raise ``InputError`` if it is too long."""
         text = json.dumps(known).encode()
         if len(text) > MESSAGE - 4:
             msg = f"the debugger cannot hand on {len(text)} bytes"
@@ -272,7 +275,7 @@ class ForkedWalk:
         self._shared[:4] = len(text).to_bytes(4, "big")
 
     def _find_sleeping_process(self, position: int) -> tuple[int, int]:
-        """Return id and position of the sleeping process that is nearest at or before *position*."""
+        """Return the process id and the position of the nearest sleeping process at or before *position*."""
         pid, stands = max(
             self._read_shared_message()["places"], key=lambda each: each[1] if each[1] <= position else -1
         )
@@ -289,7 +292,7 @@ class ForkedWalk:
         if position < stepper.position or stepper.diverged is not None:
             self.wake_nearest_and_exit(min(position, stepper.position), **kept)
         if not self.stays and kept and self._find_sleeping_process(position)[1] > stepper.position + self._spacing:
-            with contextlib.suppress(InputError):  # what is too long to be told is walked with
+            with contextlib.suppress(InputError):  # *kept* is too long for a message: move there step by step
                 self.wake_nearest_and_exit(position, **kept)
         position = min(position, stepper.tape.last_position)
         while stepper.position < position:
@@ -303,7 +306,7 @@ class ForkedWalk:
                 raise
 
     def _needs_fork_here(self) -> bool:
-        """Return whether a process should sleep at this position, because none does nearby."""
+        """Return whether a process should sleep here: none sleeps nearby, there is room for one more, and 64 divides the position."""
         here = self.stepper.position
         if here % SPACING:
             return False

@@ -1,6 +1,6 @@
 """
-``stepengine show --html``: a recorded run as one page that shows it whole, offline.
+``stepengine show --html``: a recorded run as one page that works offline.
 
-What lives here: the journal as the data of a page, the page, and what serves it while the run is under way. It changes nothing;
-of the agent's code it runs what a replay runs, and only where it was given an agent.
+This package converts a journal to page data, renders the page, and serves it while the run is running. It changes nothing. With an
+agent it replays the agent's code to show source lines and variables.
 """

@@ -1,8 +1,8 @@
 """
-Where the handler stood at each step, with its variables: from one walk over the run with the agent's code.
+The positions of the handler at each step, with its variables: from one replay of the run with the agent's code.
 
-The walk performs nothing. Where the code does something else than is recorded it ends, and the page says from which step on it
-knows no more.
+The replay performs no effect. At the first difference from the record it ends, and the page reports from which step on positions are
+missing.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class HandlerPositions:
     The handler positions, variables and hooks of a replayed run, by row number.
 
     Attributes:
-        locals: Frames with what changed of their variables.
-        contexts: What changed in the context of the state.
-        hooks: What hooks changed.
+        locals: Frames, with the variables that changed since the previous row of their run.
+        contexts: Changes of the context in the state.
+        hooks: Changes by hooks.
         sources: The files of the frames.
-        missing: Why there is no more; ``""`` when all is there.
+        missing: Why later positions are missing; ``""`` if none is.
     """
 
     locals: dict[int, Any] = attrs.Factory(dict)
@@ -63,10 +63,10 @@ def collect_handler_positions(
     Replay a run to its end or first divergence, and return the handler positions at each row.
 
     Args:
-        stepper: What goes through it; it is closed afterwards.
+        stepper: The stepper at position 0; it is closed afterwards.
         view: The run on the page.
-        with_locals: Whether the variables are told, or lines alone.
-        sources: The files that the page has already.
+        with_locals: Whether the variables are collected, or lines alone.
+        sources: The files that the page has already; new ones are appended.
     """
     walker = _PositionCollector(view, with_locals=with_locals, sources=[] if sources is None else sources)
     with stepper:
@@ -96,6 +96,7 @@ class _PositionCollector:
         self.walked = HandlerPositions(sources=sources)
 
     def add_moment(self, moment: Moment) -> None:
+        """Add the changes by hooks at a moment; for the first moment of a row also the context changes and the frames."""
         path, _, seq = moment.address.rpartition("#")
         row = self._view.lead.get((path, int(seq))) if moment.address else None
         if row is None:
@@ -133,6 +134,7 @@ class _PositionCollector:
             )
 
     def _add_frames(self, row: int, path: str, frames: list[Frame]) -> None:
+        """Store the frames of a row, with the variables that differ from the previous row of the same run; the texts are bounded."""
         before_row, before, names = self._last.get(path, (-1, [], []))
         told, values, left = [], [], MAX_POSITION
         for depth, frame in enumerate(frames):
@@ -162,7 +164,7 @@ class _PositionCollector:
         self._last[path] = (row, values, [frame.function for frame in frames])
 
     def _format_variable(self, place: tuple[str, int, str], value: object) -> str:
-        """Return the text of a variable. The text of an immutable value is cached until the variable changes."""
+        """Return the text of a variable. For values of some types, the text is cached until the variable holds another object."""
         before, text = self._known.get(place, (None, ""))
         if before is value and text and type(value) in UNCHANGING:
             return text
@@ -189,7 +191,7 @@ def _change_to_json(change: Change) -> dict[str, Any]:
     try:
         return tool_change_to_json(change)
     except DataError:
-        # Python objects for tools, and functions, have no JSON: their names tell enough.
+        # Functions and Python objects for tools have no JSON, so only the names of the members are shown.
         return {
             name: "(set)"
             for name in ("messages", "view", "tail", "tools", "values", "input", "result")

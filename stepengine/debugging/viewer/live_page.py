@@ -1,8 +1,8 @@
 """
 A page that follows a running run, served on this machine only.
 
-The page asks once a second for what came after what it has. The journal is read without its lock, as far as its lines are whole;
-nothing is ever written, and no handler's code is run.
+The page polls once a second for new records. The journal is read without its lock, up to its last complete line. Nothing is written,
+and no handler's code runs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NO_LOCALS = "Source lines and variables are not shown while a run is followed; `
 
 @frozen
 class _PageState:
-    """The page state at an offset: how often the view had taken records, and how many texts and pictures were sent."""
+    """The page state at an offset: the numbers of ``add_records`` calls, texts and pictures so far."""
 
     took: int
     texts: int
@@ -49,7 +49,7 @@ class FollowedJournal:
 
     Args:
         journal: The journal.
-        file: How it is named in commands.
+        file: Its name in commands.
         title: The page's title; by default the agent and the journal.
 
     Raises:
@@ -65,7 +65,7 @@ class FollowedJournal:
         self.read_new_records()
 
     def read_new_records(self) -> None:
-        """Read the records written since the last call; raises as the class."""
+        """Read the records since the last call, or all again if the journal was replaced; raises the errors of the constructor."""
         is_behind = True
         while is_behind:
             news = self._follower.read_new()
@@ -88,7 +88,7 @@ class FollowedJournal:
         return render_page(self.make_page_data(), str(self._view.texts.clean(title)))
 
     def make_page_data(self) -> dict[str, Any]:
-        """Return the page's data of the records so far, and the offset for changes."""
+        """Return the page data of the records so far, with the offset for later changes as ``"follow"``."""
         texts = self._view.texts
         missing = [{"text": text} for text in NOT_RECORDED] + [{"text": NO_LOCALS, "handler": True}]
         return {
@@ -101,7 +101,7 @@ class FollowedJournal:
         known = self._known.get(offset, self._known[0])
         view, texts = self._view, self._view.texts
         if known.took == view.took:
-            # Not where the file ends by now: the end of a line that was taken without it is no news, and a page has nothing to merge.
+            # Not the current end of the file: a line end alone adds nothing, and the page has nothing to merge.
             return {"after": offset}
         return {
             "after": self.offset, "from": known.texts, "texts": texts.all[known.texts :],
@@ -114,7 +114,7 @@ def make_page_server(following: FollowedJournal, port: int = 0) -> tuple[Threadi
     """
     Return an HTTP server on this machine only, and the URL of its page; *port* 0 selects a free port.
 
-    Only who knows the address can read: it holds a random word, and requests under another name for this machine are refused.
+    The URL contains a random token, and requests with another host name are refused.
 
     Raises:
         OSError: when the port is taken.
@@ -145,7 +145,7 @@ class _PageHandler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:
-        """Answer a GET request."""
+        """Answer a GET request: 403 for another host name, 404 for another token or path."""
         asked = urlsplit(self.path)
         first, _, rest = asked.path.removeprefix("/").partition("/")
         if self.headers.get("Host") not in self.server.hosts:
@@ -156,6 +156,7 @@ class _PageHandler(BaseHTTPRequestHandler):
             self._send_update(rest, _parse_offset(asked.query))
 
     def _send_update(self, what: str, offset: int) -> None:
+        """Read new records; send the page if *what* is empty, else the changes after *offset*. An error is sent as JSON."""
         following = self.server.following
         try:
             with self.server.reading:

@@ -1,8 +1,8 @@
 """
-The page: one file of HTML that holds its script, its style and the run, and loads nothing.
+The page: one HTML file that contains its script, its style and the run, and loads nothing.
 
-Script and style stand beside this file. What comes from the run reaches the page in two ways: a few words as escaped text, for
-the first paint, and everything else packed, as data that no browser runs.
+Script and style are files next to this one. The page has data of the run in two forms. A few words are escaped text, for the first
+paint. Everything else is compressed, as data that no browser runs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def render_page(payload: Mapping[str, Any], title: str) -> str:
     Return the HTML page for page data.
 
     Args:
-        payload: What ``payload`` tells of the run; with ``"follow"`` the page asks for what comes at its own address.
+        payload: The data from ``make_payload``; with ``"follow"`` the page polls its own address for new records.
         title: Its title.
     """
     script, style = _read_page_part("page.js"), _read_page_part("page.css")
@@ -51,7 +51,7 @@ def render_page(payload: Mapping[str, Any], title: str) -> str:
         "form-action 'none'",
         *(["connect-src 'self'"] if "follow" in payload else []),
     ]
-    # The name of a file may be no UTF-8: what Python has for such bytes is written as JSON has it.
+    # The name of a file may not be UTF-8: its surrogates are written as JSON escapes.
     written = json.dumps(payload, ensure_ascii=False, separators=(",", ":")).encode(errors="backslashreplace")
     run = payload["run"]
     parts = {
@@ -61,7 +61,7 @@ def render_page(payload: Mapping[str, Any], title: str) -> str:
         "tone": "good" if run["status"] in GOOD else "ask" if run["status"] in WAITING else "bad",
         "status": html.escape(run["status"]),
         "lead": f"{run['steps']:,} steps",
-        # One that is made twice is the same twice.
+        # Without a time, equal runs make equal pages.
         "payload": base64.b64encode(gzip.compress(written, LEVEL, mtime=0)).decode(),
         "script": script,
     }

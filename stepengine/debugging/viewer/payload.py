@@ -1,11 +1,10 @@
 """
-A journal as the JSON value that the page is made of.
+A journal as the JSON data of the page.
 
-What a page shows stands here once, cleaned: every text goes through one redactor that knows all kinds of secrets, whatever the
-journal's own rules were, and through what shows controls as escapes. The page resolves numbers to texts and puts requests
-together again from their slices, as ``History`` does.
+Every text of a page is stored once and cleaned. A redactor replaces all kinds of secrets, whatever the journal's own rules were, and
+control characters become escapes. The page resolves numbers to texts and rebuilds requests from their slices, as ``History`` does.
 
-A ``RunPayload`` takes in the records of a history that it has not seen yet, so that a run under way is followed by taking it again.
+``RunPayload.add_records`` adds only the records that it has not seen, so a running run is followed by calling it again.
 """
 
 from __future__ import annotations
@@ -79,9 +78,9 @@ NOT_RECORDED = (
     "source lines, local variables and changes by hooks: these come from repeating the run with the agent's code",
     "HTTP bodies",
 )
-"""What no journal holds, as the page lists it."""
+"""The data that no journal has, as the page lists it."""
 GIVEN: Mapping[str, tuple[str, ...]] = {"agent_call": ("prompt", "params"), "perform": ("args", "kwargs")}
-"""The members of a record that the page shows as the input of an effect, where it does not show all."""
+"""The members of a record that the page shows as the input of an effect; all, if there is no entry."""
 SAID: Mapping[type[Any], str] = {
     TextPart: "text",
     ToolReferencePart: "text",
@@ -97,7 +96,7 @@ MAX_IMAGE = 2 * 1024 * 1024
 
 
 def _escape_invisible(text: str) -> str:
-    """Return a text in which control and invisible characters are replaced by visible marks; line ends stay."""
+    """Return a text with control and invisible characters as escapes; line ends stay, with CRLF as LF."""
     if ORDINARY.fullmatch(text):
         return text
     return "\n".join(
@@ -110,7 +109,7 @@ class PageTexts:
     The texts of a page, each stored once under a number.
 
     Args:
-        longest: How many characters of one text inside a result are kept, head and tail together; ``None`` for all.
+        longest: The characters of a long text that are kept, half of them at its end; ``None`` for all. Only texts with *whole_at* are cut.
     """
 
     def __init__(self, longest: int | None = None) -> None:
@@ -122,7 +121,7 @@ class PageTexts:
         self._redactor = make_redactor("all", os.environ)
 
     def clean(self, value: object) -> Any:
-        """Return a JSON value with secrets redacted and control characters made visible."""
+        """Return a JSON value with secrets redacted, control characters escaped, and integers beyond 2**53 - 1 as texts."""
         if isinstance(value, str):
             return self._escape_invisible(self._redactor.text(value))
         written = compact(value)
@@ -145,7 +144,7 @@ class PageTexts:
 
         Args:
             value: A JSON value.
-            whole_at: The command that shows a long text whole; without it, nothing is cut.
+            whole_at: The command that shows a cut text in full; without it, nothing is cut.
         """
         key = hashlib.blake2b(
             f"{whole_at and self.longest}{compact(value)}".encode(errors="replace"), digest_size=16
@@ -158,6 +157,7 @@ class PageTexts:
         return known
 
     def _shorten_texts(self, value: object, whole_at: str) -> object:
+        """Return a JSON value with the middle of long texts replaced by a note with *whole_at*, the command that shows them in full."""
         if isinstance(value, str):
             longest = self.longest or 0
             if len(value) <= longest:
@@ -194,7 +194,7 @@ class PageTexts:
                 assert_never(never)
 
     def _media_to_json(self, part: ImagePart | DocumentPart) -> Form:
-        """Return the description of a picture or document, with the data of a picture only."""
+        """Return the description of a picture or document; a picture within the size limit also has the number of its data."""
         if part.data is None:
             where = f"at {part.url}" if part.file_id is None else f"file {part.file_id} of {part.provider}"
             return {"media": f"{part.mime_type} {where}"}
@@ -213,12 +213,12 @@ class _OpenRun:
 
     agent: int
     last: int = 0
-    """When its last effect ended, which is when its next one begins: journals hold the times of results alone."""
+    """When its last effect ended; the start of its next one, since journals have the times of results alone."""
     step: int = 0
     row: int = -1
     wanted: int = 0
     ids: list[str] = attrs.Factory(list)
-    """The ids of calls that the step's row has taken in: at most as many as its reply asked for."""
+    """The ids of the calls in the step's row: at most as many as its reply requested."""
 
 
 class RunPayload:
@@ -226,12 +226,12 @@ class RunPayload:
     The page data of one run and its children.
 
     Args:
-        texts: Where texts are kept.
-        file: How the journal is named in commands.
+        texts: Stores the texts.
+        file: The name of the journal in commands.
 
     Attributes:
-        rows: The steps, and what handlers did by themselves, in the order in which they began.
-        agents: The runs of the tree, by the order in which they began.
+        rows: The steps, the effects of handlers alone, and the inputs, in the order in which they started.
+        agents: The runs of the tree and bodies of tools, in the order in which they started.
         lead: The number of the row of each effect, by address.
     """
 
@@ -241,7 +241,7 @@ class RunPayload:
         self.rows: list[Form] = []
         self.agents: list[Form] = []
         self.lead: dict[Address, int] = {}
-        # The rows that each ``add_records`` made or changed.
+        # The rows that each ``add_records`` added or changed.
         self._touched: list[set[int]] = []
         self.took = 0
         self._calls: dict[Address, Form] = {}
@@ -251,7 +251,7 @@ class RunPayload:
         self._steps = 0
         self._series: dict[str, list[Any]] = {"row": [], "context": [], "cached": [], "cost": []}
         self._totals: list[Decimal | None] = []
-        # For each ``add_records`` where the series first changed in it.
+        # The first index of the series that each ``add_records`` changed.
         self._changed: list[int] = []
         self._spent = Spending(usage=Usage(), cost=Decimal(0))
         self._history = History(())
@@ -308,10 +308,10 @@ class RunPayload:
 
     def _is_requested_by_model(self, run: _OpenRun, form: Mapping[str, Any]) -> bool:
         """
-        Return whether the model's last reply requested the effect *form*.
+        Return whether the effect *form* belongs to the row of the model's last reply: a requested call, or a call of a hook.
 
-        A tool call names its source. Children and questions only have the id of their call, so that as many ids are taken for
-        those of the reply as it has calls.
+        A tool call names its source. Children and questions only have the id of their call. So the first ids count as requested,
+        as many as the reply has calls.
         """
         if run.row < 0:
             return False
@@ -327,6 +327,7 @@ class RunPayload:
         return True
 
     def _add_row(self, run: _OpenRun, intent: Intent, kind: str) -> Form:
+        """Append a row of a kind that starts with an effect, and return it."""
         row: Form = {"n": run.step, "a": format_address(intent.path, intent.seq), "path": intent.path, "kind": kind}
         row |= {"agent": run.agent, "began": run.last, "calls": []}
         self.lead[intent.path, intent.seq] = len(self.rows)
@@ -402,7 +403,7 @@ class RunPayload:
         return call | _program_line_to_json(intent, form)
 
     def _add_origins(self, history: History, record: Record) -> None:
-        """Add the origins of the arguments of a call: sentences, each with whether its value is trusted."""
+        """Add the origins of a call's arguments: sentences, each with whether its value is trusted; other records add nothing."""
         found = [origin for call in self._sources.read_record(history, record) for origin in call.origins]
         if not found or not isinstance(record, Intent):
             return
@@ -445,6 +446,7 @@ class RunPayload:
                 self._set_run_end(child_path(*address), outcome, at)
 
     def _add_model_reply(self, row: Form, run: _OpenRun, number: int, reply: ModelReply) -> None:
+        """Add a reply to its row, and its usage and cost to the chart data, the totals and the agent."""
         row["replied"] = row["at"]
         row["reply"] = self.texts.add_parts(reply.content, whole_at=self._show_command)
         row["stop"] = reply.stop_reason.value
@@ -483,6 +485,7 @@ class RunPayload:
         return {"status": "ok", "result": self.texts.add([{"json": plain(value)}], whole_at=whole_at)}
 
     def _add_agent(self, path: str, form: Mapping[str, Any]) -> None:
+        """Append an entry for a run of the tree, or the body of a tool, that starts now."""
         above = self._runs[path.rpartition(".")[0]] if path else None
         last = 0 if above is None else above.last
         self._runs[path] = _OpenRun(len(self.agents), last)
@@ -505,7 +508,7 @@ class RunPayload:
         known = self._runs.get(path)
         if known is None:
             return
-        # A failure has no value. Only children and bodies of tools have a place here, and these results say how they ended.
+        # A failure has no value. Only children and bodies of tools have an entry, and their results have a status.
         agent, value = self.agents[known.agent], getattr(outcome, "value", None)
         agent["at"] = at
         is_done = isinstance(value, ToolResult) and not value.is_error  # of the body of a tool
@@ -514,6 +517,7 @@ class RunPayload:
             agent["output"] = self.texts.add(_result_to_parts(value))
 
     def _add_input(self, history: History, record: Input) -> None:
+        """Append a row for an input, such as an answer or a message; some kinds have no row."""
         kind, at = str(record.input.get("type")), history.compute_time_since_start(record.at)
         if not INPUTS.get(kind, UNKNOWN_INPUT).is_shown:
             return
@@ -565,7 +569,7 @@ class RunPayload:
         return told
 
     def _add_to_chart_data(self, number: int, row: Form) -> None:
-        """Insert the tokens and cost of a reply into the chart data, in the order of rows."""
+        """Insert the tokens of a reply into the chart data, in the order of rows, and recompute the cost so far from there on."""
         series, usage = self._series, row.get("usage")
         at = bisect_left(series["row"], number)
         series["row"].insert(at, number)
@@ -585,7 +589,8 @@ class RunPayload:
         Return the data of the charts, for each model reply: its row, sent tokens, cached tokens and cost so far.
 
         Args:
-            since: The number of calls of ``add_records`` when the caller last asked; the result then starts at ``"from"``, the first changed value.
+            since: The number of ``add_records`` calls that the caller has seen; above 0, the result starts at ``"from"``, the first
+                changed value.
         """
         start = min(self._changed[since:], default=len(self._totals)) if since else 0
         told: Form = {name: values[start:] for name, values in self._series.items()}
@@ -596,7 +601,7 @@ class RunPayload:
         return [(number, self.rows[number]) for number in sorted(set().union(*self._touched[since:]))]
 
     def to_dict(self) -> Form:
-        """Return the run, its agents, steps and series, without the texts."""
+        """Return the header of the run, its agents, steps and chart data, without the texts that their numbers refer to."""
         return {"run": self.header_to_json(), "agents": self.agents, "steps": self.rows, "series": self.chart_data()}
 
 
@@ -611,7 +616,7 @@ def _program_line_to_json(intent: Intent, form: Mapping[str, Any]) -> Form:
     """Return the program line that requests an effect, as JSON; for the call of a program, its number of lines."""
     told: Form = {"line": intent.program_line} if intent.program_line else {}
     program = get_program(form)
-    # Where a secret was taken out of the text there may be fewer, with other numbers.
+    # If a secret was redacted, the text may have fewer lines than the program had.
     return told if program is None else told | {"program": program.count("\n") + 1}
 
 
@@ -635,7 +640,7 @@ def _error_to_json(error: BaseException) -> Form:
 
 
 def tool_change_to_json(change: object) -> Form:
-    """Return a change by a tool as JSON, with the members that are set."""
+    """Return a change by a tool or hook as JSON, with the members that are set."""
     return {k: v for k, v in plain(encode_stored(change)).items() if k != "type" and v not in (None, {}, [], ())}
 
 

@@ -1,4 +1,4 @@
-"""``render_run``: from journals to a page, within a size."""
+"""``render_run``: converts one or two journals to a page, of a limited size if requested."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from stepengine.journal.history import History
 from stepengine.journal.store import Journal, MemoryJournal
 
 KEPT = 4096
-"""Characters that a long text keeps where a page would grow too large."""
+"""The characters that are kept of a long text if a page is too large."""
 
 
 @frozen(kw_only=True)
@@ -33,11 +33,11 @@ class PageSource:
 
     Attributes:
         journal: Its journal.
-        file: How the journal is named in commands.
-        steppers: Make what goes through it with the agent's code, in the order in which they are tried: the first that comes to
-            the end, else the one that comes furthest.
-        without: Why there is none.
-        damage: What is wrong with the journal, when only the records before that are shown.
+        file: The name of the journal in commands.
+        steppers: Functions that make steppers with the agent's code, in the order of the attempts. The first replay that reaches
+            the end is shown, or else the longest.
+        without: Why there are no steppers.
+        damage: The damage of the journal, if only the records before it are shown.
     """
 
     journal: Journal
@@ -55,7 +55,7 @@ class RenderedPage:
     Attributes:
         html: The page.
         is_cut: Whether long texts were cut to keep it small.
-        missing: Why handler lines and variables are missing, of each run of which they are.
+        missing: Why handler lines and variables are missing, for each run without all of them.
     """
 
     html: str
@@ -75,8 +75,8 @@ def render_run(
     Args:
         journal: The run.
         other: Another run, to show both side by side.
-        agent: Whose code is run again to tell where its handler stood at each step: the file, the id or the definition of the
-            agent, or an engine that has it. ``None`` leaves that out.
+        agent: The agent whose code is replayed for the handler's position at each step: its file, id or definition, or an engine
+            that has it. Without an agent, the page has no positions.
         locals: Whether the handler's variables are shown, too.
 
     Raises:
@@ -113,7 +113,7 @@ def render_sources(
         other: Another run to compare with it.
         locals: Whether the handler's variables are shown.
         title: The page's title; by default the agent and the journal.
-        most: How many bytes the page should have at most: where it would be larger, long texts keep their ends alone.
+        most: The number of characters above which long texts are cut in their middle; the page may still be longer.
 
     Raises:
         JournalError: when a journal cannot be read, or holds no run.
@@ -141,8 +141,8 @@ class PagePayload:
     Attributes:
         told: The data as JSON.
         agent: The id of the root's agent.
-        texts: What its texts were made safe with.
-        missing: As of ``RenderedPage``.
+        texts: Its texts, with their redactor.
+        missing: As in ``RenderedPage``.
     """
 
     told: dict[str, object]
@@ -174,7 +174,7 @@ def make_payload(
         }
     missing = [{"text": each.damage, "banner": True} for each, _ in found if each.damage]
     missing += [{"text": text} for text in NOT_RECORDED]
-    # Why there is nothing of a walk: of a run without an agent that is a remark, of one whose code changed it is news.
+    # Missing positions are a remark for a run without an agent, and a banner for one whose code has changed.
     reasons = [
         (f"{Path(s.file).name}: {text}" if text and other is not None else text, w is not None)
         for s, w in found
@@ -226,10 +226,10 @@ def load_stored_history(journal: Journal) -> History:
 
 def copy_undamaged_records(journal: Journal) -> tuple[MemoryJournal, int]:
     """
-    Return a copy of a journal up to its first damaged record, and the number of its records.
+    Return a copy of the records before the first damaged one, and their number, the head included.
 
     Raises:
-        JournalError: when there is not even a run.
+        JournalError: when the damage is before the start of the run.
     """
     lines = journal.content().splitlines(keepends=True)
 

@@ -10,7 +10,7 @@ from stepengine.journal.records import format_address
 from stepengine.journal.run_diff import Difference
 
 DETAILED = 20
-"""Of how many changed requests the page tells the fields; after the first ones they are consequences."""
+"""The number of changed requests whose changed fields are shown; later changes are mostly consequences."""
 
 
 def pair_steps(a: RunPayload, b: RunPayload, difference: Difference, texts: PageTexts) -> list[list[Any]]:
@@ -35,7 +35,7 @@ def pair_steps(a: RunPayload, b: RunPayload, difference: Difference, texts: Page
         number: [f for address in addresses for f in changes.get(address, ())]
         for number, addresses in _addresses_by_row(a).items()
     }
-    # What the runs were started with is told at the first step, how they ended at the last one.
+    # Differences of the start are shown at the first step, those of the end at the last one.
     for number, at in ((min(beside, default=-1), "start"), (max(beside, default=-1), "end")):
         told[number] = [*told.get(number, []), *changes[at]]
     gone = {a.lead[address] for address in a.lead if format_address(*address) in removed}
@@ -53,11 +53,15 @@ def _addresses_by_row(view: RunPayload) -> Mapping[int, list[str]]:
 
 
 def _pair_rows(a: RunPayload, b: RunPayload, removed: set[str], added: set[str]) -> dict[int, int]:
-    """Return for rows of the first run those of the second: effects that were neither added nor removed pair up in order."""
-    # Pairs are found by address and not by place: rows stand in the order in which they began, which is chance among
-    # parallel children. Without what was added or removed, the effects of a run correspond one to one. Several of them
-    # share a row (a reply and its calls), so the first in program order, the request, decides where the row stands; in
-    # which order the runs are visited changes nothing, since no row belongs to two runs.
+    """
+    Return the row of the second run for rows of the first.
+
+    In each run of the tree, effects that were neither added nor removed pair up in order. Rows of inputs pair by kind.
+    """
+    # Pairs are found by address, because rows are in the order in which they started, which is random among parallel
+    # children. Without added and removed effects, the effects of a run correspond one to one. Several of them share a row
+    # (a reply and its calls), so the first in program order, the request, decides about the row. The order of the runs does
+    # not matter, since no row belongs to two runs.
     beside = dict(_pair_input_rows(a, b))
     taken = set(beside.values())
     waiting = [("", "")]
@@ -74,7 +78,7 @@ def _pair_rows(a: RunPayload, b: RunPayload, removed: set[str], added: set[str])
 
 
 def _pair_input_rows(a: RunPayload, b: RunPayload) -> Iterator[tuple[int, int]]:
-    """Yield the pairs of rows with inputs of the same kind, in order."""
+    """Yield pairs of rows with inputs of the same kind to runs at the same path, in order."""
     theirs: dict[tuple[str, str], list[int]] = {}
     for number, row in enumerate(b.rows):
         if row["kind"] == "input":
@@ -94,8 +98,8 @@ def _list_effects_of_run(view: RunPayload, path: str) -> list[tuple[str, int]]:
 
 def _merge_rows(a: RunPayload, b: RunPayload, beside: Mapping[int, int]) -> Iterator[tuple[int | None, int | None]]:
     """Yield the rows of both runs in the order of the first; rows of the second alone stay next to their neighbours."""
-    # Where both runs began the same things in another order, only one order can be kept. It is that of the first, the run
-    # that the other is compared with; what only the second has comes after the last row that stood before it there.
+    # If both runs started the same effects in another order, the order is that of the first run. A row of the second run
+    # alone comes after the row that is before it there.
     taken, paired = 0, set(beside.values())
     for i in range(len(a.rows)):
         j = beside.get(i)
@@ -110,6 +114,7 @@ def _merge_rows(a: RunPayload, b: RunPayload, beside: Mapping[int, int]) -> Iter
 def _mark_pair(
     i: int | None, j: int | None, told: Mapping[int, list[list[str]]], texts: PageTexts, *, in_part: bool
 ) -> tuple[str, int | None]:
+    """Return the mark of a pair of rows, and the number of the text of its differences; ``None`` without one."""
     if i is None or j is None:
         return ("+" if i is None else "-"), None
     fields = told.get(i, [])
