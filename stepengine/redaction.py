@@ -694,8 +694,15 @@ class TextRedactor:
         return index.starts.search(piece) is None
 
     def redact_beginning(self, text: str, limit: int) -> str:
-        """Return the redacted beginning of *text*: at least *limit* characters, so that no secret is cut there."""
-        return self.text(text[: limit + READ_AHEAD_CHARS])
+        """Return the redacted beginning of *text*: at least *limit* characters, and no part of a secret at its end."""
+        size = limit + READ_AHEAD_CHARS
+        while size < len(text):
+            # The end may be a part of a secret. It is left out, also if placeholders made the text before it shorter.
+            beginning = self.text(text[:size])[:-READ_AHEAD_CHARS]
+            if len(beginning) >= limit:
+                return beginning
+            size *= 2
+        return self.text(text)
 
     def find_spans(self, text: str) -> list[Span]:
         """

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Iterator
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
+from itertools import islice
 from pathlib import PurePath
 from types import BuiltinFunctionType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any, NamedTuple
@@ -25,14 +26,14 @@ from stepengine.data.json import ABSENT
 from stepengine.data.secret_names import is_secret_name
 from stepengine.data.transcript import Transcript
 from stepengine.data.visible import cut_after, visible
-from stepengine.redaction import make_redactor
+from stepengine.redaction import READ_AHEAD_CHARS, make_redactor
 
 WIDTH = 200
 LINES = 20
 DEPTH = 4
 ITEMS = 50
-LONGEST = 2_000
-"""The characters of a text that are searched for secrets: more than are shown of it."""
+MAX_REPR = 2_000
+"""The most characters of an own ``repr``."""
 BITS = 1_000
 MORE = "..."
 UNSHOWN = "<a value that cannot be shown>"
@@ -62,16 +63,19 @@ class SafeTexts:
 
     def clean(self, text: str, limit: int | None = None, *, one_line: bool = False) -> str:
         """Return *text* with secrets redacted and control characters escaped, cut after *limit*; *one_line* also escapes line ends."""
-        part = text if limit is None else text[: limit + LONGEST]
-        shown = visible(self._redactor.text(part) if self._redactor.may_contain_secret(part) else part, strict=one_line)
-        return shown if limit is None or (len(shown) <= limit and len(part) == len(text)) else f"{shown[:limit]}{MORE}"
+        if limit is None:
+            return visible(self._redact_beginning(text, len(text)), strict=one_line)
+        cleaned = self._redact_beginning(text, limit)
+        shown = visible(cleaned[:limit], strict=one_line)
+        is_whole = max(len(cleaned), len(shown)) <= limit and len(text) <= limit + READ_AHEAD_CHARS
+        return shown if is_whole else f"{shown[:limit]}{MORE}"
 
     def format_value(self, value: Any, *, limit: int = WIDTH) -> str:
         """Return *value* in one line of at most *limit* characters and a mark that it was cut."""
         return cut_after(self._format_line(value, DEPTH, limit), limit, MORE)
 
     def format_variable(self, name: str, value: Any, *, limit: int = WIDTH) -> str:
-        """Return the value of a variable called *name* as text; a string is redacted if the name marks it as secret."""
+        """Return the value of a variable called *name* as text, redacted if the name marks it as secret."""
         return "<redacted>" if self._is_secret_name(name, value) else self.format_value(value, limit=limit)
 
     def format_lines(self, value: object, *, most: int = LINES, width: int = WIDTH) -> list[str]:
@@ -83,19 +87,39 @@ class SafeTexts:
             found.append(cut_after(line, width, MORE))
         return found
 
+    def _redact_beginning(self, text: str, limit: int) -> str:
+        """Return at least the first *limit* characters of *text*, with secrets redacted."""
+        part = text[: limit + READ_AHEAD_CHARS]
+        return self._redactor.redact_beginning(text, limit) if self._redactor.may_contain_secret(part) else part
+
     # --- members ------------------------------------------------------------------------------------------------------
 
-    def _is_secret_name(self, name: str, value: object) -> bool:
-        """Return whether a name marks a string as secret; never for other values. ``key`` and ``pat`` alone are ordinary names."""
-        text = str.__str__(value) if _has_type(value, str) else ""
-        if not text:
+    def _is_secret_name(self, name: str, value: object, depth: int = DEPTH) -> bool:
+        """
+        Return whether a name marks a value as secret: a string, bytes, or as in journals a number, or a sequence with one of these.
+
+        ``key`` and ``pat`` alone are ordinary names.
+        """
+        text = _read_beginning(value)
+        if text is not None:
+            named = name not in ("key", "pat") and is_secret_name(name, "variable")
+            return bool(text) and (named or self._is_secret_member(name, text))
+        if type(value) is float or (type(value) is int and value.bit_length() <= BITS):
+            return self._is_secret_member(name, value)
+        kind = next((known for known, _, _ in SEQUENCES if _has_type(value, known)), None)
+        if kind is None or depth == 0 or not is_secret_name(name, "member"):
             return False
-        named = name not in ("key", "pat") and is_secret_name(name, "variable")
-        return named or self._redactor.redact_member(name, text) == f"<redacted:{name}>"
+        return any(self._is_secret_name(name, one, depth - 1) for one in islice(kind.__iter__(value), ITEMS))
+
+    def _is_secret_member(self, name: str, value: object) -> bool:
+        return bool(self._redactor.redact_member(name, value) == f"<redacted:{name}>")
 
     def _format_member(self, name: str, value: object, depth: int, room: int) -> str:
         key = name.rstrip("=: ").strip("'")
-        return f"{name}<redacted>" if self._is_secret_name(key, value) else name + self._format_line(value, depth, room)
+        shown = self._clean_member_name(name)
+        return (
+            f"{shown}<redacted>" if self._is_secret_name(key, value) else shown + self._format_line(value, depth, room)
+        )
 
     def _format_line(self, value: object, depth: int, room: int) -> str:
         try:
@@ -107,7 +131,7 @@ class SafeTexts:
         leaf = self._format_leaf(value)
         if leaf is not None:
             return leaf
-        opened = _list_value_members(value)
+        opened = self._list_members(value)
         if opened is None:
             return self._format_object(value)
         if depth == 0:
@@ -118,7 +142,7 @@ class SafeTexts:
             if number >= ITEMS or used > room:
                 made.append(MORE)
                 break
-            made.append(self._format_member(self._clean_member_name(name), member, depth - 1, room - used))
+            made.append(self._format_member(name, member, depth - 1, room - used))
             used += len(made[-1]) + PAIR
         alone = "," if opened.begin == "(" and len(made) == 1 else ""
         return f"{opened.begin}{', '.join(made)}{alone}{opened.end}"
@@ -126,16 +150,16 @@ class SafeTexts:
     def _format_lines(self, value: object, name: str, depth: int, width: int) -> Iterator[str]:
         line = self._format_member(name, value, depth, width)
         is_short = depth == 0 or len(line) <= width // 2 or line.endswith(("<redacted>", UNSHOWN))
-        opened = None if is_short or self._format_leaf(value) is not None else _list_value_members(value)
+        opened = None if is_short or self._format_leaf(value) is not None else self._list_members(value)
         if opened is None:
             yield line
             return
-        yield f"{name}{opened.begin}"
+        yield f"{self._clean_member_name(name)}{opened.begin}"
         for number, (inner, member) in enumerate(opened.members):
             if number >= ITEMS:
                 yield f"  {MORE} {opened.size - number} more"
                 break
-            for text in self._format_lines(member, self._clean_member_name(inner), depth - 1, width - PAIR):
+            for text in self._format_lines(member, inner, depth - 1, width - PAIR):
                 yield f"  {text}"
         yield opened.end
 
@@ -153,17 +177,41 @@ class SafeTexts:
             return f"{kind.__name__}.{self.clean(str(object.__getattribute__(value, '_name_')), WIDTH, one_line=True)}"
         if _has_type(value, str):
             return self._format_string(str.__str__(value))
+        if _has_type(value, (bytes, bytearray)):
+            return self._format_bytes(value)
         for known, shown in LEAVES:
             if _has_type(value, known):
                 return self.clean(shown(value), WIDTH, one_line=True)
         return None
 
     def _format_string(self, value: str) -> str:
-        part = value[:LONGEST]
-        cleaned = self._redactor.text(part) if self._redactor.may_contain_secret(part) else part
-        more = MORE if len(value) > len(part) or len(cleaned) > WIDTH else ""
+        cleaned = self._redact_beginning(value, WIDTH)
+        more = MORE if len(value) > WIDTH + READ_AHEAD_CHARS or len(cleaned) > WIDTH else ""
         quoted = cleaned[:WIDTH].replace("\\", "\\\\").replace("'", "\\'")
         return f"'{visible(quoted, strict=True)}'{more}"
+
+    def _format_bytes(self, value: Any) -> str:
+        held = bytes(memoryview(value)[: 2 * READ_AHEAD_CHARS])
+        is_cut = len(memoryview(value)) > len(held)
+        cleaned = self._redact_beginning(_decode_bytes(held), len(held))
+        # The end may be a part of a secret.
+        shown = (cleaned[:-READ_AHEAD_CHARS] if is_cut else cleaned).encode(errors="surrogateescape")
+        more = MORE if is_cut or len(shown) > WIDTH else ""
+        return f"{shown[:WIDTH]!r}{more}"
+
+    def _format_key(self, key: Any) -> str:
+        if _has_type(key, str):
+            return f"'{str.__str__(key)}'"
+        if type(key) in (int, bytes):
+            return _format_int(key) if type(key) is int else self._format_bytes(key)
+        return repr(key) if key is None or type(key) in (bool, float) else f"<{type(key).__name__}>"
+
+    def _list_members(self, value: Any) -> _OpenedValue | None:
+        """Return the members of a value; ``None`` if reading them would run code of its class."""
+        if _has_type(value, dict):
+            pairs = ((f"{self._format_key(key)}: ", member) for key, member in dict.items(value))
+            return _OpenedValue("{", "}", pairs, dict.__len__(value))
+        return _list_sequence_members(value) or _list_object_fields(value)
 
     def _format_object(self, value: object) -> str:
         """Return the name of an object's class; its own ``repr`` instead, if it has one and that is allowed."""
@@ -174,7 +222,7 @@ class SafeTexts:
             said = repr(value)
         except BaseException as error:  # noqa: BLE001 - its own code may raise anything
             return f"<{name}: repr raised {self.clean(type(error).__name__, WIDTH, one_line=True)}>"
-        return self.clean(said, LONGEST, one_line=True)
+        return self.clean(said, MAX_REPR, one_line=True)
 
 
 def _has_type(value: Any, known: Any) -> bool:
@@ -188,13 +236,19 @@ def _inherits_repr(value: object) -> bool:
     return said is object.__repr__
 
 
+def _decode_bytes(value: bytes) -> str:
+    return value.decode(errors="surrogateescape")
+
+
+def _read_beginning(value: Any) -> str | None:
+    """Return the beginning of a string or of bytes as text; ``None`` for other values."""
+    if _has_type(value, str):
+        return str.__str__(value)[:READ_AHEAD_CHARS]
+    return _decode_bytes(bytes(memoryview(value)[:READ_AHEAD_CHARS])) if _has_type(value, (bytes, bytearray)) else None
+
+
 def _format_int(value: int) -> str:
     return int.__repr__(value) if int.bit_length(value) <= BITS else f"<an int of {int.bit_length(value)} bits>"
-
-
-def _format_bytes(value: bytes | bytearray) -> str:
-    held = memoryview(value)
-    return f"{bytes(held[:WIDTH])!r}{MORE if len(held) > WIDTH else ''}"
 
 
 def _format_time(value: Any) -> str:
@@ -207,7 +261,6 @@ LEAVES: tuple[tuple[Any, Any], ...] = (
     (int, _format_int),
     (float, float.__repr__),
     (complex, complex.__repr__),
-    ((bytes, bytearray), _format_bytes),
     (Decimal, Decimal.__str__),
     ((datetime, date, time), _format_time),
     (timedelta, timedelta.__str__),
@@ -221,12 +274,8 @@ LEAVES: tuple[tuple[Any, Any], ...] = (
 """Types of values without members, and the function for their text, in the order of the tests. No method of a subclass runs."""
 
 
-def _list_value_members(value: Any) -> _OpenedValue | None:
-    """Return the members of a value; ``None`` if reading them would run code of its class."""
-    if _has_type(value, dict):
-        return _OpenedValue(
-            "{", "}", ((f"{_format_key(key)}: ", member) for key, member in dict.items(value)), dict.__len__(value)
-        )
+def _list_sequence_members(value: Any) -> _OpenedValue | None:
+    """Return the members of a list, tuple or other sequence; ``None`` for other values. No method of a subclass runs."""
     for known, begin, end in SEQUENCES:
         if _has_type(value, known):
             name = "" if type(value) is known or begin[0] in "[(" else type(value).__name__
@@ -238,7 +287,7 @@ def _list_value_members(value: Any) -> _OpenedValue | None:
             return _OpenedValue(
                 f"{name}{begin}", end, (("", each) for each in known.__iter__(value)), known.__len__(value)
             )
-    return _list_object_fields(value)
+    return None
 
 
 SEQUENCES: tuple[tuple[Any, str, str], ...] = (
@@ -249,14 +298,6 @@ SEQUENCES: tuple[tuple[Any, str, str], ...] = (
     (deque, "deque[", "]"),
     (Transcript, "Transcript[", "]"),
 )
-
-
-def _format_key(key: Any) -> str:
-    if _has_type(key, str):
-        return f"'{str.__str__(key)[:WIDTH]}'"
-    if type(key) in (int, bytes):
-        return _format_int(key) if type(key) is int else _format_bytes(key)
-    return repr(key) if key is None or type(key) in (bool, float) else f"<{type(key).__name__}>"
 
 
 def _list_object_fields(value: Any) -> _OpenedValue | None:

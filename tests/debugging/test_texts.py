@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Callable
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -19,6 +20,7 @@ from stepengine import Answer
 from stepengine.data.json import ABSENT
 from stepengine.data.visible import visible
 from stepengine.debugging.texts import DEPTH, ITEMS, LINES, WIDTH, SafeTexts
+from stepengine.redaction import READ_AHEAD_CHARS
 
 KEY = "sk-ant-api03-" + "aB3dE6gH9jK2mN5pQ8sT1vW4yZ7" * 3
 
@@ -177,6 +179,51 @@ def test_secrets_are_redacted_by_shape_by_name_and_at_cuts() -> None:
         texts.format_lines({"password": "hunter2"})
     )
     assert "'\\x1b[2J\\u202e'" == texts.format_value("\x1b[2J\u202e")
+
+
+TOKEN = f"ghp_{'aB3dE6gH9jK2' * 3}"
+PEM = f"-----BEGIN RSA PRIVATE KEY-----\n{'A1b2' * 400}\n-----END RSA PRIVATE KEY-----"
+FORMATS: dict[str, Callable[[SafeTexts, str], str]] = {
+    "text": lambda texts, value: texts.clean(value, WIDTH),
+    "string": lambda texts, value: texts.format_value(value),
+    "bytes": lambda texts, value: texts.format_value(value.encode()),
+    "key": lambda texts, value: texts.format_value({value: 1}),
+    "bytes as a key": lambda texts, value: "".join(texts.format_lines({value.encode(): ["x" * 90] * 2})),
+}
+
+
+@pytest.mark.spec("evaluation:JG13", "evaluation:JG32")
+@settings(max_examples=60)
+@given(
+    st.sampled_from(list(FORMATS)),
+    st.integers(0, 5),
+    st.integers(0, 3 * WIDTH) | st.integers(-READ_AHEAD_CHARS // 20, WIDTH + 20).map(lambda n: READ_AHEAD_CHARS + n),
+    st.sampled_from(" \n"),
+)
+def test_no_cut_shows_a_part_of_a_secret(form: str, keys: int, place: int, before: str) -> None:
+    padding = max(0, place - keys * len(PEM) - len(before))
+    shown = FORMATS[form](SafeTexts(), f"{PEM * keys}{'z' * padding}{before}{TOKEN}{' z' * READ_AHEAD_CHARS}")
+
+    assert "aB3d" not in shown
+    assert "A1b2" not in shown
+
+
+@pytest.mark.spec("evaluation:JG13", "evaluation:JG32")
+@pytest.mark.parametrize(
+    "value", ["hunter2", b"hunter2", bytearray(b"hunter2"), 12345678, ["hunter2"], ((b"hunter2",),)], ids=repr
+)
+def test_secret_name_hides_values_of_every_plain_type(value: object) -> None:
+    texts = SafeTexts()
+
+    assert "<redacted>" == texts.format_variable("password", value)
+    assert "{'password': <redacted>}" == texts.format_value({"password": value})
+    assert "  'password': <redacted>" in texts.format_lines({"password": value, "x": ["y" * 90] * 2})
+    assert "hunter2" not in (shown := texts.format_value({f"{'n' * WIDTH}_password": value}))
+    assert "12345678" not in shown
+    assert ["('a', 'b')", "1234", "{'a': 1}"] == [
+        texts.format_variable(name, plain)
+        for name, plain in [("sort_key", ("a", "b")), ("token", 1234), ("password", {"a": 1})]
+    ]
 
 
 JSON = st.recursive(
