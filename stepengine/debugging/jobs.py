@@ -22,6 +22,7 @@ from attrs import frozen
 
 from stepengine.data.codec import plain
 from stepengine.data.models import ModelReply
+from stepengine.data.outcomes import Single, Value
 from stepengine.data.visible import cut_end
 from stepengine.debugging.desk import EngineSpec, open_json_channel, wait_for_message
 from stepengine.debugging.edits import add_broken_files_to_error, error_text, find_next_request
@@ -33,17 +34,20 @@ from stepengine.evaluation.impact import impact, replay_to_first_difference
 from stepengine.evaluation.pinned_tests import pin
 from stepengine.evaluation.samples import CostEstimate
 from stepengine.journal import FileJournal, SharedBudget
-from stepengine.journal.recorded_part import parse_address
 from stepengine.redaction import make_redactor
 from stepengine.runtime.limits import CallEstimate, MeteredCall
 
 Report = Callable[[Mapping[str, Any]], None]
-Agreed = Callable[[CostEstimate], Awaitable[SharedBudget]]
 SHOWN = 20_000
 
 
 class _JobBudget(SharedBudget):
-    """A budget that reports each finished call, and refuses more than *most* calls."""
+    """
+    A budget that reports each finished call, and refuses more than *most* calls.
+
+    Attributes:
+        first_reply: The first reply that a model sent; ``None`` before it.
+    """
 
     def __init__(self, budget: str | None, expected: int, report: Report, most: int | None = None) -> None:
         super().__init__(budget)
@@ -51,6 +55,7 @@ class _JobBudget(SharedBudget):
         self._report = report
         self._most = most
         self._begun = self._calls = 0
+        self.first_reply: ModelReply | None = None
 
     async def reserve(self, estimate: CallEstimate) -> MeteredCall:
         """Raise a limit error for a call over the number of calls or the budget."""
@@ -60,12 +65,22 @@ class _JobBudget(SharedBudget):
         self._begun += 1
         return await super().reserve(estimate)
 
+    async def perform_within_budget(self, estimate: CallEstimate, perform: Callable[[], Awaitable[Single]]) -> Single:
+        """Return the outcome of a model call, and store the reply if it is the first one; raises as ``reserve`` does."""
+        outcome = await super().perform_within_budget(estimate, perform)
+        if self.first_reply is None and isinstance(outcome, Value) and isinstance(outcome.value, ModelReply):
+            self.first_reply = outcome.value
+        return outcome
+
     def settle(self, call: MeteredCall, cost: Decimal | None) -> None:
         """Count a call, and report the progress."""
         super().settle(call, cost)
         self._calls += 1
         spent = None if self.spent_if_known is None else str(self.spent_if_known)
         self._report({"progress": {"calls": self._calls, "of": self._expected, "spent": spent}})
+
+
+Agreed = Callable[[CostEstimate], Awaitable[_JobBudget]]
 
 
 @frozen(kw_only=True)
@@ -130,7 +145,7 @@ async def _send_next_request(job: _JobRequest) -> dict[str, Any]:
         return {"address": coming.address, "text": "", "calls": [], "why": coming.why, "cost": None}
     budget = await job.agreed(CostEstimate(1, None if coming.price is None else Decimal(coming.price), None))
     made = await job.engine.fork(job.journal, tools="recorded", budget=budget)
-    reply = _find_first_new_reply(made)
+    reply = budget.first_reply
     cost = None if made.cost is None else str(made.cost)
     if reply is None:
         return {
@@ -141,18 +156,8 @@ async def _send_next_request(job: _JobRequest) -> dict[str, Any]:
             "cost": cost,
         }
     calls = [{"tool": call.tool_name, "input": plain(call.input)} for call in reply.tool_calls]
-    return {"address": made.broke_at, "text": cut_end(reply.text, SHOWN), "calls": calls, "why": "", "cost": cost}
-
-
-def _find_first_new_reply(made: Any) -> ModelReply | None:
-    history = made.journal.history()
-    at = parse_address(made.broke_at)
-    later = [
-        address for address, intent in history.intents.items() if intent.type == "model_call" and address[1] >= at[1]
-    ]
-    known = [history.outcome(history.results[address]) for address in later if address in history.results]
-    values = [getattr(outcome, "value", None) for outcome in known]
-    return next((value for value in values if isinstance(value, ModelReply)), None)
+    text = cut_end(make_redactor("all", os.environ).text(reply.text), SHOWN)
+    return {"address": made.broke_at, "text": text, "calls": calls, "why": "", "cost": cost}
 
 
 KINDS: Mapping[str, Callable[[_JobRequest], Awaitable[dict[str, Any]]]] = {
@@ -164,16 +169,16 @@ KINDS: Mapping[str, Callable[[_JobRequest], Awaitable[dict[str, Any]]]] = {
 
 
 async def _run_job(
-    first: Mapping[str, Any], read_lines: Callable[[float | None], list[Any] | None], report: Report
+    first: Mapping[str, Any], read_message: Callable[[float | None], list[Any] | None], report: Report
 ) -> None:
     clean = make_redactor("all", os.environ)
     maker = EngineSpec.from_json(first["maker"])
     most = 1 if first["kind"] == "ask" else None
 
-    async def agreed(estimate: CostEstimate) -> SharedBudget:
+    async def agreed(estimate: CostEstimate) -> _JobBudget:
         low, high = [None if cost is None else str(cost) for cost in (estimate.low, estimate.high)]
         report({"price": {"calls": estimate.calls, "low": low, "high": high}})
-        agreement = await asyncio.to_thread(wait_for_message, read_lines)
+        agreement = await asyncio.to_thread(wait_for_message, read_message)
         if agreement is None:
             raise asyncio.CancelledError
         return _JobBudget(agreement.get("budget"), estimate.calls, report, most)
@@ -192,12 +197,12 @@ async def _run_job(
 
 def main() -> None:
     """Read the first message and run its job."""
-    read_lines, report = open_json_channel()
-    first = wait_for_message(read_lines)
+    read_message, report = open_json_channel()
+    first = wait_for_message(read_message)
     if first is None:
         return
     try:
-        asyncio.run(_run_job(first, read_lines, report))
+        asyncio.run(_run_job(first, read_message, report))
     except (asyncio.CancelledError, KeyboardInterrupt):
         sys.exit(1)
     except Exception as error:  # noqa: BLE001 - any error of the author's code is reported
