@@ -16,6 +16,7 @@ import os
 import select
 import signal
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,27 +82,34 @@ class EngineSpec:
             yield from map(str, sorted(path.glob("*.py"))) if path.is_dir() else [str(path.resolve())]
 
 
-def make_json_line_reader(descriptor: int) -> Callable[[float | None], list[Any] | None]:
-    """Return a function that waits up to some seconds for JSON lines on a descriptor; it returns ``None`` at the end of the input."""
+def make_message_reader(descriptor: int) -> Callable[[float | None], list[Any] | None]:
+    """
+    Return a function that waits up to some seconds for the next JSON line on a descriptor, and returns it in a list.
+
+    The list is empty if no line arrives in time. At the end of the input the function returns ``None``.
+    """
     rest = bytearray()
+    lines: deque[bytes] = deque()
 
-    def read_lines(seconds: float | None) -> list[Any] | None:
-        ready, _, _ = select.select([descriptor], [], [], seconds)
-        if not ready:
-            return []
-        part = os.read(descriptor, LINE)
-        if not part:
-            return None
-        rest.extend(part)
-        *whole, left = bytes(rest).split(b"\n")
-        rest[:] = left
-        return [json.loads(line) for line in whole if line]
+    def read_message(seconds: float | None) -> list[Any] | None:
+        if not lines:
+            ready, _, _ = select.select([descriptor], [], [], seconds)
+            if not ready:
+                return []
+            part = os.read(descriptor, LINE)
+            if not part:
+                return None
+            rest.extend(part)
+            *whole, left = bytes(rest).split(b"\n")
+            rest[:] = left
+            lines.extend([line for line in whole if line])
+        return [json.loads(lines.popleft())] if lines else []
 
-    return read_lines
+    return read_message
 
 
 def open_json_channel() -> tuple[Callable[[float | None], list[Any] | None], Callable[[Mapping[str, Any]], None]]:
-    """Move standard input and output to descriptors of their own; return functions that read and write lines of JSON on them."""
+    """Move standard input and output to descriptors of their own; return functions that read and write JSON lines on them."""
     reading, writing = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -113,14 +121,14 @@ def open_json_channel() -> tuple[Callable[[float | None], list[Any] | None], Cal
         while line:
             line = line[os.write(writing, line) :]
 
-    return make_json_line_reader(reading), write_message
+    return make_message_reader(reading), write_message
 
 
-def wait_for_message(read_lines: Callable[[float | None], list[Any] | None]) -> Any:
-    """Wait for the next message and return it; ``None`` at the end of the input. Further messages that arrived with it are dropped."""
+def wait_for_message(read_message: Callable[[float | None], list[Any] | None]) -> Any:
+    """Wait for the next message and return it; ``None`` at the end of the input."""
     messages: list[Any] | None = []
     while messages == []:
-        messages = read_lines(None)
+        messages = read_message(None)
     return messages[0] if messages else None
 
 
@@ -161,13 +169,13 @@ class _RunInspector:
             maker.create_engine_and_agent, Tape(FileJournal(file)), at, files=maker.iter_watched_files
         )
 
-    def serve_requests(self, read_lines: Callable[[float | None], list[Any] | None]) -> None:
+    def serve_requests(self, read_message: Callable[[float | None], list[Any] | None]) -> None:
         """Send a preview, then answer requests and send a new preview when a file is saved, until the input ends."""
         self._send_preview([])
         if self._watched.good is None and self._watched.at != self._at:
             # There is no such place, which was reported. Now the place is the start, which every run has.
             self._send_preview([])
-        while (asked := read_lines(EVERY)) is not None:
+        while (asked := read_message(EVERY)) is not None:
             for one in asked:
                 self._answer_request(one)
             saved = self._watched.find_saved_files()
@@ -234,9 +242,9 @@ class _RunInspector:
 
 def main() -> None:
     """Read the first message and serve its requests."""
-    read_lines, write_message = open_json_channel()
+    read_message, write_message = open_json_channel()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    first = wait_for_message(read_lines)
+    first = wait_for_message(read_message)
     if first is None:
         return
     why = find_fork_problem()
@@ -252,7 +260,7 @@ def main() -> None:
         write_message({"event": "ended", "problem": f"the record cannot be read: {error}"})
         return
     try:
-        inspector.serve_requests(read_lines)
+        inspector.serve_requests(read_message)
     except KeyboardInterrupt:
         pass
     except BrokenPipeError:

@@ -12,8 +12,8 @@ from stepengine.debugging.edits import disable_bytecode, error_text, places_in_t
 
 def main() -> None:
     """Load the engine that the first message describes, and send the result."""
-    read_lines, write_message = open_json_channel()
-    first = wait_for_message(read_lines)
+    read_message, write_message = open_json_channel()
+    first = wait_for_message(read_message)
     if first is None:
         return
     disable_bytecode()

@@ -101,3 +101,15 @@ def test_next_request_is_answered_by_its_own_new_reply(project: Path) -> None:
     assert made["address"].endswith("#0")
     assert made["address"] != "#0"
     assert "SAYS MORE t/m" == made["text"]
+
+
+@pytest.mark.deep
+@pytest.mark.spec("studio:ST5")
+def test_requests_sent_with_the_first_message_are_answered(project: Path) -> None:
+    with started("desk", project) as desk:
+        desk.send(
+            {"maker": MAKER, "file": "run.jsonl", "at": ""}, *[{"id": n, "do": "look", "at": "#0"} for n in range(3)]
+        )
+        answered = [(told["id"], told["now"]["place"]["address"]) for told in desk.end_input() if "id" in told]
+
+    assert [(n, "#0") for n in range(3)] == answered
