@@ -114,13 +114,13 @@ class DebugNavigation:
 
     def run_until(self, typed: str) -> None:
         """Move forward to the next position where a condition is true, or else to the last position, and report the failure."""
-        from stepengine.debugging.expressions import has_no_side_effects
+        from stepengine.debugging.expressions import has_read_only_syntax
 
         if not typed:
             msg = "until what? A line (41, file.py:41), @tool_name, error, or an expression"
             raise RefusedCommand(msg)
         start = self._debugger.position
-        if self._forked is None or has_no_side_effects(typed):
+        if self._forked is None or has_read_only_syntax(typed):
             with hide_or_redirect_handler_output(self._screen.asked, as_json=self._screen.is_json):
                 found = self._debugger.run_until(typed)
             self._report_search_problems(typed, self._debugger.problem, self._debugger.looked_at, found=found)

@@ -26,7 +26,7 @@ from stepengine.debugging.expressions import (
     call_in_fork,
     compile_expression,
     evaluate_expression,
-    has_no_side_effects,
+    has_read_only_syntax,
     merge_frame_variables,
     parse_condition,
     safe_error_text,
@@ -313,7 +313,7 @@ class Debugger:
                     self.problem = f"{type(error).__name__}: {self.texts.clean(safe_error_text(error), 200)}"
             if found is not None and not backwards:
                 break
-        if not has_no_side_effects(condition):
+        if not has_read_only_syntax(condition):
             self._walk.replay_again()
         return found
 
@@ -348,7 +348,7 @@ class Debugger:
             said = call_in_fork(lambda: evaluate_expression(expression, names, pretty=pretty).to_text())
             return ExpressionResult.from_text(said or "")
         made = evaluate_expression(expression, names, pretty=pretty)
-        if not has_no_side_effects(expression):
+        if not has_read_only_syntax(expression):
             self._walk.replay_again()
         return made
 

@@ -26,11 +26,10 @@ MAX_EXPRESSION = 10_000
 SECONDS = 2.0
 MAX_TEXT = 64 * 1024
 LINE = re.compile(r"(?:(?P<file>[^:]*):)?(?P<line>[0-9]{1,9})")
-HARMLESS_CALLS = frozenset(
-    {"len", "str", "int", "float", "bool", "isinstance", "min", "max", "sum", "any", "all", "type"}
-)
-HARMLESS = (
-    ast.Expression, ast.Name, ast.Attribute, ast.Subscript, ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.Slice,
+READING_CALLS = frozenset({"len", "str", "int", "float", "bool", "isinstance", "type"})
+"""Built-in functions that do not iterate over their argument: ``sum`` and others would consume an iterator."""
+READING_NODES = (
+    ast.Expression, ast.Name, ast.Attribute, ast.Constant, ast.BoolOp, ast.UnaryOp, ast.Slice,
     ast.Tuple, ast.List, ast.Load, ast.boolop, ast.unaryop, ast.cmpop, ast.BinOp, ast.operator,
 )  # fmt: skip
 
@@ -52,23 +51,40 @@ def compile_expression(expression: str) -> Any:
         raise InputError(msg) from None
 
 
-def has_no_side_effects(expression: str) -> bool:
+def has_read_only_syntax(expression: str) -> bool:
     """
-    Return whether an expression has no calls and operations but names, attributes, subscripts, operators and some built-ins.
+    Return whether an expression has only names, attributes, numeric indexes, operators and built-ins that consume no iterator.
 
-    It is an estimate from the syntax: ``x in iterator`` and ``sum(iterator)`` consume an iterator, and properties may run any code.
+    ``in`` counts only before a tuple, list or text that is written out. The classes of the values may still run any code, for
+    example in a property.
     """
     try:
         tree = ast.parse(expression.strip(), mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return True  # never run
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            if not (isinstance(node.func, ast.Name) and node.func.id in HARMLESS_CALLS and not node.keywords):
-                return False
-        elif not isinstance(node, HARMLESS):
-            return False
-    return True
+    return all(_is_reading_node(node) for node in ast.walk(tree))
+
+
+def _is_reading_node(node: ast.AST) -> bool:
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and node.func.id in READING_CALLS and not node.keywords
+    if isinstance(node, ast.Compare):
+        # A test of membership consumes an iterator.
+        pairs = zip(node.ops, node.comparators, strict=True)
+        return all(_is_literal(right) for op, right in pairs if isinstance(op, ast.In | ast.NotIn))
+    if isinstance(node, ast.Subscript):
+        # A `defaultdict` inserts a missing key.
+        return isinstance(node.slice, ast.Slice) or _is_number(node.slice)
+    return isinstance(node, READING_NODES)
+
+
+def _is_literal(node: ast.expr) -> bool:
+    return isinstance(node, ast.Tuple | ast.List | ast.Constant)
+
+
+def _is_number(node: ast.expr) -> bool:
+    inner = node.operand if isinstance(node, ast.UnaryOp) else node
+    return isinstance(inner, ast.Constant) and isinstance(inner.value, int)
 
 
 def call_in_fork(act: Callable[[], str], *, seconds: float = SECONDS, network: bool = False) -> str | None:

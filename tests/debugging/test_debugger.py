@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from stepengine import (
 from stepengine.adapters.ag_ui.asked import page_hooks
 from stepengine.debugging import debug
 from stepengine.debugging.debugger import diff_summaries
-from stepengine.debugging.expressions import has_no_side_effects
+from stepengine.debugging.expressions import has_read_only_syntax
 from stepengine.debugging.walks import find_fork_problem
 from stepengine.errors import InputError, JournalError, ReplayDivergence
 from stepengine.journal import FileJournal, MemoryJournal
@@ -126,11 +127,54 @@ def test_evaluate_changes_no_recorded_value_with_or_without_fork(
                 one.evaluate("seen", 9)
 
 
-def test_is_harmless_accepts_reads_and_rejects_calls_and_assignments() -> None:
-    looks = ["a", "a.b[0]", "len(a) == 2 and not b", "a + 1 > -2", "x in (1, 2)"]
+def test_read_only_syntax_excludes_calls_assignments_and_iteration() -> None:
+    looks = ["a", "a.b[0]", "len(a) == 2 and not b", "a + 1 > -2", "x in (1, 2)", "a[-1] not in 'xyz'", "a[1:b]"]
     acts = ["a.pop()", "f(a)", "[x for x in a]", "(a := 1)", "(yield)", "open('f')", "len(f())"]
+    acts += [
+        "1 in a",
+        "x in (1,) in a",
+        "x not in a.b",
+        "sum(a)",
+        "min(a)",
+        "max(a)",
+        "any(a)",
+        "all(a)",
+        "a['key']",
+        "a[b]",
+    ]
 
-    assert [True] * len(looks) + [False] * len(acts) == [has_no_side_effects(each) for each in looks + acts]
+    assert [True] * len(looks) + [False] * len(acts) == [has_read_only_syntax(each) for each in looks + acts]
+
+
+def consuming_steps(ctx: Any) -> Any:
+    items, known = iter(["a0", "a1", "a2", "a3"]), defaultdict[str, int](int)
+    for item in items:
+        yield STEP
+        yield from call("read", str, path=item)
+    answer = yield from Ask("Ship it?")
+    return [len(known), answer]
+
+
+@pytest.mark.spec("evaluation:JG22", "evaluation:JG24")
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "'a2' in items",
+        "'a9' not in items",
+        "any(items)",
+        "all(items)",
+        "min(items)",
+        "max(items) == 'a3'",
+        "not known['x']",
+    ],
+)
+def test_run_until_leaves_the_run_as_it_was(journal: MemoryJournal, condition: str) -> None:
+    with debugger(journal, attrs.evolve(AGENT, handle_steps=consuming_steps)) as one:
+        assert one.run_until(condition)
+        assert "0" == one.evaluate("len(known)")
+        places = [one.next().address for _ in range(one.last - one.position)]
+
+    assert [f"#{number}" for number in range(2, 9)] == places
 
 
 @pytest.mark.spec("evaluation:JG21", "evaluation:JG110")
