@@ -37,10 +37,12 @@ from attrs import frozen
 
 from stepengine.data.codec import plain, to_json
 from stepengine.data.effects import KINDS
+from stepengine.data.json import find_first_difference
 from stepengine.data.messages import JsonPart, ToolResult
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.outcomes import Failure
 from stepengine.data.questions import Answer
+from stepengine.data.visible import cut_after
 from stepengine.debugging.debugger import (
     Debugger,
     diff_summaries,
@@ -48,7 +50,7 @@ from stepengine.debugging.debugger import (
     summarize_moment,
 )
 from stepengine.debugging.expressions import refuse_network
-from stepengine.debugging.texts import SafeTexts
+from stepengine.debugging.texts import WIDTH, SafeTexts
 from stepengine.debugging.walks import PausedWalk
 from stepengine.engine.loader import BrokenFile
 from stepengine.engine.tape import Tape
@@ -81,6 +83,8 @@ PIECE = 64 * 1024
 Load = Callable[[], tuple["Engine", "AgentLike | None"]]
 Stamps = Mapping[str, tuple[int, int, int]]
 AROUND = 3
+BEFORE_DIFFERENCE = 40
+"""The characters of a long end that are shown before the first difference."""
 LIBRARIES = tuple(
     {str(Path(path).resolve()) for path in sysconfig.get_paths().values()} | {str(Path(__file__).resolve().parents[1])}
 )
@@ -98,7 +102,7 @@ class MomentPreview:
         problem: Why *place* is ``None``: the error of loading, or what ended the process. ``""`` if the first effect differs.
         differs: How the replay differs from the record, here or later; ``""`` if no effect differs.
         differs_at: The address of the first effect that differs.
-        ends: The recorded end of the run and its end under this code, as texts; empty if the texts are equal. They are cut.
+        ends: The recorded end of the run and its end under this code, as cut texts that differ; empty if the ends are equal.
         is_before: Whether this is the last place before the requested one, because the replay differs in between.
         changed: The addresses of model requests that differ, and were answered with the recorded replies.
         files: The author's files that were imported, or that an error names.
@@ -387,19 +391,31 @@ def _add_divergence(found: MomentPreview, differs: ReplayDivergence | None) -> M
 
 
 def _describe_changed_end(debugger: Debugger) -> tuple[str, ...]:
-    """Return the recorded and the current end as two texts of at most 200 characters; empty if the texts are equal or one is missing."""
+    """
+    Return the recorded and the current end as two texts; empty if the ends are equal or one is missing.
+
+    Texts are cut after 200 characters. If they differ only after that, they start shortly before the first difference.
+    """
     stepper, texts = debugger.stepper, debugger.texts
     known = stepper.tape.history.results.get(ROOT)
-    if known is None or stepper.finished is None:
+    was = None if known is None else getattr(stepper.tape.history.outcome(known), "value", None)
+    if was is None or stepper.finished is None:
         return ()
-    was, now = getattr(stepper.tape.history.outcome(known), "value", None), stepper.finished
-    told = [
-        f"{ended.status.value}: {texts.format_value(ended.output) if is_told else texts.clean(str(ended.error), CHARS)}"
-        for ended in (was, now)
-        if ended is not None
-        for is_told in [ended.output is not None or ended.error is None]
-    ]
-    return tuple(told) if len(set(told)) > 1 else ()
+    ends = (was, stepper.finished)
+    old, new = [_describe_end(ended, texts.clean(json.dumps(plain(ended.output))), texts, None) for ended in ends]
+    if old == new:
+        return ()
+    told = tuple([_describe_end(ended, texts.format_value(ended.output), texts, CHARS) for ended in ends])
+    if told[0] != told[1]:
+        return told
+    start = max(0, find_first_difference(old, new) - BEFORE_DIFFERENCE)
+    return tuple([f"{was.status.value}: ...{cut_after(text[start:], WIDTH)}" for text in (old, new)])
+
+
+def _describe_end(ended: Any, output: str, texts: SafeTexts, limit: int | None) -> str:
+    """Return the status of an ended run with its *output* as text, or with its error if it has no output."""
+    is_output = ended.output is not None or ended.error is None
+    return f"{ended.status.value}: {output if is_output else texts.clean(str(ended.error), limit)}"
 
 
 def _make_preview(debugger: Debugger, *, is_before: bool, whole: bool) -> MomentPreview:

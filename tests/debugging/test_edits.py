@@ -4,6 +4,7 @@ A place of a recorded run under code that is edited meanwhile: each look in a pr
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -155,6 +156,25 @@ def test_exception_in_edited_code_is_reported_with_its_line(
     found = seen("#0")
 
     assert f"raised ZeroDivisionError: division by zero ({project / 'tally.py'}:{number})" in told(found)
+
+
+@pytest.mark.spec("studio:ST6")
+@pytest.mark.parametrize(
+    "made", ["'A' * 300 + str(total)", "['A' * 90] * 9 + [total]", "{'a': 'A' * 300, 'total': total}"]
+)
+@pytest.mark.deep
+def test_changed_end_is_reported_however_late_it_differs(project: Path, made: str) -> None:
+    recorded = CODE.replace("return total", f"return {made}").replace(
+        'raise RuntimeError("a tool ran")', "return 10 * len(item)"
+    )
+    (project / "tally.py").write_text(recorded)
+    subprocess.run([sys.executable, "-c", RECORD.replace("run.", "long.")], cwd=project, check=True)
+    (project / "tally.py").write_text(CODE.replace("return total", f"total += 7\n    return {made}"))
+    with closing(Walker(load, Tape(FileJournal("long.jsonl")))) as walker:
+        found = walker.preview_position()
+
+    assert ["50", "57"] == [re.findall("[0-9]+", end)[-1] for end in found.ends]
+    assert all(len(end) < 250 for end in found.ends)
 
 
 @pytest.mark.spec("studio:ST6")
