@@ -37,11 +37,11 @@ from stepengine.debugging.walks import ForkedWalk, PausedWalk, find_fork_problem
 from stepengine.engine.moments import Frame, Moment
 from stepengine.engine.stepper import Stepper
 from stepengine.engine.tape import Tape
-from stepengine.errors import InputError, JournalError, StepEngineError
+from stepengine.errors import DataError, InputError, JournalError, StepEngineError
 from stepengine.journal import Journal, JournalLike, MemoryJournal, as_journal
 from stepengine.journal.pending_items import open_questions
 from stepengine.journal.provenance import replace_with_derived
-from stepengine.journal.questions import make_edited_outcome
+from stepengine.journal.questions import make_edited_outcome, split_edit_into_answers
 from stepengine.journal.records import Address, Result, format_address
 
 if TYPE_CHECKING:
@@ -412,7 +412,8 @@ class Debugger:
         Copy the recorded run into a new journal, and continue it there from the waiting effect.
 
         Args:
-            edit: Another outcome for it, as for ``Engine.fork``; of a question that is open, its answer.
+            edit: Another outcome for it, as for ``Engine.fork``; of a question that is open, its answer. Several questions take a list with
+                an answer for each; a single one that allows several options takes a list of them.
             engine: The engine that runs it; by default the debugger's.
             models: The models from there on, such as a ``ScriptedModel``; by default the engine's own models.
             into: The new journal; by default in memory.
@@ -469,22 +470,30 @@ def _copy_journal_with_answers(
     """
     Return a copy of the journal, and the answers to the questions that are open at *address*, by question id.
 
-    A list or tuple has one answer for each question, in order; any other answer is for all of them.
+    A list or tuple has one answer for each question, in order; for a single question it may have several chosen options. Any other
+    answer is for all questions.
 
     Raises:
-        JournalError: when no question is open there, *answer* is ``None``, or the journal *into* holds a run already.
+        JournalError: when no question is open there, *answer* is ``None`` or has another number of answers than there are questions, or
+            the journal *into* holds a run already.
     """
-    questions = [q.id for where, q in open_questions(tape.history).values() if where == address]
+    questions = [q for where, q in open_questions(tape.history).values() if where == address]
     if not questions or answer is None:
         msg = f"effect {format_address(*address)} has no result"
         raise JournalError(f"{msg}; say what it is with an answer" if questions else f"{msg}: fork before it")
-    given = answer if isinstance(answer, list | tuple) else [answer] * len(questions)
+    try:
+        given = split_edit_into_answers(
+            answer if isinstance(answer, list | tuple) else [answer] * len(questions), questions
+        )
+    except DataError as error:
+        msg = f"this does not answer effect {format_address(*address)}: {error.message}"
+        raise JournalError(msg) from error
     target = MemoryJournal(redact="off") if into is None else as_journal(into)
     if target.records():
         msg = f"{target.name} holds a run already; a fork needs a journal of its own"
         raise JournalError(msg)
     replace_with_derived(target, tape.history.records, tape.journal)
-    return target, dict(zip(questions, given, strict=False))
+    return target, {question.id: one for question, one in zip(questions, given, strict=True)}
 
 
 def make_frame(frame: FrameType) -> Frame:

@@ -4,7 +4,7 @@ Answers to the open questions of a suspended run, and decisions about effects th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 import attrs
@@ -352,9 +352,36 @@ def _to_tool_result(value: Any, *_: object) -> object:
 
 
 def _to_answers(value: Any, history: History, intent: Intent) -> object:
-    given = value if isinstance(value, list | tuple) else [value]
     asked = questions_of(history.form(intent))
+    given = split_edit_into_answers(value, asked)
     return tuple([to_answer(answer, question) for question, answer in zip(asked, given, strict=True)])
+
+
+def split_edit_into_answers(value: Any, questions: Sequence[Question]) -> list[Any]:
+    """
+    Return one answer for each question of an effect; *value* is a list of them, or the answer to a single question.
+
+    A list that answers one question has the options that are chosen.
+
+    Raises:
+        DataError: when there are more or fewer answers than questions, or a list answers a question with a single choice.
+    """
+    is_choice = len(questions) == 1 and isinstance(value, list | tuple) and len(value) != 1
+    given = [*value] if isinstance(value, list | tuple) and not is_choice else [value]
+    if len(given) != len(questions):
+        msg = f"{len(questions)} questions need a list of {len(questions)} answers, not {len(given)}"
+        raise DataError(msg)
+    return [_choice_to_answer(one, question) for one, question in zip(given, questions, strict=True)]
+
+
+def _choice_to_answer(value: Any, question: Question) -> Any:
+    """Return a list of chosen options as an answer, and other values unchanged."""
+    if not isinstance(value, list | tuple):
+        return value
+    if question.multi_select and all(isinstance(one, str) for one in value):
+        return to_answer(Answer(selected=value), question)
+    msg = f"a list answers the question {question.id!r}, which takes one answer; pass that answer without a list"
+    raise DataError(msg)
 
 
 REPLACE: Mapping[str, Callable[[Any, History, Intent], object]] = {

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import _thread
+import asyncio
 import json
 import os
 import subprocess
@@ -16,6 +17,8 @@ from typing import Any
 
 import attrs
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from stepengine import (
     STEP,
@@ -37,6 +40,7 @@ from stepengine.debugging.walks import find_fork_problem
 from stepengine.errors import InputError, JournalError, ReplayDivergence
 from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.testing import ScriptedModel, text
+from stepengine.tools.bundled import ask_user
 from tests import forked_processes
 
 
@@ -238,6 +242,35 @@ async def test_fork_continues_with_another_outcome_or_an_answer(journal: MemoryJ
     assert "other" in [m.text for m in forked.state.message_history]
     assert [4, "yes"] == answered.output
     assert lines == journal.content()
+
+
+TOPPINGS = ("ham", "egg, fried", "kale")
+ASKED = {"question": "Which toppings?", "options": TOPPINGS, "multi_select": True}
+
+
+@pytest.mark.deep
+@pytest.mark.spec("evaluation:JG28", "evaluation:JG111")
+@pytest.mark.parametrize("is_open", [True, False], ids=["open", "answered"])
+@settings(max_examples=10, deadline=None)
+@given(st.lists(st.sampled_from(TOPPINGS), min_size=1, unique=True), st.integers(1, 3))
+def test_fork_gives_each_question_its_whole_answer(is_open: bool, chosen: list[str], count: int) -> None:
+    def asking(ctx: Any) -> Any:
+        said = yield from call(ask_user, [{**ASKED, "question": f"Which toppings on pizza {n}?"} for n in range(count)])
+        return [list(answer["selected"]) for answer in said["answers"]]
+
+    agent = AgentDefinition("asker", tools=[ask_user], handle_steps=asking)
+    journal = MemoryJournal()
+    with Engine([agent]) as engine:
+        asked = engine.run_sync(agent, "go", journal=journal).pending_questions
+        if not is_open:
+            engine.resume_sync(journal, answers={question.id: "kale" for question in asked})
+        with debug(engine, journal) as one:
+            one.goto(0)
+            forked = asyncio.run(one.fork(chosen if count == 1 else [chosen] * count, allow_repeat=True))
+            with pytest.raises(JournalError, match="answer"):
+                asyncio.run(one.fork([chosen] * (count + 1), allow_repeat=True))
+
+    assert [chosen] * count == forked.output
 
 
 @pytest.mark.spec("evaluation:JG28", "evaluation:JG7")
