@@ -212,13 +212,14 @@ class ForkedWalk:
                 return message
             if os.getppid() != parent:
                 os._exit(1)
-            self._collect_ended_children(known)
+            self._collect_ended_children()
 
-    def _collect_ended_children(self, known: Mapping[str, object]) -> None:
+    def _collect_ended_children(self) -> None:
         """Collect child processes that ended, without waiting; if the active one ended, request the end of all with its exit code."""
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                if ended[0] == known["active"]:
+                # Read after the process has ended: before that it may still have handed over to another one.
+                if ended[0] == self._read_shared_message()["active"]:
                     code = os.waitstatus_to_exitcode(ended[1])
                     self._request_end(code if code >= 0 else 128 - code)
 

@@ -497,3 +497,41 @@ walk._wait_for_forks = twice
 @pytest.mark.usefixtures("forks")
 def test_forked_walk_survives_an_extra_wakeup_signal() -> None:
     assert ("went on with 3\n", 0) == walked_by(WOKEN_TWICE)
+
+
+HANDED_OVER = """
+import os
+from stepengine.debugging.walks import Rewound
+
+first, (reading, writing), seen = os.getpid(), os.pipe(), []
+read, fork, end = walk._read_shared_message, walk.fork_first_process, walk.end_all_processes
+
+def read_before_the_end():
+    known = read()
+    if os.getpid() == first and known["active"] and not seen:
+        seen.append(known)
+        os.write(writing, b".")
+        os.waitid(os.P_PID, known["active"], os.WEXITED | os.WNOWAIT)
+    return known
+
+def hand_over(code):
+    os.read(reading, 1)
+    walk.wake_nearest_and_exit(0)
+
+def fork_and_end():
+    try:
+        return fork()
+    except Rewound:
+        end(3)
+
+walk._read_shared_message, walk.fork_first_process, walk.end_all_processes = read_before_the_end, fork_and_end, hand_over
+"""
+
+
+@pytest.mark.deep
+@pytest.mark.usefixtures("forks")
+def test_process_that_handed_over_does_not_end_the_walk() -> None:
+    """
+    The sleeping process reads which one is active; that one hands over and ends before its end is collected.
+    """
+    assert ("went on with 3\n", 0) == walked_by(HANDED_OVER)
