@@ -329,8 +329,7 @@ class _WalkerProcess:
         changed = tuple(dict.fromkeys(stepper.accepted_changes))
         ends = _describe_changed_end(debugger) if differs is None else ()
         if found is None:
-            debugger.move_to(stepper.position - 1)
-            found = _make_preview(debugger, is_before=True, whole=whole)
+            found = _preview_position(debugger, position, whole=whole)
         self._debugger, self._course = debugger, (differs, changed, ends)
         return self._add_replay_facts(found)
 
@@ -338,12 +337,7 @@ class _WalkerProcess:
         """Move to another place, and return its preview, or that of the last place before a difference."""
         debugger = self._debugger
         assert debugger is not None  # noqa: S101 - the first preview creates it
-        is_before = False
-        try:
-            debugger.move_to(_find_position(debugger, at))
-        except ReplayDivergence:
-            is_before = True
-        return self._add_replay_facts(_make_preview(debugger, is_before=is_before, whole=whole))
+        return self._add_replay_facts(_preview_position(debugger, _find_position(debugger, at), whole=whole))
 
     def _add_replay_facts(self, found: MomentPreview) -> MomentPreview:
         differs, changed, ends = self._course
@@ -416,6 +410,17 @@ def _describe_end(ended: Any, output: str, texts: SafeTexts, limit: int | None) 
     """Return the status of an ended run with its *output* as text, or with its error if it has no output."""
     is_output = ended.output is not None or ended.error is None
     return f"{ended.status.value}: {output if is_output else texts.clean(str(ended.error), limit)}"
+
+
+def _preview_position(debugger: Debugger, position: int, *, whole: bool) -> MomentPreview:
+    """Move to a position, and preview it or the last one before a difference; without a place if there is none before it."""
+    try:
+        debugger.move_to(position)
+    except ReplayDivergence as error:
+        if debugger.stepper.diverged is not None:
+            return _add_divergence(MomentPreview(is_before=True), error)
+        return _make_preview(debugger, is_before=True, whole=whole)
+    return _make_preview(debugger, is_before=False, whole=whole)
 
 
 def _make_preview(debugger: Debugger, *, is_before: bool, whole: bool) -> MomentPreview:

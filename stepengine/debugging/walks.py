@@ -73,6 +73,8 @@ class PausedWalk:
             self.stepper = nearest or self.stepper.copy_at_start()
         try:
             self.stepper.advance_to(position)
+            # It starts the run of the next outcome, whose first effect may be the one that differs.
+            self.stepper.effect()
         except ReplayDivergence:
             good = self.stepper.position - 1
             if good >= 0:
@@ -301,6 +303,7 @@ class ForkedWalk:
                 self._fork_and_sleep_here()
             try:
                 stepper.advance_to(min(position, stepper.position - stepper.position % SPACING + SPACING))
+                stepper.effect()  # as in a `PausedWalk`
             except ReplayDivergence as error:
                 if stepper.position and not self.stays:
                     self.wake_nearest_and_exit(stepper.position - 1, refused=error.message)

@@ -200,6 +200,44 @@ def test_run_that_starts_differently_has_no_position(project: Path) -> None:
     assert (None, "#0") == (found.place, found.differs_at)
 
 
+CHILD = """
+from stepengine import AgentCall
+
+
+def lead_steps(ctx):
+    for _ in range(BEFORE):
+        yield STEP
+    return (yield from AgentCall("tally", "tea milk"))
+
+
+kid, agent = agent, AgentDefinition("lead", model="t/m", spawnable_agents=["tally"], handle_steps=lead_steps)
+"""
+RECORD_CHILD = RECORD.replace("[agent]", "[agent, tally.kid]").replace("agent = ", "import tally; agent = ")
+
+
+@pytest.mark.spec("studio:ST6")
+@pytest.mark.parametrize("before", [0, 2])
+@pytest.mark.deep
+def test_child_that_starts_differently_is_never_shown_as_equal(project: Path, before: int) -> None:
+    code = CODE + CHILD.replace("BEFORE", str(before))
+    (project / "tally.py").write_text(code.replace('raise RuntimeError("a tool ran")', "return 10 * len(item)"))
+    (project / "run.jsonl").unlink()
+    subprocess.run([sys.executable, "-c", RECORD_CHILD], cwd=project, check=True)
+    (project / "tally.py").write_text(code.replace("call(price_of, item)", "call(price_of, item.upper())"))
+    with closing(Walker(load_with_child, Tape(FileJournal("run.jsonl")))) as walker:
+        looks = [walker.preview_position(at) for at in ("", f"{before}#0", f"{before}#1", f"{before}#0")]
+
+    assert [f"{before}#0"] * 4 == [found.differs_at for found in looks], [found.problem for found in looks]
+    shown = [(None if found.place is None else found.place["address"], found.is_before) for found in looks]
+    assert ([("#0", False)] + [("#1", True)] * 3 if before else [(None, True)] * 4) == shown
+
+
+def load_with_child() -> tuple[Engine, Any]:
+    agent = load_agent("tally.py")
+    kid = sys.modules[agent.handle_steps.__module__].kid
+    return Engine([agent, kid], models=ScriptedModel(lambda _: text("a model was asked"))), agent
+
+
 @pytest.mark.spec("studio:ST6")
 @pytest.mark.parametrize(
     ("change", "problem"),
