@@ -384,14 +384,16 @@ class Debugger:
 
         Raises:
             JournalError: when there is no such place.
-            ReplayDivergence: when the run differs from its record before a place; the debugger is then at the last equal position.
+            ReplayDivergence: when the run differs from its record before a place.
         """
         stood, one, two = self.position, self.places.find_position(a), self.places.find_position(b)
         known: dict[int, dict[str, object]] = {}
-        for position in sorted({one, two}):
-            self._walk.move_to(position)
-            known[position] = summarize_moment(self.moment(), self.texts)
-        self._walk.move_to(stood)
+        try:
+            for position in sorted({one, two}):
+                self._walk.move_to(position)
+                known[position] = summarize_moment(self.moment(), self.texts)
+        finally:
+            self._walk.move_to(stood)
         return diff_summaries(known[one], known[two])
 
     # --- forks --------------------------------------------------------------------------------------------------------

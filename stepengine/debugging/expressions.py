@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple, Never
 
 from stepengine.data.outcomes import Failure
@@ -199,9 +200,10 @@ def parse_condition(condition: str) -> Callable[[Stepper], object]:
     condition = condition.strip()
     line = LINE.fullmatch(condition)
     if line is not None:
-        file, number = line["file"] or "", int(line["line"])
+        parts, number = Path(line["file"] or "").parts, int(line["line"])
         return lambda stepper: any(
-            frame.line == number and (frame.file.endswith(file) if file else frame.kind != "package")
+            frame.line == number
+            and (Path(frame.file).parts[-len(parts) :] == parts if parts else frame.kind != "package")
             for frame in stepper.frames()
         )
     if condition.startswith("@"):

@@ -209,6 +209,24 @@ def test_diverging_code_stops_at_the_last_matching_position(journal: MemoryJourn
             assert ("#5", "/input/path", 4) == (raised.value.address, raised.value.diff[0].pointer, one.position)
             assert ("#4", 2) == (one.moment().address, one.moment().frames[0].locals["number"])
         assert "#3" == one.back().address
+        for places in [(1, "#7"), ("#7", 1)]:
+            with pytest.raises(ReplayDivergence):
+                one.diff(*places)
+
+            assert ("#3", 3) == (one.moment().address, one.position)
+
+
+@pytest.mark.spec("evaluation:JG22")
+def test_line_condition_matches_whole_names_of_files(journal: MemoryJournal) -> None:
+    line = handle_steps.__code__.co_firstlineno + 4
+    folder, name = Path(__file__).parts[-2:]
+    with debugger(journal) as one:
+        found = {}
+        for file in [name, f"{folder}/{name}", f"./{name}", __file__, name[1:], f"g/{name}", f"x/{name}"]:
+            one.move_to(0)
+            found[file] = one.run_until(f"{file}:{line}")
+
+    assert [True] * 4 + [False] * 3 == list(found.values()), found
 
 
 @pytest.mark.spec("evaluation:JG24")
