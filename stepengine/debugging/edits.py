@@ -20,6 +20,7 @@ import json
 import os
 import select
 import signal
+import site
 import socket
 import sys
 import sysconfig
@@ -85,9 +86,16 @@ Stamps = Mapping[str, tuple[int, int, int]]
 AROUND = 3
 BEFORE_DIFFERENCE = 40
 """The characters of a long end that are shown before the first difference."""
-LIBRARIES = tuple(
-    {str(Path(path).resolve()) for path in sysconfig.get_paths().values()} | {str(Path(__file__).resolve().parents[1])}
+LIBRARIES = frozenset(
+    str(Path(path).resolve())
+    for path in (
+        *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")),
+        *site.getsitepackages(),
+        site.getusersitepackages(),
+        Path(__file__).parents[1],
+    )
 )
+"""The folders of modules alone: the folder of an environment or of the whole installation may hold the author's code, too."""
 
 
 @frozen(kw_only=True)
@@ -440,14 +448,30 @@ def error_text(error: BaseException) -> str:
     """
     Return the message of an error of loading or replaying, without advice.
 
-    Errors other than the engine's start with file and line in the author's code; of an error with a cause, those of the cause.
+    Errors other than the engine's start with file and line in the author's code; see ``find_error_location``.
     """
     if isinstance(error, ReplayDivergence):
         return error.message.partition("\n  to go on")[0]
     if isinstance(error, StepEngineError):
         return error.message
-    last = next((f"{name}:{line}: " for name, line in reversed(list(places_in_traceback(error)))), "")
-    return f"{last}{type(error).__name__}: {error}"
+    file, line = find_error_location(error)
+    where = f"{file}:{line}: " if file else ""
+    return f"{where}{type(error).__name__}: {error}"
+
+
+def find_error_location(error: BaseException) -> tuple[str, int]:
+    """
+    Return file and line of the author's code that raised an error; ``""`` and 0 without one.
+
+    An engine's error, and one that no code of the author raised, has the location of its cause or context, if Python shows that.
+    """
+    places = list(_own_places_in_traceback(error))
+    inner = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if inner is not None and (not places or isinstance(error, StepEngineError)):
+        found = find_error_location(inner)
+        if found[0]:
+            return found
+    return places[-1] if places else ("", 0)
 
 
 @contextlib.contextmanager
@@ -473,12 +497,16 @@ def add_broken_files_to_error() -> Iterator[None]:
 def places_in_traceback(error: BaseException | None) -> Iterator[tuple[str, int]]:
     """Yield file and line of the author's frames in the traceback of an error, innermost last, then those of its cause or context."""
     while error is not None:
-        for frame, line in traceback.walk_tb(error.__traceback__):
-            if is_editable_source(frame.f_code.co_filename):
-                yield frame.f_code.co_filename, line
-        if isinstance(error, SyntaxError) and error.filename and is_editable_source(error.filename):
-            yield error.filename, error.lineno or 0
+        yield from _own_places_in_traceback(error)
         error = error.__cause__ or error.__context__
+
+
+def _own_places_in_traceback(error: BaseException) -> Iterator[tuple[str, int]]:
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if is_editable_source(frame.f_code.co_filename):
+            yield frame.f_code.co_filename, line
+    if isinstance(error, SyntaxError) and error.filename and is_editable_source(error.filename):
+        yield error.filename, error.lineno or 0
 
 
 def files_imported_since(known: Iterable[str]) -> Iterator[str]:
@@ -496,7 +524,7 @@ def modules_imported_since(known: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def is_editable_source(file: str) -> bool:
-    """Return whether a file is an existing Python source outside the folders of the Python installation and of this package."""
+    """Return whether a file is an existing Python source outside the folders of installed modules and of this package."""
     if not file.endswith(".py"):
         return False
     path = Path(file).resolve()

@@ -7,7 +7,7 @@ Only ``stepengine.server`` starts ``python -m stepengine.debugging.load_check``.
 from __future__ import annotations
 
 from stepengine.debugging.desk import EngineSpec, open_json_channel, wait_for_message
-from stepengine.debugging.edits import disable_bytecode, error_text, places_in_traceback
+from stepengine.debugging.edits import disable_bytecode, error_text, find_error_location
 
 
 def main() -> None:
@@ -20,7 +20,7 @@ def main() -> None:
     try:
         EngineSpec.from_json(first["maker"]).create_engine()
     except (Exception, SystemExit) as error:  # noqa: BLE001 - any error of the author's code is the result
-        file, line = next(iter(reversed(list(places_in_traceback(error)))), ("", 0))
+        file, line = find_error_location(error)
         write_message({"problem": error_text(error), "file": file, "line": line})
     else:
         write_message({"problem": "", "file": "", "line": 0})

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from stepengine.debugging.desk import EngineSpec
-from stepengine.debugging.edits import error_text, files_imported_since, modules_imported_since, places_in_traceback
+from stepengine.debugging.edits import error_text, files_imported_since, find_error_location, modules_imported_since
 from stepengine.engine.neighbour_imports import PREFIX
 from stepengine.server.problems import Problem
 from stepengine.server.processes import JsonChildProcess
@@ -111,7 +111,7 @@ class EngineSources:
         except (Exception, SystemExit) as error:
             self._unload_author_modules()
             sys.modules.update(held)
-            file, line = next(iter(reversed(list(places_in_traceback(error)))), ("", 0))
+            file, line = find_error_location(error)
             raise _make_source_problem(error_text(error), file, line) from error
         # A file that is saved while it is imported is seen the next time.
         self._since, self._refused = since, None

@@ -113,3 +113,34 @@ def test_requests_sent_with_the_first_message_are_answered(project: Path) -> Non
         answered = [(told["id"], told["now"]["place"]["address"]) for told in desk.end_input() if "id" in told]
 
     assert [(n, "#0") for n in range(3)] == answered
+
+
+RAISED = """
+def parse():
+    raise ValueError("no number")
+
+
+try:
+    parse()
+except ValueError as error:
+    raise RuntimeError("bad config") CAUSE
+"""
+LOADED = "from stepengine import load_agent\nload_agent('agent_file.py')\n"
+
+
+@pytest.mark.deep
+@pytest.mark.spec("studio:ST6")
+@pytest.mark.parametrize("cause", ["from None", "from error", ""])
+@pytest.mark.parametrize("is_loaded", [False, True], ids=["imported", "loaded"])
+def test_error_of_loading_has_the_line_that_raised_it(project: Path, cause: str, is_loaded: bool) -> None:
+    raised = project / ("agent_file.py" if is_loaded else "team.py")
+    raised.write_text(RAISED.replace("CAUSE", cause))
+    if is_loaded:
+        (project / "team.py").write_text(LOADED)
+    with started("load_check", project) as check:
+        check.send({"maker": MAKER})
+        told = check.receive("problem")
+
+    assert (str(raised), 9) == (told["file"], told["line"])
+    assert f"{raised}:9" in told["problem"]
+    assert "RuntimeError: bad config" in told["problem"]

@@ -7,6 +7,8 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import sysconfig
+import venv
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -260,6 +262,23 @@ def test_code_that_cannot_be_replayed_gives_an_error_and_recovers(
 
     assert (None, True) == (broken.place, problem in broken.problem), broken.problem
     assert "40" == variables(seen())["total"]
+
+
+@pytest.mark.spec("studio:ST6")
+@pytest.mark.deep
+def test_files_in_the_folder_of_the_environment_are_watched(project: Path) -> None:
+    """
+    As with ``python -m venv .`` in a project, or a project below ``/usr``.
+    """
+    venv.create(project, symlinks=True)
+    installed = project / sysconfig.get_path("purelib", vars={"base": "."})
+    (installed / "stepengine_env.pth").write_text("\n".join(sys.path[1:]))
+    (installed / "library.py").write_text("")
+    code = "from stepengine.debugging.edits import is_editable_source; import sys; print([is_editable_source(f) for f in sys.argv[1:]])"
+    files = [project / "helper.py", installed / "library.py"]
+    ran = subprocess.run([project / "bin/python", "-c", code, *files], capture_output=True, text=True, check=True)
+
+    assert "[True, False]\n" == ran.stdout
 
 
 @pytest.mark.spec("studio:ST6")
