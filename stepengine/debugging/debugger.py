@@ -8,6 +8,7 @@ Texts for a screen come from ``SafeTexts``.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import linecache
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import attrs
 
+from stepengine.data.codec import plain
 from stepengine.data.json import find_first_difference
 from stepengine.data.outcomes import Failure
 from stepengine.data.questions import Answer
@@ -45,9 +47,12 @@ from stepengine.journal.questions import make_edited_outcome, split_edit_into_an
 from stepengine.journal.records import Address, Result, format_address
 
 if TYPE_CHECKING:
+    from stepengine.data.messages import Message
     from stepengine.engine import Engine
     from stepengine.engine.options import AgentLike
 
+
+MESSAGE_CHARS = 100
 
 # --- texts ----------------------------------------------------------------------------------------------------------
 
@@ -69,13 +74,14 @@ def summarize_moment(moment: Moment, texts: SafeTexts) -> dict[str, Any]:
     """
     Return the values of a moment that ``diff`` compares: messages, context, budgets, usage and locals.
 
-    All values are safe texts. Of a message it is the first 100 characters, without tool calls, and of a variable the first 200.
+    All values are safe texts. Of a message it is the first 100 characters, and of a longer one also a number that differs for
+    different messages. Of a variable it is the first 200 characters.
     """
     state: AgentState = moment.state
     frame = next((each for each in moment.frames if each.kind in ("handler", "hook", "tool")), None)
     return {
         "agent": moment.agent_id,
-        "messages": [f"{message.role}: {texts.clean(message.text, 100)}" for message in state.message_history],
+        "messages": [_summarize_message(message, texts) for message in state.message_history],
         "context": {key: texts.format_variable(key, value) for key, value in state.context.items()},
         "budgets": {"steps_remaining": state.steps_remaining},
         "usage": {"tokens": state.usage.total_tokens, "cost": None if state.cost is None else str(state.cost)},
@@ -83,6 +89,24 @@ def summarize_moment(moment: Moment, texts: SafeTexts) -> dict[str, Any]:
         if frame is None
         else {name: texts.format_variable(name, value) for name, value in frame.locals.items()},
     }
+
+
+def format_message(message: Any) -> str:
+    """Return the text of a message, and a line for each of its tool calls."""
+    called = [
+        f"{call.tool_name} {json.dumps(plain(call.input), ensure_ascii=False)}"
+        for call in getattr(message, "tool_calls", ())
+    ]
+    return "\n".join([part for part in (message.text, *called) if part])
+
+
+def _summarize_message(message: Message, texts: SafeTexts) -> str:
+    whole = texts.clean(format_message(message))
+    if len(whole) <= MESSAGE_CHARS:
+        return f"{message.role}: {whole}"
+    # Summaries are passed between processes, so the rest of a long message is only told apart.
+    digest = hashlib.sha256(whole.encode(errors="surrogatepass")).hexdigest()[:8]
+    return f"{message.role}: {whole[:MESSAGE_CHARS]}... ({len(whole):,} characters, {digest})"
 
 
 def diff_summaries(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
@@ -380,7 +404,7 @@ class Debugger:
         """
         Return the differences between two places, a line each; places are those of ``goto``. The debugger returns to its position.
 
-        Lines are those of ``diff_summaries``. Values that differ only behind the end of their text have no line.
+        Lines are those of ``diff_summaries``. Variables that differ only behind the end of their text have no line.
 
         Raises:
             JournalError: when there is no such place.

@@ -47,6 +47,7 @@ from stepengine.data.visible import cut_after
 from stepengine.debugging.debugger import (
     Debugger,
     diff_summaries,
+    format_message,
     lines_around,
     summarize_moment,
 )
@@ -558,16 +559,7 @@ def _position_details_to_json(debugger: Debugger) -> dict[str, Any]:
 def _messages_to_json(messages: Any, texts: SafeTexts) -> list[dict[str, str]]:
     """Return role and safe text of the last 60 messages; a text includes the message's tool calls."""
     last = list(messages)[-MESSAGES:]
-    return [{"role": str(one.role), "text": texts.clean(_message_text(one), CHARS)} for one in last]
-
-
-def _message_text(message: Any) -> str:
-    """Return the text of a message, and a line for each of its tool calls."""
-    called = [
-        f"{call.tool_name} {json.dumps(plain(call.input), ensure_ascii=False)}"
-        for call in getattr(message, "tool_calls", ())
-    ]
-    return "\n".join([part for part in (message.text, *called) if part])
+    return [{"role": str(one.role), "text": texts.clean(format_message(one), CHARS)} for one in last]
 
 
 def _request_to_json(request: ModelRequest, texts: SafeTexts) -> dict[str, Any]:

@@ -33,8 +33,9 @@ from stepengine import (
     tool,
 )
 from stepengine.adapters.ag_ui.asked import page_hooks
+from stepengine.data.messages import AssistantMessage, TextPart, ToolCallPart
 from stepengine.debugging import debug
-from stepengine.debugging.debugger import diff_summaries
+from stepengine.debugging.debugger import diff_summaries, summarize_moment
 from stepengine.debugging.expressions import has_read_only_syntax
 from stepengine.debugging.walks import find_fork_problem
 from stepengine.errors import InputError, JournalError, ReplayDivergence
@@ -243,6 +244,21 @@ def test_diff_lists_added_removed_and_changed_values(journal: MemoryJournal) -> 
         (["x", "y"], {"k": "1"}), (["x", "z"], {}),
     ))  # fmt: skip
     assert ["- message 1 y", "+ message 1 z", "- context k 1"] == diff_summaries(before, after)
+
+
+@pytest.mark.spec("evaluation:JG24")
+@pytest.mark.parametrize("late", [True, False], ids=["text", "call"])
+def test_summaries_of_different_messages_differ_however_late(journal: MemoryJournal, late: bool) -> None:
+    def summary(said: str) -> dict[str, Any]:
+        call_ = ToolCallPart("c", "read", {"path": "" if late else said})
+        message = AssistantMessage([TextPart("x" * 300 + (said if late else "")), call_])
+        with debugger(journal) as one:
+            moment = one.moment()
+            state = attrs.evolve(moment.state, message_history=[*moment.state.message_history, message])
+            return summarize_moment(attrs.evolve(moment, state=state), one.texts)
+
+    assert [] == diff_summaries(summary("a"), summary("a"))
+    assert ["- message", "+ message"] == [line[:9] for line in diff_summaries(summary("a"), summary("b"))]
 
 
 @pytest.mark.spec("evaluation:JG28", "evaluation:JG111")
