@@ -111,7 +111,7 @@ class _WatchScreen:
         """Load the code in a child process, and print the position or its changes."""
         self._last = self._watched.good
         try:
-            found, changes = self._watched.preview_position()
+            found, changes = self._watched.reload_and_preview()
         except JournalError as error:
             if self._last is None:
                 raise UsageProblem(error.message) from None

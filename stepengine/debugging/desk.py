@@ -189,7 +189,7 @@ class _RunInspector:
         """Load the current code, and send a preview of the place, with the one before the save; an error is sent as a problem."""
         before = self._watched.good
         try:
-            found, changes = self._watched.preview_position(whole=True)
+            found, changes = self._watched.reload_and_preview(whole=True)
         except StepEngineError as error:
             self._write_message({"event": "problem", "problem": self._hide_journal_path(error.message), "saved": saved})
             return

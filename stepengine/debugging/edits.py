@@ -544,7 +544,7 @@ def _position_details_to_json(debugger: Debugger) -> dict[str, Any]:
     moment, texts = debugger.moment(), debugger.texts
     return {
         "state": {
-            "messages": _messages_to_json(moment.state.message_history, texts),
+            "messages": _last_messages_to_json(moment.state.message_history, texts),
             "left_out": max(0, len(moment.state.message_history) - MESSAGES),
             "context": {key: texts.format_variable(key, value) for key, value in moment.state.context.items()},
             "output": texts.format_value(moment.state.output),
@@ -556,7 +556,7 @@ def _position_details_to_json(debugger: Debugger) -> dict[str, Any]:
     }
 
 
-def _messages_to_json(messages: Any, texts: SafeTexts) -> list[dict[str, str]]:
+def _last_messages_to_json(messages: Any, texts: SafeTexts) -> list[dict[str, str]]:
     """Return role and safe text of the last 60 messages; a text includes the message's tool calls."""
     last = list(messages)[-MESSAGES:]
     return [{"role": str(one.role), "text": texts.clean(format_message(one), CHARS)} for one in last]
@@ -569,7 +569,7 @@ def _request_to_json(request: ModelRequest, texts: SafeTexts) -> dict[str, Any]:
         "system": texts.clean(request.system_prompt, 4 * CHARS),
         "tools": [{"name": spec.name, "description": texts.clean(spec.description, CHARS)} for spec in request.tools],
         "settings": texts.format_value(request.settings),
-        "messages": _messages_to_json(messages, texts),
+        "messages": _last_messages_to_json(messages, texts),
         "left_out": max(0, len(messages) - MESSAGES),
     }
 
@@ -597,14 +597,14 @@ def _replaceable_outcome(moment: Moment, debugger: Debugger) -> dict[str, Any]:
     )
     if kind is None or moment.outcome is None:
         return {"kind": None, "value": None}
-    value = None if isinstance(moment.outcome, Failure) else _outcome_for_edit(moment.outcome.value)
+    value = None if isinstance(moment.outcome, Failure) else _outcome_to_edit(moment.outcome.value)
     text = json.dumps(value, ensure_ascii=False)
     cleaned = debugger.texts.clean(text)
     # A fork would use the placeholder of a secret, or an escape, as if it were the recorded text.
     return {"kind": kind, "value": value if len(text) <= EDITABLE and cleaned == text else None}
 
 
-def _outcome_for_edit(value: object) -> Any:
+def _outcome_to_edit(value: object) -> Any:
     """Convert a recorded outcome to the form that the ``edit`` of a fork accepts; the result can be edited and passed to it."""
     if isinstance(value, ModelReply):
         if not value.tool_calls:
@@ -727,7 +727,7 @@ class WatchedMoment:
         # Imported modules have absolute paths; the other files may be relative, or links.
         return list(dict.fromkeys(map(os.path.realpath, changed)))
 
-    def preview_position(self, *, whole: bool = False) -> tuple[MomentPreview, list[str] | None]:
+    def reload_and_preview(self, *, whole: bool = False) -> tuple[MomentPreview, list[str] | None]:
         """
         Load the current code in a new process; return a preview of the place, and its differences to the last one.
 

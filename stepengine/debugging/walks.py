@@ -65,7 +65,7 @@ class PausedWalk:
             ReplayDivergence: when the run differs from its record before *position*; the walk is at the last equal position.
         """
         if position < self.stepper.position or self.stepper.diverged is not None:
-            self._pause_stepper()
+            self._store_or_close_stepper()
             before = [each for each in self._paused if each.position <= position]
             nearest = max(before, key=lambda each: each.position, default=None)
             if nearest is not None:
@@ -82,7 +82,7 @@ class PausedWalk:
                     self.move_to(good)
             raise
 
-    def _pause_stepper(self) -> None:
+    def _store_or_close_stepper(self) -> None:
         """Store the current stepper for later moves, and close the oldest over the limit; one that diverged is closed instead."""
         if self.stepper.diverged is not None:
             self.stepper.close()
@@ -185,7 +185,7 @@ class ForkedWalk:
                 return None
             told = self._sleep_until_message(parent)
             if "end" in told:
-                return self._wait_for_forks(told["end"])
+                return self._wait_for_forks_and_exit(told["end"])
             message = told
 
     def _fork_active_process(self) -> bool:
@@ -238,7 +238,7 @@ class ForkedWalk:
             self._write_shared_message({**known, "end": code})
         os.kill(self._first, signal.SIGUSR1)
 
-    def _wait_for_forks(self, code: int) -> int:
+    def _wait_for_forks_and_exit(self, code: int) -> int:
         """Wait for the processes forked here, then exit; the first process returns the exit code instead."""
         if os.getpid() == self._first:
             for pid, _ in self._read_shared_message()["places"]:

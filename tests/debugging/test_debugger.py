@@ -514,7 +514,7 @@ def walked_by(code: str) -> tuple[str, int]:
 WOKEN_TWICE = """
 import os, signal
 
-leave = walk._wait_for_forks
+leave = walk._wait_for_forks_and_exit
 
 def twice(code):
     code = leave(code)
@@ -522,7 +522,7 @@ def twice(code):
         os.kill(os.getpid(), signal.SIGUSR1)  # of one that slept in between, and saw the end later
     return code
 
-walk._wait_for_forks = twice
+walk._wait_for_forks_and_exit = twice
 """
 
 

@@ -184,7 +184,7 @@ def test_changed_end_is_reported_however_late_it_differs(project: Path, made: st
 def test_file_watched_under_two_names_is_reported_once(project: Path) -> None:
     watched = WatchedMoment(load, Tape(FileJournal("run.jsonl")), files=lambda: ["tally.py"])
     try:
-        watched.preview_position()
+        watched.reload_and_preview()
         (project / "tally.py").write_text(CODE.replace("+ 0", "+ 1"))
         saved = watched.find_saved_files()
     finally:

@@ -153,9 +153,9 @@ class _PageHandler(BaseHTTPRequestHandler):
         elif not secrets.compare_digest(first.encode(), self.server.token.encode()) or rest not in ("", "records"):
             self._send_body(404, "text/plain", "there is nothing here")
         else:
-            self._send_update(rest, _parse_offset(asked.query))
+            self._send_page_or_changes(rest, _parse_offset(asked.query))
 
-    def _send_update(self, what: str, offset: int) -> None:
+    def _send_page_or_changes(self, what: str, offset: int) -> None:
         """Read new records; send the page if *what* is empty, else the changes after *offset*. An error is sent as JSON."""
         following = self.server.following
         try:

@@ -279,7 +279,7 @@ class RunPayload:
         address = (intent.path, intent.seq)
         form = history.form(intent)
         if address == ROOT:
-            self._add_agent("", form)
+            self._add_run("", form)
             return
         run = self._runs[intent.path]
         if form["type"] == "model_call":
@@ -302,7 +302,7 @@ class RunPayload:
         if intent.starts_child_or_body:
             call["child"] = path = child_path(intent.path, intent.seq)
             is_body = form["type"] == "tool_call"
-            self._add_agent(
+            self._add_run(
                 path, {"agent_id": form["tool_name"], "prompt": "", "params": form["input"]} if is_body else form
             )
 
@@ -484,7 +484,7 @@ class RunPayload:
             return {"status": "ok", "result": self.texts.add(answers)}
         return {"status": "ok", "result": self.texts.add([{"json": plain(value)}], whole_at=whole_at)}
 
-    def _add_agent(self, path: str, form: Mapping[str, Any]) -> None:
+    def _add_run(self, path: str, form: Mapping[str, Any]) -> None:
         """Append an entry for a run of the tree, or the body of a tool, that starts now."""
         above = self._runs[path.rpartition(".")[0]] if path else None
         last = 0 if above is None else above.last
