@@ -87,14 +87,10 @@ Stamps = Mapping[str, tuple[int, int, int]]
 AROUND = 3
 BEFORE_DIFFERENCE = 40
 """The characters of a long end that are shown before the first difference."""
+_INSTALLED = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
 LIBRARIES = frozenset(
     str(Path(path).resolve())
-    for path in (
-        *map(sysconfig.get_path, ("stdlib", "platstdlib", "purelib", "platlib")),
-        *site.getsitepackages(),
-        site.getusersitepackages(),
-        Path(__file__).parents[1],
-    )
+    for path in [*_INSTALLED, *site.getsitepackages(), site.getusersitepackages(), str(Path(__file__).parents[1])]
 )
 """The folders of modules alone: the folder of an environment or of the whole installation may hold the author's code, too."""
 
