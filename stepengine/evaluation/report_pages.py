@@ -8,6 +8,7 @@ import base64
 import hashlib
 import html
 import math
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -88,7 +89,7 @@ def failed_sample_lines(scores: Scores, folder: Path, agent: Callable[[Sample], 
     for sample in failed[:SHOWN]:
         why = next((f"{name}: {x.reason}" for name, x in sample.scores.items() if x.passed is not True), sample.status)
         yield f"{sample.case} {sample.side} {sample.n}: {why}"
-        yield f"    stepengine debug {folder / sample.journal}{agent(sample)}"
+        yield f"    stepengine debug {shlex.quote(str(folder / sample.journal))}{agent(sample)}"
     if len(failed) > SHOWN:
         yield f"and {len(failed) - SHOWN} more"
 

@@ -3,8 +3,8 @@ A separate program: starts one command, and supervises it until all its processe
 
 It needs Python 3.8: for commands on another system it is started there, with its text for ``-c``. It is started as
 ``python -I -S supervisor.py PARENT LINE FOLDER LIMITS PROGRAM ARGV...`` in the environment of the command. The arguments are the
-parent's process id, the descriptors of a socket to the parent and of the working folder, and limits as ``RLIMIT_NAME=value`` joined
-by commas. The command is executed with ``execve`` in its own session: no shell parses anything.
+parent's process id, the descriptors of a socket to the parent and of the working folder, and limits as ``RLIMIT_NAME=value`` or
+``UMASK=value`` joined by commas. The command is executed with ``execve`` in its own session: no shell parses anything.
 
 On the socket it writes ``pid N`` when the command runs or ``errno N`` if it could not be executed, and later ``exit N`` or
 ``signal N``. When the parent writes anything, or has ended, all processes of the command are killed. On Linux this process is
@@ -40,10 +40,13 @@ def prctl(option: int, value: int) -> None:
         ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 
-def set_resource_limits(limits: str) -> None:
-    """Set resource limits; a limit above the system's maximum is set to the maximum."""
+def set_limits(limits: str) -> None:
+    """Set resource limits and the umask; a limit above the system's maximum is set to the maximum."""
     for entry in filter(None, limits.split(",")):
         name, _, value = entry.partition("=")
+        if name == "UMASK":
+            os.umask(int(value))
+            continue
         which = getattr(resource, name)
         _, hard = resource.getrlimit(which)
         wanted = int(value) if hard == resource.RLIM_INFINITY else min(int(value), hard)
@@ -59,7 +62,7 @@ def exec_command(folder: int, limits: str, program: str, argv: list[str]) -> Non
         os._exit(1)
     os.fchdir(folder)
     os.close(folder)
-    set_resource_limits(limits)
+    set_limits(limits)
     # Python ignores some, a `nohup` or a shell that put us into the background others, and a program would inherit it.
     for number in signal.valid_signals():
         if signal.getsignal(number) is signal.SIG_IGN:

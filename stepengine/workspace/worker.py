@@ -57,8 +57,8 @@ KINDS = {
     "folder": os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC,
     "file": os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC,
 }
-WITH_UMASK = "import os, sys; os.umask(0o022); exec(sys.argv.pop(1))"
-"""Sets the umask of a supervisor in its own process: other threads of this one write files, and Python 3.8 has no ``Popen(umask=)``."""
+UMASK = "UMASK=%d" % 0o022
+"""The umask of commands. Each sets its own: other threads of this process write files, and Python 3.8 has no ``Popen(umask=)``."""
 SLOW = {"list", "pread", "replace", "remove", "sweep", "spawn", "end_marked", "find_program_outside"}
 """Requests that may be slow: each runs in its own thread, while the others run in order of arrival."""
 
@@ -374,8 +374,8 @@ class Worker:
                 passed.append(file.fileno())
                 argv = [word.replace("{script}", "/dev/fd/%d" % file.fileno()) for word in argv]
             words = [
-                sys.executable, "-I", "-S", "-X", "utf8", "-c", WITH_UMASK, supervisor, str(os.getpid()), str(line_end.fileno()),
-                str(self.fd(folder)), limits, program,
+                sys.executable, "-I", "-S", "-X", "utf8", "-c", supervisor, str(os.getpid()), str(line_end.fileno()),
+                str(self.fd(folder)), ",".join(filter(None, [limits, UMASK])), program,
             ]  # fmt: skip
             popen = subprocess.Popen(  # noqa: S603  (the supervisor; it executes an argument list)
                 words + argv,
