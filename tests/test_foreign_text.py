@@ -1635,7 +1635,7 @@ APART = {
     "at most some kilobytes in one class of characters, or bytes whose error of decoding is caught": """
         adapters/acp/kept.py adapters/acp/prompts.py adapters/acp/servers.py adapters/acp/workplace.py
         adapters/mcp/owned_sessions.py cli/commands/impact.py cli/commands/runs.py cli/commands/undo.py
-        cli/perform.py data/origins.py data/quantities.py data/schemas.py data/state.py
+        cli/perform.py debugging/texts.py data/origins.py data/quantities.py data/schemas.py data/state.py
         engine/neighbour_imports.py engine/trust.py evaluation/pinned_tests.py journal/files.py journal/mailbox.py
         journal/journal_repair.py journal/journal_files.py journal/provenance.py journal/recorded_runs.py journal/sqlite.py
         models/_byte_reader.py models/bedrock_converse/stream.py models/google/interactions/decode.py
