@@ -46,7 +46,17 @@ def paint(what: str) -> str:
     return f"{what} is red"
 
 
-POLICY = Policy([Rule.ask_for_tool("paint"), Rule.allow_tool("change"), Rule.allow_tool("spawn_agents")])
+@tool(in_thread=False, parallel_safe=True)
+def look(at: str) -> str:
+    """
+    Look at something.
+    """
+    return f"{at} is there"
+
+
+POLICY = Policy(
+    [Rule.ask_for_tool("paint"), Rule.ask_for_tool("look"), Rule.allow_tool("change"), Rule.allow_tool("spawn_agents")]
+)
 
 
 def given(*said: Any, **fields: Any) -> RunAgentInput:
@@ -70,7 +80,7 @@ class App:
     ) -> None:
         self.sessions = MemorySessions()
         self.model = ScriptedModel(replies)
-        bot = agent("bot", model="m/m", tools=[change, paint])
+        bot = agent("bot", model="m/m", tools=[change, paint, look])
         options: Any = {"models": self.model, "permissions": POLICY, "sessions": self.sessions}
         self.engine = Engine([bot], hooks=page_hooks() if hooks is None else hooks, **options)
         self.handles: list[RunHandle] = []
@@ -273,6 +283,17 @@ async def test_reconnecting_page_sees_conversation_state_and_open_question() -> 
     ] == spoken
     assert {"both": 1} == of(events, "STATE_SNAPSHOT")[0]["snapshot"]
     assert first[-1]["outcome"] == events[-1]["outcome"]
+
+
+@pytest.mark.spec("interfaces:IF114")
+async def test_reconnecting_page_sees_each_question_with_its_call() -> None:
+    app = App(tool_calls(*[tool_call("look", {"at": what}) for what in ("it", "that", "this")]))
+    first = await app(given("Paint."))
+    events = await app.again()
+
+    asked = first[-1]["outcome"]["interrupts"]
+    assert ["c1", "c2", "c3"] == [one["toolCallId"] for one in asked]
+    assert asked == events[-1]["outcome"]["interrupts"]
 
 
 @pytest.mark.spec("interfaces:IF114")

@@ -23,8 +23,8 @@ import attrs
 from stepengine.adapters.ag_ui.asked import (
     Asked,
     asked_of,
+    find_call_of_question,
     find_page_tool_name,
-    list_waiting_calls,
     list_waiting_page_calls,
     page_hooks,
     run_turns,
@@ -317,10 +317,9 @@ class _EventTranslator:
     def _make_waiting_outcome(self, pending: Sequence[Question], state: AgentState | None) -> object:
         """Return the outcome of a run that waits: interrupts for questions, else success with the calls of the page's tools."""
         questions = [question for question in pending if self._page is None or not find_page_tool_name(question)]
-        waiting = {} if state is None else {m.tool_name: m.tool_call_id for m in reversed(list_waiting_calls(state))}
         for question in questions:
-            if not question.path and question.tool_name in waiting:
-                self._asked.setdefault(question.id, waiting[question.tool_name])
+            if question.id not in self._asked and (call := find_call_of_question(state, question)):
+                self._asked[question.id] = call
         if questions:
             asked = [self._make_interrupt(question) for question in questions]
             return self.core.RunFinishedInterruptOutcome(type="interrupt", interrupts=asked)

@@ -21,7 +21,7 @@ from stepengine.data.definition import HookContext
 from stepengine.data.events import Event, RunFinished
 from stepengine.data.hooks import Change, Hooks
 from stepengine.data.json import JsonDict, freeze_object
-from stepengine.data.messages import ToolMessage, ToolResult, UserMessage
+from stepengine.data.messages import AssistantMessage, ToolMessage, ToolResult, UserMessage
 from stepengine.data.questions import PAGE, Answer, AnswerLike, Question
 from stepengine.data.state import AgentState, find_suspended_reply_index
 from stepengine.data.tools import Asking, ToolSpec
@@ -205,6 +205,22 @@ def list_waiting_calls(state: AgentState | None) -> list[ToolMessage]:
     if state is None or at is None:
         return []
     return [m for m in state.message_history[at:] if isinstance(m, ToolMessage) and m.status == "pending"]
+
+
+def find_call_of_question(state: AgentState | None, question: Question) -> str:
+    """Return the id of the waiting call of the root run that a permission question is about; ``""`` for other questions."""
+    if state is None or question.path:
+        return ""
+    waiting = [m.tool_call_id for m in list_waiting_calls(state) if m.tool_name == question.tool_name]
+    inputs = {
+        part.tool_call_id: part.input
+        for message in state.message_history
+        if isinstance(message, AssistantMessage)
+        for part in message.tool_calls
+    }
+    # Of several calls of a tool the one with the input that the question shows; it may be shown in another form.
+    same = [call for call in waiting if inputs.get(call) == question.details]
+    return next(iter(same + waiting), "")
 
 
 def list_waiting_page_calls(state: AgentState | None) -> list[str]:
