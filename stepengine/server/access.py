@@ -59,8 +59,8 @@ def _check_scopes(given: Iterable[str]) -> frozenset[ScopeName]:
     found = frozenset(given)
     strange = sorted(found.difference(SCOPES))
     if strange or not found or isinstance(given, str):
-        said = f"{', '.join(map(repr, strange))} is no scope" if strange else "there is no scope"
-        msg = f"{said}; some of {list_names(SCOPES, strange[0] if strange else '')} would be fine"
+        said = f"unknown scope {', '.join(map(repr, strange))}" if strange else "no scope is given"
+        msg = f"{said}; valid scopes: {list_names(SCOPES, strange[0] if strange else '')}"
         raise DefinitionError(msg)
     return frozenset(scope for scope in SCOPES if scope in found)
 
@@ -68,7 +68,7 @@ def _check_scopes(given: Iterable[str]) -> frozenset[ScopeName]:
 def _check_caller_name(_instance: object, _attribute: attrs.Attribute[Any], value: object) -> None:
     # Scheduled runs have no owner: a caller without a name would own them.
     if not isinstance(value, str) or not value:
-        msg = f"Caller(name={value!r}) is not the name of a caller, such as the id of a user"
+        msg = f"Caller(name={value!r}) must be a non-empty string, such as the id of a user"
         raise DefinitionError(msg)
     if value in NO_CALLER:
         msg = f"Caller(name={value!r}) is a reserved name: in `Answer.by` it means that no person answered. Use another name, such as {value + '1'!r}"
@@ -100,7 +100,7 @@ class Caller:
             Problem: 403, for everybody else.
         """
         if not self.may(scope):
-            msg = f"this needs the scope {scope!r}; this caller has {', '.join(sorted(self.scopes))}"
+            msg = f"this request needs the scope {scope!r}; this caller has {', '.join(sorted(self.scopes))}"
             raise Problem(msg, status=403, kind="scope_missing", members={"scope": scope})
 
 
@@ -219,23 +219,25 @@ class Tokens:
         owner = name if owner is None else owner
         for what, said in (("name", name), ("owner", owner)):
             if not NAME.fullmatch(said):
-                msg = f"{said[:80]!r} cannot be the {what} of a token; 1 to 64 letters, digits and . _ @ + - would be fine"
+                msg = f"{said[:80]!r} cannot be the {what} of a token; use 1 to 64 letters, digits and . _ @ + -"
                 raise DefinitionError(msg)
         if owner in NO_CALLER:
             msg = f"{owner!r} cannot be the owner of a token: in `Answer.by` it means that no person answered. Use another name, such as {owner + '1'!r}"
             raise DefinitionError(msg)
         now = self._clock()
         if expires is not None and (expires.tzinfo is None or expires <= now):
-            msg = f"a token that expires at {expires.isoformat()} would be worth nothing; a time to come, with its time zone, would be fine"
+            msg = f"the expiry time {expires.isoformat()} is in the past or has no time zone; use a future time with its time zone"
             raise DefinitionError(msg)
         token = f"{PREFIX}{secrets.token_urlsafe(TOKEN_BYTES)}"
         made = KnownToken(name=name, owner=owner, scopes=scopes, created=now, expires=expires)
         with self._update_entries() as entries:
             if any(entry.known.name == name for entry in entries):
-                msg = f"there is a token {name!r} in {str(self.path)!r}; another name would be fine, or remove it first"
+                msg = f"{str(self.path)!r} already has a token {name!r}; use another name, or remove that token first"
                 raise DefinitionError(msg)
             if len(entries) >= MAX_TOKENS:
-                msg = f"{str(self.path)!r} holds {MAX_TOKENS:,} tokens, and no file holds more; remove some"
+                msg = (
+                    f"{str(self.path)!r} has {MAX_TOKENS:,} tokens, which is the maximum of a file; remove some of them"
+                )
                 raise DefinitionError(msg)
             entries.append(_TokenEntry(_hash_token(token), made))
         return token
@@ -279,7 +281,7 @@ class Tokens:
             # nobody who opens the new one.
             fd = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, OWNER_FILE_MODE)
         except OSError as error:
-            msg = f"tokens cannot be kept in {str(self.path)!r}: {error.strerror or type(error).__name__}"
+            msg = f"tokens cannot be stored in {str(self.path)!r}: {error.strerror or type(error).__name__}"
             raise DefinitionError(msg) from None
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
@@ -342,10 +344,10 @@ def open_secret_file(path: Path, what: str) -> Iterator[int | None]:
 
 def _check_secret_file(status: os.stat_result, path: Path, what: str) -> None:
     if not stat.S_ISREG(status.st_mode):
-        msg = f"{str(path)!r} is not a regular file; a file of {what} is one"
+        msg = f"{str(path)!r} is not a regular file; a file of {what} must be one"
         raise DefinitionError(msg)
     if status.st_uid != os.geteuid():
-        msg = f"{str(path)!r} belongs to another user, who could let anybody in; a file of your own would be fine"
+        msg = f"{str(path)!r} belongs to another user, who could grant access to anyone; use a file of your own"
         raise DefinitionError(msg)
     if status.st_mode & OTHERS_BITS:
         msg = (
@@ -383,15 +385,15 @@ def _parse_entries(data: bytes, path: Path) -> tuple[_TokenEntry, ...]:
     """
     try:
         if len(data) > MAX_FILE:
-            msg = f"{str(path)!r} has more than {MAX_FILE:,} bytes; a file of tokens is smaller"
+            msg = f"{str(path)!r} has more than {MAX_FILE:,} bytes, which is too large for a file of tokens"
             raise DataError(msg)
         read = json.loads(data)
         if read["format"] != FORMAT:
-            msg = f"{str(path)!r} has another format than {FORMAT}, which a newer version may have written"
+            msg = f"{str(path)!r} does not have the format {FORMAT}; a newer version of stepengine may have written it"
             raise DataError(msg, path="$.format")
         return tuple([_parse_entry(each) for each in read["tokens"]])
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError, DefinitionError):
-        msg = f"{str(path)!r} is not a file of tokens; `stepengine tokens add` makes one"
+        msg = f"{str(path)!r} is not a file of tokens; `stepengine tokens add` creates one"
         raise DataError(msg) from None
 
 
@@ -539,13 +541,13 @@ PREFLIGHT = {
 
 def _check_positive(_: object, of: attrs.Attribute[Any], value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        msg = f"Caps({of.name}={value!r}) is not a number above 0"
+        msg = f"Caps({of.name}={value!r}) must be a number above 0"
         raise DefinitionError(msg)
 
 
 def _check_fraction(_: object, of: attrs.Attribute[Any], value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-        msg = f"Caps({of.name}={value!r}) is not a number from 0 up to 1"
+        msg = f"Caps({of.name}={value!r}) must be a number of at least 0 and below 1"
         raise DefinitionError(msg)
 
 
@@ -610,7 +612,7 @@ class Guard:
     ) -> None:  # fmt: skip
         check_extra_installed()
         if tokens is None and logins is None and authenticate is None:
-            msg = "a guard needs tokens=, logins= or authenticate=; without one of them nobody would be known"
+            msg = "a guard needs tokens=, logins= or authenticate=; without one of them it cannot authenticate callers"
             raise DefinitionError(msg)
         caps = caps or Caps()
         self.app, self.tokens, self.logins, self.authenticate, self.caps = app, tokens, logins, authenticate, caps
@@ -629,7 +631,7 @@ class Guard:
             await self._respond_with_security_headers(_RequestFacts(scope), receive, send)
         else:
             await receive()
-            await send({"type": "websocket.close", "code": 1008, "reason": "there are no web sockets here"})
+            await send({"type": "websocket.close", "code": 1008, "reason": "this server does not support WebSockets"})
 
     async def _respond_with_security_headers(self, asked: _RequestFacts, receive: Receive, send: Send) -> None:
         """Pass on a request, add the security headers to its response, and answer an error with a problem document."""
@@ -717,7 +719,7 @@ class Guard:
             return tokens.find(bearer)
         except (DefinitionError, DataError) as error:
             logger.error("%s", error.message)  # noqa: TRY400  (what is wrong with the file is said; the way here is no help)
-            msg = "the server's file of tokens cannot be used; its log says why"
+            msg = "the server cannot use its file of tokens; the server's log says why"
             raise Problem(msg, status=503, kind="tokens_unusable") from error
 
     async def _call_authenticate(self, authenticate: Authenticate, asked: _RequestFacts) -> Caller | None:
@@ -751,7 +753,7 @@ class Guard:
         token = logins.exchange(code) if isinstance(code, str) else None
         if token is None:
             self._spend_rate_tokens(self._failures, asked.address)
-            msg = "this link was used before, or is too old; `stepengine studio --link` prints another one"
+            msg = "this link was already used, or has expired; run `stepengine studio --link` for a new one"
             raise Problem(msg, status=401, kind="link_spent", headers={"WWW-Authenticate": "Bearer"})
         return _json_response({"token": token, "seconds": int(logins.session_seconds)})
 
@@ -762,9 +764,7 @@ class Guard:
             return
         name, port = asked.host()
         if name not in self.hosts and f"{name}:{port}" not in self.hosts:
-            msg = (
-                "this server is not reached under this name; the names that are fine are those that it was started with"
-            )
+            msg = "this server does not answer to this host name; use one of the host names that it was started with"
             raise Problem(msg, status=421, kind="foreign_host")
 
     def _check_origin(self, asked: _RequestFacts, others: Collection[str]) -> None:
@@ -781,7 +781,7 @@ class Guard:
         else:
             is_fine = site in {None, "same-origin", "none"} and (origin is None or asked.is_same_origin(origin))
         if not is_fine:
-            msg = "a page of another site asked for this; a program sends a token instead of a cookie"
+            msg = "a page of another site sent this request; a program must send a token instead of a cookie"
             raise Problem(msg, status=403, kind="cross_site")
 
     def _is_allowed_preflight(self, asked: _RequestFacts) -> bool:
@@ -808,7 +808,7 @@ class Guard:
         wait = buckets.spend_or_get_wait(key, cost)
         if wait > 0:
             seconds = str(math.ceil(wait))
-            msg = f"these are too many requests; the next one is fine in {seconds} s"
+            msg = f"too many requests; try again in {seconds} s"
             raise Problem(msg, status=429, kind="rate_limited", headers={"Retry-After": seconds})
 
     @contextmanager
@@ -831,9 +831,11 @@ class Guard:
             return
         count = shares.count_used_slots(caller.name)
         if not count:
-            msg = f"other callers have all {what} that this server answers at a time; ask again in a moment"
+            msg = f"other callers use all {what} that this server can serve at once; try again in a moment"
             raise Problem(msg, status=503, kind="server_full", headers={"Retry-After": str(RETRY_SECONDS)})
-        msg = f"this caller has {count:,} {what} open, and the rest is for other callers; {advice}"
+        msg = (
+            f"this caller has {count:,} {what} open, and the remaining capacity is reserved for other callers; {advice}"
+        )
         raise Problem(msg, status=429, kind="too_many_at_once", headers={"Retry-After": str(RETRY_SECONDS)})
 
     async def _read_body(self, asked: _RequestFacts, receive: Receive) -> bytes:
@@ -923,7 +925,7 @@ class _RequestFacts:
         """
         found = HOST.fullmatch((self.header("host") or "").lower())
         if found is None:
-            msg = "this request says no single Host"
+            msg = "this request must have exactly one valid Host header"
             raise Problem(msg, status=400, kind="bad_request")
         return found[1].rstrip("."), found[2] or PORTS.get(self.scope.get("scheme", "http"), "")
 
@@ -970,7 +972,7 @@ class _TokenBuckets:
 
 
 def _make_unauthenticated_problem() -> Problem:
-    msg = "this needs a token: `Authorization: Bearer TOKEN`; `stepengine tokens add` makes one"
+    msg = "this request needs a token: `Authorization: Bearer TOKEN`; `stepengine tokens add` creates one"
     return Problem(msg, status=401, kind="unauthenticated", headers={"WWW-Authenticate": "Bearer"})
 
 
@@ -1018,7 +1020,10 @@ def _check_hosts(given: Collection[str]) -> frozenset[str]:
     names = frozenset(name.lower().rstrip(".") for name in _refuse_single_text("hosts", given))
     for name in names:
         if name != "*" and not HOST.fullmatch(name):
-            msg = f"hosts= holds {name!r}; a name such as 'example.com', '127.0.0.1' or '[::1]' would be fine, with or without a port"
+            msg = (
+                f"hosts= has the invalid name {name!r}; use a name such as 'example.com', '127.0.0.1' or '[::1]', "
+                "with or without a port"
+            )
             raise DefinitionError(msg)
     return names
 
@@ -1026,14 +1031,17 @@ def _check_hosts(given: Collection[str]) -> frozenset[str]:
 def _check_origins(given: Collection[str]) -> frozenset[str]:
     for origin in _refuse_single_text("cors", given):
         if not ORIGIN.fullmatch(origin):
-            msg = f"cors= holds {origin!r}; an origin such as 'https://example.com' would be fine, without a path and without *"
+            msg = (
+                f"cors= has the invalid origin {origin!r}; use an origin such as 'https://example.com', without a path "
+                "and without *"
+            )
             raise DefinitionError(msg)
     return frozenset(given)
 
 
 def _refuse_single_text(what: str, given: Collection[str]) -> Collection[str]:
     if isinstance(given, str):
-        msg = f"{what}={given!r} is one text; a list of them would be fine"
+        msg = f"{what}={given!r} is a string; pass a list of strings"
         raise DefinitionError(msg)
     return given
 
@@ -1062,11 +1070,11 @@ def resolve_trusted_path(path: str | os.PathLike[str]) -> Path:
         rest = place.relative_to(link)
         place = Path(os.path.abspath(link.parent / link.readlink() / rest))  # noqa: PTH100  (the same)
     else:
-        msg = f"{os.fspath(path)!r} leads through more than {MAX_LINKS} links"
+        msg = f"{os.fspath(path)!r} leads through more than {MAX_LINKS} symbolic links"
         raise JournalError(msg)
     # What was looked at has to be what the system opens: `..` behind a link leads it elsewhere than the text says.
     if str(place) != real:
-        msg = f"{os.fspath(path)!r} leads by `..` out of a link; {real!r} would be fine"
+        msg = f"{os.fspath(path)!r} leaves a symbolic link by `..`; use {real!r} instead"
         raise JournalError(msg)
     _check_type_owner_and_mode(place)
     return place
@@ -1081,15 +1089,15 @@ def _find_first_link(place: Path) -> Path | None:
             msg = f"there is no {str(place)!r}"
             raise JournalMissing(msg, path=str(place)) from None
         except OSError as error:
-            msg = f"{str(one)!r} cannot be looked at: {error.strerror or type(error).__name__}"
+            msg = f"{str(one)!r} cannot be checked: {error.strerror or type(error).__name__}"
             raise JournalError(msg) from None
         if status.st_uid not in {0, os.geteuid()}:
-            msg = f"{str(one)!r} belongs to another user, who decides what {str(place)!r} is; a folder of your own would be fine"
+            msg = f"{str(one)!r} belongs to another user, who could replace {str(place)!r}; use a folder of your own"
             raise JournalError(msg)
         if stat.S_ISLNK(status.st_mode):
             return one
         if one != place and status.st_mode & OTHERS_WRITE_BITS and not status.st_mode & stat.S_ISVTX:
-            msg = f"others may write to {str(one)!r}, and so put something else in the place of {str(place)!r}; `chmod go-w` it"
+            msg = f"others may write to {str(one)!r}, and so replace {str(place)!r}; `chmod go-w` it"
             raise JournalError(msg)
     return None
 
@@ -1100,10 +1108,8 @@ def _check_type_owner_and_mode(place: Path) -> None:
         msg = f"{str(place)!r} is neither a folder nor a file"
         raise JournalError(msg)
     if status.st_uid != os.geteuid():
-        msg = (
-            f"{str(place)!r} belongs to another user, who decides what its runs do next; one of your own would be fine"
-        )
+        msg = f"{str(place)!r} belongs to another user, who could change what its runs do next; use one of your own"
         raise JournalError(msg)
     if status.st_mode & OTHERS_WRITE_BITS:
-        msg = f"others may write to {str(place)!r}, and so decide what its runs do next; `chmod go-w` it"
+        msg = f"others may write to {str(place)!r}, and so change what its runs do next; `chmod go-w` it"
         raise JournalError(msg)

@@ -46,13 +46,13 @@ class AgentRun(BaseModel):
     model_config = ConfigDict(extra="allow", allow_inf_nan=False)
 
     threadId: Annotated[str, Field(description="The conversation.", min_length=1, max_length=200)]  # noqa: N815
-    runId: Annotated[str, Field(description="The page's name of what it asks for.")]  # noqa: N815
+    runId: Annotated[str, Field(description="The id that the page gives to this request.")]  # noqa: N815
     messages: Annotated[
-        list[dict[str, Any]], Field(description="Of these the last one counts, and results of the page's tools.")
+        list[dict[str, Any]], Field(description="Only the last message and the results of the page's tools are used.")
     ]
     protocolVersion: str | None = None  # noqa: N815
     parentRunId: str | None = None  # noqa: N815
-    state: Annotated[Any, Field(description="Of it what is shared.")] = None
+    state: Annotated[Any, Field(description="Only the shared members are used.")] = None
     tools: list[dict[str, Any]] | None = None
     context: list[dict[str, Any]] | None = None
     forwardedProps: Any = None  # noqa: N815
@@ -74,7 +74,7 @@ async def start_agent_turn(request: Request) -> Response:
 
 async def _parse_agent_run(request: Request) -> Any:
     if find_spec("ag_ui") is None:
-        msg = "this server does not speak AG-UI; it would with the package ag-ui-protocol: pip install 'stepengine[ag-ui]'"
+        msg = "this server does not support AG-UI without the package ag-ui-protocol: pip install 'stepengine[ag-ui]'"
         raise Problem(msg, status=501, kind="extra_missing", members={"extra": "ag-ui"})
     return input_of(plain(await read_json_body(request)))
 
@@ -86,7 +86,7 @@ def _check_may_answer(request: Request, thread: CallerConversation, given: Any) 
         caller_of(request).must("answer")
     runs = {entry.interrupt_id.partition(":")[0] for entry in given.resume or ()}
     if runs - {"" if thread.last is None else thread.last.run}:
-        msg = "nothing is asked here any more that this answers; nothing was taken"
+        msg = "the answers are not for the last run of this conversation, so none was accepted; reload the conversation"
         raise AnswerRejected(msg)
 
 
@@ -117,7 +117,7 @@ async def reconnect_to_turn(request: Request) -> Response:
     if thread.last is None or not thread.has_running_run:
         return _stream_response(thread, connected(given, _session_from_state(thread.name, thread.state), shares=shares))
     if thread.last.agent != agent:
-        msg = f"the agent {thread.last.agent!r} is at work in this conversation"
+        msg = f"the agent {thread.last.agent!r} is running in this conversation; connect to that agent, or wait until it ends"
         raise Problem(msg, status=409, kind="under_way", members={"run_id": thread.last.run})
     turn = thread.last.request.get("turn") or {}
     before = turn.get("after") and await thread.turns.state(await thread.runs.reader.find(thread.caller, turn["after"]))
@@ -168,14 +168,14 @@ OPERATIONS: tuple[Operation, ...] = (
         method="POST", path="/ag-ui/{agent}", name="run_agent", scope="run", handler=start_agent_turn, body=AgentRun,
         gives={200: "text/event-stream"}, refuses=(404, 409, 415, 429, 501, 503),
         about=(
-            "Take a turn of a conversation, for pages that speak AG-UI.\n"
-            "What the user says, results of the page's tools, or answers to interrupts, which need the scope answer. The conversation is "
-            "on the server, and is the caller's. 501 says that the server was installed without the extra ag-ui."
+            "Start a turn of a conversation, for pages that use AG-UI.\n"
+            "The page sends a user message, results of its tools, or answers to interrupts; answers need the scope answer. The server "
+            "stores the conversation for the caller. 501 means that the server was installed without the extra ag-ui."
         ),
     ),
     Operation(
         method="POST", path="/ag-ui/{agent}/connect", name="come_back_to_thread", scope="read", handler=reconnect_to_turn, body=AgentRun,
         gives={200: "text/event-stream"}, refuses=(404, 409, 415, 501),
-        about="Come back to a conversation of AG-UI: its messages, what is shared, and the run that is under way, or what is asked.",
+        about="Reconnect to a conversation of AG-UI: its messages, its shared state, and its running run or open questions.",
     ),
 )  # fmt: skip

@@ -146,12 +146,15 @@ def app(
     shown = None if reports is None else Reports(reports)
     known = tokens if isinstance(tokens, Tokens) or tokens is None else Tokens.open(tokens)
     if known is None and authenticate is None and logins is None:
-        msg = "serving.app(...) needs tokens=, a file that `stepengine tokens add` wrote, or authenticate=; nobody is let in otherwise"
+        msg = (
+            "serving.app(...) needs tokens=, a file that `stepengine tokens add` wrote, or authenticate=; without one of them it cannot "
+            "authenticate callers"
+        )
         raise DefinitionError(msg)
     hooks = webhooks if isinstance(webhooks, Webhooks) else Webhooks() if webhooks is None else Webhooks.open(webhooks)
     metrics = Metrics(kept)
     if hooks.out is not None and kept.ledger is None:
-        msg = 'the questions of runs in a database are told to nobody yet: leave out "out" of the webhooks, or serve runs of a folder'
+        msg = 'the server sends no webhooks for runs in a database yet: remove "out" from the webhooks, or serve runs of a folder'
         raise DefinitionError(msg)
 
     @asynccontextmanager
@@ -244,13 +247,11 @@ def _make_run_service(
     if isinstance(engine, DurableEngine):
         given = [name for name, value in (("runs", place), ("max_live", max_live)) if value is not None]
         if given:
-            msg = (
-                f"a DurableEngine takes no {given[0]}=: its runs are in its database, and what is too much waits there"
-            )
+            msg = f"a DurableEngine takes no {given[0]}=: its database stores its runs, and queues those that cannot start yet"
             raise DefinitionError(msg)
         return DurableRuns(engine, **options)
     if place is None:
-        msg = "serving.app(...) needs runs=, a folder or an SQLite file; only the runs of a DurableEngine have a place already"
+        msg = "serving.app(...) needs runs=, a folder or an SQLite file; only a DurableEngine already has a store for its runs"
         raise DefinitionError(msg)
     live = MOST_LIVE if max_live is None else max_live
     return Runs(engine, place, max_live=live, roots=roots, sources=sources, **options)

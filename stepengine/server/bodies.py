@@ -61,7 +61,7 @@ class MessageReceipt(View):
     """The receipt for a message or event that was stored for a run."""
 
     run_id: str
-    is_new: Annotated[bool, Field(description="False where one with its id was there before.")]
+    is_new: Annotated[bool, Field(description="False if a message with the same id was already stored.")]
 
 
 async def read_json_body(request: Request) -> Any:
@@ -75,7 +75,7 @@ async def read_json_body(request: Request) -> Any:
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         # A form of another site's page may send any of the other kinds without asking first.
-        msg = f"a body is application/json, not {kind[:100] or 'without a type'!r}"
+        msg = f"the body must be application/json, not {kind[:100] or 'without a type'!r}"
         raise Problem(msg, status=415, kind="no_json")
     return parse_strict_json(await request.body())
 
@@ -91,7 +91,7 @@ def parse_strict_json(data: bytes) -> Any:
         # Another parser of the same bytes may read duplicate keys and NaN as something else, so they are refused.
         read = jiter.from_json(data, allow_inf_nan=False, catch_duplicate_keys=True)
     except ValueError as error:
-        msg = f"the body cannot be used: {error}"
+        msg = f"the body is invalid: {error}"
         raise make_input_error(msg) from None
     return freeze(read)
 
@@ -123,7 +123,7 @@ def validate_as(model: type[Model], value: Any) -> Model:
                 for one in error.errors(include_url=False, include_context=False, include_input=False)
             ]
         )
-        msg = f"the body cannot be used: {'; '.join(issues[:5])}"
+        msg = f"the body is invalid: {'; '.join(issues[:5])}"
         raise InputError(msg, issues=issues) from None
 
 
@@ -144,7 +144,7 @@ def parse_limit(request: Request) -> int:
     """Parse the query parameter ``limit``, 20 by default; raises ``InputError`` for an invalid one."""
     limit = request.query_params.get("limit", "20")
     if not (limit.isascii() and limit.isdigit() and len(limit) <= MAX_DIGITS and 1 <= int(limit) <= MOST_LISTED):
-        msg = f"limit: 1 to {MOST_LISTED}"
+        msg = f"limit: must be from 1 to {MOST_LISTED}"
         raise make_input_error(msg)
     return int(limit)
 
@@ -172,5 +172,5 @@ def parse_cursor(request: Request) -> tuple[float, str] | None:
         # A number of many digits is no float, and half of a pair of surrogates no text for a database.
         if isinstance(created, float) and abs(created) < MAX_TIME and isinstance(run, str) and run.encode():
             return created, run
-    msg = "cursor: what `next` of an earlier list said"
+    msg = "cursor: must be the `next` value of an earlier list"
     raise make_input_error(msg)

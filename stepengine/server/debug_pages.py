@@ -65,14 +65,17 @@ class StartJob(Body):
 
     kind: JobKind
     runs: Annotated[
-        list[str], Field(min_length=1, max_length=100, description="Their ids; one, unless the kind is impact.")
+        list[str],
+        Field(min_length=1, max_length=100, description="The ids of the runs; exactly one unless the kind is impact."),
     ]
     check: Annotated[
-        str, Field(max_length=10_000, description="For blame and pin: what the run had to do, an expression.")
+        str, Field(max_length=10_000, description="For blame and pin: the condition for success, as an expression.")
     ] = ""
-    samples: Annotated[int, Field(ge=1, le=50, description="For impact, and for each step of blame.")] = 3
+    samples: Annotated[
+        int, Field(ge=1, le=50, description="The number of samples: of each run for impact, of each step for blame.")
+    ] = 3
     name: Annotated[
-        str, Field(max_length=60, description="For pin: the name of the test; by default that of the run.")
+        str, Field(max_length=60, description="For pin: the name of the test; by default the start of the run's id.")
     ] = ""
 
 
@@ -80,7 +83,8 @@ class Agree(Body):
     """The approval of the model calls of a job, up to a budget."""
 
     budget: Annotated[
-        str | None, Field(pattern=r"^[0-9]{1,9}(\.[0-9]{1,9})?$", description="US dollars at most; null for no bound.")
+        str | None,
+        Field(pattern=r"^[0-9]{1,9}(\.[0-9]{1,9})?$", description="The most US dollars to spend; null for no limit."),
     ] = None
 
 
@@ -116,7 +120,7 @@ class FrameView(View):
     line: int
     kind: str
     source: str
-    locals: Annotated[dict[str, str], Field(description="Its variables as texts, without what looks like a secret.")]
+    locals: Annotated[dict[str, str], Field(description="Its variables as text, with likely secrets redacted.")]
     printed: str | None = None
 
 
@@ -179,28 +183,29 @@ class WholeView(View):
     """The state, the last request and the outcome at one position."""
 
     state: StateView
-    request: Annotated[RequestView | None, Field(description="The last one that this run made; what the model saw.")]
+    request: Annotated[RequestView | None, Field(description="The last request of this run: what the model saw.")]
     outcome: list[str]
     kind: Annotated[
-        Literal["reply", "result", "answer"] | None, Field(description="What a fork may give another value.")
+        Literal["reply", "result", "answer"] | None, Field(description="The kind of outcome that a fork may replace.")
     ]
     value: Annotated[
-        Any, Field(description="As a fork takes it; null where it is too long, or holds what is not shown.")
+        Any,
+        Field(description="The outcome in the form that a fork accepts; null if it is too long or has redacted text."),
     ]
 
 
 class LookView(View):
     """A position of a run, replayed with the current code."""
 
-    place: Annotated[MomentView | None, Field(description="Null where the code could not be walked.")]
+    place: Annotated[MomentView | None, Field(description="Null if the code could not be replayed.")]
     lines: Annotated[list[tuple[int, str]], Field(description="The source around the line that waits.")]
-    problem: Annotated[str, Field(description="Why there is no place.")]
-    differs: Annotated[str, Field(description="How the code goes another way than is recorded, there or later.")]
+    problem: Annotated[str, Field(description="Why `place` is null.")]
+    differs: Annotated[str, Field(description="How the code diverges from the record, there or later.")]
     differs_at: str
-    ends: Annotated[list[str], Field(description="What is recorded of the end and what comes now, where these differ.")]
-    is_before: Annotated[bool, Field(description="Whether it is the last place before the one that was asked for.")]
+    ends: Annotated[list[str], Field(description="The recorded end and the current one, if they differ.")]
+    is_before: Annotated[bool, Field(description="Whether this is the last place before the requested one.")]
     changed: Annotated[
-        list[str], Field(description="Where a model would be asked something else; it is taken to say the same.")
+        list[str], Field(description="The model calls whose request differs; the recorded reply is used.")
     ]
     files: list[str]
     whole: WholeView | None
@@ -218,9 +223,9 @@ class NextView(View):
 
     address: str
     request: RequestView | None
-    price: Annotated[str | None, Field(description="US dollars that reading it costs at most.")]
-    served: Annotated[int, Field(description="Calls on the way that the record answered.")]
-    why: Annotated[str, Field(description="Why there is none.")]
+    price: Annotated[str | None, Field(description="The most US dollars that the model charges to read the request.")]
+    served: Annotated[int, Field(description="Calls before it that the record answered.")]
+    why: Annotated[str, Field(description="Why there is no request.")]
 
 
 class FieldView(View):
@@ -266,7 +271,9 @@ class JobView(View):
     runs: list[str]
     status: Literal["begun", "priced", "running", "done", "failed", "cancelled"]
     created: str
-    price: Annotated[PriceView | None, Field(description="With the status priced: it waits until somebody agrees.")]
+    price: Annotated[
+        PriceView | None, Field(description="Set once the status is priced: the job waits for an approval.")
+    ]
     progress: dict[str, Any]
     result: dict[str, Any] | None
     error: str
@@ -290,7 +297,7 @@ async def _load_journal(request: Request, row: RunRow) -> MemoryJournal:
     try:
         content = await get_run_service(request).reader.read_journal_bytes(row)
     except JournalMissing:
-        msg = f"nothing of the run {row.run} is recorded yet"
+        msg = f"the run {row.run} has no record yet; try again in a moment"
         raise Problem(msg, status=409, kind="not_begun") from None
     return await asyncio.to_thread(lambda: MemoryJournal(content.splitlines(keepends=True)))
 
@@ -394,7 +401,7 @@ def _describe_change(change: RunChange, texts: SafeTexts) -> ChangeView:
 async def start_inspection_stream(request: Request) -> Response:
     row, at = await find_requested_run(request), request.query_params.get("at", "")
     if len(at) > MAX_AT:
-        msg = f"at: a step or an effect has no more than {MAX_AT} characters"
+        msg = f"at: must have at most {MAX_AT} characters"
         raise make_input_error(msg)
     headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
     if request.method == "HEAD":
@@ -403,7 +410,7 @@ async def start_inspection_stream(request: Request) -> Response:
     try:
         desk = await workshop.start_inspection(caller_of(request), row, at)
     except JournalMissing:
-        msg = f"nothing of the run {row.run} is recorded yet"
+        msg = f"the run {row.run} has no record yet; try again in a moment"
         raise Problem(msg, status=409, kind="not_begun") from None
     return StreamingResponse(
         _stream_inspection_events(workshop, desk, get_run_service(request).state.stopping),
@@ -466,17 +473,17 @@ async def predict_next_request(request: Request) -> Response:
 async def start_job(request: Request) -> Response:
     body, caller = await parse_body(request, StartJob), caller_of(request)
     if body.kind != "impact" and len(body.runs) != 1:
-        msg = f"runs: {body.kind} is of one run"
+        msg = f"runs: {body.kind} needs exactly one run"
         raise make_input_error(msg)
     if body.kind in ("blame", "pin") and not body.check.strip():
-        msg = "check: what the run had to do is missing, such as 'refund' not in tools"
+        msg = "check: missing; give the condition for success, such as 'refund' not in tools"
         raise make_input_error(msg)
     rows = [await get_run_service(request).reader.find(caller, run) for run in dict.fromkeys(body.runs)]
     asked = {"check": body.check, "samples": body.samples, "name": body.name or rows[0].run[:12]}
     try:
         job = await _get_inspection_service(request).start_job(caller, body.kind, rows, asked)
     except JournalMissing as error:
-        msg = f"nothing of it is recorded yet: {error.message}"
+        msg = f"a run has no record yet: {error.message}"
         raise Problem(msg, status=409, kind="not_begun") from None
     return _describe_job(job).response(202)
 
@@ -521,50 +528,50 @@ async def cancel_job(request: Request) -> Response:
     return _describe_job(job).response()
 
 
-AT = HttpParameter("at", "Where to begin: a step, or an effect; the beginning by default.")
+AT = HttpParameter("at", "The step or effect to start at; by default the first one.")
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
         method="GET", path="/runs/{run}/places", name="list_places", scope="debug", handler=list_places, gives={200: PlaceList},
-        refuses=(404, 409), about="List the places of a run that can be gone to: each effect that has an outcome, and the one that waits.",
+        refuses=(404, 409), about="List the places of a run: each effect that has an outcome, and the one that waits.",
     ),
     Operation(
         method="GET", path="/runs/{run}/compare/{other}", name="compare_runs", scope="debug", handler=get_comparison_page_data,
-        gives={200: "application/json"}, refuses=(404, 409), about="Give two runs side by side, as the page of a run shows them.",
+        gives={200: "application/json"}, refuses=(404, 409), about="Return the page data of two runs side by side.",
     ),
     Operation(
         method="GET", path="/runs/{run}/difference/{other}", name="difference_of_runs", scope="debug", handler=list_run_differences,
-        gives={200: DifferenceView}, refuses=(404, 409), about="Say what two runs did differently, and where first.",
+        gives={200: DifferenceView}, refuses=(404, 409), about="List the differences between two runs, the first one separately.",
     ),
     Operation(
         method="GET", path="/samples", name="look_at_sample", scope="debug", handler=get_sample_page_data, gives={200: "application/json"},
         refuses=(404, 409),
         parameters=(HttpParameter("report", "The id of a report."), HttpParameter("journal", "The journal of a sample, as the report names it.")),
-        about="Give the run of a case of an evaluation, as the page of a run shows it.",
+        about="Return the page data of the run of an evaluation sample.",
     ),
     Operation(
         method="GET", path="/runs/{run}/edits", name="open_desk", scope="debug", handler=start_inspection_stream, gives={200: EVENTS},
         refuses=(404, 409, 422, 429), parameters=(AT,),
         about=(
-            "Look at a place of a run under the agent's code as it is in its files, again at every save, as server-sent events.\n"
-            "The first event names the desk. No tool runs and no model is asked; code that does not come back is ended after 5 s."
+            "Replay a run up to a place with the current code of its agent, again after every save, as server-sent events.\n"
+            "The first event has the id of the desk. No tool runs and no model is called. Code that does not return is stopped after 5 s."
         ),
     ),
     Operation(
         method="POST", path="/runs/{run}/edits/{desk}", name="go_to_place", scope="debug", handler=move_inspection, body=GoTo,
         gives={200: LooksView}, refuses=(404, 409, 503),
-        about="Go to another place: variables, state, what the model saw, and what of it a fork may change.",
+        about="Move to another place; return its variables, state, model request, and the value that a fork may replace.",
     ),
     Operation(
         method="GET", path="/runs/{run}/edits/{desk}/next", name="ask_what_is_next", scope="debug", handler=predict_next_request,
         gives={200: NextView}, refuses=(404, 409, 422, 503),
-        about="Say what a model would be asked next under the present code, where the record serves the way there. Nobody is asked.",
+        about="Return the next model request under the current code; the record answers the calls before it. No model is called.",
     ),
     Operation(
         method="POST", path="/jobs", name="start_job", scope="admin", handler=start_job, body=StartJob, gives={202: JobView},
         refuses=(404, 409, 429),
         about=(
-            "Judge runs by the agent's code as it is in its files: impact, blame, pin, or ask what a model would be asked next.\n"
-            "What costs something waits, with its price, until somebody agrees."
+            "Evaluate runs with the current code of their agent: impact, blame, pin, or ask, which sends the next request to the model.\n"
+            "A job that costs money waits with its price until it is approved."
         ),
     ),
     Operation(
@@ -572,14 +579,14 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         method="GET", path="/jobs/{job}", name="look_at_job", scope="admin", handler=get_job, gives={200: JobView}, refuses=(404,),
-        about="Look at a job: its price, how far it is, what came of it.",
+        about="Return a job: its price, progress and result.",
     ),
     Operation(
         method="POST", path="/jobs/{job}/agree", name="agree_to_job", scope="admin", handler=approve_job, body=Agree, gives={202: JobView},
-        refuses=(404, 409), about="Let a job ask models for what it said, within a budget.",
+        refuses=(404, 409), about="Approve the model calls of a job, within a budget.",
     ),
     Operation(
         method="POST", path="/jobs/{job}/cancel", name="cancel_job", scope="admin", handler=cancel_job, gives={200: JobView},
-        refuses=(404,), about="End a job.",
+        refuses=(404,), about="Cancel a job.",
     ),
 )  # fmt: skip

@@ -115,9 +115,7 @@ class DurableLauncher(RunStarts[RegisteredRun]):
             ReplayDivergence: when this server's agents do something else than is recorded; nothing was changed.
         """
         if asked is not None:
-            msg = (
-                "a run in a database is resumed where the code does what is recorded; fork it to go on with other code"
-            )
+            msg = "a run in a database is resumed only if the code matches its record; fork it to continue with other code"
             raise make_unsupported_problem(msg)
         engine, operator = self._store.engine, self._store.operator
         if row.status in OPEN:
@@ -141,7 +139,7 @@ class DurableLauncher(RunStarts[RegisteredRun]):
             ReplayDivergence: when the agents do something else than is recorded.
         """
         if live:
-            msg = "the effects of a run in a database are performed by its workers alone; leave out `live`"
+            msg = "only workers perform the effects of a run in a database; leave out `live`"
             raise make_unsupported_problem(msg)
         engine = self._store.engine
         with raise_run_errors_as_problems(status=409, kind="not_possible"):
@@ -158,7 +156,7 @@ class DurableLauncher(RunStarts[RegisteredRun]):
         """
         check_not_closing(is_closing=self.is_closing)
         if asked.given_changes or asked.tools is not None:
-            msg = "a run in a database goes on at whichever worker takes it, with the agent and the tools that are deployed there"
+            msg = "a run in a database continues on any worker, with the agent and tools deployed there; leave out `changes` and `tools`"
             raise make_unsupported_problem(msg)
         request = {
             "fork": {"run": row.run, "at": asked.at, "allow_repeat": asked.allow_repeat, **plain(asked.edit_options)}

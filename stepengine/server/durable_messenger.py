@@ -96,7 +96,7 @@ class DurableMessenger:
         """
         check_not_ended(row)
         msg = (
-            f"no call {call_id[:200]!r} of the run {row.run} waits: a run in a database waits for results from outside with `Receive`, "
-            "and is sent them as messages"
+            f"the run {row.run} does not wait for the call {call_id[:200]!r}: a run in a database waits for external results with "
+            "`Receive`; send them as messages"
         )
         raise Problem(msg, status=409, kind="not_possible")

@@ -82,7 +82,7 @@ class DurableReader:
             Problem: when *owner* is somebody else and *caller* no admin, and for a *session*.
         """
         if session is not None:
-            msg = "runs in a database are not listed by conversation"
+            msg = "runs in a database cannot be listed by conversation; leave out `session`"
             raise make_unsupported_problem(msg)
         whose = resolve_owner(caller, owner)
         owner = None if owner is None and caller.may("admin") else whose
@@ -193,7 +193,7 @@ class DurableReader:
     async def spending(self, row: RunRow) -> Spending:
         """Return the tokens and the cost of a run; raise ``Problem`` unless it has ended with a result."""
         if row.status in OPEN or row.status in ("cancelled", "stranded"):
-            msg = "what a run in a database cost is known when it has ended with a result"
+            msg = "the cost of a run in a database is known once the run has ended with a result"
             raise make_unsupported_problem(msg)
         return (await self._store.engine.result(row.run)).spending
 

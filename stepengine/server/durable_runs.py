@@ -62,19 +62,19 @@ class DurableConversations:
         self, caller: Caller, *, owner: str | None, before: tuple[float, str] | None, limit: int
     ) -> list[SessionRow]:
         """Refuse to list conversations."""
-        msg = "conversations in a database are shown by the runs that they are made of"
+        msg = "conversations in a database are shown only as their runs; see GET /runs"
         raise make_unsupported_problem(msg)
 
     async def get_session(
         self, caller: Caller, session: str, *, owner: str | None
     ) -> tuple[SessionRow, Session | None]:
         """Refuse to show a conversation."""
-        msg = "conversations in a database are shown by the runs that they are made of"
+        msg = "conversations in a database are shown only as their runs; see GET /runs"
         raise make_unsupported_problem(msg)
 
     async def delete_messages(self, caller: Caller, session: str, *, owner: str | None) -> None:
         """Refuse to delete a conversation."""
-        msg = "conversations in a database are forgotten with their runs, by `stepengine deploy gc`"
+        msg = "conversations in a database are deleted with their runs, by `stepengine deploy gc`"
         raise make_unsupported_problem(msg)
 
 
@@ -219,14 +219,14 @@ class DurableRuns:
             except (DatabaseUnavailable, TimeoutError):
                 self.state.is_ready, self.state.is_away = False, True
             except Exception:  # noqa: BLE001 - nobody awaits this loop, and without it registered runs are lost
-                LOGGER.exception("runs could not be looked after; they are looked at again within seconds")
+                LOGGER.exception("runs could not be checked; the server tries again within seconds")
             await self.watcher.stop_idle_streams()
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _reassign_dead_workers_runs(self) -> None:
         """Move the runs of dead workers to live ones; of all servers one does so at a time."""
         async for taken in DeploymentMaintenance(self._store.operator).watch():
-            LOGGER.warning("run %s of worker %s, which is gone: %s", taken.run, taken.executor, taken.outcome)
+            LOGGER.warning("run %s of the dead worker %s: %s", taken.run, taken.executor, taken.outcome)
 
     async def undo(
         self, row: RunRow, *, at: int | str = -1, dry_run: bool = False, partial: bool = False
@@ -237,7 +237,7 @@ class DurableRuns:
         Raises:
             Problem: always: only journals of files store what a run overwrote.
         """
-        msg = "what a run in a database wrote is not kept, so nothing of it can be undone"
+        msg = "a run in a database cannot be undone: the database does not store what the run overwrote"
         raise make_unsupported_problem(msg)
 
     async def load_schedule_statuses(self) -> list[ScheduleStatus]:

@@ -60,7 +60,7 @@ class DurableWatcher:
         """
         await self._launcher.ensure_submitted(row)
         if self._readers[row.run, row.tries] >= MAX_READERS:
-            msg = f"{MAX_READERS} watch this run already; ask again in a moment"
+            msg = f"{MAX_READERS} clients already watch this run; try again in a moment"
             raise LimitExceeded(msg, kind="readers", limit=MAX_READERS)
         shared = self._get_shared_events(row)
         await shared.find_index(after)

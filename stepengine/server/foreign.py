@@ -56,14 +56,14 @@ class ForeignSummary(View):
     prompt: str
     steps: int | None
     cost_usd: str | None
-    error: Annotated[str, Field(description="Why it cannot be read.")]
+    error: Annotated[str, Field(description="Why the journal cannot be read.")]
 
 
 class ForeignList(View):
     """Journals that this server did not start, newest first."""
 
     journals: list[ForeignSummary]
-    next: Annotated[str | None, Field(description="What ?cursor= takes for those that follow.")]
+    next: Annotated[str | None, Field(description="The `cursor` of the next page.")]
 
 
 class PendingEffect(View):
@@ -73,7 +73,7 @@ class PendingEffect(View):
     kind: str
     name: str
     input: Any
-    is_asked: Annotated[bool, Field(description="Whether somebody is asked before it happens.")]
+    is_asked: Annotated[bool, Field(description="Whether a person is asked before it happens.")]
 
 
 class ForeignView(ForeignSummary):
@@ -82,13 +82,13 @@ class ForeignView(ForeignSummary):
     pending: list[PendingEffect]
     may_resume: bool
     why: Annotated[str, Field(description="Why it cannot be resumed.")]
-    seen: Annotated[str, Field(description="What says which of this was seen, to go on with it.")]
+    seen: Annotated[str, Field(description="A hash of this state; send it to resume the journal.")]
 
 
 class ResumeForeign(Body):
     """The approval to resume a journal as it was shown."""
 
-    seen: Annotated[str, Field(description="What the look at it said.", max_length=100)]
+    seen: Annotated[str, Field(description="The `seen` value of the journal when it was shown.", max_length=100)]
 
 
 class Resumed(View):
@@ -164,11 +164,11 @@ class ForeignJournals:
     def _find_resume_obstacle(self, history: History, summary: ForeignSummary, journal: Journal) -> str:
         """Return why a journal cannot be resumed; ``""`` if it can be."""
         if history.is_complete:
-            return "It has ended."
+            return "Its run has ended."
         if journal.is_held():
-            return "Another process has it."
+            return "Another process holds it."
         if summary.agent not in self._runs.agents:
-            return f"There is no agent {summary.agent!r} here."
+            return f"This server has no agent {summary.agent!r}."
         return ""
 
 
@@ -224,7 +224,7 @@ def _get_foreign_journals(request: Request) -> ForeignJournals:
 
 
 def _make_missing_journal_problem(name: str) -> Problem:
-    msg = f"there is no journal {name[:200]!r} here that this server did not start"
+    msg = f"there is no third-party journal {name[:200]!r} in the store of this server"
     return Problem(msg, status=404, kind="no_such_journal")
 
 
@@ -266,7 +266,7 @@ async def resume_foreign_journal(request: Request) -> Response:
     if not view.may_resume:
         raise Problem(view.why, status=409, kind="not_possible")
     if body.seen != view.seen:
-        msg = "what would happen next is not what was shown; look at it again"
+        msg = "the next effects of the journal have changed since they were shown; reload it, and check them again"
         raise Problem(msg, status=409, kind="changed")
     await journals.foreign.resume(caller_of(request), name, listed_agent=view.agent, listed_prompt=view.prompt)
     place = f"{request.scope.get('root_path', '')}/runs/{quote(name, safe='')}/events"
@@ -277,26 +277,26 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         method="GET", path="/foreign", name="list_foreign", scope="admin", handler=list_foreign_journals, gives={200: ForeignList},
         refuses=(422,), parameters=(
-            HttpParameter("cursor", "What `next` of the last answer said."),
-            HttpParameter("limit", "At most so many, 1 to 100; 20 by default.", int),
+            HttpParameter("cursor", "The `next` value of the previous page."),
+            HttpParameter("limit", "The most entries to return, 1 to 100; 20 by default.", int),
         ),
-        about="List the journals of the place that this server did not start.\nNone of them goes on by itself.",
+        about="List third-party journals: those in the store that this server did not start.\nNone of them resumes automatically.",
     ),
     Operation(
         method="GET", path="/foreign/{journal}", name="look_at_foreign", scope="admin", handler=get_foreign_journal,
-        gives={200: ForeignView}, refuses=(404,), about="Look at such a journal, and at what would happen next.",
+        gives={200: ForeignView}, refuses=(404,), about="Return a third-party journal and its next effects.",
     ),
     Operation(
         method="GET", path="/foreign/{journal}/view", name="view_foreign", scope="admin", handler=get_foreign_page_data,
-        parameters=(HttpParameter("after", "As for the view of a run.", int),), gives={200: "application/json"}, refuses=(404, 409),
-        about="Give what the page of such a journal shows.",
+        parameters=(HttpParameter("after", "As in the view of a run.", int),), gives={200: "application/json"}, refuses=(404, 409),
+        about="Return the page data of a third-party journal.",
     ),
     Operation(
         method="POST", path="/foreign/{journal}/resume", name="resume_foreign", scope="admin",
         handler=resume_foreign_journal, body=ResumeForeign, gives={202: Resumed}, refuses=(404, 409, 429, 503),
         about=(
-            "Go on with such a journal as a run of this server.\n"
-            "What would happen next must be what was shown. Permissions that it holds are asked for again."
+            "Resume a third-party journal as a run of this server.\n"
+            "Its next effects must be those that were shown. Its approvals are asked for again."
         ),
     ),
 )  # fmt: skip

@@ -309,7 +309,7 @@ class Ledger:
             finally:
                 known.close()
         except (OSError, sqlite3.Error) as error:
-            msg = f"{self.path} cannot be used to remember what is served: {describe_error(error, BUSY_SECONDS)}"
+            msg = f"the server cannot store its runs in {self.path}: {describe_error(error, BUSY_SECONDS)}"
             raise JournalError(msg) from error
 
     def _share_open_database(self) -> Database:
@@ -317,7 +317,7 @@ class Ledger:
         # whoever is the last one closes the connection, and nobody opens one that no one closes.
         with self._opening:
             if self._is_closed:
-                msg = f"{self.path} is not used any more: the server that it belongs to was closed"
+                msg = f"{self.path} is closed, because its server was closed"
                 raise JournalError(msg)
             if self._database is None:
                 known = Database.open(self.path, ensure_database(self.path), seconds=BUSY_SECONDS)
@@ -369,8 +369,8 @@ def make_register_act(row: RunRow, key: str | None) -> Act:
                 if row.created - known.created < IDEMPOTENCY_KEY_SECONDS:
                     if (known.agent, known.session, known.request) != (row.agent, row.session, row.request):
                         msg = (
-                            f"the idempotency key was used for another request, whose run is {known.run}; a key stands "
-                            "for one request for a day"
+                            f"the idempotency key was already used for another request, which started the run {known.run}; "
+                            "use a key for only one request within a day"
                         )
                         raise InputError(msg)
                     return known
@@ -405,7 +405,7 @@ def make_next_turn_act(row: RunRow, after: str | None) -> Act:
     def take(database: sqlite3.Connection) -> None:
         found = database.execute(f"SELECT run FROM served {NEWEST}", (row.session, row.owner)).fetchone()  # noqa: S608 - of names of ours
         if (None if found is None else found[0]) != after:
-            msg = "the conversation went on in the meantime; come back to it, and see how"
+            msg = "the conversation has a newer turn; reload it, then send the message again"
             raise InputError(msg)
         make_register_act(row, None)(database)
 
@@ -466,7 +466,7 @@ def make_decisions_act(run: str, decisions: Mapping[str, Answer]) -> Act:
         known = dict(database.execute("SELECT question, answer FROM served_decided WHERE run = ?", (run,)))
         for question in known.keys() & texts.keys():
             if known[question] != texts[question]:
-                msg = f"{question!r} was decided otherwise"
+                msg = f"{question!r} already has another decision"
                 raise InputError(msg)
         new = [(run, question, text) for question, text in texts.items() if question not in known]
         database.executemany("INSERT INTO served_decided VALUES (?, ?, ?)", new)

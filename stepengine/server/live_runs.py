@@ -98,11 +98,14 @@ class LiveRuns:
         # Refused and not queued: the client knows best whether waiting makes sense, and a queue in memory is lost with
         # the process.
         if not self.has_room():
-            msg = f"{self._max_live:,} runs are under way, which is as many as this server has at a time; ask again in a moment"
+            msg = f"{self._max_live:,} runs are running, which is the maximum of this server; try again in a moment"
             raise Problem(msg, status=429, kind="too_many_runs", headers={"retry-after": "5"})
         if not self._shares.has_room(owner):
             count = self._shares.count_used_slots(owner)
-            msg = f"this caller has {count:,} runs under way, and the rest is for other callers; let some of them end, or cancel them"
+            msg = (
+                f"{count:,} runs of this caller are running, and the remaining capacity is reserved for other callers; "
+                "wait until some of them end, or cancel them"
+            )
             raise Problem(msg, status=429, kind="too_many_at_once", headers={"retry-after": "5"})
 
     @contextmanager

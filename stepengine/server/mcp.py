@@ -74,14 +74,14 @@ class McpEndpoint:
             elif self._engine is not self._runs.engine:
                 self._offer_reloaded_agents()
         if self._answer is None or self._runs.state.stopping.is_set():
-            msg = "the server is about to stop; ask again in a moment"
+            msg = "the server is shutting down; try again in a moment"
             raise Problem(msg, status=503, kind="stopping", headers={"retry-after": "5"})
         return self._answer
 
     async def _start_server(self) -> None:
         """Start a task with an MCP server that offers the present agents."""
         if find_spec("mcp") is None:
-            msg = "this server does not speak MCP; it would with the package mcp: pip install 'stepengine[mcp]'"
+            msg = "this server does not support MCP without the package mcp: pip install 'stepengine[mcp]'"
             raise Problem(msg, status=501, kind="extra_missing", members={"extra": "mcp"})
         runs, turns = self._runs, require_turns(self._runs)
         try:
@@ -252,7 +252,7 @@ async def forward_to_mcp(request: Request) -> Response:
 
 ABOUT = (
     "{}, for clients of MCP over streamable HTTP.\n"
-    "Each agent is a tool, and each call a run of its caller. What the protocol refuses is an error of JSON-RPC. 501 says that the server "
+    "Each agent is a tool, and each call is a run of its caller. Protocol errors are JSON-RPC errors. 501 means that the server "
     "was installed without the extra mcp."
 )
 OPERATIONS: tuple[Operation, ...] = (
@@ -262,7 +262,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         method="GET", path="/mcp", name="listen_to_mcp", scope="run", handler=forward_to_mcp, refuses=(406, 501),
-        gives={200: "text/event-stream"}, about=ABOUT.format("Listen to what the server says by itself"),
+        gives={200: "text/event-stream"}, about=ABOUT.format("Receive the messages that the server sends on its own"),
     ),
     Operation(
         method="DELETE", path="/mcp", name="end_mcp_session", scope="run", handler=forward_to_mcp, refuses=(404, 501),

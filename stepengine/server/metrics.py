@@ -54,21 +54,21 @@ class Metrics:
         self._runs = runs
         self.registry = CollectorRegistry()
         counter, gauge = self._make_counter, self._make_gauge
-        self._started = counter("runs_started", "Runs that this process began or resumed.", "agent", "resumed")
+        self._started = counter("runs_started", "Runs that this process started or resumed.", "agent", "resumed")
         self._finished = counter("runs_finished", "Runs that ended or were suspended in this process.", "agent", "status")  # fmt: skip
         self._calls = counter("model_calls", "Calls of models.", "model", "outcome")
-        self._tokens = counter("model_tokens", "Tokens of models, each in one kind.", "model", "kind")
-        self._cost = counter("model_cost_usd", "US dollars that models cost, where a price is known.", "model")
-        self._posts = counter("webhooks_sent", "Tries to send a webhook.", "type", "outcome")
-        self._events = counter("webhooks_received", "Events of other services.", "topic", "outcome")
+        self._tokens = counter("model_tokens", "Tokens of models, by kind; each token counts once.", "model", "kind")
+        self._cost = counter("model_cost_usd", "Cost of model calls in US dollars, where a price is known.", "model")
+        self._posts = counter("webhooks_sent", "Attempts to send a webhook.", "type", "outcome")
+        self._events = counter("webhooks_received", "Events received from other services.", "topic", "outcome")
         self._quotas = counter("quota_refusals", "Requests that exceeded a quota of their owner.", "quota")
         self._requests = counter("http_requests", "Requests that were answered.", "route", "method", "status")
-        gauge("live_runs", "Runs that are under way in this process.", lambda: runs.live_count)
-        gauge("live_questions", "Open questions of runs that are under way in this process.", lambda: runs.open_question_count)  # fmt: skip
-        self._watchers = gauge("watchers", "Streams of events that somebody reads from this process.")
+        gauge("live_runs", "Runs that are running in this process.", lambda: runs.live_count)
+        gauge("live_questions", "Open questions of runs that are running in this process.", lambda: runs.open_question_count)  # fmt: skip
+        self._watchers = gauge("watchers", "Open event streams of this process.")
         self._seconds = Histogram(
             "stepengine_http_request_seconds",
-            "Seconds until the answer to a request began.",
+            "Seconds until the response to a request started.",
             ("route", "status"),
             buckets=BUCKETS,
             registry=self.registry,
@@ -157,7 +157,7 @@ class Metrics:
         return generate_latest(places), OPEN_METRICS  # type: ignore[no-untyped-call]  # theirs
 
     def _make_run_metric(self, rows: Iterable[tuple[str, str, int]]) -> Metric:
-        told = GaugeMetricFamily("stepengine_runs", "Runs of the place, by what became of them.", labels=("agent", "status"))  # fmt: skip
+        told = GaugeMetricFamily("stepengine_runs", "Runs in the store, by agent and status.", labels=("agent", "status"))  # fmt: skip
         counts: dict[tuple[str, str], int] = {}
         for agent, status, count in rows:
             key = (self._agent_label(agent), status if status in STATUSES else OTHER)
@@ -220,6 +220,6 @@ OPERATIONS: tuple[Operation, ...] = (
     Operation(
         method="GET", path="/metrics", name="show_metrics", scope="metrics", handler=show_metrics,
         gives={200: "application/openmetrics-text"},
-        about="Tell what this server does in numbers, as OpenMetrics.\nThey are of everybody's runs, hence a scope of its own.",
+        about="Return the metrics of this server as OpenMetrics.\nThey cover the runs of all callers, so they have a scope of their own.",
     ),
 )  # fmt: skip

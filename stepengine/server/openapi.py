@@ -32,7 +32,7 @@ PROBLEM = {
         "type": {"type": "string", "description": "urn:stepengine:problem:KIND"},
         "title": {"type": "string"},
         "status": {"type": "integer"},
-        "detail": {"type": "string", "description": "What happened, and what would have been fine."},
+        "detail": {"type": "string", "description": "What happened, and what to do about it."},
         "issues": {"type": "array", "items": {"type": "string"}, "description": "One sentence for each field."},
     },
     "required": ["type", "title", "status", "detail"],
@@ -134,7 +134,7 @@ def make_document(operations: Iterable[Operation], *, version: str) -> dict[str,
         "info": {
             "title": "stepengine",
             "version": version,
-            "description": "Runs of agents: started, watched, answered, gone back in.",
+            "description": "Start, watch, answer and debug runs of agents.",
         },
         "paths": paths,
         "components": {

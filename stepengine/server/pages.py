@@ -51,7 +51,7 @@ def require_turns(runs: RunService) -> RunTurns:
         Problem: 501, for a server with a database, whose runs do not form conversations yet.
     """
     if runs.turns is None:
-        msg = "over runs in a database this server speaks neither AG-UI nor Vercel's protocol nor MCP; over a folder or RUNS.db it does"
+        msg = "AG-UI, Vercel's protocol and MCP are not supported for runs in a database; serve runs of a folder or of RUNS.db"
         raise Problem(msg, status=501, kind="not_offered")
     return runs.turns
 
@@ -67,7 +67,7 @@ def get_path_agent(request: Request) -> str:
     require_turns(runs)
     name: str = request.path_params["agent"]
     if name not in runs.agents:
-        msg = f"there is no agent {name[:MAX_NAME]!r}"
+        msg = f"there is no agent {name[:MAX_NAME]!r}; GET /agents lists the agents"
         raise Problem(msg, status=404, kind="no_such_agent")
     return name
 
@@ -119,7 +119,7 @@ class CallerConversation:
             StepEngineError: when what is recorded of it cannot be read.
         """
         if not (1 <= len(name) <= MAX_NAME and name.isprintable()):
-            msg = f"a conversation is named by 1 to {MAX_NAME} printable characters"
+            msg = f"the name of a conversation must have 1 to {MAX_NAME} printable characters"
             raise make_input_error(msg)
         runs: RunService = request.app.state.runs
         turns, caller = require_turns(runs), caller_of(request)
@@ -141,8 +141,8 @@ class CallerConversation:
         """
         if self.last is not None and self.has_running_run:
             msg = (
-                f"the run {self.last.run} of this conversation is under way; come back to it, or end it by "
-                f"`POST /runs/{self.last.run}/cancel`, and then say more"
+                f"the run {self.last.run} of this conversation is running; reconnect to it, or cancel it with "
+                f"`POST /runs/{self.last.run}/cancel`, then send the message again"
             )
             raise Problem(msg, status=409, kind="under_way", members={"run_id": self.last.run})
 
@@ -174,7 +174,7 @@ class CallerConversation:
         self.check_not_running()
         if self.last is None or self.state is None or self.last.status not in OPEN:
             if answers:
-                msg = "nothing is asked here any more; nothing was taken"
+                msg = "this conversation has no open question, so no answer was accepted; reload the conversation"
                 raise AnswerRejected(msg)
             asked = StartRequest(
                 agent=agent, prompt=prompt, metadata=metadata, session=self.name, is_turn=True, after=self.last, is_patient=False
@@ -188,10 +188,10 @@ class CallerConversation:
     async def _check_can_answer(self, agent: str, last: RunRow, state: AgentState) -> None:
         if not state.pending:
             waits = (await self.turns.result(last)).waits_for
-            msg = f"the last run of this conversation has not ended, so nothing can be said to it yet. {describe_waits(waits)}"
+            msg = f"the last run of this conversation has not ended and accepts no message yet. {describe_waits(waits)}"
             raise Problem(msg.strip(), status=409, kind="waits", members={"run_id": last.run})
         if last.agent != agent:
-            msg = f"the agent {last.agent!r} has asked something in this conversation, and waits for the answer"
+            msg = f"the agent {last.agent!r} waits for an answer in this conversation; send the answer to that agent"
             raise Problem(msg, status=409, kind="waits", members={"run_id": last.run})
 
     async def _resume_with_answers(

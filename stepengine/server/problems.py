@@ -132,7 +132,7 @@ def problem_of(error: Exception, *, members: Mapping[str, Any] = {}) -> Problem:
     logger.error("a request failed", exc_info=error)
     said = "the run's agent or its journal failed" if isinstance(error, StepEngineError) else "the server failed"
     word = snake_case_name(error) if isinstance(error, StepEngineError) else "internal"
-    return Problem(f"{said}; its log says why", status=500, kind=word, members=members)
+    return Problem(f"{said}; the server's log says why", status=500, kind=word, members=members)
 
 
 def snake_case_name(error: StepEngineError) -> str:
@@ -170,11 +170,16 @@ def _problem_from_model_error(error: ModelError) -> Problem:
     logger.warning("a model failed", exc_info=error)
     wait = error.retry_after
     headers = {"Retry-After": str(math.ceil(wait))} if wait is not None and 0 <= wait < MAX_WAIT else {}
-    return Problem("the provider of the model failed", status=502, kind=snake_case_name(error), headers=headers)
+    return Problem(
+        "the provider of the model failed; the server's log says why",
+        status=502,
+        kind=snake_case_name(error),
+        headers=headers,
+    )
 
 
 def _problem_from_database_error(error: DatabaseUnavailable) -> Problem:
-    said = "the database of the runs cannot be reached; ask again in a moment"
+    said = "the database of the runs cannot be reached; try again in a moment"
     return Problem(said, status=503, kind=snake_case_name(error), headers={"Retry-After": "5"})
 
 
@@ -187,7 +192,7 @@ def _problem_from_damaged_journal(error: JournalCorrupt) -> Problem:
     logger.warning("a journal cannot be read: %s", error.message)
     record = DAMAGED_RECORD.search(error.message)
     which = "a record" if record is None else record[0]
-    said = f"{which} of the run's journal is damaged or was not written by stepengine; its server can check it with `stepengine journal check`"
+    said = f"{which} of the run's journal is damaged or not written by stepengine; check it on the server with `stepengine journal check`"
     return Problem(said, status=409, kind=snake_case_name(error))
 
 
@@ -203,16 +208,16 @@ TOLD: Mapping[type[StepEngineError], Callable[[Any], Problem]] = {
     UnknownModel: _make_message_converter(422),
     DatabaseUnavailable: _problem_from_database_error,
     MissingKey: _make_fixed_text_converter(
-        503, "the server has no key for this model; where it was started it says which, and what would do instead"
+        503, "the server has no key for this model; the server's log names the key, and the alternatives"
     ),
     ModelError: _problem_from_model_error,
     PermissionDenied: _make_message_converter(403),
     LimitExceeded: _make_message_converter(409, limit_kind="kind", limit="limit"),
     AnswerRejected: _make_message_converter(409),
     SessionConflict: _make_fixed_text_converter(
-        409, "somebody else wrote to this session in the meantime; read it again, then repeat"
+        409, "another client wrote to this session in the meantime; reload it, then try again"
     ),
-    SessionError: _make_fixed_text_converter(409, "the session refused this"),
+    SessionError: _make_fixed_text_converter(409, "the session rejected this request"),
     JournalCorrupt: _problem_from_damaged_journal,
     JournalMissing: _make_fixed_text_converter(404, "there is no such run"),
     JournalLocked: _make_fixed_text_converter(409, "another process holds this run; try again when it has ended"),
@@ -221,15 +226,15 @@ TOLD: Mapping[type[StepEngineError], Callable[[Any], Problem]] = {
     ),
     JournalWriteFailed: _make_fixed_text_converter(503, "the run could not be recorded"),
     ReplayDivergence: _make_fixed_text_converter(
-        409, "the run does something else than its record says", divergence="kind", address="address", step="step"
+        409, "the run diverges from its record", divergence="kind", address="address", step="step"
     ),
     UndoRefused: _make_fixed_text_converter(
-        409, "what the run wrote is not undone, and nothing was changed", files="files"
+        409, "the writes of the run cannot be undone; nothing was changed", files="files"
     ),
     UnknownOutcome: _make_fixed_text_converter(
-        409, "a call of this run was cut off, and nobody knows whether it happened"
+        409, "a call of this run was interrupted; it may or may not have happened"
     ),
-    WorkspaceLost: _make_fixed_text_converter(503, "the place where tools run cannot be reached"),
+    WorkspaceLost: _make_fixed_text_converter(503, "the workspace of the run's tools cannot be reached"),
 }
 """What is told of each error, the special before the general; what is not here is a fault of the inside."""
 

@@ -38,7 +38,7 @@ RETRY_SECONDS = 5
 
 def _check_amount(_: object, attribute: attrs.Attribute[Any], value: Any) -> None:
     if value is not None and (type(value) is not int or value < 1):
-        msg = f"Quotas({attribute.name}=...) takes a positive number or None, not {value!r}"
+        msg = f"Quotas({attribute.name}=...) must be a positive number or None, not {value!r}"
         raise DefinitionError(msg)
 
 

@@ -55,7 +55,7 @@ class ReportSample(_ReportPart):
     seconds: float | None = None
     reused: str = "new"
     journal: str = ""
-    run_id: str | None = Field(default=None, description="The id of the run that its journal holds.")
+    run_id: str | None = Field(default=None, description="The id of the run in the journal.")
 
 
 class ReportCase(_ReportPart):
@@ -103,7 +103,7 @@ class ReportSummary(View):
     cases: int
     n: Annotated[int, Field(description="Samples of each case.")]
     spent: Annotated[str, Field(description="US dollars.")]
-    stopped: Annotated[str, Field(description="Why it is partial; empty when it is not.")]
+    stopped: Annotated[str, Field(description="Why the report is partial; empty if it is complete.")]
 
 
 @frozen
@@ -140,7 +140,7 @@ class Reports:
         self._folder = Path(folder)
         if self._folder.exists():
             if not self._folder.is_dir():
-                msg = f"reports={str(folder)!r} is not a folder; the one in which `stepengine eval` writes, such as 'evals', would be fine"
+                msg = f"reports={str(folder)!r} is not a folder; use the folder in which `stepengine eval` writes, such as 'evals'"
                 raise DefinitionError(msg)
             resolve_trusted_path(self._folder)
 
@@ -183,7 +183,7 @@ class Reports:
         folders: list[tuple[Path, int]] = [(self._folder, 0)]
         for seen, (folder, depth) in enumerate(folders):
             if seen >= MAX_FOLDERS:
-                logger.warning("there are more than %d folders of reports; the others are not looked at", MAX_FOLDERS)
+                logger.warning("there are more than %d folders of reports; the server ignores the others", MAX_FOLDERS)
                 return
             try:
                 with os.scandir(folder) as entries:

@@ -100,14 +100,18 @@ STATUSES = (*OPEN, "completed", "failed", "cancelled", "max_steps", "truncated",
 class RunLimits(Body):
     """The limits of a run; they may not exceed those of its agent on this server."""
 
-    max_steps: Annotated[int | None, Field(description="Calls of the model.", ge=1, le=1_000_000)] = None
-    max_cost_usd: Annotated[float | None, Field(description="US dollars of the run and its children.", gt=0)] = None
+    max_steps: Annotated[int | None, Field(description="The most model calls.", ge=1, le=1_000_000)] = None
+    max_cost_usd: Annotated[
+        float | None, Field(description="The most US dollars for the run and its children.", gt=0)
+    ] = None
 
 
 class Picture(Body):
     """An image that is sent with the prompt."""
 
-    mime_type: Annotated[str, Field(description="Its type; that of its bytes counts.", max_length=200)] = ""
+    mime_type: Annotated[
+        str, Field(description="Its media type; the type of its bytes takes precedence.", max_length=200)
+    ] = ""
     data: Annotated[
         str, Field(description="The bytes of a PNG, JPEG, GIF or WebP in base64.", max_length=8 * 1024 * 1024)
     ]
@@ -118,16 +122,18 @@ class StartRun(Body):
 
     agent: Annotated[str, Field(description="The id of an agent.", max_length=200)]
     prompt: Annotated[str, Field(description="What it should do.", max_length=MAX_TEXT)] = ""
-    params: Annotated[dict[str, Any] | None, Field(description="By the agent's schema.")] = None
+    params: Annotated[dict[str, Any] | None, Field(description="Parameters that match the agent's schema.")] = None
     session_id: Annotated[str | None, Field(description="The conversation.", min_length=1, max_length=200)] = None
     metadata: Annotated[dict[str, Any] | None, Field(description="For hooks and tools.")] = None
-    limits: Annotated[RunLimits | None, Field(description="Beside those of the agent.")] = None
+    limits: Annotated[RunLimits | None, Field(description="Limits in addition to those of the agent.")] = None
     model: Annotated[
         str | None,
-        Field(description="The agent's in this run; needs the scope admin.", min_length=1, max_length=200),
+        Field(description="The agent's model in this run; needs the scope admin.", min_length=1, max_length=200),
     ] = None
-    images: list[Picture] = Field(default_factory=list, description="Said before the prompt.", max_length=20)
-    turn: Annotated[bool, Field(description="Go on from what the last run of the conversation left.")] = False
+    images: list[Picture] = Field(
+        default_factory=list, description="Images that are sent before the prompt.", max_length=20
+    )
+    turn: Annotated[bool, Field(description="Continue from the last run of the conversation.")] = False
 
 
 class AnswerObject(Body):
@@ -137,9 +143,11 @@ class AnswerObject(Body):
     text: Annotated[str, Field(max_length=MAX_TEXT)] = ""
     declined: bool = False
     remember: Annotated[Literal["session", "always"] | None, Field(description="Allow such calls from now on.")] = None
-    covers: Annotated[str, Field(description="The id of the wider rule that is meant.", max_length=1_000)] = ""
+    covers: Annotated[str, Field(description="The id of the wider rule that `remember` adds.", max_length=1_000)] = ""
     edited_input: Annotated[dict[str, Any] | None, Field(description="Run the call with this input instead.")] = None
-    reason: Annotated[str, Field(description="Why; the model is told why a call was refused.", max_length=10_000)] = ""
+    reason: Annotated[
+        str, Field(description="The reason; for a denied call, the model sees it.", max_length=10_000)
+    ] = ""
 
 
 class AnswerQuestions(Body):
@@ -153,8 +161,8 @@ class PostMessage(Body):
 
     topic: Annotated[str, Field(max_length=200, pattern="^[A-Za-z0-9_.:/-]+$")]
     value: Any = None
-    id: Annotated[str | None, Field(description="A second message with this id is none.", max_length=200)] = None
-    path: Annotated[str, Field(description="The child that it is for.", max_length=1_000)] = ""
+    id: Annotated[str | None, Field(description="A second message with the same id is ignored.", max_length=200)] = None
+    path: Annotated[str, Field(description="The path of the child that receives the message.", max_length=1_000)] = ""
 
 
 class SayInput(Body):
@@ -167,7 +175,7 @@ class ToolResultBody(Body):
     """The result of a call of a deferred tool."""
 
     result: Any = None
-    path: Annotated[str | None, Field(description="The child that made the call.", max_length=1_000)] = None
+    path: Annotated[str | None, Field(description="The path of the child that made the call.", max_length=1_000)] = None
 
 
 class CancelRun(Body):
@@ -181,8 +189,8 @@ class ReplayRun(Body):
 
     live: list[str] = Field(
         default_factory=list,
-        description=f"Kinds of effects that are performed again and compared, by default none: {', '.join(LIVE_KINDS)}. `model_call` goes "
-        "alone and needs the scope run, others need admin.",
+        description=f"Kinds of effects to perform again and compare, by default none: {', '.join(LIVE_KINDS)}. `model_call` cannot be "
+        "combined with other kinds and needs the scope run; the other kinds need admin.",
         max_length=len(LIVE_KINDS),
     )
 
@@ -190,9 +198,11 @@ class ReplayRun(Body):
 class UndoRun(Body):
     """Which writes of a run are undone."""
 
-    at: Annotated[int | str, Field(description="The last effect whose writes stay; by default none do.")] = -1
+    at: Annotated[
+        int | str, Field(description="The last effect whose writes are kept; by default all writes are undone.")
+    ] = -1
     dry_run: Annotated[bool, Field(description="Only report what would be done.")] = False
-    partial: Annotated[bool, Field(description="Leave files that were changed since, and bring back the rest.")] = False
+    partial: Annotated[bool, Field(description="Skip files that were changed since, and restore the rest.")] = False
 
 
 # --- what comes back --------------------------------------------------------------------------------------------------
@@ -201,8 +211,8 @@ class UndoRun(Body):
 class CallerView(View):
     """The caller of a request."""
 
-    name: Annotated[str, Field(description="Whose runs it sees.")]
-    scopes: Annotated[list[str], Field(description="What it may do; admin includes all of them.")]
+    name: Annotated[str, Field(description="The owner whose runs the caller sees.")]
+    scopes: Annotated[list[str], Field(description="What the caller may do; admin includes all scopes.")]
 
 
 class AgentView(View):
@@ -215,10 +225,10 @@ class AgentView(View):
     params: Annotated[dict[str, Any] | None, Field(description="JSON Schema of its params.")]
     tools: list[str]
     spawns: list[str]
-    model: Annotated[str | None, Field(description="Null where the caller of the engine says it.")] = None
+    model: Annotated[str | None, Field(description="Null if the agent has no model of its own.")] = None
     missing: Annotated[
         str | None,
-        Field(description="What it lacks to be started, such as the key of its model; needs the scope admin."),
+        Field(description="What is missing to start it, such as the key of its model; needs the scope admin."),
     ] = None
 
 
@@ -235,7 +245,7 @@ class ToolSpecView(View):
 class PromptsView(View):
     """The prompts of an agent, with the additions of the engine."""
 
-    system: Annotated[str | None, Field(description="Null where it is made anew for each run.")]
+    system: Annotated[str | None, Field(description="Null if it is computed for each run.")]
     instructions: str
     step: str
 
@@ -243,15 +253,15 @@ class PromptsView(View):
 class AgentDetail(AgentView):
     """An agent. A null member does not exist or needs the scope debug."""
 
-    source: Annotated[str | None, Field(description="Of its handler.")]
+    source: Annotated[str | None, Field(description="The source of its handler.")]
     file: str | None = None
     line: int | None = None
     prompts: PromptsView | None = None
     tool_specs: list[ToolSpecView] | None = None
     policy: Annotated[
-        dict[str, Any] | None, Field(description="The rules for its calls; null where all are allowed.")
+        dict[str, Any] | None, Field(description="The rules for its calls; null if all calls are allowed.")
     ] = None
-    settings: Annotated[dict[str, Any] | None, Field(description="Those that are set.")] = None
+    settings: Annotated[dict[str, Any] | None, Field(description="The settings that the agent sets.")] = None
 
 
 class AgentList(View):
@@ -261,7 +271,7 @@ class AgentList(View):
     broken: Annotated[
         str | None,
         Field(
-            description="Why the files cannot be loaded as they are now: nothing is started, and these agents are the last that could."
+            description="Why the files cannot be loaded: no run starts, and these agents are from the last version that loaded."
         ),
     ] = None
     script: Annotated[str | None, Field(description="The script that answers in place of models.")] = None
@@ -272,7 +282,7 @@ class StartedRun(View):
 
     run_id: str
     events: Annotated[str, Field(description="The path of its events.")]
-    is_new: Annotated[bool, Field(description="False where the idempotency key had started it before.")]
+    is_new: Annotated[bool, Field(description="False if an earlier request with the same idempotency key started it.")]
 
 
 class ChoiceView(View):
@@ -289,7 +299,7 @@ class ChoiceView(View):
     description: Annotated[str, Field(description="The meaning of an option.")]
     answer: Annotated[dict[str, Any], Field(description="The answer to send if a person chooses this.")]
     scope: Annotated[str, Field(description="The calls that `always` allows from now on, in words.")]
-    confirm: Annotated[str, Field(description="A warning to show, and to have confirmed, before the answer is sent.")]
+    confirm: Annotated[str, Field(description="A warning that the person must confirm before the answer is sent.")]
     rule: Annotated[dict[str, Any] | None, Field(description="The rule that `always` adds, as in a policy file.")]
 
 
@@ -311,7 +321,7 @@ class QuestionView(View):
     descriptions: Annotated[list[str], Field(description="What each of the options means.")]
     multi_select: bool
     allow_text: bool
-    number: Annotated[str | None, Field(description="Which numbers are answers: `whole` ones or `any`.")]
+    number: Annotated[str | None, Field(description="The accepted numbers: `whole` or `any`.")]
     choices: Annotated[list[ChoiceView], Field(description="The answers that a person can choose with one click.")]
     tool_name: str | None
     details: Any
@@ -332,14 +342,14 @@ class OpenQuestion(QuestionView):
     session_id: str | None
     since: Annotated[str, Field(description="When the run's status changed last.")]
     program: Annotated[str | None, Field(description="The program that asks.")]
-    line: Annotated[int | None, Field(description="The line of it that waits.")]
+    line: Annotated[int | None, Field(description="The line of the program that waits.")]
 
 
 class QuestionList(View):
     """Open questions of all runs, those of the newest runs first."""
 
     questions: list[OpenQuestion]
-    next: Annotated[str | None, Field(description="What ?cursor= takes for those that follow.")]
+    next: Annotated[str | None, Field(description="The `cursor` of the next page.")]
 
 
 class RunDetails(View):
@@ -347,17 +357,17 @@ class RunDetails(View):
 
     prompt: str
     changed: str
-    steps: Annotated[int | None, Field(description="Calls of models, those of children, too.")]
+    steps: Annotated[int | None, Field(description="Model calls, including those of children.")]
     cost_usd: str | None
     tokens: int | None
     seconds: Annotated[float | None, Field(description="From its start to its last record.")]
     waits: Annotated[list[str], Field(description="What it waits for, in words.")]
-    wakes: Annotated[str | None, Field(description="When it goes on by itself.")]
+    wakes: Annotated[str | None, Field(description="When it resumes automatically.")]
     agents: Annotated[int, Field(description="How many agents ran in it.")]
     asks: Annotated[bool, Field(description="Whether it waits for a person.")]
-    doing: Annotated[str, Field(description="The kind of effect that is under way.")]
-    output: Annotated[str | None, Field(description="The beginning of its output, as text or JSON.")]
-    forked_from: Annotated[str | None, Field(description="Of a fork, the id of its parent.")]
+    doing: Annotated[str, Field(description="The kind of effect that is running.")]
+    output: Annotated[str | None, Field(description="The start of its output, as text or JSON.")]
+    forked_from: Annotated[str | None, Field(description="For a fork, the id of its parent.")]
 
 
 class RunSummary(View):
@@ -377,9 +387,9 @@ class WaitView(View):
 
     kind: Annotated[str, Field(description="`question`, `time`, `message` or `child`.")]
     said: Annotated[str, Field(description="The same in words.")]
-    path: Annotated[str, Field(description="The path of the run that waits, of a child such as `0.1`.")]
+    path: Annotated[str, Field(description="The path of the run that waits, such as `0.1` for a child.")]
     seq: int
-    wakes_at: Annotated[str | None, Field(description="When the time comes, or the patience ends.")]
+    wakes_at: Annotated[str | None, Field(description="When the time is reached, or the wait times out.")]
     question: Annotated[str | None, Field(description="The id of the question.")]
     topic: Annotated[str | None, Field(description="The topic of the message.")]
     paths: Annotated[list[str], Field(description="The paths of the children.")]
@@ -405,12 +415,12 @@ class RunView(RunSummary):
     cost_usd: str | None
     waits_for: Annotated[list[WaitView], Field(description="What a suspended run waits for.")]
     wakes_at: Annotated[
-        str | None, Field(description="When a suspended run resumes by itself: the first of its times.")
+        str | None, Field(description="When a suspended run resumes automatically: the earliest of its times.")
     ]
-    forked_from: Annotated[ForkOrigin | None, Field(description="Of a fork, where it began.")]
+    forked_from: Annotated[ForkOrigin | None, Field(description="For a fork, where it started.")]
     warnings: Annotated[
         list[str],
-        Field(description="Of an ended run, its warnings. Those of children start with the path of their run."),
+        Field(description="The warnings of an ended run. Those of children start with the path of their run."),
     ]
 
 
@@ -418,7 +428,7 @@ class RunList(View):
     """Runs, newest first."""
 
     runs: list[RunSummary]
-    next: Annotated[str | None, Field(description="What ?cursor= takes for those that follow.")]
+    next: Annotated[str | None, Field(description="The `cursor` of the next page.")]
 
 
 class Accepted(View):
@@ -452,8 +462,8 @@ class ReplayView(View):
     """How a replay went."""
 
     run_id: str
-    difference: Annotated[DivergenceView | None, Field(description="Null where the run does what is recorded.")]
-    status: Annotated[str | None, Field(description="How the replayed run ended; null where it differs.")]
+    difference: Annotated[DivergenceView | None, Field(description="Null if the run matches its record.")]
+    status: Annotated[str | None, Field(description="How the replayed run ended; null if it diverges.")]
     output: Any
     text: str
 
@@ -462,38 +472,36 @@ class ForkReportView(View):
     """How a fork ended whose tools the record answered."""
 
     run_id: Annotated[
-        str | None, Field(description="Null where it does what is recorded, so that there is no new run.")
+        str | None, Field(description="Null if the fork matches the record, so that there is no new run.")
     ]
     status: str
     output: Any
     text: str
     error: str
-    broke_at: Annotated[str, Field(description="The first effect that is not as recorded; empty where none differs.")]
+    broke_at: Annotated[str, Field(description="The first effect that differs from the record; empty if none differs.")]
     served: Annotated[int, Field(description="Tool calls that the record answered.")]
     simulated: int
     performed: int
     refused: Annotated[
         dict[str, Any] | None,
-        Field(
-            description="The call that nothing could answer, so that the fork ended: its `name`, `input` and `address`."
-        ),
+        Field(description="The call that ended the fork because it had no result: its `name`, `input` and `address`."),
     ]
     reused: Annotated[int, Field(description="Model calls that the record answered.")]
     model_calls: int
     cost_usd: Annotated[str | None, Field(description="Null where a price is not known.")]
-    is_unpaid: Annotated[bool, Field(description="Whether the budget had no room for a model call.")]
+    is_unpaid: Annotated[bool, Field(description="Whether the budget was too small for a model call.")]
 
 
 class UndoneView(View):
     """What was undone; paths are relative to the folder that the run's tools write in."""
 
-    restored: Annotated[list[str], Field(description="Files that hold again what they held before.")]
-    removed: Annotated[list[str], Field(description="Files and folders that the run had made.")]
+    restored: Annotated[list[str], Field(description="Files that have their earlier content again.")]
+    removed: Annotated[list[str], Field(description="Files and folders that the run had created.")]
     created: Annotated[list[str], Field(description="Files that the run had deleted.")]
-    unchanged: Annotated[list[str], Field(description="Files that were as before already.")]
+    unchanged: Annotated[list[str], Field(description="Files that already had their earlier content.")]
     left: list[LeftFile]
-    unknown: Annotated[list[str], Field(description="Calls of which nobody knows whether they happened.")]
-    others: Annotated[list[str], Field(description="What else changed the world, and keeps nothing to undo it by.")]
+    unknown: Annotated[list[str], Field(description="Calls that may or may not have happened.")]
+    others: Annotated[list[str], Field(description="Other effects on the outside world, which cannot be undone.")]
     dry_run: bool
 
 
@@ -517,23 +525,25 @@ class SessionSummary(View):
 
     session_id: str
     owner: str
-    agent: Annotated[str, Field(description="That of the last run.")]
-    status: Annotated[str, Field(description="How the last run stands.")]
+    agent: Annotated[str, Field(description="The agent of the last run.")]
+    status: Annotated[str, Field(description="The status of the last run.")]
     runs: int
-    changed: Annotated[str, Field(description="When the last run was asked for.")]
+    changed: Annotated[str, Field(description="When the last run was requested.")]
 
 
 class SessionList(View):
     """Conversations, those with the newest runs first."""
 
     sessions: list[SessionSummary]
-    next: Annotated[str | None, Field(description="What ?cursor= takes for those that follow.")]
+    next: Annotated[str | None, Field(description="The `cursor` of the next page.")]
 
 
 class SessionView(SessionSummary):
     """A conversation; GET /runs?session= lists its runs."""
 
-    turns: Annotated[int | None, Field(description="Null where the server keeps no conversations, as what follows is.")]
+    turns: Annotated[
+        int | None, Field(description="Null if the server stores no conversations, like the members that follow.")
+    ]
     usage: dict[str, Any] | None
     messages: Annotated[list[MessageView] | None, Field(description="The last ones, oldest first.")]
     left_out: Annotated[int | None, Field(description="Messages before those that are shown.")]
@@ -543,7 +553,7 @@ class ReportList(View):
     """Reports of evaluations, newest first."""
 
     reports: list[ReportSummary]
-    next: Annotated[str | None, Field(description="What ?cursor= takes for those that follow.")]
+    next: Annotated[str | None, Field(description="The `cursor` of the next page.")]
 
 
 class ScheduleView(View):
@@ -569,7 +579,7 @@ class Health(View):
     """The status of the server, and its number of live runs."""
 
     status: str
-    live: Annotated[int, Field(description="Runs that are under way in this process.")]
+    live: Annotated[int, Field(description="Runs that are running in this process.")]
 
 
 # --- reading requests -------------------------------------------------------------------------------------------------
@@ -635,7 +645,7 @@ async def _reload_agents(request: Request) -> RunService:
 async def get_agent(request: Request) -> Response:
     runs, name = await _reload_agents(request), request.path_params["agent"]
     if name not in runs.agents:
-        msg = f"there is no agent {name[:200]!r}"
+        msg = f"there is no agent {name[:200]!r}; GET /agents lists the agents"
         raise Problem(msg, status=404, kind="no_such_agent")
     agent = runs.engine.agent(name)
     more = (
@@ -684,11 +694,11 @@ def _handler_source(agent: AgentDefinition) -> str | None:
 async def start_run(request: Request) -> Response:
     body, key = await _body(request, StartRun), request.headers.get("idempotency-key")
     if key is not None and not (1 <= len(key) <= MAX_KEY and key.isprintable()):
-        msg = f"an Idempotency-Key has 1 to {MAX_KEY} printable characters"
+        msg = f"an Idempotency-Key must have 1 to {MAX_KEY} printable characters"
         raise make_input_error(msg)
     if PAGE_KEY in (body.metadata or {}):
         # It sets members of the agent's state, of which a page reaches those alone that are shared.
-        msg = f"metadata.{PAGE_KEY}: what pages send over AG-UI goes to /ag-ui/AGENT"
+        msg = f"metadata.{PAGE_KEY}: reserved for AG-UI; pages send it to /ag-ui/AGENT"
         raise make_input_error(msg)
     asked = StartRequest(
         agent=body.agent,
@@ -701,7 +711,7 @@ async def start_run(request: Request) -> Response:
         images=tuple([{"mime_type": _resolve_picture_type(one), "data": one.data} for one in body.images]),
     )
     if body.turn and key is not None:
-        msg = "turn: a turn has no Idempotency-Key: of two who take it the second is refused"
+        msg = "turn: leave out the Idempotency-Key; of two requests for the same turn, the second is refused"
         raise make_input_error(msg)
     caller = caller_of(request)
     if body.model is not None:
@@ -724,12 +734,12 @@ def _resolve_picture_type(picture: Picture) -> str:
     try:
         data = base64.b64decode(picture.data, validate=True)
     except (binascii.Error, ValueError):
-        msg = "images: data is no base64"
+        msg = "images: data is not valid base64"
         raise make_input_error(msg) from None
     kind = resolve_media_type(picture.mime_type, data)
     if kind not in IMAGES:
         found = repr(kind) if kind else "of an unknown type"
-        msg = f"images: the data is {found}; these are taken: {', '.join(IMAGES)}"
+        msg = f"images: the data is {found}; accepted types: {', '.join(IMAGES)}"
         raise make_input_error(msg)
     return kind
 
@@ -738,19 +748,22 @@ async def _add_previous_run(request: Request, body: StartRun, asked: StartReques
     """Return a request with the previous run of its conversation, unless the engine stores the conversation itself."""
     keeps = get_run_service(request).conversations.stores_messages
     if keeps and body.images and body.session_id is not None:
-        msg = "images: a conversation that is kept here takes texts alone"
+        msg = "images: a conversation that this server stores accepts only text"
         raise make_input_error(msg)
     if not body.turn:
         return asked
     if body.session_id is None:
-        msg = "turn: a turn is one of a conversation, whose name is in session_id"
+        msg = "turn: needs session_id, the name of the conversation"
         raise make_input_error(msg)
     if keeps:
         return asked
     conversation = await CallerConversation.load(request, body.session_id)
     conversation.check_not_running()
     if conversation.last is not None and conversation.last.status in OPEN:
-        msg = f"the run {conversation.last.run} of this conversation waits; answer what it asks, or end it, before more is said"
+        msg = (
+            f"the run {conversation.last.run} of this conversation is suspended; answer its questions or cancel it, "
+            "then send the message again"
+        )
         raise Problem(msg, status=409, kind="waits", members={"run_id": conversation.last.run})
     return attrs.evolve(asked, is_turn=True, after=conversation.last)
 
@@ -765,7 +778,7 @@ async def list_runs(request: Request) -> Response:
     given = request.query_params
     statuses = tuple([word for word in given.get("status", "").split(",") if word])
     if any(word not in STATUSES for word in statuses):
-        msg = f"status: one of {list_names(STATUSES)}"
+        msg = f"status: must be one of {list_names(STATUSES)}"
         raise make_input_error(msg)
     found = await get_run_service(request).reader.list_runs(
         caller_of(request),
@@ -786,7 +799,7 @@ async def list_runs(request: Request) -> Response:
 def _parse_search_text(request: Request) -> str | None:
     search = request.query_params.get("search") or None
     if search is not None and len(search) > MAX_SEARCH:
-        msg = f"search: at most {MAX_SEARCH} characters"
+        msg = f"search: must have at most {MAX_SEARCH} characters"
         raise make_input_error(msg)
     return search
 
@@ -794,7 +807,7 @@ def _parse_search_text(request: Request) -> str | None:
 def _parse_flag(request: Request, name: str) -> bool:
     asked = request.query_params.get(name, "0")
     if asked not in ("0", "1"):
-        msg = f"{name}: 0 or 1"
+        msg = f"{name}: must be 0 or 1"
         raise make_input_error(msg)
     return asked == "1"
 
@@ -848,7 +861,7 @@ def _parse_after_offset(request: Request) -> int | None:
     if after is None:
         return None
     if not (after.isascii() and after.isdigit() and len(after) <= MAX_DIGITS):
-        msg = "after: what `follow` of the view said"
+        msg = "after: must be the `follow` value of the view"
         raise make_input_error(msg)
     return int(after)
 
@@ -1186,7 +1199,7 @@ async def get_report(request: Request) -> Response:
     name = request.path_params["report"]
     found = None if reports is None else await asyncio.to_thread(reports.find, name)
     if found is None:
-        msg = f"there is no report {name[:200]!r}"
+        msg = f"there is no report {name[:200]!r}; GET /reports lists the reports"
         raise Problem(msg, status=404, kind="no_such_report")
     return Response(found.model_dump_json(), media_type="application/json")
 
@@ -1230,21 +1243,21 @@ async def get_openapi_document(request: Request) -> Response:
 
 
 AFTER = (
-    HttpParameter("Last-Event-ID", "The id of the last event that the reader has.", place="header"),
-    HttpParameter("after", "The same, for who cannot send headers; the header wins."),
-    HttpParameter("full", "With 1 also what the model was sent and the final state; needs the scope debug.", int),
+    HttpParameter("Last-Event-ID", "The id of the last event that the client received.", place="header"),
+    HttpParameter("after", "The same, for clients that cannot send headers; the header takes precedence."),
+    HttpParameter("full", "With 1, also the requests to the model and the final state; needs the scope debug.", int),
 )
 EVENTS = "text/event-stream"
-OWNER = HttpParameter("owner", "Somebody else's; needs the scope admin.")
+OWNER = HttpParameter("owner", "Another owner than the caller; needs the scope admin.")
 PAGE = (
     OWNER,
-    HttpParameter("cursor", "What `next` of the last answer said."),
-    HttpParameter("limit", f"At most so many, 1 to {MOST_LISTED}; 20 by default.", int),
+    HttpParameter("cursor", "The `next` value of the previous page."),
+    HttpParameter("limit", f"The most entries to return, 1 to {MOST_LISTED}; 20 by default.", int),
 )
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
         method="GET", path="/caller", name="get_caller", scope="read", handler=get_caller, gives={200: CallerView},
-        about="Say whose token this is, and what it may do.",
+        about="Return the name and the scopes of the caller.",
     ),
     Operation(
         method="GET", path="/agents", name="list_agents", scope="read", handler=list_agents, gives={200: AgentList},
@@ -1252,102 +1265,103 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         method="GET", path="/agents/{agent}", name="get_agent", scope="read", handler=get_agent, gives={200: AgentDetail},
-        refuses=(404,), about="Look at an agent: what it takes, and with the scope debug its handler.",
+        refuses=(404,), about="Return an agent: its parameters, and with the scope debug its handler.",
     ),
     Operation(
         method="POST", path="/runs", name="start_run", scope="run", handler=start_run, body=StartRun, gives={202: StartedRun},
         refuses=(409, 413, 415, 429, 503),
-        parameters=(HttpParameter("Idempotency-Key", "A second request with it is answered by the same run for a day.", place="header"),),
-        about="Start a run.\nIt is registered on the disk before this answers: a server that is killed resumes it.",
+        parameters=(HttpParameter("Idempotency-Key", "For a day, a repeated key returns the run of the first request.", place="header"),),
+        about="Start a run.\nThe server stores the run on disk before it responds, and resumes it after a crash.",
     ),
     Operation(
         method="GET", path="/runs", name="list_runs", scope="read", handler=list_runs, gives={200: RunList}, refuses=(422,),
         parameters=(
-            HttpParameter("agent", "Only those of an agent."),
-            HttpParameter("status", "Only those of these states, with commas between them."),
-            HttpParameter("session", "Only those of a conversation, by its id."),
-            HttpParameter("search", "Only those whose prompt, params, id or agent hold this."),
-            HttpParameter("details", "With 1 also what each of them was asked, spent and waits for.", int),
+            HttpParameter("agent", "Only runs of this agent."),
+            HttpParameter("status", "Only runs with one of these statuses, separated by commas."),
+            HttpParameter("session", "Only runs of this conversation, by its id."),
+            HttpParameter("search", "Only runs whose prompt, params, id or agent contain this text."),
+            HttpParameter("details", "With 1, also the prompt, the cost and the waits of each run.", int),
             *PAGE,
         ),
-        about="List your runs, newest first; with the scope admin everybody's.",
+        about="List your runs, newest first; with the scope admin, those of all owners.",
     ),
     Operation(
         method="GET", path="/runs/{run}", name="look_at_run", scope="read", handler=get_run, gives={200: RunView},
-        refuses=(404,), about="Look at a run: its status, open questions, and what came of it.",
+        refuses=(404,), about="Return a run: its status, open questions and result.",
     ),
     Operation(
         method="GET", path="/runs/{run}/view", name="view_run", scope="debug", handler=get_run_page_data, gives={200: "application/json"},
-        refuses=(404, 422), parameters=(HttpParameter("after", "What `follow`, or `after` of the last answer, said: only what came since.", int),),
-        about="Give what the page of a run shows: its steps, texts and figures.\nIts form is the page's, and may be another in the next version.",
+        refuses=(404, 422),
+        parameters=(HttpParameter("after", "The `follow` value, or the `after` value of the previous response: only later changes.", int),),
+        about="Return the page data of a run: its steps, texts and figures.\nThe format belongs to the page and may change in any version.",
     ),
     Operation(
         method="GET", path="/runs/{run}/lines", name="lines_of_run", scope="debug", handler=get_run_source_lines, gives={200: "application/json"},
-        refuses=(404, 422), parameters=(HttpParameter("last", "With 1 only where the handlers stand now.", int),),
-        about="Say where the handlers of a run stood at each step, with their variables.\nIts form is the page's, and may be another in the next version.",
+        refuses=(404, 422), parameters=(HttpParameter("last", "With 1, only the current position of the handlers.", int),),
+        about="Return the lines and variables of the handlers at each step.\nThe format belongs to the page and may change in any version.",
     ),
     Operation(
         method="GET", path="/questions", name="list_questions", scope="read", handler=list_questions, gives={200: QuestionList},
-        refuses=(422,), parameters=PAGE[1:], about="List what your runs ask; with the scope admin everybody's.",
+        refuses=(422,), parameters=PAGE[1:], about="List the open questions of your runs; with the scope admin, those of all owners.",
     ),
     Operation(
         method="GET", path="/runs/{run}/events", name="watch_run", scope="read", handler=watch_run, parameters=AFTER,
         gives={200: EVENTS, 204: None}, refuses=(404, 422, 429),
         about=(
-            "Watch a run as server-sent events, from the first one on, or behind the one that the reader has.\n"
-            "Each event has an id that the browser brings back by itself. 204 says that there is nothing more."
+            "Watch a run as server-sent events, from the first one, or after the last one that the client received.\n"
+            "Each event has an id, which browsers send when they reconnect. 204 means that there are no more events."
         ),
     ),
     Operation(
         method="POST", path="/runs/{run}/answers", name="answer_run", scope="answer", handler=answer_run, body=AnswerQuestions,
         gives={202: Accepted}, refuses=(404, 409, 415),
-        about="Answer open questions, all of them or none.\nThe refusal of an answer names the questions that are open.",
+        about="Answer open questions; all answers are accepted, or none.\nIf an answer is rejected, the error lists the open questions.",
     ),
     Operation(
         method="POST", path="/runs/{run}/messages", name="post_message", scope="run", handler=post_message, body=PostMessage,
-        gives={202: MessageReceipt}, refuses=(404, 409, 415), about="Send a message to what receives on a topic.",
+        gives={202: MessageReceipt}, refuses=(404, 409, 415), about="Send a message to the receiver of a topic.",
     ),
     Operation(
         method="POST", path="/runs/{run}/input", name="say_to_run", scope="run", handler=send_run_input, body=SayInput,
-        gives={202: Accepted}, refuses=(404, 409, 415), about="Say something to a run: its next model call sees it.",
+        gives={202: Accepted}, refuses=(404, 409, 415), about="Send user input to a run; its next model call sees it.",
     ),
     Operation(
         method="POST", path="/runs/{run}/tool-results/{call}", name="give_tool_result", scope="run", handler=deliver_tool_result,
-        body=ToolResultBody, gives={202: Accepted}, refuses=(404, 409, 415), about="Give a call of a deferred tool its result.",
+        body=ToolResultBody, gives={202: Accepted}, refuses=(404, 409, 415), about="Send the result of a call of a deferred tool.",
     ),
     Operation(
         method="POST", path="/runs/{run}/cancel", name="cancel_run", scope="run", handler=cancel_run, body=CancelRun,
-        gives={202: Accepted}, refuses=(404, 415), about="End a run; may be asked twice.",
+        gives={202: Accepted}, refuses=(404, 415), about="Cancel a run; a second request changes nothing.",
     ),
     Operation(
         method="POST", path="/runs/{run}/resume", name="resume_run", scope="run", handler=resume_run, body=ResumeRun,
         gives={202: Accepted}, refuses=(404, 409, 415, 429, 503),
-        about="Go on with a run that was left alone.\nOne whose code does something else since goes on with `on_divergence`, which needs the scope admin.",
+        about="Resume a run that stopped without a result.\nIf its code has changed, use `on_divergence`, which needs the scope admin.",
     ),
     Operation(
         method="POST", path="/runs/{run}/replay", name="replay_run", scope="debug", handler=replay_run, body=ReplayRun,
         gives={200: ReplayView}, refuses=(404, 409, 415, 429, 503),
-        about="Replay a run with the agents as they are now, and say the first difference from its record.\n"
-        "Nothing is performed, but for what `live` names.",
+        about="Replay a run with the current agents, and return the first difference from its record.\n"
+        "No effect is performed, except the kinds in `live`.",
     ),
     Operation(
         method="POST", path="/runs/{run}/fork", name="fork_run", scope="run", handler=fork_run, body=ForkRun,
         gives={200: ForkReportView, 202: StartedRun}, refuses=(404, 409, 415, 429, 503),
-        about="Go on from the middle of a run as another one.\n"
-        "With `tools` the record answers tools, and the answer comes when the fork has ended, with its report. Another outcome (`edit`, "
-        "`simulate`), another prompt (`changes`), and what may happen again (`allow_repeat`, `tools` for all) need the scope admin.",
+        about="Fork a run: continue it from an effect as a new run.\n"
+        "With `tools` the record answers tool calls, and the response is the report of the ended fork. New outcomes (`edit`, "
+        "`simulate`), new prompts (`changes`) and repeated effects (`allow_repeat`, `tools` for all) need the scope admin.",
     ),
     Operation(
         method="POST", path="/runs/{run}/undo", name="undo_run", scope="admin", handler=undo_run, body=UndoRun, gives={200: UndoneView},
         refuses=(404, 409, 415),
         about=(
-            "Bring the files that a run wrote back to what they were: all of them or none.\n"
-            "Where one was changed since, nothing is done, and the files are named. What programs did is not undone."
+            "Restore the files that a run wrote: all of them or none.\n"
+            "If one was changed since, nothing is restored, and the error lists the files. Effects of programs are not undone."
         ),
     ),
     Operation(
         method="GET", path="/runs/{run}/cost", name="cost_of_run", scope="read", handler=get_run_cost, gives={200: CostView},
-        refuses=(404,), about="Say what a run and its children spent so far, by agent and by model.",
+        refuses=(404,), about="Return what a run and its children have spent so far, by agent and by model.",
     ),
     Operation(
         method="GET", path="/runs/{run}/journal", name="download_journal", scope="debug", handler=download_journal,
@@ -1360,15 +1374,15 @@ OPERATIONS: tuple[Operation, ...] = (
     *MCP,
     Operation(
         method="GET", path="/sessions", name="list_sessions", scope="read", handler=list_sessions, gives={200: SessionList},
-        refuses=(422,), parameters=PAGE, about="List your conversations; with the scope admin everybody's.",
+        refuses=(422,), parameters=PAGE, about="List your conversations; with the scope admin, those of all owners.",
     ),
     Operation(
         method="GET", path="/sessions/{session}", name="look_at_session", scope="read", handler=get_session,
-        gives={200: SessionView}, refuses=(404, 409), parameters=(OWNER,), about="Look at a conversation: what was said in it last.",
+        gives={200: SessionView}, refuses=(404, 409), parameters=(OWNER,), about="Return a conversation with its last messages.",
     ),
     Operation(
         method="DELETE", path="/sessions/{session}", name="delete_session", scope="run", handler=delete_session, gives={204: None},
-        refuses=(404, 409), parameters=(OWNER,), about="Forget what was said in a conversation; its runs stay.",
+        refuses=(404, 409), parameters=(OWNER,), about="Delete the messages of a conversation; its runs are kept.",
     ),
     Operation(
         method="GET", path="/reports", name="list_reports", scope="read", handler=list_reports, gives={200: ReportList},
@@ -1376,21 +1390,24 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         method="GET", path="/reports/{report}", name="look_at_report", scope="read", handler=get_report, gives={200: Report},
-        refuses=(404,), about="Look at a report: its cases, with the ids of their runs.\nThe id may hold slashes.",
+        refuses=(404,), about="Return a report: its cases, with the ids of their runs.\nThe id may contain slashes.",
     ),
     Operation(
         method="GET", path="/schedules", name="list_schedules", scope="read", handler=list_schedules, gives={200: ScheduleList},
-        about="List when agents are started by themselves.",
+        about="List the schedules that start agents.",
     ),
     *METRICS,
-    Operation(method="GET", path="/health", name="health", scope=None, handler=report_health, gives={200: Health}, about="Say that the server is there."),
+    Operation(
+        method="GET", path="/health", name="health", scope=None, handler=report_health, gives={200: Health},
+        about="Report that the server is up.",
+    ),
     Operation(
         method="GET", path="/ready", name="ready", scope=None, handler=report_readiness, gives={200: Health, 503: Health},
-        about="Say whether the server takes runs: not while it stops, nor while its database is away.",
+        about="Report whether the server accepts runs: not while it shuts down, nor while its database is unreachable.",
     ),
     Operation(
         method="GET", path="/openapi.json", name="openapi", scope=None, handler=get_openapi_document, gives={200: "application/json"},
-        about="Describe all of this.",
+        about="Return this OpenAPI document.",
     ),
 )  # fmt: skip
 PAGES: tuple[Operation, ...] = (

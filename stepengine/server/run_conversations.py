@@ -71,7 +71,7 @@ class RunConversations:
         read = partial(self._store.ledger.list_sessions, owner=whose, before=None, limit=1, session=key)
         found = await self._store.run_long_read(caller.name, read)
         if not found:
-            msg = f"there is no session {session[:200]!r}"
+            msg = f"there is no session {session[:200]!r}; GET /sessions lists your sessions"
             raise Problem(msg, status=404, kind="no_such_session")
         sessions = self._engines.engine.sessions
         return found[0], None if sessions is None else await sessions.load(key)
@@ -87,7 +87,7 @@ class RunConversations:
         await self._wait_until_ends_recorded(row.session)
         sessions = self._engines.engine.sessions
         if sessions is None or not await sessions.delete(row.session):
-            msg = "what was said in this conversation is kept nowhere, or where nothing is deleted"
+            msg = "the messages of this conversation are not stored, or their store does not delete messages"
             raise Problem(msg, status=409, kind="not_possible")
         try:
             await self._store.write(make_detach_act(row.session))
@@ -119,5 +119,5 @@ class RunConversations:
 
 
 def _make_run_not_ended_problem() -> Problem:
-    msg = "a run of this conversation has not ended; answer what it asks, or cancel it, first"
+    msg = "a run of this conversation has not ended; answer its questions or cancel it first"
     return Problem(msg, status=409, kind="under_way")

@@ -287,7 +287,7 @@ class RunLauncher(RunStarts[RunRow]):
         else:
             # An extension writes a copy of the journal until it ends or is suspended: it cannot receive answers.
             if await asyncio.to_thread(journal.is_held):
-                msg = f"another process has the run {row.run}"
+                msg = f"another process holds the run {row.run}; try again when it has ended"
                 raise JournalLocked(msg)
             status, options["wait_for_answers"] = "stranded", 0.0
         # A failure is the last one: the recovery would try it again without what was asked for.
@@ -383,7 +383,7 @@ class RunLauncher(RunStarts[RunRow]):
         status, error = report.result.status, str(report.result.error or "").partition("\n")[0]
         if status is RunStatus.SUSPENDED:
             # Never open: whoever resumed it would perform the tools that were not to be performed.
-            status, error = RunStatus.FAILED, "it waits, and a fork with tools of the record is not resumed"
+            status, error = RunStatus.FAILED, "the fork is suspended, and a fork with `tools` cannot be resumed"
         new = attrs.evolve(new, status=status.value, error=error.replace(source.name, "its record"))
         if report.broke_at:
             await self._register_or_find_earlier_run(new, None)
@@ -420,7 +420,7 @@ class RunLauncher(RunStarts[RunRow]):
 def _refuse_options_for_running_run(row: RunRow, asked: ResumeRun | None) -> None:
     """Raise ``Problem`` if *asked* changes how a run is resumed that is running already."""
     if asked is not None:
-        msg = f"the run {row.run} is running, or changed in the meantime; `on_divergence` is for a run that no process executes"
+        msg = f"the run {row.run} is running, or has changed in the meantime; `on_divergence` needs a run that no process executes"
         raise Problem(msg, status=409, kind="under_way", members={"run_id": row.run})
 
 

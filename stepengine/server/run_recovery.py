@@ -73,9 +73,9 @@ class RunRecovery:
                     await self._launcher.resume_and_record_failure(row)
                 await self._resume_orphaned_runs()
             except StepEngineError as error:
-                LOGGER.error("what is to go on is not known now: %s", error)
+                LOGGER.error("the runs to resume could not be listed: %s", error)
             except Exception:  # noqa: BLE001 - nobody awaits this loop, and without it no run is resumed any more
-                LOGGER.exception("runs could not be looked after; they are looked at again within seconds")
+                LOGGER.exception("runs could not be checked; the server tries again within seconds")
 
     def _find_due_runs(self) -> list[RunRow]:
         """
@@ -96,7 +96,7 @@ class RunRecovery:
             limit *= 2
         third_party = {run for run in names if run not in known and run not in self._live}
         for run in third_party - self._third_party:
-            LOGGER.warning("run %s is due, and was not started by this server: it is left alone", run)
+            LOGGER.warning("run %s is due, but this server did not start it and does not resume it", run)
         self._third_party = third_party
         return [row for run in chosen if (row := self._store.ledger.find(run)) is not None]
 

@@ -37,11 +37,11 @@ class ResumeRun(Body):
         Literal["raise", "keep", "extend"],
         Field(
             description="`raise` leaves the run as it was; `keep` uses the recorded results of effects of the same kind; `extend` "
-            "records anew from the first difference on. Others than `raise` need the scope admin."
+            "records again from the first difference on. `keep` and `extend` need the scope admin."
         ),
     ] = "raise"
     allow_repeat: Annotated[
-        bool, Field(description="With `extend` also where effects that changed the world may happen again.")
+        bool, Field(description="With `extend`: continue even if effects on the outside world may happen again.")
     ] = False
 
 
@@ -62,32 +62,32 @@ class ForkRun(Body):
     at: Annotated[
         int | str | None,
         Field(
-            description="The effect that is kept last: its number, or path#number. With `tools` by default the one before the first difference."
+            description="The last effect to keep: its number, or path#number. With `tools`, by default the one before the first difference."
         ),
     ] = None
-    edit: Annotated[Any, Field(description="Another outcome of that effect.")] = None
+    edit: Annotated[Any, Field(description="A new outcome for that effect.")] = None
     changes: Annotated[
         AgentChanges | None,
-        Field(description="Another prompt, model or settings from there on; what models said before stays."),
+        Field(description="A new prompt, model or settings from there on; earlier replies are kept."),
     ] = None
-    allow_repeat: Annotated[bool, Field(description="Also where effects that changed the world may happen again.")] = (
+    allow_repeat: Annotated[bool, Field(description="Fork even if effects on the outside world may happen again.")] = (
         False
     )
     tools: Annotated[
         ForkTools | None,
         Field(
-            description="Answer tools from the record, and perform of the others none, those that may be repeated, or all, which "
-            "needs the scope admin."
+            description="Answer tool calls from the record. Of the other calls, perform none, those that may be repeated, or all; "
+            "all needs the scope admin."
         ),
     ] = None
     simulate: Annotated[
         dict[str, Any] | None,
-        Field(
-            description="With `tools`: results of calls that are not recorded, by the name of the tool.", max_length=100
-        ),
+        Field(description="With `tools`: results of calls that are not recorded, by tool name.", max_length=100),
     ] = None
-    reuse: Annotated[bool, Field(description="With `tools`: answer model calls that are as recorded.")] = True
-    budget: Annotated[float | None, Field(description="With `tools`: US dollars of its model calls.", gt=0)] = None
+    reuse: Annotated[bool, Field(description="With `tools`: answer model calls that match the record.")] = True
+    budget: Annotated[
+        float | None, Field(description="With `tools`: the most US dollars for its model calls.", gt=0)
+    ] = None
 
     @property
     def given_changes(self) -> dict[str, Any]:
@@ -114,10 +114,10 @@ class ForkRun(Body):
                     msg = f"{name}: needs tools"
                     raise make_input_error(msg)
             if self.at is None:
-                msg = "at: the effect that is kept last is missing; only with tools it is found by the first difference"
+                msg = "at: missing; give the last effect to keep. It may be left out only with tools"
                 raise make_input_error(msg)
         elif self.edit_options or self.allow_repeat:
-            msg = f"{'edit' if self.edit_options else 'allow_repeat'}: does not go with tools"
+            msg = f"{'edit' if self.edit_options else 'allow_repeat'}: cannot be combined with tools"
             raise make_input_error(msg)
         if (
             self.edit_options
@@ -167,7 +167,7 @@ def resolve_agent(agents: Sequence[str], name: str) -> str:
     """Return the id of the agent *name*; raise ``InputError`` if clients may not start it."""
     # Exactly as listed: the engine itself would also accept paths and other spellings.
     if name not in agents:
-        msg = f"there is no agent {name[:200]!r} here; there are: {list_names(sorted(agents), name)}"
+        msg = f"there is no agent {name[:200]!r} here; available agents: {list_names(sorted(agents), name)}"
         raise InputError(msg, issues=(f"agent: {msg}",))
     return name
 
@@ -182,7 +182,7 @@ def request_to_json(agent_limits: Limits, asked: StartRequest) -> dict[str, Any]
     for name, value in (asked.limits or {}).items():
         here = getattr(agent_limits.fill_from(DEFAULT_LIMITS), name)
         if here is not None and value > here:
-            msg = f"limits.{name}: {value:g} is more than the agent may have here, {here:g}"
+            msg = f"limits.{name}: {value:g} exceeds the agent's limit on this server, {here:g}"
             raise make_input_error(msg)
     turn = {"after": None if asked.after is None else asked.after.run} if asked.is_turn else None
     extras = {
@@ -219,8 +219,8 @@ def check_may_continue_session(caller: Caller, asked: StartRequest, *, stores_me
     """Raise ``Problem`` if *caller* continues a stored conversation without the scope ``answer``."""
     if asked.session is not None and stores_messages and not caller.may("answer"):
         msg = (
-            "what is said in a conversation may answer what the run before it asked, so that the scope 'answer' is needed "
-            "beside 'run'; leave `session_id` out, or use another token"
+            "a message in a conversation may answer a question of the previous run, so it needs the scope 'answer' in addition to "
+            "'run'; leave out `session_id`, or use another token"
         )
         raise Problem(msg, status=403, kind="scope_missing", members={"scope": "answer"})
 
@@ -228,7 +228,7 @@ def check_may_continue_session(caller: Caller, asked: StartRequest, *, stores_me
 def make_session_key(caller: Caller, session: str | None) -> str | None:
     """Return the key of a conversation of *caller*; raise ``InputError`` for a name that cannot be in a URL."""
     if session is not None and not session.isprintable():
-        msg = "the name of a conversation has printable characters alone, so that it can stand in an address"
+        msg = "the name of a conversation must have only printable characters, because it can be part of a URL"
         raise InputError(msg, issues=(f"session_id: {msg}",))
     return None if session is None else session_key(caller.name, session)
 
@@ -257,14 +257,14 @@ def resolve_owner(caller: Caller, owner: str | None) -> str:
 def check_not_closing(*, is_closing: bool) -> None:
     """Raise ``Problem`` while the server shuts down."""
     if is_closing:
-        msg = "the server is about to stop and starts nothing; ask again in a moment"
+        msg = "the server is shutting down; try again in a moment"
         raise Problem(msg, status=503, kind="stopping", headers={"retry-after": "5"})
 
 
 def check_not_ended(row: RunRow) -> None:
     """Raise ``Problem`` for a run that has ended."""
     if row.status not in OPEN:
-        msg = f"the run {row.run} has ended ({row.status}), and takes nothing any more"
+        msg = f"the run {row.run} has ended ({row.status}) and accepts no input"
         raise Problem(msg, status=409, kind="ended", members={"run_status": row.status})
 
 
@@ -282,8 +282,8 @@ def check_answers(
     )
     if needs_admin and not caller.may("admin"):
         msg = (
-            "to allow something for good, to change what is run, or to do again what may have happened, the scope `admin` is "
-            "needed; nothing was taken"
+            "an approval for all later runs, an edited input, and the repetition of an effect in doubt need the scope `admin`; "
+            "no answer was accepted"
         )
         raise Problem(msg, status=403, kind="scope_missing", members={"scope": "admin"})
     return given

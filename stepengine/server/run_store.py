@@ -65,7 +65,7 @@ class RunStore:
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            msg = f"{str(folder)!r} cannot be a folder of runs: {error.strerror or type(error).__name__}"
+            msg = f"the folder of runs {str(folder)!r} cannot be created: {error.strerror or type(error).__name__}"
             raise JournalError(msg) from error
         resolve_trusted_path(folder)
         if self.is_database and self.place.exists():
@@ -137,7 +137,7 @@ class RunStore:
         is_another_cause = row.tries < MAX_RESUME_TRIES and now - row.changed >= TRIES_SECONDS
         tries = 1 if is_another_cause else row.tries + 1
         reason = error.message if isinstance(error, StepEngineError) else f"{type(error).__name__}: {error}"
-        LOGGER.error("run %s could not go on (%d of %d tries): %s", run, tries, MAX_RESUME_TRIES, reason)
+        LOGGER.error("run %s could not be resumed (try %d of %d): %s", run, tries, MAX_RESUME_TRIES, reason)
         status = "started" if row.status == "started" else "running"
         if tries >= MAX_RESUME_TRIES:
             status = "stranded"

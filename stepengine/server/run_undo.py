@@ -50,15 +50,15 @@ async def restore_files(
         UndoRefused: when a file cannot be restored; nothing was changed.
     """
     if not roots:
-        msg = "this server was told of no folder that runs write in, so nothing can be undone here"
+        msg = "this server was started without a folder that runs write in, so it cannot undo their writes"
         raise Problem(msg, status=409, kind="no_folder")
     if is_live:
-        msg = f"the run {row.run} is under way; what it wrote is undone when it rests"
+        msg = f"the run {row.run} is running; undo its writes when it has ended or is suspended"
         raise Problem(msg, status=409, kind="under_way")
     if row.request.get("is_third_party") and not dry_run and not await asyncio.to_thread(is_written_by_user, journal):
         msg = (
-            f"the journal of the run {row.run} is a third-party one, which decides what an undo writes. Look at it with dry_run, and "
-            "undo it where its file is: stepengine undo JOURNAL --cwd FOLDER --trust-journal"
+            f"the run {row.run} has a third-party journal, which decides what an undo writes. Check it with dry_run, then undo it on the "
+            "machine that has its file: stepengine undo JOURNAL --cwd FOLDER --trust-journal"
         )
         raise Problem(msg, status=409, kind="not_possible")
     try:

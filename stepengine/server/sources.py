@@ -90,7 +90,7 @@ class EngineSources:
                 async for said in process.read_messages():
                     told = said
         except TimeoutError:
-            told = {**told, "problem": f"importing the agents' files was not done after {TRIAL_SECONDS:g} s"}
+            told = {**told, "problem": f"importing the agents' files did not finish within {TRIAL_SECONDS:g} s"}
         finally:
             await process.terminate()
         if told["problem"]:
@@ -156,7 +156,7 @@ def _hash_file(file: str) -> bytes:
 def _make_source_problem(said: str, file: str, line: int) -> Problem:
     where = f"{file}:{line}"
     said = said if not file or where in said else f"{where}: {said}"
-    msg = f"the agents' files cannot be loaded as they are now, and the last code that could is kept: {said}"
+    msg = f"the agents' files cannot be loaded, so the server uses the last version that loaded: {said}"
     return Problem(msg, status=409, kind="broken_code", members={"file": file, "line": line})
 
 

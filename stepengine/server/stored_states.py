@@ -71,7 +71,7 @@ def _unpack_with_journal(packed: Any, texts: Mapping[str, object], journal: File
     try:
         return unpack_texts(packed, {**_read_texts(journal), **texts})
     except (KeyError, ValueError) as error:
-        msg = f"{journal.name} lacks a text of the state that its run left"
+        msg = f"{journal.name} lacks a text of the last state of its run"
         raise JournalError(msg) from error
 
 

@@ -33,7 +33,7 @@ class ChatTurn(BaseModel):
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
     id: Annotated[str, Field(description="The chat.", min_length=1, max_length=200)]
-    messages: Annotated[list[dict[str, Any]], Field(description="Of these the last one counts.")]
+    messages: Annotated[list[dict[str, Any]], Field(description="Only the last message is used.")]
     trigger: str = "submit-message"
     messageId: str | None = None  # noqa: N815 - the package's own name
 
@@ -65,7 +65,7 @@ def _check_answers_last_run(chat: CallerConversation, message: dict[str, Any]) -
     given = [p["approval"]["id"] for p in message["parts"] if p.get("state") == "approval-responded"]
     runs = {run for run, colon, _ in [id_.partition(":") for id_ in given] if colon}
     if runs - {"" if chat.last is None else chat.last.run}:
-        msg = "nothing is asked here any more that this answers; nothing was taken"
+        msg = "the answers are not for the last run of this conversation, so none was accepted; reload the conversation"
         raise AnswerRejected(msg)
 
 
@@ -81,7 +81,7 @@ async def reconnect_to_chat(request: Request) -> Response:
 def _parse_protocol_version(request: Request) -> int:
     given = request.headers.get(VERSION, str(VERSIONS[-1]))
     if given not in map(str, VERSIONS):
-        msg = f"{VERSION}: {given[:20]!r} is not known; known are {', '.join(map(str, VERSIONS))}"
+        msg = f"{VERSION}: {given[:20]!r} is not supported; supported versions: {', '.join(map(str, VERSIONS))}"
         raise make_input_error(msg)
     return int(given)
 
@@ -114,13 +114,13 @@ OPERATIONS: tuple[Operation, ...] = (
         method="POST", path="/vercel/{agent}", name="take_chat_turn", scope="run", handler=start_chat_turn, body=ChatTurn,
         parameters=OF_PAGE, gives={200: "text/event-stream"}, refuses=(404, 409, 415, 429, 503),
         about=(
-            "Take a turn of a chat, for pages made with Vercel's AI SDK.\n"
-            "What the user says, or the answers to approvals, which need the scope answer. The chat is on the server, and is the caller's."
+            "Start a turn of a chat, for pages that use Vercel's AI SDK.\n"
+            "The page sends a user message or answers to approvals; answers need the scope answer. The server stores the chat."
         ),
     ),
     Operation(
         method="GET", path="/vercel/{agent}/{chat}/stream", name="come_back_to_chat", scope="read", handler=reconnect_to_chat,
         parameters=OF_PAGE, gives={200: "text/event-stream", 204: None}, refuses=(404, 409, 422),
-        about="Come back to a chat: its last message, from the beginning.\n204 says that there is none.",
+        about="Reconnect to a chat: its last message, from the beginning.\n204 means that there is none.",
     ),
 )  # fmt: skip

@@ -89,7 +89,7 @@ class ReaderPosition:
         is_mixed, told = told.startswith("+"), told.removeprefix("+")
         found = dict(map(_parse_mark, told.split(",", MOST_PATHS))) if told else {}
         if len(after) > MAX_ID or None in found:
-            msg = f"after={after[:100]!r} is not an id of an event; one is such as 5d0c2a17-0"
+            msg = f"after={after[:100]!r} is not the id of an event, such as 5d0c2a17-0"
             raise StepEngineError(msg)
         return cls(parse_event_id(place), found, is_mixed=is_mixed)  # type: ignore[arg-type]  # `None` was looked for
 

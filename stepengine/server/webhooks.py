@@ -150,7 +150,7 @@ def _parse_standard_key(secret: str) -> bytes | None:
 
 def _check_pointer(text: str) -> str:
     if not text.startswith("/") or text.count("/") > MAX_POINTER:
-        msg = f"a JSON pointer of at most {MAX_POINTER} steps, such as /data/object/metadata/run, would be fine"
+        msg = f"use a JSON pointer of at most {MAX_POINTER} steps, such as /data/object/metadata/run"
         raise ValueError(msg)
     return text
 
@@ -158,10 +158,10 @@ def _check_pointer(text: str) -> str:
 def _check_url(text: str) -> str:
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password:
-        msg = "an address that begins with https:// or http://, without a user, would be fine"
+        msg = "use an address that starts with https:// or http://, without a user"
         raise ValueError(msg)
     if not text.isascii() or not text.isprintable() or " " in text or parts.fragment:
-        msg = "an address has neither spaces nor a fragment, and other letters than those of ASCII are encoded"
+        msg = "use an address without spaces and without a fragment, and encode characters other than ASCII"
         raise ValueError(msg)
     return text
 
@@ -178,7 +178,9 @@ class _WebhookModel(BaseModel):
 
 
 class _SecretsModel(_WebhookModel):
-    secrets: Annotated[Secrets, Field(description="Of 16 characters and more; several while one is being changed.")]
+    secrets: Annotated[
+        Secrets, Field(description="Secrets of at least 16 characters; several while one is being replaced.")
+    ]
 
     @property
     def secret_texts(self) -> tuple[str, ...]:
@@ -255,7 +257,9 @@ class Webhooks(_WebhookModel):
         place = Path(path).absolute()
         with open_secret_file(place, "webhooks") as fd:
             if fd is None:
-                msg = f"there is no {str(path)!r}; a file of webhooks is JSON, as docs/serving.md shows it, that nobody else may read"
+                msg = (
+                    f"there is no {str(path)!r}; create a JSON file as in docs/serving.md, which no other user may read"
+                )
                 raise DefinitionError(msg)
             with open(fd, "rb", closefd=False) as file:
                 data = file.read(MAX_FILE + 1)
@@ -270,7 +274,7 @@ class Webhooks(_WebhookModel):
             DataError: for anything but a file of webhooks.
         """
         if len(data) > MAX_FILE:
-            msg = f"{name!r} has more than {MAX_FILE:,} bytes; a file of webhooks is smaller"
+            msg = f"{name!r} has more than {MAX_FILE:,} bytes, which is too large for a file of webhooks"
             raise DataError(msg)
         try:
             return cls.model_validate(jiter.from_json(data, allow_inf_nan=False, catch_duplicate_keys=True))
@@ -322,8 +326,8 @@ def _collect_headers(request: Request) -> dict[str, list[str]]:
 
 def _make_signature_problem() -> Problem:
     msg = (
-        "no signature of this request is right: Stepengine-Signature with t and v1, or the headers of Standard Webhooks, made of the "
-        f"bytes of the body with a secret of the topic not more than {TOLERANCE} s ago, would be fine"
+        "this request has no valid signature; send Stepengine-Signature with t and v1, or the headers of Standard Webhooks. Sign the "
+        f"bytes of the body with a secret of the topic, at most {TOLERANCE} s before the request arrives"
     )
     headers = {"www-authenticate": "Stepengine-Signature"}
     return Problem(msg, status=401, kind="not_signed", headers=headers)
@@ -354,7 +358,7 @@ async def _send_event_when_started(runs: RunService, row: RunRow, topic: str, va
         except JournalMissing:
             # The run is registered and has done nothing yet, so it has no mailbox. Whoever was told of it before may be this fast.
             if time.monotonic() > until:
-                msg = f"the run {row.run} has not begun yet; send the event again in a moment"
+                msg = f"the run {row.run} has not started yet; send the event again in a moment"
                 raise Problem(msg, status=503, kind="not_begun", headers={"retry-after": "5"}) from None
         await asyncio.sleep(BEGUN_SOON)
 
@@ -363,13 +367,16 @@ def _parse_event(body: bytes) -> Any:
     try:
         return jiter.from_json(body, allow_inf_nan=False, catch_duplicate_keys=True)
     except ValueError as error:
-        msg = f"the body cannot be used: {error}"
+        msg = f"the body is invalid: {error}"
         raise make_input_error(msg) from None
 
 
 def _find_event_run_id(value: object, topic: Topic) -> str | None:
     if topic.run is None:
-        msg = "events of this topic name no run: send them to /hooks/TOPIC/RUN, or say with `run` in the file of webhooks where they do"
+        msg = (
+            "events of this topic name no run: send them to /hooks/TOPIC/RUN, or set `run` in the file of webhooks to the JSON "
+            "pointer of the run's id"
+        )
         raise Problem(msg, status=404, kind="no_such_run")
     found = _get_pointer_value(value, topic.run)
     return found if isinstance(found, str) and found else None
@@ -404,22 +411,26 @@ def _get_pointer_value(value: Any, pointer: str) -> Any:
 
 SIGNATURE = (
     HttpParameter("Stepengine-Signature", "t=<unix>,v1=<hex HMAC-SHA256 of t, a dot and the body>.", place="header"),
-    HttpParameter("Stripe-Signature", "The same, as Stripe calls it.", place="header"),
-    HttpParameter("webhook-id", "Of Standard Webhooks, as the next two: the id of the event.", place="header"),
-    HttpParameter("webhook-timestamp", "When it was sent.", place="header"),
-    HttpParameter("webhook-signature", "v1,<base64>, made with a secret that begins with whsec_.", place="header"),
+    HttpParameter("Stripe-Signature", "The same, under the name that Stripe uses.", place="header"),
+    HttpParameter("webhook-id", "Standard Webhooks: the id of the event.", place="header"),
+    HttpParameter("webhook-timestamp", "Standard Webhooks: the time at which the event was sent.", place="header"),
+    HttpParameter(
+        "webhook-signature",
+        "Standard Webhooks: v1,<base64>, made with a secret that starts with whsec_.",
+        place="header",
+    ),
 )
-SIGNED = "It needs no token, but a signature with a secret of the topic. The same event a second time is none."
+SIGNED = "The request needs no token, but a signature with a secret of the topic. A second copy of an event is ignored."
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
         method="POST", path="/hooks/{topic}", name="receive_event", scope=None, handler=receive_event, parameters=SIGNATURE,
         gives={202: MessageReceipt, 204: None}, refuses=(401, 404, 409, 422, 503),
-        about=f"Take the event of another service for the run that the event names.\n{SIGNED} 204 says that it names no run.",
+        about=f"Receive an event of another service for the run that the event names.\n{SIGNED} 204 means that it names no run.",
     ),
     Operation(
         method="POST", path="/hooks/{topic}/{run}", name="receive_event_for_run", scope=None, handler=receive_event,
         parameters=SIGNATURE, gives={202: MessageReceipt}, refuses=(401, 404, 409, 422, 503),
-        about=f"Take the event of another service for a run that receives on its topic.\n{SIGNED}",
+        about=f"Receive an event of another service for a run that receives on its topic.\n{SIGNED}",
     ),
 )  # fmt: skip
 
@@ -523,10 +534,10 @@ class WebhookSender:
                 await asyncio.gather(*[self._send_run_messages(one) for one in found])
             except StepEngineError as error:
                 found = []
-                LOGGER.error("what is to be sent is not known now: %s", error)
+                LOGGER.error("the webhooks to send could not be listed: %s", error)
             except Exception:  # noqa: BLE001 - nobody waits for this loop, and without it nothing is sent any more
                 found = []
-                LOGGER.exception("webhooks could not be looked after; they are looked at again within seconds")
+                LOGGER.exception("webhooks could not be sent; the server tries again within seconds")
             if len(found) < AT_A_TIME:
                 await asyncio.sleep(LOOK_SECONDS)
 
@@ -552,14 +563,18 @@ class WebhookSender:
                 # Behind one that is not taken the others would not be, either, and each of them costs ten seconds.
                 is_told = is_told and (message.id in known or await self._send_message(one, message))
         except StepEngineError as error:
-            LOGGER.warning("nobody can be told of run %s now: %s", one.run, error)
+            LOGGER.warning("the webhooks of run %s cannot be sent now: %s", one.run, error)
             is_told = False
         await asyncio.to_thread(self._ledger.write, [_make_sent_act(one) if is_told else self._make_retry_act(one)])
 
     def _make_retry_act(self, one: _RunWithWebhooks) -> Act:
         has_more = one.tries < len(self._retries)
         if not has_more:
-            LOGGER.warning("run %s: the webhook was not taken %d times; it is sent at the next start", one.run, one.tries + 1)  # fmt: skip
+            LOGGER.warning(
+                "run %s: the webhook failed %d times; the server sends it again at the next start",
+                one.run,
+                one.tries + 1,
+            )
         return _make_postpone_act(one, time.time() + self._retries[one.tries] if has_more else NEVER)
 
     async def _make_messages(self, row: RunRow, known: Collection[str]) -> list[_WebhookMessage]:
@@ -620,14 +635,14 @@ class WebhookSender:
                 asyncio.timeout(POST_SECONDS),
                 self._client.stream("POST", self._target.url, content=body, headers=headers) as answer,
             ):
-                problem = "" if answer.status_code in SUCCESS else f"{answer.status_code} was answered"
+                problem = "" if answer.status_code in SUCCESS else f"the response has the status {answer.status_code}"
         except Exception as error:  # noqa: BLE001 - whatever an address and its server do, the next try may go well
             problem = type(error).__name__
         self._delivered(message.content["type"], not problem)
         if problem:
             # Not its address: that of some services is as good as a password.
             host = urlsplit(self._target.url).hostname
-            LOGGER.warning("the webhook %s was not taken by %s (try %d): %s", message.id, host, one.tries + 1, problem)
+            LOGGER.warning("the webhook %s to %s failed (try %d): %s", message.id, host, one.tries + 1, problem)
             return False
         await asyncio.to_thread(self._ledger.write, [_make_receipts_act(one.run, message.receipts, time.time())])
         return True

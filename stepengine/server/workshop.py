@@ -88,7 +88,7 @@ class InspectionProcess:
                 await self._process.send_message({"id": number, "do": operation, **more})
                 told = await asyncio.shield(future)
         except TimeoutError:
-            msg = f"nothing came in {ANSWER_SECONDS:g} s"
+            msg = f"the process that replays the run did not answer within {ANSWER_SECONDS:g} s"
             raise Problem(msg, status=503, kind="too_slow") from None
         except asyncio.CancelledError:
             if not future.cancelled():
@@ -114,7 +114,7 @@ class InspectionProcess:
 
 
 def _make_inspection_ended_problem(inspection_id: str) -> Problem:
-    msg = f"there is no desk {inspection_id[:100]!r}: it ends with the page that it belongs to, and a page that comes back gets another one"
+    msg = f"there is no desk {inspection_id[:100]!r}: a desk ends when its page disconnects; reload the page to get a new one"
     return Problem(msg, status=404, kind="no_such_desk")
 
 
@@ -207,7 +207,7 @@ class InspectionService:
             Problem: when there are too many.
         """
         if len(self._desks) + self._opening >= MOST_DESKS:
-            msg = f"{MOST_DESKS} pages look into runs already, which is as many as this server lets; close one of them"
+            msg = f"{MOST_DESKS} pages already inspect runs, which is the maximum of this server; close one of them"
             raise Problem(msg, status=429, kind="too_many_desks", headers={"retry-after": "5"})
         self._opening += 1
         try:
@@ -274,7 +274,7 @@ class InspectionService:
             Problem: when too many are under way.
         """
         if sum([job.status in UNDER_WAY for job in self._jobs.values()]) >= MOST_JOBS:
-            msg = f"{MOST_JOBS} jobs are under way, which is as many as this server does at a time; cancel one of them"
+            msg = f"{MOST_JOBS} jobs have not ended, which is the maximum of this server; cancel one of them"
             raise Problem(msg, status=429, kind="too_many_jobs", headers={"retry-after": "5"})
         job = EvaluationJob(secrets.token_hex(8), caller.name, kind, tuple([row.run for row in rows]))
         # It counts from now on: others ask for jobs while this one is made.
@@ -299,7 +299,7 @@ class InspectionService:
                 job.update_from_message(told)
         finally:
             if job.status in UNDER_WAY:
-                job.status, job.error = "failed", "its process ended before anything came of it"
+                job.status, job.error = "failed", "its process ended without a result"
             await process.terminate()
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
@@ -316,7 +316,7 @@ class InspectionService:
         """
         found = self._jobs.get(job_id)
         if found is None or found.owner != caller.name:
-            msg = f"there is no job {job_id[:100]!r}; jobs end with the server"
+            msg = f"there is no job {job_id[:100]!r}; jobs are lost when the server stops"
             raise Problem(msg, status=404, kind="no_such_job")
         return found
 
@@ -328,7 +328,7 @@ class InspectionService:
             Problem: when it does not wait for that.
         """
         if job.status != "priced" or job.process is None:
-            msg = f"the job {job.id} waits for no agreement: it is {job.status}"
+            msg = f"the job {job.id} does not wait for an approval: its status is {job.status}"
             raise Problem(msg, status=409, kind="not_waiting")
         job.status = "running"
         await job.process.send_message({"go": True, "budget": budget})

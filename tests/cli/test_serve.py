@@ -128,11 +128,11 @@ def test_page_may_set_only_shared_state_and_context(folder: Path, monkeypatch: p
         (["shop.py", "--tokens", "nothing.json"], "there is no nothing.json; `stepengine tokens add NAME --file nothing.json` writes it"),
         (["shop.py", "--tokens", "shop.py"], "may be read or written by others (mode 0644)"),
         (["shop.py", "--runs", "everybodys"], "others may write to"),
-        (["shop.py", "--runs", "shop.py"], "'shop.py' cannot be a folder of runs: File exists"),
+        (["shop.py", "--runs", "shop.py"], "the folder of runs 'shop.py' cannot be created: File exists"),
         (["shop.py", "--reports", "shop.py"], "reports='shop.py' is not a folder"),
         (["shop.py", "--reports", "everybodys"], "others may write to"),
-        (["shop.py", "--allow-host", "a/b"], "hosts= holds 'a/b'"),
-        (["shop.py", "--cors", "*"], "cors= holds '*'"),
+        (["shop.py", "--allow-host", "a/b"], "hosts= has the invalid name 'a/b'"),
+        (["shop.py", "--cors", "*"], "cors= has the invalid origin '*'"),
     ],
 )  # fmt: skip
 def test_invalid_serve_arguments_exit_with_2(

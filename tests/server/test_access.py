@@ -116,13 +116,13 @@ def test_token_is_invalid_from_its_expiry(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"name": "anna"}, "there is a token 'anna'"),
+        ({"name": "anna"}, "already has a token 'anna'"),
         ({"name": ""}, "cannot be the name of a token"),
         ({"name": "a\nb\u202e"}, r"'a\\nb\\u202e' cannot be the name"),
         ({"name": "x" * 65}, "1 to 64"),
         ({"name": "b", "owner": "../x"}, "cannot be the owner"),
-        ({"name": "b", "scopes": ["root"]}, "'root' is no scope"),
-        ({"name": "b", "expires": datetime(2020, 1, 1, tzinfo=UTC)}, "would be worth nothing"),
+        ({"name": "b", "scopes": ["root"]}, "unknown scope 'root'"),
+        ({"name": "b", "expires": datetime(2020, 1, 1, tzinfo=UTC)}, "is in the past or has no time zone"),
         ({"name": "b", "expires": datetime(2200, 1, 1)}, "with its time zone"),  # noqa: DTZ001
     ],
 )
@@ -602,7 +602,7 @@ async def test_flooding_caller_gets_429_and_others_are_unaffected(tmp_path: Path
 @pytest.mark.parametrize("name", ["", None, 7])
 def test_a_caller_without_a_name_is_refused(name: Any) -> None:
     """It would be the owner of the runs that schedules start."""
-    with pytest.raises(DefinitionError, match="is not the name of a caller"):
+    with pytest.raises(DefinitionError, match="must be a non-empty string, such as the id of a user"):
         Caller(name, {"read"})
 
 
@@ -813,7 +813,7 @@ def test_folder_below_one_of_another_user_raises(tmp_path: Path) -> None:
         os.chown(above, 12_345, -1)
     with (
         mock.patch("stepengine.server.access.os.geteuid", return_value=user if user == 0 else user + 1),
-        pytest.raises(JournalError, match="another user, who decides what"),
+        pytest.raises(JournalError, match="another user, who could replace"),
     ):
         resolve_trusted_path(above / "runs")
 
@@ -822,7 +822,7 @@ def test_parent_of_a_link_resolves_to_its_real_folder(tmp_path: Path) -> None:
     for folder in ("a/runs", "b/deep", "b/runs"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "a" / "link").symlink_to(tmp_path / "b" / "deep")
-    with pytest.raises(JournalError, match=re.escape(f"{str(tmp_path / 'b' / 'runs')!r} would be fine")):
+    with pytest.raises(JournalError, match=re.escape(f"use {str(tmp_path / 'b' / 'runs')!r} instead")):
         resolve_trusted_path(f"{tmp_path}/a/link/../runs")
 
 
@@ -848,7 +848,7 @@ def test_guard_without_the_extra_names_it(behind: Behind) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({}, "nobody would be known"),
+        ({}, "it cannot authenticate callers"),
         ({"hosts": "example.com"}, "a list"),
         ({"hosts": ["https://example.com"]}, "a name such as"),
         ({"cors": ["*"]}, "without \\*"),

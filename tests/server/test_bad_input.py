@@ -575,7 +575,7 @@ def test_image_type_is_detected_from_its_bytes(house: House) -> None:
                 picture = {"mime_type": stated, "data": b64encode(data).decode()}
                 answer = bob.post("/runs", json={"agent": "asker", "prompt": "hi", "images": [picture]})
                 assert (422 if refused else 202) == answer.status_code, answer.text
-                assert not refused or "these are taken: image/png" in answer.text
+                assert not refused or "accepted types: image/png" in answer.text
                 assert refused in answer.text
 
 

@@ -70,7 +70,7 @@ def test_database_server_with_outgoing_webhooks_is_refused(tmp_path: Path) -> No
     file.write_text(json.dumps({"out": OUT}))
     file.chmod(0o600)
 
-    with pytest.raises(DefinitionError, match="the questions of runs in a database are told to nobody yet"):
+    with pytest.raises(DefinitionError, match="the server sends no webhooks for runs in a database yet"):
         served(tmp_path, webhooks=file)
 
 

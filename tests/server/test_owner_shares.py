@@ -81,7 +81,7 @@ def test_single_owner_uses_all_slots_but_the_reserve(slots: int, reserve: float,
 
 @pytest.mark.parametrize("reserve", [-0.1, 1, float("nan"), True, "0.5"])
 def test_invalid_reserve_raises(reserve: Any) -> None:
-    with pytest.raises(Exception, match="from 0 up to 1"):
+    with pytest.raises(Exception, match="must be a number of at least 0 and below 1"):
         Caps(reserve=reserve)
 
 
@@ -174,7 +174,7 @@ def test_waiting_runs_of_one_owner_leave_room_for_others(tmp_path: Path) -> None
         until(lambda: client.post("/runs", json={"agent": "asker"}).status_code == 202)
 
     assert (429, "too_many_at_once", "5") == (refused.status_code, kind_of(refused), refused.headers["retry-after"])
-    assert "6 runs under way" in refused.json()["detail"]
+    assert "6 runs of this caller are running" in refused.json()["detail"]
     assert 202 == of_bob.status_code
 
 

@@ -442,7 +442,7 @@ def test_waiting_fork_with_recorded_tools_is_never_resumed(shop: Shop) -> None:
     with shop.open(), shop.client("dora") as dora:
         later = dora.get(f"/runs/{made['run_id']}").json()
 
-    assert "is not resumed" in made["error"]
+    assert "the fork is suspended, and a fork with `tools` cannot be resumed" in made["error"]
     assert [409, 409] == [answer.status_code, resumed.status_code]
     assert ("failed", ["Rome"]) == (later["status"], DONE)
 

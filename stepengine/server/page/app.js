@@ -63,7 +63,7 @@ function Frame() {
     </nav>
     <main id="content" tabindex="-1" class=${`view ${view.id}`}>
       ${open.error && open.error.status === 0 ? html`<p class="problem" role="status">${open.error.message}</p>` : null}
-      ${script ? html`<p class="scripted" role="note">A script replaces the models here: <span class="mono">${script}</span>. No model is asked.</p>` : null}
+      ${script ? html`<p class="scripted" role="note">A script replaces the models here: <span class="mono">${script}</span>. No model is called.</p>` : null}
       <${May.Provider} value=${may}><${view.View} key=${view.id} parts=${parts.slice(1)} query=${query} inbox=${open} /><//>
     </main>
     ${helps ? html`<${Keys} close=${() => help(false)} />` : null}
@@ -74,7 +74,7 @@ function Frame() {
 function Door({ problem }) {
   return html`<main id="content" tabindex="-1" class="view door"><div class="empty"><h1>stepengine studio</h1>
     <p role="status">${problem || "This browser is not logged in."}</p>
-    <p>Open the link that <code>stepengine studio</code> printed. It logs one browser in, once and within a minute.</p>
+    <p>Open the link that <code>stepengine studio</code> printed. It works once, in one browser, and expires after a minute.</p>
     <p>For a new link, run <code>stepengine studio --link</code> on the machine of the studio.</p></div></main>`;
 }
 

@@ -20,7 +20,7 @@ export function useJob() {
   return { job, error: error || seen.error, start, again: seen.again, reset: () => { set(null); end(false); fail(null); } };
 }
 
-const priced = ({ calls, low, high }) => `${plural(calls, "model call")}${low === null ? ", at a price that is not known" : high === null ? `, at least ${money(low)}` : `, for about ${money(low)} to ${money(high)}`}`;
+const priced = ({ calls, low, high }) => `${plural(calls, "model call")}${low === null ? ", at an unknown price" : high === null ? `, at least ${money(low)}` : `, for about ${money(low)} to ${money(high)}`}`;
 
 /* How a job stands, and what somebody may say to it; what came of it is shown by `result`. */
 export function Job({ it, result }) {
@@ -33,8 +33,8 @@ export function Job({ it, result }) {
   const { progress } = job;
   return html`<section class="card job" aria-label=${`${job.kind}: ${job.status}`}>
     ${job.status === "begun" ? html`<p role="status">The runs are replayed with the current code${progress.runs ? `: ${progress.runs} of ${progress.of_runs}` : "…"}</p>` : null}
-    ${job.status === "priced" ? html`<form onSubmit=${(event) => { event.preventDefault(); say("agree", { budget: budget || null }); }}><p>${script ? html`<b>It takes about ${plural(job.price.calls, "reply", "replies")}</b> of the script <span class="mono">${script}</span>, for nothing.` : html`<b>It takes about ${priced(job.price)}</b>, estimated from the record.`}</p>
-      ${job.price.low !== null && !script ? html`<label class="field inline"><span>US dollars at most</span><input type="text" inputmode="decimal" pattern="[0-9]+([.][0-9]+)?" value=${budget} placeholder="no bound" onInput=${(event) => afford(event.target.value)} /></label>` : null}
+    ${job.status === "priced" ? html`<form onSubmit=${(event) => { event.preventDefault(); say("agree", { budget: budget || null }); }}><p>${script ? html`<b>It takes about ${plural(job.price.calls, "reply", "replies")}</b> of the script <span class="mono">${script}</span>, at no cost.` : html`<b>It takes about ${priced(job.price)}</b>, estimated from the record.`}</p>
+      ${job.price.low !== null && !script ? html`<label class="field inline"><span>US dollars at most</span><input type="text" inputmode="decimal" pattern="[0-9]+([.][0-9]+)?" value=${budget} placeholder="no limit" onInput=${(event) => afford(event.target.value)} /></label>` : null}
       <div class="answers"><button type="submit" class="primary">${script ? "Use the script" : "Ask the model"}</button><button type="button" onClick=${() => say("cancel")}>Leave it</button></div></form>` : null}
     ${job.status === "running" ? html`<p role="status">${progress.calls ? `${progress.calls} of about ${plural(progress.of, "call")}${progress.spent ? `, ${money(progress.spent)}` : ""}` : script ? "Running the script…" : "Calling the model…"}</p><progress max=${(job.price && job.price.calls) || 1} value=${progress.calls || 0} aria-label="Calls made"></progress>` : null}
     ${["begun", "running"].includes(job.status) ? html`<button type="button" onClick=${() => say("cancel")}>Cancel</button>` : null}

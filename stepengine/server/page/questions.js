@@ -76,7 +76,7 @@ export function Card({ question, run, answered, headed = true }) {
     say({ edited_input: input });
   }
 
-  if (first) return html`<article class="card question done" aria-live="polite"><p><b>${first.by || "Somebody else"}</b> was first${first.answer ? html`: <q>${first.answer}</q>` : ""}. Your answer was not taken.</p><button type="button" onClick=${() => answered(question)}>Good</button></article>`;
+  if (first) return html`<article class="card question done" aria-live="polite"><p><b>${first.by || "Somebody else"}</b> answered first${first.answer ? html`: <q>${first.answer}</q>` : ""}. Your answer was not accepted.</p><button type="button" onClick=${() => answered(question)}>OK</button></article>`;
   return html`<article class="card question" aria-labelledby=${`${id}-q`}>
     ${headed ? html`<p class="cap"><a href=${to(["runs", run.run_id])}>${run.agent}</a>${question.path ? html`<span class="dim">child ${question.path}</span>` : null}${question.tool_name ? html`<span class="mono tool">${question.tool_name}</span>` : null}<span class="end dim">${run.since ? when(run.since) : ""}</span></p>` : null}
     <h2 id=${`${id}-q`} class="asks">${question.text}</h2>
@@ -89,7 +89,7 @@ export function Card({ question, run, answered, headed = true }) {
     ${takesText ? html`<label class="field"><span>${question.number ? "A number" : question.options.length ? "Or type an answer" : "Your answer"}</span><textarea rows="2" value=${text} onInput=${(event) => type(event.target.value)}></textarea></label>` : null}
     ${isPermission && edits === null && denies ? html`<label class="field reason"><span>Reason, shown to the model</span><input type="text" value=${reason} onInput=${(event) => give(event.target.value)} autocomplete="off" ref=${(node) => { if (node && !node.dataset.seen) { node.dataset.seen = "yes"; node.focus(); } }} /></label>` : null}
     ${answers ? html`<div class="answers">
-      ${edits !== null ? html`<button type="button" class="primary" disabled=${busy} onClick=${sayEdited}>Allow with this input</button><button type="button" disabled=${busy} onClick=${() => edit(null)}>Leave it as it was</button>` : html`
+      ${edits !== null ? html`<button type="button" class="primary" disabled=${busy} onClick=${sayEdited}>Allow with this input</button><button type="button" disabled=${busy} onClick=${() => edit(null)}>Discard the changes</button>` : html`
       ${several.length ? html`<button type="button" class="primary" disabled=${busy || !chosen.length} onClick=${() => say({ selected: chosen })}>Answer with ${chosen.length}</button>` : null}
       ${offered.map((choice, n) => choice === denial && !isPermission ? null : html`<button type="button" class=${n === 0 ? "primary" : ""} disabled=${busy} title=${choice.description || undefined} onClick=${() => say(choice.answer)}>${choice.label}</button>`)}
       ${takesText ? html`<button type="button" class=${question.options.length ? "" : "primary"} disabled=${busy || !text.trim()} onClick=${() => say({ text: text.trim() })}>Answer</button>` : null}

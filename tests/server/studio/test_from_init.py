@@ -103,7 +103,7 @@ def test_newcomer_uses_init_and_studio_without_code_or_key(chromium: Browser, pr
         chromium.call("Page.navigate", url="about:blank")
 
     assert [] == chromium.complaints
-    assert "A script replaces the models here: replies.json. No model is asked." == told
+    assert "A script replaces the models here: replies.json. No model is called." == told
 
 
 @pytest.mark.spec("studio:ST12", "studio:ST9")
@@ -151,7 +151,7 @@ def scripted(page: Page, project: Project) -> None:
     page.press("Show the request")
     page.says("Sort the TODO", "[aria-label='What comes next']")
     page.press("Show the script's reply")
-    page.says("It takes about 1 reply of the script replies.json, for nothing.", ".job")
+    page.says("It takes about 1 reply of the script replies.json, at no cost.", ".job")
     asked = page.text("[aria-label='What comes next']")
     page.press("Use the script")
     page.says("2. Refuse orders of nothing.", ".job")
@@ -185,7 +185,7 @@ def test_browser_without_session_sees_how_to_log_in(chromium: Browser, project: 
         chromium.call("Page.navigate", url="about:blank")
         for address in (f"{project.url}/", spent):
             chromium.call("Page.navigate", url=address)
-            shown = "This link was used before" if address == spent else "not logged in"
+            shown = "This link was already used" if address == spent else "not logged in"
             chromium.wait(f"document.querySelector('.door')?.innerText?.toLowerCase().includes({shown.lower()!r})")
             said[address] = chromium.run("document.querySelector('.door').innerText")
             assert "system-ui" in chromium.run("getComputedStyle(document.body).fontFamily")
@@ -197,5 +197,5 @@ def test_browser_without_session_sees_how_to_log_in(chromium: Browser, project: 
     assert [*["application/problem+json"] * 2, "text/html; charset=utf-8"] == kinds
     assert all("Open the link that stepengine studio printed" in one for one in said.values())
     assert all("stepengine studio --link" in one for one in said.values())
-    assert "link was used before" in said[spent]
+    assert "link was already used" in said[spent]
     assert [one for one in chromium.complaints if "401" not in one] == []

@@ -206,7 +206,7 @@ def test_conversation_continues_over_turns_with_thinking_and_pictures(page: Page
 def test_watched_run_shows_agents_handler_line_calls_and_figures(page: Page) -> None:
     run = page.stage.start("asker", "watch me")
     page.go(f"#/runs/{run}", ".run[data-ready]")
-    page.says("asks stands at", ".standing")
+    page.says("asks is at", ".standing")
     line = page.text(".standing .here")
     page.press("S", ".question")
     page.wait("!document.querySelector('.question')")
@@ -381,7 +381,7 @@ def test_second_answer_to_a_question_names_the_first_answerer(page: Page) -> Non
     with page.stage.client() as client:
         assert 202 == client.post(f"/runs/{run}/answers", json={"answers": {asked["id"]: "S"}}).status_code
     page.press("L", card(run))
-    page.says("root was first", ".question.done")
+    page.says("root answered first", ".question.done")
     told = page.text(".question.done")
     page.chromium.complaints[:] = [one for one in page.chromium.complaints if "409" not in one]
 
@@ -512,7 +512,7 @@ def test_refused_start_is_explained_in_the_form(page: Page) -> None:
     page.fill("form textarea", "anything")
     page.fill("form .pair input", "5000")
     page.press("Start")
-    page.says("limits.max_steps: 5000 is more than the agent may have here, 50", "form")
+    page.says("limits.max_steps: 5000 exceeds the agent's limit on this server, 50", "form")
     page.chromium.complaints[:] = [one for one in page.chromium.complaints if "422" not in one]
 
     assert page.run("location.hash").startswith("#/start")

@@ -86,8 +86,8 @@ async def test_job_with_oversized_output_line_fails(tmp_path: Path, monkeypatch:
     await job.task
 
     assert (tmp_path / "python.ran").exists()
-    assert ("failed", "its process ended before anything came of it") == (job.status, job.error)
-    with pytest.raises(Problem, match="waits for no agreement"):
+    assert ("failed", "its process ended without a result") == (job.status, job.error)
+    with pytest.raises(Problem, match="does not wait for an approval: its status is failed"):
         await workshop.approve_job(job, None)
     await workshop.close()
 

@@ -20,7 +20,7 @@ function List() {
 const Prompt = ({ title, text, none }) => html`<h2 class="part">${title}</h2>${text ? html`<pre class="prose">${text}</pre>` : html`<p class="dim">${none}</p>`}`;
 
 function Tool({ tool }) {
-  return html`<li class="card"><h3 class="part mono tool">${tool.name}</h3>${tool.description ? html`<p class="prose">${tool.description}</p>` : null}<p class="dim">${[tool.category, tool.needs_permission ? "the rules decide about calls" : "may always be called"].filter(Boolean).join(" · ")}</p><details><summary>Schema of its input</summary><pre>${JSON.stringify(tool.input_schema, null, 2)}</pre></details></li>`;
+  return html`<li class="card"><h3 class="part mono tool">${tool.name}</h3>${tool.description ? html`<p class="prose">${tool.description}</p>` : null}<p class="dim">${[tool.category, tool.needs_permission ? "the rules decide whether a call is allowed" : "every call is allowed"].filter(Boolean).join(" · ")}</p><details><summary>Schema of its input</summary><pre>${JSON.stringify(tool.input_schema, null, 2)}</pre></details></li>`;
 }
 
 function One({ id }) {
@@ -29,7 +29,7 @@ function One({ id }) {
   const { prompts, policy } = agent;
   return html`<${Head} title=${agent.name} lead=${agent.description}>${may("run") ? html`<a class="button" href=${to(["start", agent.id])}>Start a run</a>` : null}<a class="button" href=${to(["runs"], { agent: agent.id })}>Its runs</a></${Head}>
     <div class="scroll"><p class="crumbs"><a href=${to(["agents"])}>Agents</a><span aria-hidden="true">/</span><span class="mono">${agent.id}</span></p>
-    <dl class="facts">${agent.file ? html`<div><dt>Defined in</dt><dd class="mono">${agent.file}${agent.line ? `:${agent.line}` : ""}</dd></div>` : null}<div><dt>Model</dt><dd class="mono">${agent.model || "that of the server"}</dd></div>${agent.spawns.length ? html`<div><dt>May run</dt><dd>${agent.spawns.map((child) => html`<a href=${to(["agents", child.replaceAll("_", "-")])}>${child}</a> `)}</dd></div>` : null}</dl>
+    <dl class="facts">${agent.file ? html`<div><dt>Defined in</dt><dd class="mono">${agent.file}${agent.line ? `:${agent.line}` : ""}</dd></div>` : null}<div><dt>Model</dt><dd class="mono">${agent.model || "the server’s model"}</dd></div>${agent.spawns.length ? html`<div><dt>May run</dt><dd>${agent.spawns.map((child) => html`<a href=${to(["agents", child.replaceAll("_", "-")])}>${child}</a> `)}</dd></div>` : null}</dl>
     ${prompts ? html`<${Prompt} title="System prompt" text=${prompts.system} none=${prompts.system === null ? "It is computed for each run; to see it in a run, use Go back." : "None."} /><${Prompt} title="Instructions, with the engine’s additions" text=${prompts.instructions} none="None." />${prompts.step ? html`<${Prompt} title="At the end of every request" text=${prompts.step} />` : null}` : null}
     <h2 class="part">Tools</h2>${agent.tool_specs && agent.tool_specs.length ? html`<ul class="toolbox">${agent.tool_specs.map((tool) => html`<${Tool} key=${tool.name} tool=${tool} />`)}</ul>` : html`<p class="dim">${agent.tools.length ? agent.tools.join(", ") : "None."}</p>`}
     ${agent.params ? html`<h2 class="part">Params</h2><details><summary>Their schema</summary><pre>${JSON.stringify(agent.params, null, 2)}</pre></details>` : null}

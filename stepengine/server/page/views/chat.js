@@ -126,7 +126,7 @@ function Thread({ agent, session, owner }) {
   }, []);
   return html`<${Head} title=${session} lead=${agent}><a class="button" href=${to(["chat"])}>All conversations</a><//>
     <${Problem} error=${runs.error} />
-    <div class="scroll thread" ref=${box} tabindex="0" role="log" aria-label="Conversation"><div class="turns">${runs.data && runs.data.next ? html`<p class="dim">Turns before the last ${SHOWN} stand in the list of <a href=${to(["runs"], { session })}>its runs</a>.</p>` : null}${all.map((run) => html`<${Turn} key=${run.run_id} run=${run} settled=${runs.again} />`)}${runs.data && !all.length ? html`<${Empty} title="No messages yet">Your messages go to <b>${agent}</b>.<//>` : null}</div></div>
+    <div class="scroll thread" ref=${box} tabindex="0" role="log" aria-label="Conversation"><div class="turns">${runs.data && runs.data.next ? html`<p class="dim">Turns before the last ${SHOWN} are in the list of <a href=${to(["runs"], { session })}>its runs</a>.</p>` : null}${all.map((run) => html`<${Turn} key=${run.run_id} run=${run} settled=${runs.again} />`)}${runs.data && !all.length ? html`<${Empty} title="No messages yet">Your messages go to <b>${agent}</b>.<//>` : null}</div></div>
     ${may("run") ? html`<${Composer} agent=${agent} session=${session} isBusy=${isOpen} sent=${runs.again} />` : null}`;
 }
 

@@ -11,7 +11,7 @@ function List() {
   return html`<${Head} title="Journals of others" lead="Journals in the store of this server that it did not start. None of them resumes automatically." />
     <${Problem} error=${found.error} />
     <div class="scroll">${found.data && !all.length ? html`<${Empty} title="There are none">Journals from elsewhere in the folder of runs are listed here.<//>` : null}
-    ${all.length ? html`<table class="wide"><thead><tr><th>Journal</th><th>State</th><th>Agent</th><th>Asked</th><th class="num">Steps</th><th>Begun</th></tr></thead><tbody>${all.map((each) => html`<tr><td><a class="mono" href=${to(["foreign", each.name])}>${each.name}</a></td><td>${each.error ? html`<span class="tag bad">${each.error}</span>` : html`<${Status} status=${each.status} />`}</td><td>${each.agent}</td><td>${each.prompt.slice(0, 200)}</td><td class="num">${count(each.steps)}</td><td>${when(each.created)}</td></tr>`)}</tbody></table>` : null}
+    ${all.length ? html`<table class="wide"><thead><tr><th>Journal</th><th>State</th><th>Agent</th><th>Asked</th><th class="num">Steps</th><th>Started</th></tr></thead><tbody>${all.map((each) => html`<tr><td><a class="mono" href=${to(["foreign", each.name])}>${each.name}</a></td><td>${each.error ? html`<span class="tag bad">${each.error}</span>` : html`<${Status} status=${each.status} />`}</td><td>${each.agent}</td><td>${each.prompt.slice(0, 200)}</td><td class="num">${count(each.steps)}</td><td>${when(each.created)}</td></tr>`)}</tbody></table>` : null}
     <p class="answers">${cursors.length > 1 ? html`<button type="button" onClick=${() => turn(cursors.slice(0, -1))}>Newer</button>` : null}${found.data && found.data.next ? html`<button type="button" onClick=${() => turn([...cursors, found.data.next])}>Older</button>` : null}</p></div>`;
 }
 
@@ -23,15 +23,15 @@ function Next({ look, again }) {
     fail(null);
     try {
       const made = await api.post(at("foreign", look.name, "resume"), { seen: look.seen });
-      announce("it goes on");
+      announce("resumed");
       go(["runs", made.run_id]);
     } catch (problem) { fail(problem); turn(false); if (problem.kind === "changed") again(); }
   }
-  if (!look.may_resume) return html`<p class="note">${look.why} It is shown, and nothing else can be done with it.</p>`;
+  if (!look.may_resume) return html`<p class="note">${look.why} You can view it, but not resume it.</p>`;
   return html`<section class="card question next" aria-label="Next effects">
     <p>This journal was written elsewhere. You may resume it as your own run; its approvals are asked for again.</p>
-    ${open ? html`<h2 class="asks">${look.pending.length ? `On resume, ${plural(look.pending.length, "effect")} that ${look.pending.length === 1 ? "was" : "were"} begun ${look.pending.length === 1 ? "is" : "are"} dealt with first` : "On resume, its agent decides what comes next"}</h2>
-      ${look.pending.map((each) => html`<div class="block"><div class="cap"><span class="call">${each.name || each.kind}</span><span class="dim">${each.kind}</span><span class="mono dim">${each.address}</span>${each.is_asked ? html`<span class="tag">asks somebody</span>` : html`<span class="tag bad">may happen, or is asked about as cut off</span>`}</div><div class="inner"><${Value} value=${each.input && each.input.input !== undefined ? each.input.input : each.input} /></div></div>`)}
+    ${open ? html`<h2 class="asks">${look.pending.length ? `On resume, ${plural(look.pending.length, "effect")} that ${look.pending.length === 1 ? "was" : "were"} started ${look.pending.length === 1 ? "is" : "are"} handled first` : "On resume, its agent decides what comes next"}</h2>
+      ${look.pending.map((each) => html`<div class="block"><div class="cap"><span class="call">${each.name || each.kind}</span><span class="dim">${each.kind}</span><span class="mono dim">${each.address}</span>${each.is_asked ? html`<span class="tag">asks a person</span>` : html`<span class="tag bad">may happen, or asks a person as interrupted</span>`}</div><div class="inner"><${Value} value=${each.input && each.input.input !== undefined ? each.input.input : each.input} /></div></div>`)}
       <div class="answers"><button type="button" class="primary" disabled=${busy} onClick=${resume}>Resume with exactly this</button><button type="button" onClick=${() => show(false)}>Leave it</button></div>` : html`<div class="answers"><button type="button" onClick=${() => show(true)}>Show the next effects</button></div>`}
     <${Problem} error=${error} /></section>`;
 }

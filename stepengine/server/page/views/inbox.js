@@ -10,7 +10,7 @@ function Inbox({ query }) {
   const all = (open.data ? open.data.questions : []).filter((each) => !gone.includes(key(each)));
   const agents = [...new Set(all.map((each) => each.agent))].sort();
   const shown = all.filter((each) => !agent || each.agent === agent);
-  return html`<${Head} title="Inbox" lead=${open.data ? all.length ? `${plural(all.length, "question")} ${all.length === 1 ? "waits" : "wait"} for somebody` : "" : "…"}>
+  return html`<${Head} title="Inbox" lead=${open.data ? all.length ? `${plural(all.length, "question")} ${all.length === 1 ? "waits" : "wait"} for an answer` : "" : "…"}>
       ${agents.length > 1 || agent ? html`<label class="field inline"><span>Agent</span><select value=${agent} onChange=${(event) => amend({ agent: event.target.value })}><option value="">all</option>${agents.map((each) => html`<option value=${each}>${each}</option>`)}</select></label>` : null}
     </${Head}>
     <${Problem} error=${open.error} />

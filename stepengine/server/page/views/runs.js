@@ -72,7 +72,7 @@ function waitingFor({ kind, topic, said, wakes_at: wakes }) {
 
 /* How a replay went: the same, or the first difference. */
 function Replayed({ id, difference }) {
-  if (!difference) return html`<p class="note replayed" role="status">The present code does the same as recorded.</p>`;
+  if (!difference) return html`<p class="note replayed" role="status">The current code matches the record.</p>`;
   return html`<div class="note replayed" role="status"><p>First difference: step ${difference.step}, <a class="mono" href=${to(["runs", id, "back"], { place: difference.address })}>${difference.address}</a>${difference.site ? html`, at <span class="mono">${difference.site}</span>` : null}. ${difference.message}</p>
     ${difference.fields.slice(0, 3).map((field) => html`<p class="d-change"><span class="mono dim">${field.pointer}</span> <span class="mono d-was">${field.recorded}</span> → <span class="mono">${field.now}</span></p>`)}</div>`;
 }
@@ -100,7 +100,7 @@ function One({ id, section, query }) {
   if (run.error && !view) return html`<${Head} title="Run" /><${Problem} error=${run.error} /><p><a href=${to(["runs"])}>All runs</a></p>`;
   return html`<header class="head of-run"><div class="crumbs"><a href=${to(["runs"])}>Runs</a><span aria-hidden="true">/</span>${view ? html`<h1>${view.agent}</h1><${Status} status=${view.questions.length && !isOver ? "suspended" : view.status} />` : null}<span class="mono dim" title=${id}>${id.slice(0, 8)}</span>${view && view.forked_from ? html`<a class="fork" href=${to(["runs", view.forked_from.run])}>fork of ${view.forked_from.run.slice(0, 8)}</a>` : null}${view && view.session_id ? html`<a href=${to(["chat", view.agent, view.session_id])}>conversation ${view.session_id}</a>` : null}</div>
       <nav class="tabs" aria-label="Parts of the run">${sections.map((each) => html`<a href=${to(["runs", id, ...(each === SECTIONS[0] ? [] : [each.id])], Object.fromEntries(["step", "tab"].filter((name) => query.get(name)).map((name) => [name, query.get(name)])))} aria-current=${each === open ? "page" : undefined}>${each.title}</a>`)}</nav>
-      <div class="tools">${view && !isOver && may("run") ? html`<button type="button" class="danger" onClick=${() => act("cancel")}>Cancel</button>` : null}${view && view.status === "stranded" && may("run") ? html`<button type="button" onClick=${() => act("resume")}>Go on</button>` : null}${may("debug") ? html`${isOver ? html`<button type="button" onClick=${replay} title="Compare the run with the present code. Nothing is performed.">Replay</button>` : null}<button type="button" onClick=${save}>Journal</button>` : null}</div>
+      <div class="tools">${view && !isOver && may("run") ? html`<button type="button" class="danger" onClick=${() => act("cancel")}>Cancel</button>` : null}${view && view.status === "stranded" && may("run") ? html`<button type="button" onClick=${() => act("resume")}>Resume</button>` : null}${may("debug") ? html`${isOver ? html`<button type="button" onClick=${replay} title="Compare the run with the current code. No effect is performed.">Replay</button>` : null}<button type="button" onClick=${save}>Journal</button>` : null}</div>
     </header>
     <${Problem} error=${error || run.error} />
     ${replayed ? html`<${Replayed} id=${id} difference=${replayed.difference} />` : null}

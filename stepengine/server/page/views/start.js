@@ -20,9 +20,9 @@ function valuesOf(fields, typed) {
   for (const field of fields) {
     const value = field.name in typed ? typed[field.name] : written(field.first, field.kind);
     if (field.kind === "boolean") { if (field.name in typed || field.first !== undefined) made[field.name] = Boolean(value); continue; }
-    if (value === "" || value === undefined) { if (field.isNeeded && field.kind !== "string") throw new Error(`${field.name} is needed`); if (field.isNeeded) made[field.name] = ""; continue; }
-    if (field.kind === "number") { const number = Number(value); if (Number.isNaN(number)) throw new Error(`${field.name} is a number`); made[field.name] = number; }
-    else if (field.kind === "json") { try { made[field.name] = JSON.parse(value); } catch (error) { throw new Error(`${field.name} is no JSON: ${error.message}`); } }
+    if (value === "" || value === undefined) { if (field.isNeeded && field.kind !== "string") throw new Error(`${field.name} is required`); if (field.isNeeded) made[field.name] = ""; continue; }
+    if (field.kind === "number") { const number = Number(value); if (Number.isNaN(number)) throw new Error(`${field.name} must be a number`); made[field.name] = number; }
+    else if (field.kind === "json") { try { made[field.name] = JSON.parse(value); } catch (error) { throw new Error(`${field.name} is not valid JSON: ${error.message}`); } }
     else if (field.kind === "enum") made[field.name] = field.schema.enum.find((each) => String(each) === String(value));
     else made[field.name] = value;
   }
@@ -31,7 +31,7 @@ function valuesOf(fields, typed) {
 
 function Field({ field, value, change }) {
   const { name, kind, schema, about, isNeeded } = field;
-  const label = html`<span>${schema.title && schema.title !== name ? schema.title : name}${isNeeded ? html`<em> needed</em>` : null}</span>`;
+  const label = html`<span>${schema.title && schema.title !== name ? schema.title : name}${isNeeded ? html`<em> required</em>` : null}</span>`;
   const input = kind === "enum" ? html`<select value=${String(value)} onChange=${(event) => change(event.target.value)} required=${isNeeded}>${isNeeded ? null : html`<option value=""></option>`}${schema.enum.map((each) => html`<option value=${String(each)}>${String(each)}</option>`)}</select>`
     : kind === "boolean" ? html`<input type="checkbox" checked=${Boolean(value)} onChange=${(event) => change(event.target.checked)} />`
     : kind === "number" ? html`<input type="number" step=${schema.type === "integer" ? 1 : "any"} min=${schema.minimum} max=${schema.maximum} value=${value} required=${isNeeded} onInput=${(event) => change(event.target.value)} />`
@@ -66,7 +66,7 @@ export function Form({ agent, session, broken, script }) {
     <label class="field"><span>Prompt</span><textarea rows="4" value=${prompt} placeholder=${agent.prompt || "What it should do"} onInput=${(event) => say(event.target.value)} onKeyDown=${(event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) start(event); }}></textarea></label>
     ${fields.map((field) => html`<${Field} key=${field.name} field=${field} value=${field.name in typed ? typed[field.name] : written(field.first, field.kind)} change=${(value) => type({ ...typed, [field.name]: value })} />`)}
     <details><summary>Model, limits and permissions</summary>${may("admin") ? html`<label class="field"><span>Model</span><input type="text" class="mono" maxlength="200" value=${model} placeholder=${agent.model || "provider/model"} autocomplete="off" spellcheck="false" onInput=${(event) => choose(event.target.value)} />${script ? html`<small>The script <span class="mono">${script}</span> answers in its place.</small>` : html`<small>For this run; default: the agent’s own.</small>`}</label>` : null}<div class="pair"><label class="field"><span>Steps at most</span><input type="number" min="1" step="1" value=${steps} onInput=${(event) => limit(event.target.value)} /></label><label class="field"><span>US dollars at most</span><input type="number" min="0.000001" step="any" value=${cost} onInput=${(event) => afford(event.target.value)} /></label></div>
-    <p class="dim">The server’s own limits and permissions apply as well. ${agent.tools.length ? html`Its tools: ${agent.tools.map((name) => html`<span class="mono tool">${name}</span> `)}` : "It has no tools."} What a tool may not do by the server's rules is asked in the inbox, or refused.</p></details>
+    <p class="dim">The server’s own limits and permissions apply as well. ${agent.tools.length ? html`Its tools: ${agent.tools.map((name) => html`<span class="mono tool">${name}</span> `)}` : "It has no tools."} A tool call that the server's rules do not allow is denied, or waits for approval in the inbox.</p></details>
     <${Broken} text=${error && error.message === broken ? null : broken} />${agent.missing && !error ? html`<p class="problem" role="status">This agent cannot be started yet: ${agent.missing}</p>` : null}<${Problem} error=${error} />
     <div class="answers"><button type="submit" class="primary" disabled=${busy}>${busy ? "Starting…" : "Start"}</button></div>
   </form>`;

@@ -37,27 +37,27 @@ function Fork({ id, look, agent }) {
     turn(true);
     try {
       const made = await api.post(at("runs", id, "fork"), { ...asked(), allow_repeat: repeats });
-      announce("a fork goes on");
+      announce("fork started");
       go(["runs", made.run_id, "compare"], { other: id });
     } catch (problem) { fail(problem); turn(false); }
   }
   const set = (name) => (event) => change({ ...changes, [name]: event.target.value });
   const given = () => Object.fromEntries(Object.entries(changes).filter(([, value]) => value !== "").map(([name, value]) => [name, ["temperature", "max_tokens"].includes(name) ? Number(value) : value]));
   const prompts = (own && own.prompts) || {};
-  return html`<section class="card runon" aria-label="Run on from here">
-    <h2 class="part">Run on from here</h2>
+  return html`<section class="card runon" aria-label="Continue from here">
+    <h2 class="part">Continue from here</h2>
     ${whole.kind ? html`<form class="form" onSubmit=${(event) => { event.preventDefault(); run(() => ({ at: place.address, edit: taken(text, whole.value) })); }}>
-      <label class="field"><span>${NAMES[whole.kind]} <em>at ${place.address}, instead of what is recorded</em></span><textarea class="mono" rows=${Math.min(12, Math.max(3, text.split("\n").length))} value=${text} onInput=${(event) => type({ stands, text: event.target.value })}></textarea>${whole.value === null ? html`<small>The recorded value is too long for this field or contains redacted text. Your input replaces it completely.</small>` : null}</label>
+      <label class="field"><span>${NAMES[whole.kind]} <em>at ${place.address}, instead of the recorded one</em></span><textarea class="mono" rows=${Math.min(12, Math.max(3, text.split("\n").length))} value=${text} onInput=${(event) => type({ stands, text: event.target.value })}></textarea>${whole.value === null ? html`<small>The recorded value is too long for this field or contains redacted text. Your input replaces it completely.</small>` : null}</label>
       <div class="answers"><button type="submit" class="primary" disabled=${busy}>Continue with this ${whole.kind}</button></div></form>` : html`<p class="dim">This result follows from effects of its own; go to one of them.</p>`}
     <details><summary>Another prompt, model or setting</summary><form class="form" onSubmit=${(event) => { event.preventDefault(); run(() => ({ at: before(place.address), changes: given() })); }}>
       <p class="dim">Replies before this place are kept; this effect and everything after it run again with the new prompt.</p>
       <label class="field"><span>System prompt</span><textarea rows="3" value=${changes.system_prompt ?? prompts.system ?? ""} onInput=${set("system_prompt")}></textarea></label>
       <label class="field"><span>Instructions</span><textarea rows="2" value=${changes.instructions_prompt ?? ""} placeholder=${prompts.instructions || ""} onInput=${set("instructions_prompt")}></textarea></label>
       <div class="pair"><label class="field"><span>Model</span><input type="text" value=${changes.model ?? ""} placeholder=${(own && own.model) || ""} onInput=${set("model")} /></label><label class="field"><span>Temperature</span><input type="number" min="0" max="2" step="any" value=${changes.temperature ?? ""} onInput=${set("temperature")} /></label></div>
-      <label class="field"><span>Most tokens of a reply</span><input type="number" min="1" step="1" value=${changes.max_tokens ?? ""} onInput=${set("max_tokens")} /></label>
-      <div class="answers"><button type="submit" disabled=${busy || !Object.keys(given()).length}>Run on with these</button></div></form></details>
+      <label class="field"><span>Max. tokens of a reply</span><input type="number" min="1" step="1" value=${changes.max_tokens ?? ""} onInput=${set("max_tokens")} /></label>
+      <div class="answers"><button type="submit" disabled=${busy || !Object.keys(given()).length}>Continue with these</button></div></form></details>
     <label class="field boolean"><span>Effects on the outside world after this place may happen again</span><input type="checkbox" checked=${repeats} onChange=${(event) => repeat(event.target.checked)} /></label>
-    <p class="dim">A fork is a run of its own: ${agents && agents.script ? "the script answers" : "models are asked"} and tools run, with the code as it is in its files now.</p>
+    <p class="dim">A fork is a new run: ${agents && agents.script ? "the script answers" : "models are called"} and tools run, with the current code.</p>
     <${Broken} text=${agents && agents.broken} />    <${Problem} error=${error} /></section>`;
 }
 

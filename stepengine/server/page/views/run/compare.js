@@ -22,7 +22,7 @@ function Compare({ id, query, run }) {
   const source = useMemo(() => other ? { opened: async () => { try { fail(null); return await api.get(at("runs", other, "compare", id)); } catch (problem) { fail(problem); throw problem; } }, next: async () => null } : null, [id, other, status]);
   return html`<div class="d-bar"><label class="field inline"><span>Compare with</span><select value=${other} onChange=${(event) => amend({ other: event.target.value })}><option value="">choose a run</option>${other && !runs.some((each) => each.run_id === other) ? html`<option value=${other}>${other.slice(0, 8)}</option>` : null}${runs.map((each) => html`<option value=${each.run_id}>${each.run_id.slice(0, 8)} · ${when(each.created)} · ${word(each.status)}</option>`)}</select></label>${other ? html`<a href=${to(["runs", other])}>Open it</a>` : null}</div>
     <${Problem} error=${error} />
-    ${other ? html`<${First} key=${`${id} ${other}`} id=${other} other=${id} status=${status} /><${RunPage} key=${`${id} ${other} ${status}`} source=${source} label="Two runs side by side" />` : html`<p class="note scroll">Choose another run of the same agent, or create one: "Go back" runs on from any place as a fork.</p>`}`;
+    ${other ? html`<${First} key=${`${id} ${other}`} id=${other} other=${id} status=${status} /><${RunPage} key=${`${id} ${other} ${status}`} source=${source} label="Two runs side by side" />` : html`<p class="note scroll">Choose another run of the same agent, or create one: "Go back" continues from any place as a fork.</p>`}`;
 }
 
 export default { id: "compare", title: "Compare", scope: "debug", View: Compare };

@@ -93,14 +93,14 @@ export function Way({ desk }) {
   if (!places.length) return null;
   return html`<div class="way"><button type="button" onClick=${() => step(-1)} title="One step back (Shift ←)" aria-label="One step back">⇤</button><button type="button" onClick=${() => go(index - 1)} title="One effect back (←)" aria-label="One effect back">←</button>
     <input type="range" min="0" max=${places.length - 1} value=${index} aria-label="Place in the run" aria-valuetext=${placeName(place)} onInput=${(event) => go(Number(event.target.value))} />
-    <button type="button" onClick=${() => go(index + 1)} title="One effect on (→)" aria-label="One effect on">→</button><button type="button" onClick=${() => step(1)} title="One step forward (Shift →)" aria-label="One step on">⇥</button>
+    <button type="button" onClick=${() => go(index + 1)} title="One effect forward (→)" aria-label="One effect forward">→</button><button type="button" onClick=${() => step(1)} title="One step forward (Shift →)" aria-label="One step forward">⇥</button>
     <output class="mono">${placeName(place)}</output></div>`;
 }
 
 /* All places, one below the other; only those in sight are made. */
 export function Places({ desk, marked = [] }) {
   const { places, index, go } = desk, marks = new Set(marked);
-  return html`<nav class="places" aria-label="Places"><${Rows} items=${places} height=${30} label=${plural(places.length, "place")} row=${(place, number) => html`<div role="listitem" key=${place.address} class="d-place" style=${{ height: "30px" }}><button type="button" class=${place.is_step ? "quiet step" : "quiet"} aria-current=${number === index ? "step" : undefined} onClick=${() => go(number)}><span class="mono">${place.address}</span><span class="d-what">${place.name || place.type}</span>${marks.has(place.address) ? html`<small class="d-mark">asked otherwise</small>` : null}</button></div>`} /></nav>`;
+  return html`<nav class="places" aria-label="Places"><${Rows} items=${places} height=${30} label=${plural(places.length, "place")} row=${(place, number) => html`<div role="listitem" key=${place.address} class="d-place" style=${{ height: "30px" }}><button type="button" class=${place.is_step ? "quiet step" : "quiet"} aria-current=${number === index ? "step" : undefined} onClick=${() => go(number)}><span class="mono">${place.address}</span><span class="d-what">${place.name || place.type}</span>${marks.has(place.address) ? html`<small class="d-mark">request differs</small>` : null}</button></div>`} /></nav>`;
 }
 
 /* Lines of the author's source around the one that waits. */

@@ -19,15 +19,15 @@ export function take(state, events) {
     const own = state.agents.get(data.path) || { id: "", path: data.path, text: "", thinking: "", tools: new Map(), word: "", isDone: false, model: "" };
     state.agents.set(data.path, own);
     switch (type) {
-      case "run_started": own.id = data.agent_id; own.isDone = false; own.word = "begins"; break;
-      case "agent_spawned": state.agents.set(data.child_path, { id: data.display_name || data.agent_id, path: data.child_path, text: "", thinking: "", tools: new Map(), word: "begins", isDone: false, model: "" }); break;
+      case "run_started": own.id = data.agent_id; own.isDone = false; own.word = "starts"; break;
+      case "agent_spawned": state.agents.set(data.child_path, { id: data.display_name || data.agent_id, path: data.child_path, text: "", thinking: "", tools: new Map(), word: "starts", isDone: false, model: "" }); break;
       case "agent_finished": { const child = state.agents.get(data.child_path); if (child) { child.isDone = true; child.word = data.status; child.tools.clear(); } break; }
       case "model_started": own.text = ""; own.thinking = ""; own.model = data.model; own.word = "waits for a reply"; break;
       case "text_delta": own.text = tail(own.text + data.text); own.word = "writes"; break;
       case "thinking_delta": own.thinking = tail(own.thinking + data.text); own.word = "thinks"; break;
       case "text_completed": own.text = tail(data.text); break;
       case "reply_discarded": own.text = ""; own.thinking = ""; break;
-      case "model_retry": own.word = `asks again: ${data.error}`; break;
+      case "model_retry": own.word = `retries: ${data.error}`; break;
       case "rate_limited": own.word = `waits for ${data.provider}`; break;
       case "model_finished": own.word = data.error ? "got no reply" : "has a reply"; break;
       case "tool_started": own.tools.set(data.tool_call_id || String(data.seq), { name: data.tool_name, input: data.input, word: "" }); own.word = `runs ${data.tool_name}`; break;
@@ -99,7 +99,7 @@ function Standing({ id, news }) {
   useEffect(() => () => clearTimeout(last.current.timer), []);
   const frame = said && said.frames.length ? said.frames[said.frames.length - 1] : null;
   if (!frame) return null;
-  return html`<details class="standing" open><summary>${frame.function} stands at <span class="mono">${frame.file}:${frame.line}</span></summary><div class="source" tabindex="0" role="group" aria-label=${`Source around line ${frame.line}`}>${frame.lines.map((line, n) => html`<div class=${frame.first + n === frame.line ? "here" : ""} aria-current=${frame.first + n === frame.line ? "true" : undefined}><span>${frame.first + n}</span><span>${line || " "}</span></div>`)}</div></details>`;
+  return html`<details class="standing" open><summary>${frame.function} is at <span class="mono">${frame.file}:${frame.line}</span></summary><div class="source" tabindex="0" role="group" aria-label=${`Source around line ${frame.line}`}>${frame.lines.map((line, n) => html`<div class=${frame.first + n === frame.line ? "here" : ""} aria-current=${frame.first + n === frame.line ? "true" : undefined}><span>${frame.first + n}</span><span>${line || " "}</span></div>`)}</div></details>`;
 }
 
 function Watch({ id, run, again }) {
