@@ -327,7 +327,7 @@ class _RemoteIO(ForwardingIO):
         # failure, the handler would have gone another way by then. So the parent stops here, too, unrecorded, and
         # `stepengine deploy retry` resumes both (durable:U5).
         except Exception as error:
-            msg = f"the run {child.id!r} cannot go on: {error}"
+            msg = f"the run {child.id!r} cannot continue: {error}"
             raise UnrecordedStop(Stop("diverged", run.clock.elapsed_ms(), ReplayDivergence(msg))) from error
 
 
@@ -372,8 +372,8 @@ def _find_unknown_body_error(item: Item) -> Failure | None:
     if not isinstance(effect, CallBody) or effect.tool_name in item.plan.planned_from.tools:
         return None
     msg = (
-        f"the tool {effect.tool_name!r} yields, and came from a source of tools: in a durable run it is called alone, not together "
-        "with others"
+        f"the tool {effect.tool_name!r} yields and comes from a source of tools; in a durable run, call it alone, not together with "
+        "others"
     )
     return Failure(StepEngineError(msg))
 

@@ -65,12 +65,12 @@ def parse_database_url(given: str) -> str:
         try:
             text = read_regular_file(text[1:], MAX_URL_BYTES).decode().strip()
         except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is not text"
+            why = error.strerror if isinstance(error, OSError) else "the file is not text"
             msg = f"the database URL cannot be read from {given[1:]!r}: {why}"
             raise DefinitionError(msg) from None
     scheme, found, rest = text.partition("://")
     if not found or scheme.partition("+")[0] not in ("postgres", "postgresql"):
-        msg = f"a database URL starts with postgresql://, not {scheme[:20]!r}; example: postgresql://user@host/database"
+        msg = f"a database URL must start with postgresql://, not {scheme[:20]!r}; example: postgresql://user@host/database"
         raise DefinitionError(msg)
     return f"{DIALECT}://{rest}"
 
@@ -108,7 +108,7 @@ def check_deployment_name(name: str, what: str) -> str:
         DefinitionError: for any other name.
     """
     if NAME.fullmatch(name) is None:
-        msg = f"{what} is 3 to 64 characters of a-z, 0-9, - and _, such as 'stepengine', not {name!r}"
+        msg = f"{what} must have 3 to 64 characters of a-z, 0-9, - and _, such as 'stepengine', not {name!r}"
         raise DefinitionError(msg)
     return name
 
@@ -131,7 +131,7 @@ def import_dbos() -> Any:
     # nothing is started, as it would be unsafe in silence.
     default = getattr(serialization, "DBOSDefaultSerializer", None)
     if default is None or not callable(getattr(default, "deserialize", None)):
-        msg = "this version of dbos keeps its pickling elsewhere, so it cannot be switched off; use dbos>=3.4,<3.5"
+        msg = "pickling cannot be turned off in this version of dbos; use dbos>=3.4,<3.5"
         raise StepEngineError(msg)
     default.deserialize = default.serialize = _refuse_pickle
     _patch_retries()
@@ -151,7 +151,7 @@ def _patch_retries() -> None:
 
     known = getattr(_sys_db, "retriable_postgres_exception", None)
     if known is None:
-        msg = "this version of dbos decides elsewhere what it waits for; use dbos>=3.4,<3.5"
+        msg = "retries cannot be configured in this version of dbos; use dbos>=3.4,<3.5"
         raise StepEngineError(msg)
     if getattr(known, "is_ours", False):
         return
@@ -166,7 +166,7 @@ def _patch_retries() -> None:
 
 
 def _refuse_pickle(_: object) -> object:
-    msg = "a row of the database holds pickled Python, which is never read; every process has to use stepengine's own clients"
+    msg = "a row of the database contains pickled Python, which is never read; use stepengine's own clients in every process"
     raise StepEngineError(msg)
 
 
@@ -337,7 +337,9 @@ async def create_missing_tables(
             for grant in grants if role is not None else ():
                 await connection.execute(f"{grant} to {quote_sql_name(role or '')}")
         except get_missing_rights_error():
-            LOGGER.log(level, "this role may not create %s: run `stepengine deploy migrate` with one that may", content)
+            LOGGER.log(
+                level, "this role may not create %s: run `stepengine deploy migrate` with a role that may", content
+            )
 
 
 @contextlib.contextmanager
@@ -355,16 +357,19 @@ def convert_database_errors(url: str) -> Iterator[None]:
     try:
         yield
     except UnicodeEncodeError:
-        msg = "what was given holds half of a surrogate pair, which is not text"
+        msg = "a given text contains half of a surrogate pair, which is not text"
         raise DataError(msg) from None
     except (psycopg.Error, DBAPIError) as error:
         cause = error.orig if isinstance(error, DBAPIError) else error
         if isinstance(cause, psycopg.errors.UndefinedTable | psycopg.errors.UndefinedColumn):
-            msg = f"the database {hide_password(url)} does not have the tables of this version: start a worker, or `stepengine deploy migrate`"
+            msg = (
+                f"the database {hide_password(url)} does not have the tables of this version: start a worker, or run "
+                "`stepengine deploy migrate`"
+            )
             raise DatabaseUnavailable(msg) from error
         # Text with a NUL is refused before it is sent, JSON with one by the server.
         if isinstance(cause, psycopg.DataError) and cause.sqlstate in (None, "22P05"):
-            msg = "what was given holds a NUL, which the database does not store"
+            msg = "a given text contains a NUL, which the database cannot store"
             raise DataError(msg) from None
         if not isinstance(cause, psycopg.OperationalError):
             raise
@@ -536,7 +541,7 @@ def start_embedded_postgres(folder: str | Path) -> Any:
             warnings.simplefilter("ignore")
             server = get_server(place)
     except Exception as error:
-        msg = f"no private database could be started in {place}: {type(error).__name__}: {error}"
+        msg = f"the private database in {place} could not be started: {type(error).__name__}: {error}"
         raise StepEngineError(msg) from error
     _remove_dead_users(server)
     return server

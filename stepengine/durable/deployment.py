@@ -59,8 +59,8 @@ def refuse_asking_limits(limits: Limits | None, whose: str, error: type[StepEngi
     """Raise *error* for limits with ``ask``, since each child of a durable run has its own part of the limit."""
     if limits is not None and limits.ask:
         msg = (
-            f"{whose} has Limits(ask=True), which a durable run cannot have: its children are driven in processes of their own, each with "
-            "its part of the limit; leave it out, or run it with a journal"
+            f"{whose} has Limits(ask=True), which a durable run does not support: each of its children runs in its own process, with its "
+            "own part of the limit; leave out ask=True, or run it with a journal"
         )
         raise error(msg)
 
@@ -126,7 +126,7 @@ def _parse_step(run: str, number: int, name: str, output: str | None, serializat
     if output is None:
         return Step(number, name, None)
     if serialization != "portable_json":
-        msg = f"step {number} ({name}) of {run!r} holds {serialization}, which is never read; stepengine writes portable JSON"
+        msg = f"step {number} ({name}) of {run!r} contains {serialization}, which is never read; stepengine writes only portable JSON"
         raise JournalCorrupt(msg)
     return Step(number, name, parse_recorded_json(output, f"step {number} ({name}) of {run!r}"))
 
@@ -141,7 +141,7 @@ def parse_recorded_json(text: str, where: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        msg = f"{where} holds no JSON: {error}"
+        msg = f"{where} is not valid JSON: {error}"
         raise JournalCorrupt(msg) from None
 
 

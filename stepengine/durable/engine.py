@@ -102,7 +102,7 @@ class DurableEngine:
         given = engine if on is None else get_durable_options(on)
         refuse_engine_options(given)
         if on is not None and (agents or tools or models is not None or engine):
-            msg = "a DurableEngine is made on=an engine or of agents, tools and models, and not of both"
+            msg = "pass a DurableEngine either on=ENGINE, or agents, tools and models, but not both"
             raise DefinitionError(msg)
         self._engine = Engine(agents, tools, models, **engine) if on is None else on
         self._launcher = self._engine._launcher  # noqa: SLF001 - this is the same engine, on another ground
@@ -175,8 +175,8 @@ class DurableEngine:
         """The operator of runs, while the engine is open."""
         if self._operator is None and self._was_forked:
             msg = (
-                "the engine was opened before this process was forked, and its connections and threads are the parent's; make and "
-                "open one in each process, after the fork"
+                "the engine was opened before this process was forked, and its connections and threads belong to the parent; create "
+                "and open an engine in each process, after the fork"
             )
             raise StepEngineError(msg)
         if self._operator is None:

@@ -92,10 +92,10 @@ class ExecutionEnd:
         """Record that the run differs from its record at *where*, and return the error; *names* are those of both steps."""
         site = find_waiting_location(self.machine)
         said = f"; the record and the run have {' and '.join(dict.fromkeys(names))}" if names else ""
-        lines = [f"the run {self._run!r} does something else at {where} than is recorded{said}"]
+        lines = [f"the run {self._run!r} diverges from its record at {where}{said}"]
         lines += [f"  {site}"] if site else []
         lines.append(
-            "  what is recorded stays: go on with the release that it began with, or see `release move --check`"
+            "  the record is unchanged: continue with the release that started the run, or see `release move --check`"
         )
         return self.record_divergence(ReplayDivergence("\n".join(lines), kind="changed", address=where, site=site))
 

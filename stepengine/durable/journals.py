@@ -46,7 +46,7 @@ async def submit_unfinished_journal(
     refuse_unknown_calls(source, trust=trust)
     order, seed = make_order_from_journal(source, make_redactor("known", os.environ), pool=operator.pool)
     if await operator.deployment.has_run(order.root):
-        msg = f"the database has a run {order.root!r} already; a journal is continued there once"
+        msg = f"the database already has a run {order.root!r}; a journal can be submitted only once"
         raise JournalError(msg)
     await operator.deployment.enqueue(order, seed=seed, release=release)
     for message in list_unread_messages(source):
@@ -112,6 +112,6 @@ async def move_run(launcher: Launcher, operator: Operator, run: str, *, release:
     if divergence is not None:
         raise divergence
     if not await operator.cancel(run, is_held=True):
-        msg = f"the run {run!r} has ended, so nothing of it can go on"
+        msg = f"the run {run!r} has ended, so it cannot continue; replay or fork it"
         raise JournalError(msg)
     return await operator.retry(run, release=release)

@@ -355,8 +355,8 @@ class DeploymentMaintenance:
             got = await self._try_worker_lock(own, executor, seconds=0 if force else GONE_SECONDS)
             if not got and not force:
                 msg = (
-                    f"executor {executor!r} is alive: a process holds its lock, or somebody else is taking over; "
-                    "stop it first, or use force (--force) when its machine is cut off"
+                    f"executor {executor!r} is alive: a process holds its lock, or another process is taking over its runs; "
+                    "stop it first, or use force (--force) if its machine is unreachable"
                 )
                 raise ExecutorBusy(msg)
             try:
@@ -472,7 +472,7 @@ class DeploymentMaintenance:
             DatabaseUnavailable: when the database cannot be reached.
         """
         if older_than < 0:
-            msg = f"an age is a number of seconds from 0 on, not {older_than!r}"
+            msg = f"an age must be 0 or more seconds, not {older_than!r}"
             raise DefinitionError(msg)
         before, deleted, last = int((time.time() - older_than) * 1000), list[str](), ""
         async with self._connect() as own:

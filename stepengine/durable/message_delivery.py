@@ -69,7 +69,7 @@ async def _deliver_user_input(database: Deployment, runs_by_root: Mapping[str, D
         text = _parse_message_text(said)
         if text is None:
             listening.messages.mark_received(key)
-            LOGGER.warning("the run %r is not told the message %r, which holds no text", run, key)
+            LOGGER.warning("the run %r does not receive the message %r, which contains no text", run, key)
         else:
             listening.messages.deliver_user_text(listening.tree, key, text)
 

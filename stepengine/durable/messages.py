@@ -28,7 +28,7 @@ POST = "post:"
 def find_text_problem(text: str) -> str:
     """Return why a message cannot be recorded; ``""`` if it can."""
     if "\0" in text:
-        return "a NUL, which the database does not store"
+        return "a NUL, which the database cannot store"
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -110,7 +110,7 @@ class ReceivedMessages:
 
     def send(self, message: Message) -> bool:
         """Raise ``StepEngineError``: messages to a durable run are sent through the database."""
-        msg = f"the message {message.id!r} of a durable run is sent by DurableEngine.send_message, and not by its tree"
+        msg = f"the message {message.id!r} cannot be sent by the tree of a durable run; use DurableEngine.send_message"
         raise StepEngineError(msg)
 
 

@@ -55,7 +55,7 @@ def require_run_id(run: str) -> str:
         InputError: when no root run can have that id.
     """
     if not run or len(run) > MAX_RUN_ID_CHARS or "/" in run or not run.isprintable() or run != run.strip():
-        msg = f"the id of a run is up to {MAX_RUN_ID_CHARS} printable characters without '/', not {run[:MAX_RUN_ID_CHARS]!r}"
+        msg = f"the id of a run must have 1 to {MAX_RUN_ID_CHARS} printable characters without '/', not {run[:MAX_RUN_ID_CHARS]!r}"
         raise InputError(msg, issues=("id",))
     return run
 
@@ -157,7 +157,7 @@ class Operator:
         run = require_run_id(make_run_id() if id is None else id)
         refuse_asking_limits(limits, f"this run of {agent!r}", InputError)
         if priority < 0:
-            msg = f"a priority is 0 or a larger number, not {priority}"
+            msg = f"a priority must be 0 or more, not {priority}"
             raise InputError(msg, issues=("priority",))
         order = SubmittedRun(
             root=run,
@@ -249,9 +249,9 @@ class Operator:
         """
         problem = find_text_problem(text)
         if problem:
-            msg = f"a message holds {problem}"
+            msg = f"a message contains {problem}"
             raise InputError(msg, issues=("text",))
-        await self._require_running_root(root, "it is a child, and only roots are spoken to")
+        await self._require_running_root(root, "it is a child, and only root runs receive user input")
         await self.client.send_async(root, {"text": text}, TOPIC, idempotency_key=id or make_run_id())
 
     async def send_message(
@@ -275,11 +275,11 @@ class Operator:
         """
         where, key = make_database_topic(path, check_topic(topic)), require_run_id(make_run_id() if id is None else id)
         if not all(part.isdecimal() for part in path.split(".") if path):
-            msg = f"the path of a run is numbers with dots between them, such as '3.0', not {path[:MAX_RUN_ID_CHARS]!r}"
+            msg = f"the path of a run must be numbers separated by dots, such as '3.0', not {path[:MAX_RUN_ID_CHARS]!r}"
             raise InputError(msg, issues=("path",))
         said = to_portable_json({"value": freeze(value)})
         if len(canonical(said)) > MAX_VALUE_BYTES:
-            msg = f"a message is JSON of at most {MAX_VALUE_BYTES:,} bytes"
+            msg = f"a message must be JSON of at most {MAX_VALUE_BYTES:,} bytes"
             raise InputError(msg, issues=("value",))
         await self._require_running_root(root, "it is a child; name its root, and its path with path=")
         is_known = id is not None and await self.deployment.find_message(root, key) is not None
@@ -291,7 +291,7 @@ class Operator:
         view = await self.run(root)
         if view.is_over or "/" in root:
             why = f"it is {view.state}" if view.is_over else why_no_child
-            msg = f"the run {root!r} takes no messages: {why}"
+            msg = f"the run {root!r} accepts no messages: {why}"
             raise JournalError(msg)
 
     async def cancel(self, root: str, *, is_held: bool = False) -> list[str]:
@@ -342,7 +342,7 @@ class Operator:
         stopped = await self._find_retryable_runs(tree)
         if not stopped:
             msg = (
-                f"no run of {root!r} has stopped without a result that is still awaited, so there is nothing to try again; "
+                f"no run of {root!r} has stopped without a result that is still needed, so there is nothing to retry; "
                 f"`stepengine deploy status {root}` shows its state"
             )
             raise JournalError(msg)
@@ -390,7 +390,7 @@ class Operator:
         except Exception as error:
             if (await self.run(run)).is_over:
                 raise
-            msg = f"the run {run!r} goes on already: somebody else tried it again"
+            msg = f"the run {run!r} is already running: another process retried it"
             raise JournalError(msg) from error
         for topic, message, key in unread:
             await self.client.send_async(run, message, topic, idempotency_key=key.removesuffix(f"::{run}"))

@@ -110,12 +110,12 @@ class WorkerSetting:
     def __attrs_post_init__(self) -> None:
         check_deployment_name(self.app, "the name of a deployment")
         if not self.executor or self.executor == "local":
-            msg = f"an executor id is stable and its own, such as the host's name, not {self.executor!r}"
+            msg = f"an executor id must be stable and unique, such as the host's name, not {self.executor!r}"
             raise DefinitionError(msg)
         for name in ("concurrency", "global_concurrency", "starts_per_minute", "effects", "depth"):
             number = getattr(self, name)
             if number is not None and number < 1:
-                msg = f"{name}={number} lets nothing through; 1 and more would be fine"
+                msg = f"{name}={number} allows no work; use 1 or more"
                 raise DefinitionError(msg)
 
 
@@ -196,7 +196,7 @@ class WorkerProcess:
             StepEngineError: when a worker of another engine runs in this process, or commits are not durable.
         """
         if WorkerProcess.current is not None:
-            msg = "a process is one worker: close the other DurableEngine first"
+            msg = "a process can run only one worker: close the other DurableEngine first"
             raise StepEngineError(msg)
         package = import_dbos()
         self._errors = package.error
@@ -246,7 +246,7 @@ class WorkerProcess:
             except DatabaseUnavailable:
                 await self._lock.close()
             except Exception as error:  # noqa: BLE001  (without this task the lock would not be acquired again)
-                LOGGER.warning("whether this worker's runs are still its own cannot be looked at: %s", error)
+                LOGGER.warning("the ownership of this worker's runs could not be checked: %s", error)
             await asyncio.sleep(queues.next_poll_seconds)
 
     async def _end_lost_executions(self) -> None:
@@ -271,13 +271,11 @@ class WorkerProcess:
             if asyncio.get_running_loop().time() < until:
                 await asyncio.sleep(0.05)
                 continue
-            msg = (
-                f"another process works as executor {setting.executor!r}; give each its own id (executor=, --executor)"
-            )
+            msg = f"another process already runs as executor {setting.executor!r}; give each process its own id (executor=, --executor)"
             raise ExecutorBusy(msg)
         await connection.execute(SHARED_LOCK, (release_lock_name(setting.app, setting.release),))
         if await fetch_value(connection, "show synchronous_commit") == "off" and not setting.allow_async_commit:
-            msg = "the database has synchronous_commit=off: a power cut would lose committed steps, and effects would repeat"
+            msg = "the database has synchronous_commit=off: a power cut would lose committed steps, and repeat effects; turn it on"
             raise StepEngineError(msg)
 
     async def _launch_dbos(self, package: Any) -> Queues:

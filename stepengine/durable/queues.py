@@ -73,7 +73,7 @@ class Queues:
 
         turn, instance = getattr(_queue, "queue_worker_thread", None), getattr(_dbos, "_get_dbos_instance", None)
         if turn is None or instance is None:
-            msg = "this version of dbos takes runs from its queues in another way; use dbos>=3.4,<3.5"
+            msg = "the queues of this version of dbos are not supported; use dbos>=3.4,<3.5"
             raise StepEngineError(msg)
         self._turn: Callable[[Any, Any, Any], None] = turn
         self._instance: Callable[[], Any] = instance

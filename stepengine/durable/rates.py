@@ -225,7 +225,7 @@ class SharedRates:
                 await create_rate_tables(own)
         if not (is_there or migrate):
             await self.close()
-            msg = "rate_limits= needs tables that the database does not have: run `stepengine deploy migrate`"
+            msg = "the database does not have the tables for rate_limits=: run `stepengine deploy migrate`"
             raise StepEngineError(msg)
 
     async def close(self) -> None:
@@ -393,7 +393,7 @@ class SharedLimiter:
                 if pause is not None:
                     await self._wait_for_change(pause)
         except Exception as error:  # noqa: BLE001 - whoever waits has to be told, whatever it is
-            msg = f"the rate limit of {self._account!r}, which all workers share, cannot be looked at: {error}"
+            msg = f"the rate limit of {self._account!r}, which all workers share, cannot be read: {error}"
             while self._waiting:
                 self._waiting.popleft().admit_or_fail(StepEngineError(msg))
 

@@ -245,8 +245,12 @@ async def replay_archive_into_journal(
     """
     if not archive.is_begun:
         why = archive.runs[""].attributes.get("answered")
-        said = "its turn has not come" if why is None else f"it was the answer to {why!r}, which has it in its journal"
-        msg = f"nothing of the run {archive.order.root!r} is recorded: {said}"
+        said = (
+            "its turn in the session has not started"
+            if why is None
+            else f"it was the answer to {why!r}, whose journal contains it"
+        )
+        msg = f"the run {archive.order.root!r} has no record: {said}"
         raise JournalError(msg)
     session = JournaledRun.record(journal, dict(archive.order.answers), seed=archive.order.seed)
     played = Playback(archive, session)
@@ -441,8 +445,8 @@ class Playback:
         form = encode_effect(item)
         now = "model" if isinstance(form, CallModel) else str(form["type"])
         msg = (
-            f"the run {self._archive.order.root!r} does something else at {where} than is recorded: "
-            f"{entry.kind}:{entry.fp} is recorded, and {now}:{self._prints.for_effect(form)} is asked for"
+            f"the run {self._archive.order.root!r} diverges from its record at {where}: "
+            f"the record has {entry.kind}:{entry.fp}, and the run has {now}:{self._prints.for_effect(form)}"
         )
         return ReplayDivergence(msg, kind="changed", address=where)
 
@@ -508,7 +512,7 @@ class Playback:
         left = [a for a, e in self._archive.entries.items() if a not in self._used and e.form is not None]
         if left and self._archive.runs[""].state == "SUCCESS":
             where = format_address(*left[0])
-            msg = f"the run {self._archive.order.root!r} ends before {where}, which is recorded"
+            msg = f"the run {self._archive.order.root!r} ends before {where}, which is in its record"
             raise ReplayDivergence(msg, kind="unused", address=where)
 
 
@@ -629,12 +633,12 @@ def make_order_from_journal(journal: Journal, redactor: Redactor, *, pool: str) 
     opening, head = parse_opening(history), history.head
     assert head is not None  # noqa: S101 - an opening was read from it
     if history.is_complete:
-        msg = f"the run of {journal.name} has ended, so nothing of it can go on elsewhere; replay or fork it"
+        msg = f"the run of {journal.name} has ended, so it cannot continue elsewhere; replay or fork it"
         raise JournalError(msg)
     if any(intent.is_background for intent in history.intents.values()):
         msg = (
-            f"the run of {journal.name} has started children in the background, which do not move between a journal and a database; "
-            "go on with it where it is"
+            f"the run of {journal.name} has started children in the background, which cannot move between a journal and a database; "
+            "continue it where it is"
         )
         raise JournalError(msg)
     prints = Fingerprints(redactor)

@@ -215,8 +215,8 @@ class Register:
             for run, agent, session, asked in await rows(OF_KEY, self._app, row.owner, key):
                 if (agent, session, asked) != (row.agent, row.session, request):
                     msg = (
-                        f"the idempotency key was used for another request, whose run is {run}; a key stands for one request "
-                        "for a day"
+                        f"the idempotency key was already used for another request, which started the run {run}; "
+                        "use a key for only one request within a day"
                     )
                     raise InputError(msg)
                 return str(run)

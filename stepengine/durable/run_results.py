@@ -110,7 +110,7 @@ class ResultReader:
         name, said = getattr(status.error, "name", type(status.error).__name__), str(status.error)
         if name == ReplayDivergence.__name__:
             raise ReplayDivergence(said)
-        msg = f"the run {run!r} stopped as {state} ({name}: {said}); `retry` goes on where it stopped"
+        msg = f"the run {run!r} stopped as {state} ({name}: {said}); `retry` continues where it stopped"
         return ended(status=RunStatus.FAILED, error=StepEngineError(msg))
 
     def _decode_output(self, order: SubmittedRun, form: Mapping[str, Any]) -> Any:

@@ -280,7 +280,7 @@ class AnswerSender:
         """
         view = await self._deployment.get_run(root)
         if view.is_over:
-            msg = f"the run {root!r} is {view.state} and waits for no answer"
+            msg = f"the run {root!r} is {view.state} and does not wait for an answer"
             raise AnswerRejected(msg)
         open_ = await self._waits.list_questions([root])
         answers = _resolve_question_ids(answers, open_)
@@ -379,11 +379,11 @@ def _require_valid_answers(
     for key, value in answers.items():
         if key not in known:
             listed = list_names([f"{q.id!r} ({q.text})" for q in known.values()])
-            msg = f"{key!r} is not an open question of this run; open are: {listed}"
+            msg = f"{key!r} is not an open question of this run; open questions: {listed}"
             raise AnswerRejected(msg)
         check_answer(value, known[key])
     for asked in chosen:
         missing = [question.id for question in asked.questions if question.id not in answers]
         if missing:
-            msg = f"{missing[0]!r} was asked together with another question and is answered with it; it has no answer"
+            msg = f"{missing[0]!r} has no answer; it was asked together with another question, so answer both at once"
             raise AnswerRejected(msg)

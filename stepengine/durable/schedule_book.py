@@ -154,7 +154,7 @@ class DatabaseBook:
             with open_transaction(self._url) as own:
                 yield own
         except DatabaseUnavailable as error:
-            msg = f"the schedules of {self._app!r} cannot be looked after: {error}"
+            msg = f"the schedules of {self._app!r} cannot be read or written: {error}"
             raise JournalError(msg) from error
 
 

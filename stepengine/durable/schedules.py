@@ -72,7 +72,7 @@ class DurableScheduler(Scheduler):
                 schedule.agent, schedule.prompt, id=due.run, params=schedule.params, metadata=metadata
             )
         except DatabaseUnavailable as error:
-            LOGGER.warning("schedule %r: %s; it is submitted when the database is back", schedule.id, error)
+            LOGGER.warning("schedule %r: %s; its run is submitted when the database is back", schedule.id, error)
         except StepEngineError as error:
             LOGGER.error("schedule %r could not start its run of %s: %s", schedule.id, due.at.isoformat(), error)
             await self._store_run_status(due, "failed", str(error))

@@ -343,7 +343,7 @@ class Sessions:
         """
         session, deployment = check_session_id(order.info.session_id or ""), self._deployment
         if "\0" in session:
-            msg = f"the session id {session!r} holds a NUL, which the database does not store"
+            msg = f"the session id {session!r} contains a NUL, which the database cannot store"
             raise InputError(msg, issues=("session_id",))
         async with self._lock_session(session):
             if not await deployment.has_run(order.root):
@@ -369,7 +369,7 @@ class Sessions:
                 waiting = await self.list_waiting_sessions()
             except Exception as error:  # noqa: BLE001  (if nobody looked any more, no turn would begin)
                 if not isinstance(error, DatabaseUnavailable):
-                    LOGGER.warning("whose turn it is in sessions cannot be looked at: %s", error)
+                    LOGGER.warning("the waiting turns of sessions could not be listed: %s", error)
                 waiting = []
                 await asyncio.sleep(MAX_LOOK_SECONDS)
             moved = [await self._advance_or_log(session) for session in waiting]
@@ -388,7 +388,7 @@ class Sessions:
         except DatabaseUnavailable:
             return False
         except Exception as error:  # noqa: BLE001  (whatever a row holds, the others have their turns)
-            LOGGER.warning("the turns of the session %r do not go on: %s", session, error)
+            LOGGER.warning("the next turn of the session %r could not be started: %s", session, error)
             return False
 
     async def advance_session(self, session: str) -> bool:
@@ -509,15 +509,13 @@ class Sessions:
             turns = await self.turns(session)
             own = next((turn for turn in turns if turn.run == view.id), None)
             if own is not None and (own.answered is not None or own.rejected):
-                msg = (
-                    f"the run {view.id!r} was a message to a run that waited for an answer, so it cannot be tried again"
-                )
+                msg = f"the run {view.id!r} was a message to a run that waited for an answer, so it cannot be retried"
                 raise JournalError(msg)
             later = [turn.run for turn in turns if own is not None and turn.place > own.place and turn.has_begun]
             if later:
                 msg = (
-                    f"the session {session!r} went on without the run {view.id!r}: {later[0]!r} has begun, so it cannot be tried "
-                    "again; submit it once more"
+                    f"the session {session!r} continued without the run {view.id!r}: {later[0]!r} has started, so the run cannot be "
+                    "retried; submit it again"
                 )
                 raise JournalError(msg)
             yield

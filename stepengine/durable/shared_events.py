@@ -147,7 +147,7 @@ class SharedEvents:
             return -1
         await self._wait_for_index(given.index)
         if given.index >= len(self.events):
-            msg = f"after={after!r} names an event that was not yet; the newest one is {epoch}-{len(self.events) - 1}"
+            msg = f"after={after!r} names an event that does not exist yet; the newest one is {epoch}-{len(self.events) - 1}"
             raise StepEngineError(msg)
         return given.index + 1
 

@@ -133,8 +133,8 @@ class Steps:
     def _warn_of_long_run(self) -> None:
         """Warn that the run grows long; no new run is started, since a handler's variables cannot move there."""
         message = (
-            f"the run {self._run.order.id!r} has {LONG_RUN_EFFECTS:,} effects. Resuming it reads all of them first, a third of a second of CPU "
-            "for each 1,000 or so. Give longer work to children: of these only the result is read"
+            f"the run {self._run.order.id!r} has {LONG_RUN_EFFECTS:,} effects. Resuming it reads all of them first, with about a third of "
+            "a second of CPU per 1,000. Move longer work to children: a resume reads only their results"
         )
         LOGGER.warning(message)
         self._run.tree.emit(Warned(message=message))
@@ -341,7 +341,9 @@ class Steps:
         # it can neither be asked again nor be left open, and an exception would come again at each execution; a
         # failure reaches the handler, which may ask once more.
         except (DataError, LookupError, TypeError) as error:
-            return Failure(StepEngineError(f"what was sent as the answer at {where} is none: {error}"), clock.last)
+            return Failure(
+                StepEngineError(f"the message sent as the answer at {where} is not a valid answer: {error}"), clock.last
+            )
 
     # --- bodies of tools ----------------------------------------------------------------------------------------------
 
@@ -428,10 +430,10 @@ def _refuse_unsupported_effect(item: Item) -> None:
     """Raise ``StepEngineError`` for an effect that a durable run cannot perform, before it starts."""
     # Not when the result fails to arrive: the sender would deliver to a process that has forgotten the call.
     if is_deferred_call(item):
-        msg = f"the result of {item.effect.tool_name!r} comes from outside, which a durable run cannot wait for"  # type: ignore[union-attr]
+        msg = f"the result of {item.effect.tool_name!r} comes from outside; durable runs wait only with Receive"  # type: ignore[union-attr]
         raise StepEngineError(msg)
     if isinstance(item.effect, AskPerson) and find_race_bounds(item) is not None:
-        msg = "a durable run asks nobody in a race: let a child ask, and race with that"
+        msg = "a durable run cannot ask a person in a race: ask in a child, and race with that child"
         raise StepEngineError(msg)
 
 

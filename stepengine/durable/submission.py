@@ -18,16 +18,16 @@ from stepengine.machine.plan import RunPlan
 from stepengine.runtime.rates import RateLimits
 
 REFUSED_ENGINE_OPTIONS = {
-    "sessions": "the database keeps the conversation of each session_id=",
-    "child_sessions": "the database keeps the conversation of each session_id=, and every child's run",
-    "interactor": "questions are answered with engine.answer(run, {id: value}), from any process",
-    "headless": "a question waits until somebody answers it",
+    "sessions": "the database stores the conversation of each session_id=",
+    "child_sessions": "the database stores the conversation of each session_id=, and the run of every child",
+    "interactor": "answer questions with engine.answer(run, {id: value}), from any process",
+    "headless": "a question waits until it is answered",
 }
 REFUSED_RUN_OPTIONS = {
-    "journal": "the database is the journal, and engine.export(run) gives it",
-    "on_divergence": "a run keeps the release that it began with, and is moved to another one only where nothing differs",
-    "keep_open": "the next turn is a run of its own, with the same session_id=",
-    "wait_for_answers": "a question waits until somebody answers it",
+    "journal": "the database is the journal; engine.export(run) returns it",
+    "on_divergence": "a run stays on the release that started it, and moves to another release only if nothing differs",
+    "keep_open": "submit the next turn as a new run, with the same session_id=",
+    "wait_for_answers": "a question waits until it is answered",
 }
 RUN_OPTIONS = ("params", "previous", "limits", "agent_models", "answers")
 """The options of a run that are stored with its order; its session, user and metadata are its ``RunInfo``."""
@@ -59,7 +59,7 @@ def refuse_unsupported_agents(launcher: Launcher) -> None:
         # A child is a run of its own, and any worker resumes either: each would start at the first reply again.
         msg = (
             "a DurableEngine takes no RunScript, which counts the replies of a run in one process: "
-            "use ScriptedModel(function), whose function answers by the request"
+            "use ScriptedModel(function), whose function chooses the reply by the request"
         )
         raise DefinitionError(msg)
     for known in launcher.catalog.definitions:

@@ -191,7 +191,7 @@ class SubmittedRun:
                 spawns=tuple([Ancestor(**spawn) for spawn in form["spawns"]]),
             )
         except (LookupError, TypeError, AttributeError) as error:
-            msg = f"this is not a request of a run: {type(error).__name__}: {error}"
+            msg = f"the stored request of a run is invalid: {type(error).__name__}: {error}"
             raise DataError(msg) from error
 
 

@@ -61,9 +61,7 @@ async def add_worker(connection: Any, app: str, executor: str, pool: str, releas
         try:
             await connection.execute(ENLIST, (app, executor, pool, release))
         except get_missing_rights_error():
-            LOGGER.warning(
-                "the list of workers may not be written by this role: run `stepengine deploy migrate --role`"
-            )
+            LOGGER.warning("this role may not write to the list of workers: run `stepengine deploy migrate --role`")
 
 
 async def remove_worker(connection: Any, app: str, executor: str) -> None:
@@ -72,7 +70,7 @@ async def remove_worker(connection: Any, app: str, executor: str) -> None:
         try:
             await connection.execute(STRIKE_OFF, (app, executor))
         except get_missing_rights_error():
-            LOGGER.debug("the list of workers may not be written by this role")
+            LOGGER.debug("this role may not write to the list of workers")
 
 
 async def list_workers(connection: Any, app: str) -> dict[str, str]:

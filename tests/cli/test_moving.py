@@ -17,7 +17,7 @@ from stepengine.cli.exits import Exit
 from stepengine.errors import JournalError, ReplayDivergence
 
 DIVERGES = ReplayDivergence("#3: another tool is called", kind="changed", address="#3")
-ENDED = JournalError("the run has ended, so nothing of it can go on")
+ENDED = JournalError("the run has ended, so it cannot continue; replay or fork it")
 LOOKED_AT = {"fits": None, "diverges": DIVERGES, "goes on and diverges": None, "ends meanwhile": None}
 MOVED = {"goes on and diverges": DIVERGES, "ends meanwhile": ENDED}
 TOLD = {"fits": "moved", "diverges": "diverges", "goes on and diverges": "diverges", "ends meanwhile": "ended"}

@@ -211,7 +211,7 @@ def durable(**options: Any) -> Any:
         ("sessions", "sessions", "session_id="),
         ("child_sessions", True, "session_id="),
         ("interactor", object(), "engine.answer"),
-        ("headless", True, "waits until somebody answers"),
+        ("headless", True, "waits until it is answered"),
     ],
 )
 def test_options_refused_by_the_table_are_refused_with_an_alternative(name: str, value: object, instead: str) -> None:
@@ -223,7 +223,7 @@ def test_options_refused_by_the_table_are_refused_with_an_alternative(name: str,
 @pytest.mark.spec("durable:U36")
 @pytest.mark.parametrize(
     ("options", "instead"),
-    [({"journal": "run.jsonl"}, "engine.export"), ({"on_divergence": "keep"}, "keeps the release")],
+    [({"journal": "run.jsonl"}, "engine.export"), ({"on_divergence": "keep"}, "stays on the release")],
 )
 async def test_durable_run_refuses_a_journal_and_on_divergence(options: dict[str, Any], instead: str) -> None:
     engine = durable()

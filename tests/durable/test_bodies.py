@@ -400,7 +400,7 @@ async def test_tool_added_by_a_hook_cannot_run_in_parallel(db: str):
 
     alone, (refused, beside) = result.output
     assert ("kept a", "beside") == (alone, beside)
-    assert "called alone" in refused
+    assert "call it alone" in refused
     assert result.output == replayed.output
 
 

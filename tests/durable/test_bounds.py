@@ -227,7 +227,7 @@ asyncio.run(main())
 """
         said = await asyncio.to_thread(printed, code)
 
-    assert "another process works as executor 'worker-1'" in said
+    assert "another process already runs as executor 'worker-1'" in said
 
 
 @pytest.mark.spec("durable:UF34", "durable:U46")

@@ -252,7 +252,7 @@ def test_database_package_logs_one_line_without_traceback():
 @pytest.mark.spec("durable:U35")
 async def test_process_can_be_one_worker_only(db: str):
     async with engine(db) as worker:
-        with pytest.raises(StepEngineError, match="a process is one worker"):
+        with pytest.raises(StepEngineError, match="a process can run only one worker"):
             await engine(db, executor="worker-2").open()
         # The first one is none the worse for it.
         result = await worker.run(COUNTING, "2")

@@ -130,7 +130,7 @@ async def test_run_with_a_diverged_child_can_be_retried(db: str):
     async with workers("as it was") as worker:
         run = (await worker.run("parent", "")).journal
     async with workers("edited") as worker:
-        with pytest.raises(ReplayDivergence, match="cannot go on"):
+        with pytest.raises(ReplayDivergence, match="cannot continue"):
             await worker.result(run, waits=True)
     async with workers("as it was") as worker:
         await worker.operator.retry(run)

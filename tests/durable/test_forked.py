@@ -41,5 +41,5 @@ async def test_forked_child_must_open_its_own_engine(db: str) -> None:
         os.waitpid(child, 0)  # noqa: ASYNC222  (it has written its last word)
         run = await engine.submit(agent, "")
 
-        assert "make and open one in each process, after the fork" in said
+        assert "create and open an engine in each process, after the fork" in said
         assert run

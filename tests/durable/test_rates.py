@@ -229,7 +229,7 @@ async def test_unblocked_request_needs_one_query(worker, monkeypatch):
 async def test_database_error_fails_the_request_without_hanging(worker, db: str):
     _, one = await worker(max_concurrency=1)
     rows(db, "drop table stepengine.rate_workers")
-    with pytest.raises(StepEngineError, match=r"test:key.*cannot be looked at"):
+    with pytest.raises(StepEngineError, match=r"test:key.*cannot be read"):
         await asyncio.wait_for(one.enter(0, said_nothing), 50)
 
 

@@ -275,7 +275,7 @@ async def test_effect_numbers_follow_handler_order_and_polling_is_bounded(db: st
 @pytest.mark.spec("durable:U2")
 @pytest.mark.parametrize("url", ["sqlite:///runs.db", "runs.db"])
 def test_only_postgresql_urls_are_accepted(url: str):
-    with pytest.raises(DefinitionError, match="starts with postgresql://"):
+    with pytest.raises(DefinitionError, match="must start with postgresql://"):
         engine([LEAF], url)
 
 

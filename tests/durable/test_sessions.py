@@ -168,7 +168,7 @@ async def test_message_queued_before_the_question_answers_it(db: str, until):
             shown = [event async for event in worker.events(runs[2])]
             with pytest.raises(JournalError, match="it was the answer to"):
                 await worker.export(runs[2])
-            with pytest.raises(JournalError, match="cannot be tried again"):
+            with pytest.raises(JournalError, match="cannot be retried"):
                 await operator.retry(runs[1])
             stored = await operator.result(runs[1])
 
@@ -218,7 +218,7 @@ async def test_cancelled_turn_is_skipped(db: str):
         assert [runs[1]] == await operator.cancel(runs[1])
         async with engine([CHAT], db) as worker:
             last = await worker.result(runs[2])
-            with pytest.raises(JournalError, match="has begun"):
+            with pytest.raises(JournalError, match="has started"):
                 await operator.retry(runs[1])
 
     assert "0 | 2" == last.output
@@ -250,7 +250,7 @@ async def test_session_waits_for_a_stopped_turn_until_retry_or_cancel(db: str, u
         await worker.cancel(runs["t"])
         gone_on = await worker.result(later["t"])
         in_line = (await worker.operator.sessions.turns("s"))[1].is_waiting
-        with pytest.raises(JournalError, match="has begun"):
+        with pytest.raises(JournalError, match="has started"):
             await worker.operator.retry(runs["t"])
     async with engine([old], db, release="1") as worker:
         await worker.operator.retry(runs["s"])

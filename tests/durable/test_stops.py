@@ -274,7 +274,7 @@ async def test_children_ended_by_their_parent_are_never_resumed(db: str, until):
         (alone,) = [view.id for view in (await worker.operator.tree(run))[1:] if not view.is_over]
         await worker.cancel(alone)
         waiting = await worker.result(run)
-        with pytest.raises(JournalError, match="nothing to try again"):
+        with pytest.raises(JournalError, match="nothing to retry"):
             await worker.operator.retry(run)
         await worker.cancel(run)
         retried = await worker.operator.retry(run)

@@ -169,7 +169,7 @@ def deployment(tmp_path: Path, db: str, durable_forks: None) -> Iterator[Deploym
 )
 def test_takeover_finishes_runs_of_a_killed_worker(deployment: Deployment) -> None:
     first = deployment.worker("w1")
-    assert "another process works as executor 'w1'" in deployment(
+    assert "another process already runs as executor 'w1'" in deployment(
         "deploy", "worker", "mine.py", "--executor", "w1", code=4
     )
     assert deployment("deploy", "submit", "adder", "8", "--id", "r1") == "r1\n"
@@ -197,7 +197,7 @@ def test_takeover_finishes_runs_of_a_killed_worker(deployment: Deployment) -> No
     assert len(twice) <= 2, "only the effect in flight may have begun again"
     assert len({line for line in deployment.world() if line.startswith("ended")}) == 8
 
-    assert "waits for no answer" in deployment("send", "r1", "--answer", f"{question}=no", code=2)
+    assert "does not wait for an answer" in deployment("send", "r1", "--answer", f"{question}=no", code=2)
     assert deployment("deploy", "gc", "--older-than", "1d").startswith("0 runs")
     assert "r1" in deployment("deploy", "gc", "--older-than", "0s", "--dry-run")
     assert deployment("deploy", "gc", "--older-than", "0s").startswith("1 runs were")
@@ -577,7 +577,7 @@ def test_session_is_submitted_answered_and_shown_by_the_cli(deployment: Deployme
     assert {"a"} <= {part["text"] for m in told["messages"] for part in m.get("content", ()) if "text" in part}
     assert [("s", 2)] == [(view["id"], view["turns"]) for view in listed]
     assert "there is no session 't'" in nothing
-    assert "takes no messages: it is SUCCESS" in late
+    assert "accepts no messages: it is SUCCESS" in late
 
 
 @pytest.mark.deep

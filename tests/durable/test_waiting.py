@@ -384,7 +384,7 @@ async def test_first_of_a_race_wins_and_losers_are_cancelled(db: str, until):
         again = await Engine([RACING]).replay(await engine.export(run))
         assert result.output == again.output
         refused = await asyncio.wait_for(engine.run("hasty"), 30)
-        assert "asks nobody in a race" in str(refused.error)
+        assert "a durable run cannot ask a person in a race" in str(refused.error)
         assert [] == await engine.operator.list_questions(refused.journal)
 
 

@@ -68,7 +68,7 @@ def test_run_request_round_trips(names: set[str]) -> None:
     assert order == SubmittedRun.from_form(stored)
     assert order.id == ("r/4.2" if "spawns" in names else "r")
     for broken in ({**stored, "schema": 2}, {k: v for k, v in stored.items() if k != "seed"}, {**stored, "spawns": 5}):
-        with pytest.raises(DataError, match=r"schema 2|not a request of a run"):
+        with pytest.raises(DataError, match=r"schema 2|stored request of a run is invalid"):
             SubmittedRun.from_form(broken)
 
 

@@ -468,7 +468,7 @@ async def test_used_executor_and_missing_database_end_the_server(
     left = [await asyncio.to_thread(one.left) for one in (second, lost)]
 
     assert [4, 6] == left, first.said()
-    assert "another process works as executor 'shop'" in first.said()
+    assert "another process already runs as executor 'shop'" in first.said()
     assert "cannot be reached" in first.said()
     assert "Traceback" not in first.said()
 
