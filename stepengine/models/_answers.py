@@ -61,7 +61,7 @@ def add_answer_tool_if_needed(
     why = explain_unsupported_schema(request) if how != "tool" else ""
     if not can_be_answered_by_tool(request):
         if why or how == "tool":
-            msg = f"the answer of {request.model!r} needs a tool named {ANSWER!r}, but the agent has one of that name; rename it"
+            msg = f"the answer of {request.model!r} needs a tool named {ANSWER!r}, but the agent already has a tool of that name; rename it"
             raise ModelError(msg, kind="settings")
         return request
     if why and how == "native":

@@ -67,7 +67,7 @@ def read_batch_id(provider: str, answer: Mapping[str, object], member: str = "id
     name = answer.get(member)
     if isinstance(name, str) and 0 < len(name) <= MAX_BATCH_ID_CHARS:
         return name
-    msg = f"{provider} accepted a batch, but returned no {member!r} of 1 to {MAX_BATCH_ID_CHARS} characters for it"
+    msg = f"{provider} accepted a batch, but its reply has no valid {member!r}, which has 1 to {MAX_BATCH_ID_CHARS} characters"
     raise ModelError(msg, kind="protocol")
 
 

@@ -226,7 +226,7 @@ def parse_json_lines(content: bytes, call: RequestLabel) -> list[Mapping[str, An
     except ValueError:
         found = [None]
     if not all(isinstance(each, Mapping) for each in found):
-        raise make_protocol_error(call, "it is not one object in each line", None)
+        raise make_protocol_error(call, "it does not have one JSON object in each line", None)
     return found
 
 
@@ -324,19 +324,22 @@ class HttpExchange:
             return data
         begin = make_safe_excerpt(content[: 2 * SHOWN_CHARS].decode("utf-8", "replace"), SHOWN_CHARS)
         what = make_safe_excerpt(kind, SHOWN_CHARS) or "something"
-        msg = f"{self.call.provider} answered {what} that is not a reply of {self.call.model_and_address}: {begin!r}"
+        msg = f"{self.call.provider} answered with {what}, which is not a reply of {self.call.model_and_address}: {begin!r}"
         raise ModelError(msg, retryable=kind != "text/html", kind="protocol", request_id=self.request_id)
 
 
 def make_timeout_error(call: RequestLabel, limit: str, timeouts: Timeouts, usage: Usage | None = None) -> ModelError:
     """Return the retryable error for a call that exceeded one of its time limits."""
     what = {
-        "first_byte": "sent nothing",
-        "idle": "stopped in the middle of its reply",
-        "silence": "sent nothing but keep-alives",
-        "total": "did not finish its reply",
+        "first_byte": "sent nothing for",
+        "idle": "paused in the middle of its reply for",
+        "silence": "sent only keep-alives for",
+        "total": "did not finish its reply within",
     }[limit]
-    msg = f"{call.provider} {what} for {getattr(timeouts, limit):g} s when asked for {call.model_and_address} (Timeouts.{limit})"
+    msg = (
+        f"{call.provider} {what} {getattr(timeouts, limit):g} s after a request for {call.model_and_address}; if it needs longer, "
+        f"raise Timeouts.{limit}"
+    )
     return ModelError(msg, retryable=True, kind="timeout", usage=usage)
 
 

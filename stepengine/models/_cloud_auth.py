@@ -50,7 +50,7 @@ AZURE_TOKEN = "AZURE_OPENAI_AD_TOKEN"  # noqa: S105 - the name of a variable
 ENTRA_SIGNS = ("AZURE_CLIENT_ID", "AZURE_TENANT_ID", "IDENTITY_ENDPOINT", "AZURE_TOKEN_CREDENTIALS")
 """Variables that indicate credentials for Entra ID: a principal or workload, a managed identity, or the choice of one."""
 ENTRA_SCOPE = "https://ai.azure.com/.default"
-ENTRA_TOLD = "The request carried a token of Entra ID."
+ENTRA_TOLD = "The request was sent with an Entra ID token."
 SAID_CHARS = 500
 """About three lines, the message of a credentials library without its traceback."""
 
@@ -97,12 +97,12 @@ def require_trusted_host(provider: str, access: CloudAuth, url: str, home: str |
     host = urlsplit(url).hostname or ""
     if home is not None and host == urlsplit(home).hostname:
         msg = (
-            f"the URL of {provider!r} is not encrypted, and cloud credentials of the environment are not sent in plain text. "
+            f"the URL of {provider!r} is not encrypted, and cloud credentials from the environment are not sent in plain text. "
             "Change its http:// to https://"
         )
         raise MissingKey(msg, kind="missing_key")
     msg = (
-        f"the host of {provider!r} is {host!r}, and cloud credentials of the environment are only sent to the cloud. "
+        f"the host of {provider!r} is {host!r}, and cloud credentials from the environment are sent only to hosts of the cloud. "
         f"Pass the credentials as arguments, or trust the host with {KEY_HOSTS}={host}"
     )
     raise MissingKey(msg, kind="missing_key")
@@ -132,7 +132,7 @@ def check_package_installed(provider: str, package: str, extra: str) -> None:
     """Raise ``ModelError`` if *package* is not installed; the message names *extra*, which installs it."""
     parent, module = package.partition("-")[0], package.replace("-", ".")
     if find_spec(parent) is None or find_spec(module) is None:
-        msg = f"the package {package!r} is not installed, which {provider!r} needs: pip install 'stepengine[{extra}]'"
+        msg = f"{provider!r} needs the package {package!r}, which is not installed: pip install 'stepengine[{extra}]'"
         raise ModelError(msg, kind="missing_sdk")
 
 
@@ -166,7 +166,7 @@ class AwsAuth(CloudAuth):
 
     variables = (AWS_BEARER, "AWS_ACCESS_KEY_ID", "AWS_PROFILE")
     key_variable: ClassVar[str] = AWS_BEARER
-    key_name: ClassVar[str] = "a key of Bedrock"
+    key_name: ClassVar[str] = "a Bedrock API key"
     made_by: ClassVar[str] = "BedrockProvider"
 
     def __init__(
@@ -228,11 +228,11 @@ class AwsAuth(CloudAuth):
 
     def _describe_credentials(self) -> str:
         if self._access_key is not None:
-            return "the access key that was given"
+            return "the access key passed as access_key="
         if self._profile is not None:
             return f"the profile {self._profile!r}"
         found = find_set_variable((self.key_variable, *AWS_SIGNS))
-        return f"credentials from {found}" if found else "the credentials that AWS's packages found"
+        return f"credentials from {found}" if found else "the credentials that boto3 found"
 
     def identity(self) -> Secret | None:
         """Return the API key, the id of the access key, or the name of the profile."""
@@ -291,7 +291,7 @@ class AwsPlatformAuth(AwsAuth):
 
     variables = (AWS_PLATFORM_KEY, "AWS_ACCESS_KEY_ID", "AWS_PROFILE")
     key_variable = AWS_PLATFORM_KEY
-    key_name = "a key of Claude on AWS"
+    key_name = "an API key of Claude on AWS"
     made_by = "AnthropicAwsProvider"
 
 
@@ -368,7 +368,7 @@ class GoogleAuth(CloudAuth):
         if self.is_given and self.project is None:
             raise self._make_missing_project_error()
         check_package_installed(provider, "google-auth", "vertex")
-        source = "the credentials that were given" if self.is_given else "the credentials that google-auth found"
+        source = "the credentials passed as credentials=" if self.is_given else "the credentials that google-auth found"
         return Credentials(None, "Google", told=f"Requests went to the project {self.project!r} with {source}.")
 
     @property
@@ -496,11 +496,14 @@ def _make_registering_token_source(provider: str, source: TokenSource) -> TokenS
             if isinstance(found, str) and found:
                 register_secret(provider, Secret(found), "access_token")
                 return found
-            failure = TypeError(f"the source of tokens returned a {type(found).__name__}, not a str")
+            failure = TypeError(f"the token source returned a {type(found).__name__}, not a non-empty str")
         except Exception as error:  # noqa: BLE001 - whatever a source of the user's does
             failure = error
         raise make_credentials_error(
-            provider, f"{provider}/...", failure, f"Look at {', '.join(ENTRA_SIGNS)}."
+            provider,
+            f"{provider}/...",
+            failure,
+            f"Check the token source, and the environment variables {', '.join(ENTRA_SIGNS)}.",
         ) from None
 
     return token

@@ -480,7 +480,7 @@ def _parse_problem(content: bytes | Mapping[str, object]) -> _Problem:
     raw = metadata.get("raw") if isinstance(metadata, Mapping) else None
     text = f"{text} ({raw})" if isinstance(raw, str) and raw else text
     failed = error.get("failed_generation")
-    text = f"{text} (it had written {failed!r})" if isinstance(failed, str) and failed else text
+    text = f"{text} (the model had written {failed!r})" if isinstance(failed, str) and failed else text
     return _Problem(
         make_safe_excerpt(text, MAX_MESSAGE_CHARS),
         frozenset(words),
@@ -605,7 +605,7 @@ def _seconds_until_http_date(text: str) -> float:
 
 def make_protocol_error(call: RequestLabel, what: str, usage: Usage | None = None) -> ModelError:
     """Return the retryable error for a reply that violates its protocol."""
-    msg = f"{call.provider} broke its protocol in the reply of {call.model!r}: {make_safe_excerpt(what, MAX_MESSAGE_CHARS)}"
+    msg = f"{call.provider} violated its protocol in the reply of {call.model!r}: {make_safe_excerpt(what, MAX_MESSAGE_CHARS)}"
     return ModelError(msg, retryable=True, kind="protocol", usage=usage)
 
 
@@ -631,8 +631,8 @@ def make_unanswerable_error(call: RequestLabel, kinds: list[str], usage: Usage |
     """Return the error for a reply that waits for an unsupported action of its client."""
     named = ", ".join(repr(make_safe_excerpt(kind, MAX_WORD_CHARS)) for kind in kinds)
     msg = (
-        f"the reply of {call.model!r} from {call.provider} waits for its client: {named}. The engine answers only calls of "
-        "the agent's own tools; remove such tools from ModelSettings(extra=...)"
+        f"the reply of {call.model!r} from {call.provider} needs an action of its client: {named}. The engine answers only calls "
+        "of the agent's own tools; remove other tools from ModelSettings(extra=...)"
     )
     return ModelError(msg, kind="unanswerable", usage=usage or Usage(at_least=True))
 

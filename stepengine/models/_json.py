@@ -178,7 +178,7 @@ def _describe_type(value: object) -> str:
         return "an array" if isinstance(value, list) else "an object"
     if value is None:
         return "nothing"
-    return "a text" if isinstance(value, str) else "a number or a truth value"
+    return "a text" if isinstance(value, str) else "a number or a boolean"
 
 
 def find_object(value: object, *path: str) -> Mapping[str, Any]:

@@ -64,7 +64,7 @@ class Sdk(NamedTuple):
 
     def _make_broken_error(self, why: str, *lacking: str) -> ModelError:
         remedy = " ".join([repr(name) for name in lacking]) or f"--force-reinstall '{self.package}'"
-        msg = f"the package {self.package!r} is installed and cannot be loaded ({why}): pip install {remedy}"
+        msg = f"the package {self.package!r} is installed but cannot be loaded ({why}): pip install {remedy}"
         return ModelError(msg, kind="broken_sdk")
 
 

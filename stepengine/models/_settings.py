@@ -157,8 +157,8 @@ def encode_openai_cache_lifetime(lifetime: str, model: str, preset: Preset) -> J
 
 def make_unsupported_tool_error(item: ServerTool, model: str, provider: str, why: str = "") -> ModelError:
     """Return the error for a server tool that a provider does not support, or not with these options."""
-    reason = why or f"{provider} has no such tool for it"
-    msg = f"{model!r} cannot be given {type(item).__name__}(...) of ModelSettings(server_tools=...): {reason}"
+    reason = why or f"{provider} does not offer this tool for it"
+    msg = f"{model!r} cannot use {type(item).__name__}(...) of ModelSettings(server_tools=...): {reason}"
     return ModelError(msg, kind="settings")
 
 

@@ -26,9 +26,9 @@ BUDGETS: dict[Effort, int] = {"none": 0, "low": 2_048, "medium": 8_192, "high": 
 """The budget in tokens for each effort, and the largest budget that becomes that effort."""
 
 CANNOT = "{model} always thinks; Thinking('none') requests {least}"
-UNTOLD = "{model} has no known value that switches thinking off; nothing is sent for Thinking('none')"
+UNTOLD = "{model} has no known value that switches thinking off; Thinking('none') is not sent"
 DEAF = "{model} has no setting for the amount of thinking; {thinking!r} is not sent"
-ONE = "{model} has only one amount of thinking; {thinking!r} requests that"
+ONE = "{model} has only one amount of thinking; {thinking!r} selects it"
 SHOWN = "{model} always sends its thoughts; the show=False of {thinking!r} is not sent"
 DEMANDED = "{model} answers a forced tool call without thinking"
 

@@ -281,7 +281,7 @@ class Provider(ABC):
             ModelError: when the provider has no batches, as by default, or for an invalid request. Errors of
                 ``submit_batch`` would fail a whole batch.
         """
-        msg = f"{self.name} has no batches; use anthropic, openai or google"
+        msg = f"{self.name} does not support batches; use anthropic, openai or google"
         raise ModelError(msg, kind="settings")
 
     async def submit_batch(self, members: Mapping[str, BatchMember]) -> str:
@@ -294,7 +294,7 @@ class Provider(ABC):
         Raises:
             ModelError: when the provider rejects them.
         """
-        msg = f"{self.name} has no batches; use anthropic, openai or google"
+        msg = f"{self.name} does not support batches; use anthropic, openai or google"
         raise ModelError(msg, kind="settings")
 
     async def batch_results(self, batch: str) -> Mapping[str, object] | None:
@@ -306,7 +306,7 @@ class Provider(ABC):
         Raises:
             ModelError: when the query fails.
         """
-        msg = f"{self.name} has no batches; use anthropic, openai or google"
+        msg = f"{self.name} does not support batches; use anthropic, openai or google"
         raise ModelError(msg, kind="settings")
 
     def batch_reply(self, result: object, request: ModelRequest) -> ModelReply:
@@ -316,7 +316,7 @@ class Provider(ABC):
         Raises:
             ModelError: when *result* has no reply.
         """
-        msg = f"the results of the batch have no reply to this request of {request.model!r}"
+        msg = f"the batch results have no reply to this request for {request.model!r}"
         raise ModelError(msg, kind="batch", retryable=True)
 
     async def close(self) -> None:

@@ -192,7 +192,7 @@ class Batched(Provider):
         out, loop = self._open_sent_calls(), asyncio.get_running_loop()
         if self._loop is not loop:
             if self._waiting and self._loop is not None and not self._loop.is_closed():
-                msg = "calls of another event loop wait in these batches; create one Batched per event loop"
+                msg = "this Batched has waiting calls of another event loop; create one Batched per event loop"
                 raise ModelError(msg, kind="settings")
             # Tasks of the other loop do not affect these calls.
             self._delete_finished_calls()
@@ -265,7 +265,7 @@ class Batched(Provider):
             if self._out is not None and over:
                 self._out.delete(over)
         except DataError as error:
-            logger.warning("%d finished calls could not be deleted from the file of batches: %s", len(over), error)
+            logger.warning("%d finished calls could not be deleted from the batch file: %s", len(over), error)
 
     def _open_sent_calls(self) -> _SentCalls:
         if self._out is None:
@@ -340,12 +340,12 @@ class Batched(Provider):
         for each in calls.values():
             # The encoded request is dropped to free memory while the batch runs.
             each.batch, each.member = batch, None
-        logger.info("%s has a batch of %d calls: %s", self.name, len(calls), batch)
+        logger.info("%s accepted a batch of %d calls: %s", self.name, len(calls), batch)
         try:
             self._open_sent_calls().record_batch(batch, {name: each.print for name, each in calls.items()})
         except DataError as error:
             # The batch still runs; only another process would not recognize it.
-            logger.warning("the batch %s could not be stored in the file of batches: %s", batch, error)
+            logger.warning("the batch %s could not be stored in the batch file: %s", batch, error)
 
     async def _fetch_and_deliver_results(
         self, batch: str, waiting: Mapping[str, _WaitingCall], unread: Counter[str]
@@ -357,7 +357,7 @@ class Batched(Provider):
             unread[batch] += error.kind == "protocol"
             if error.retryable and unread[batch] < UNREAD:
                 # The batch still exists, and the next query may succeed.
-                logger.warning("the status of the batch %s could not be queried at %s: %s", batch, self.name, error)
+                logger.warning("the results of the batch %s could not be fetched from %s: %s", batch, self.name, error)
                 return
             # A rejected client, or an unreadable answer, says nothing about the batch itself.
             shut_out = isinstance(error, MissingKey) or error.kind == "auth" or error.status in NOT_LET_IN
@@ -435,8 +435,8 @@ class _SentCalls:
 
     def _make_file_error(self, error: Exception) -> DataError:
         held = "locked" in str(error)
-        why = "another process uses it; use a separate file for each process" if held else str(error)
-        return DataError(f"the file of batches {str(self._file)!r} cannot be used: {why}")
+        why = "another process uses it; give each process its own file" if held else str(error)
+        return DataError(f"the batch file {str(self._file)!r} cannot be used: {why}")
 
     @contextlib.contextmanager
     def _convert_errors(self) -> Iterator[None]:

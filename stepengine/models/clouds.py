@@ -485,7 +485,7 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
     def _explain_unsupported_schema(self, request: ModelRequest) -> str:
         schema = request.settings.response_schema
         if not family_of_converse(self.strip_prefix(request.model)).promises:
-            return "Bedrock does not support that for the model"
+            return "Bedrock does not support schemas for this model"
         if schema is not None and count_optional_members(schema, "anthropic") is None:
             return "the schema has open objects, more than 24 optional members, or no object at its root"
         return ""

@@ -134,6 +134,6 @@ def _read_file(file: str | os.PathLike[str]) -> bytes:
         msg = f"the file {os.fspath(file)!r} cannot be read: {error}"
         raise InputError(msg) from None
     if len(data) > MOST:
-        msg = f"the file {os.fspath(file)!r} has more than {MOST:,} bytes, the most that can be uploaded"
+        msg = f"the file {os.fspath(file)!r} has more than {MOST:,} bytes, the upload limit"
         raise InputError(msg)
     return data

@@ -84,11 +84,9 @@ class Credentials:
         if self.told:
             return self.told
         if self.source == WITHHELD:
-            return (
-                f"No key was sent: keys of the environment are only sent to their own host and to those in {KEY_HOSTS}."
-            )
+            return f"No key was sent: keys from the environment are sent only to their own host and to hosts in {KEY_HOSTS}."
         if self.key is None:
-            return "No key was sent: pass one as api_key=, or the variable that holds it as key_env=."
+            return "No key was sent: pass a key as api_key=, or the name of its environment variable as key_env=."
         if self.source == "api_key=":
             return "The key was passed as api_key=."
         return f"The key was read from the environment variable {self.source}."
@@ -142,9 +140,9 @@ def find_key(
         return Credentials(None, "no key")
     names = " or ".join(variables) or "an environment variable"
     msg = (
-        f"there is no API key for {provider!r}: set {names}, pass {argument}, set base_url (on the command line "
-        "--base-url) for a local server, use a model of another provider (on the command line --model; `stepengine agents models` lists them), "
-        "or do without a key: `stepengine demo`, and `stepengine studio --script FILE`, where a script answers"
+        f"there is no API key for {provider!r}: set {names}, or pass {argument}. For a local server, set base_url (on the command "
+        "line --base-url). Or use a model of another provider (on the command line --model; `stepengine agents models` lists them). "
+        "`stepengine demo` and `stepengine studio --script FILE` need no key"
     )
     raise MissingKey(msg, kind="missing_key")
 
@@ -220,8 +218,8 @@ def require_host_label(provider: str, value: str, topic: str, source: str) -> st
     if LABEL.fullmatch(value):
         return value
     msg = (
-        f"{make_safe_excerpt(value, MAX_LABEL_CHARS)!r} cannot be the {topic} of {provider!r}: it becomes a part of the host name, "
-        f"so it has at most 63 letters, digits and hyphens. Correct {source}"
+        f"{make_safe_excerpt(value, MAX_LABEL_CHARS)!r} cannot be the {topic} of {provider!r}: it becomes part of the host name, "
+        f"so it must have at most 63 letters, digits and hyphens. Correct {source}"
     )
     raise ModelError(msg, kind="settings")
 

@@ -59,8 +59,8 @@ def _create_installed_provider(entry: EntryPoint) -> Provider:
 
 def _make_entry_point_error(entry: EntryPoint, why: str) -> ModelError:
     msg = (
-        f"the entry point {entry.name!r} of the group {ENTRY_POINTS!r} created no provider: {why}. It is called without arguments; "
-        f"in the package that has it, replace {entry.value!r} by a class or function that needs none and creates a Provider"
+        f"the entry point {entry.name!r} of the group {ENTRY_POINTS!r} created no provider: {why}. It must create "
+        f"a Provider without arguments; in its package, replace {entry.value!r} by a class or function that does"
     )
     return ModelError(msg, kind="settings")
 
@@ -244,7 +244,7 @@ class Models:
             UnknownModel: for an invalid prefix or provider.
         """
         if not prefix.strip("/") or prefix != prefix.strip("/ ") or ":" in prefix or "|" in prefix:
-            msg = f"{prefix!r} is not a provider prefix; use a word without colon, bar and outer slashes"
+            msg = f"{prefix!r} is not a provider prefix; use a name without ':' and '|' that neither starts nor ends with '/'"
             raise UnknownModel(msg)
         if not isinstance(provider, Provider) and not callable(provider):
             msg = f"the provider of {prefix!r} must be a Provider, or a function that creates one, not {provider!r}"
@@ -427,7 +427,7 @@ class Models:
         seen: list[str] = []
         while model in self.aliases:
             if model in seen:
-                msg = f"the model aliases {' -> '.join([*seen, model])!r} form a circle"
+                msg = f"the model aliases {' -> '.join([*seen, model])!r} form a cycle; remove one of them"
                 raise UnknownModel(msg, kind="unknown_model")
             seen.append(model)
             model = self.aliases[model]
@@ -455,13 +455,14 @@ class Models:
         near = self._suggest_openrouter_name(model) or self._suggest_names(model)
         msg = f"no provider is known for the model {model!r}; write 'provider/model' with one of the providers {self._format_provider_names()}{near}"
         if failed:
-            msg += f"; not all providers could be searched: {', '.join(failed)}"
+            msg += f"; some providers could not be searched: {', '.join(failed)}"
         raise UnknownModel(msg, kind="unknown_model")
 
     def _make_unknown_provider_error(self, model: str, prefix: str) -> UnknownModel:
         elsewhere = self._suggest_openrouter_name(model)
         near = self._suggest_names(prefix, ALIKE) if elsewhere else self._suggest_names(prefix)
-        msg = f"unknown provider {prefix!r} of the model {model!r}; registered are {self._format_provider_names()}{elsewhere}{near}"
+        known = self._format_provider_names()
+        msg = f"unknown provider {prefix!r} of the model {model!r}; registered providers: {known}{elsewhere}{near}"
         return UnknownModel(msg, kind="unknown_model")
 
     def _suggest_names(self, word: str, alike: float = 0.6) -> str:
@@ -474,7 +475,7 @@ class Models:
         from stepengine.models.pricing import find_listed_family_and_name
 
         found = find_listed_family_and_name(OPENROUTER, model)
-        return f"; models of {found[0]!r} are at OpenRouter: write '{OPENROUTER}/{'/'.join(found)}'" if found else ""
+        return f"; OpenRouter offers models of {found[0]!r}: write '{OPENROUTER}/{'/'.join(found)}'" if found else ""
 
 
 def _combine_smallest_limits(infos: list[ModelInfo]) -> ModelInfo:

@@ -107,7 +107,7 @@ def _validate_route(route: Route) -> Route:
     odd = [cause for cause in route.causes if cause not in CAUSES]
     if odd or not route.causes:
         msg = (
-            f"invalid causes of a fallback: {', '.join(map(repr, odd)) or '(none)'}; valid ones are {', '.join(CAUSES)}"
+            f"invalid causes of a fallback: {', '.join(map(repr, odd)) or '(none)'}; valid causes: {', '.join(CAUSES)}"
         )
         raise UnknownModel(msg, kind="unknown_model")
     return route

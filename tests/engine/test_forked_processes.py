@@ -550,4 +550,4 @@ def test_forked_child_learns_that_its_parent_holds_the_batch_file(tmp_path: Path
     told = in_child(child)
     provider._out.close()
 
-    assert "another process uses it; use a separate file for each process" in told
+    assert "another process uses it; give each process its own file" in told

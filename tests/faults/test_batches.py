@@ -182,7 +182,7 @@ async def test_a_file_of_batches_belongs_to_one_process(tmp_path: Path) -> None:
     async with batching("anthropic", tmp_path / "batches.db") as (_, batched):
         await batched.complete(asked("anthropic", "a"))
         async with batching("anthropic", tmp_path / "batches.db") as (_, other):
-            with pytest.raises(DataError, match="another process uses it; use a separate file for each process"):
+            with pytest.raises(DataError, match="another process uses it; give each process its own file"):
                 await other.complete(asked("anthropic", "a"))
     async with batching("anthropic", tmp_path / "batches.db") as (_, batched):
         assert "A" == (await batched.complete(asked("anthropic", "a"))).text
@@ -207,7 +207,7 @@ def test_impossible_numbers_are_refused(wrong: dict[str, Any], tmp_path: Path) -
 def test_a_provider_without_batches_is_refused_before_any_request(make: Callable[[], Any], tmp_path: Path) -> None:
     batched = Batched(make(), tmp_path / "batches.db")
 
-    with pytest.raises(ModelError, match="has no batches; use anthropic, openai or google"):
+    with pytest.raises(ModelError, match="does not support batches; use anthropic, openai or google"):
         batched.check("groq/llama")
     assert not (tmp_path / "batches.db").exists()
 

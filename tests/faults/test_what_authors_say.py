@@ -638,12 +638,12 @@ async def test_openrouter_searches_and_says_where_it_found_things():
 
 
 REFUSED = [
-    (ANTHROPIC, "claude-opus-5", FileSearch("s"), "no such tool"),
+    (ANTHROPIC, "claude-opus-5", FileSearch("s"), "does not offer this tool"),
     (ANTHROPIC, "claude-opus-5", CodeExecution(files="f"), "parts of a message"),
     (ANTHROPIC, "claude-opus-5", WebSearch(allowed_domains="a.org", blocked_domains="b.org"), "not both"),
-    (RESPONSES, "gpt-5", UrlContext(), "give it WebSearch"),
+    (RESPONSES, "gpt-5", UrlContext(), "use WebSearch() instead"),
     (RESPONSES, "gpt-5", WebSearch(blocked_domains="a.org"), "only allowed_domains"),
-    (CHAT, "gpt-4o", WebSearch(), "no such tool"),
+    (CHAT, "gpt-4o", WebSearch(), "does not offer this tool"),
     (GOOGLE, "gemini-3-pro", WebSearch(allowed_domains="a.org"), "restricted to domains"),
     (GOOGLE, "gemini-3-pro", CodeExecution(files="f"), "no files"),
     (GOOGLE, "gemini-2.5-flash", WebSearch(), "before Gemini 3"),

@@ -145,7 +145,7 @@ async def test_broken_batch_file_raises_data_error(tmp_path: Path) -> None:
     await waiting.complete(about())
     waiting._open_sent_calls()._db.execute("DROP TABLE calls")
 
-    with pytest.raises(DataError, match=r"the file of batches .* cannot be used: no such table"):
+    with pytest.raises(DataError, match=r"the batch file .* cannot be used: no such table"):
         await waiting.complete(about())
     await waiting.close()
 
@@ -345,7 +345,7 @@ async def test_a_batch_without_an_id_is_a_final_failure(wire: str, named: Any) -
     taken = {"json": {"id": named, "name": named}}
     provider = adapter(wire, *([{"json": {"id": "file-1", "object": "file"}}] if wire == "openai" else []), taken)
 
-    with pytest.raises(ModelError, match=f"{wire} accepted a batch, but returned no") as caught:
+    with pytest.raises(ModelError, match=f"{wire} accepted a batch, but its reply has no valid") as caught:
         await provider.submit_batch({"call-1": provider.batch_member(asked_of(wire))})
     await provider.close()
     assert (False, "protocol") == (caught.value.retryable, caught.value.kind)

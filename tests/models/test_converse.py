@@ -413,9 +413,9 @@ def test_tiers_server_tools_and_guardrails_pass_the_aws_validator():
     names = [next(iter(tool.values()))["name"] for tool in sent["toolConfig"]["tools"]]
     assert ["look", "nova_code_interpreter", "nova_grounding", "of_tomorrow"] == names
     assert "" == faults_of(sent, NOVA_2) == faults_of(fast, NOVA_2)
-    with pytest.raises(ModelError, match=r"cannot be given FileSearch"):
+    with pytest.raises(ModelError, match=r"cannot use FileSearch"):
         body(NOVA_2, settings=ModelSettings(server_tools=(FileSearch(stores=("s",)),)))
-    with pytest.raises(ModelError, match=r"cannot be given CodeExecution"):
+    with pytest.raises(ModelError, match=r"cannot use CodeExecution"):
         body(NOVA, settings=ModelSettings(server_tools=(CodeExecution(),)))
 
 

@@ -113,7 +113,10 @@ ADDRESS = "http://user:sk-hidden@127.0.0.1:9/v7"
         (tls_error(), "certificate"),
         (httpx2.Response(404, text="no such page"), "answered 404"),
         (httpx2.Response(307, headers={"location": "http://elsewhere"}), "pass the final URL"),
-        (httpx2.Response(200, text="<html>", headers={"content-type": "text/html"}), "answered text/html"),
+        (
+            httpx2.Response(200, text="<html>", headers={"content-type": "text/html"}),
+            "answered with text/html, which is not a reply",
+        ),
     ],
     ids=["refused", "slow", "tls", "missing", "moved", "a page"],
 )

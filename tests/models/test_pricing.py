@@ -401,7 +401,7 @@ def test_xai_search_in_a_stream_needs_no_client() -> None:
         return it.finish()
 
     assert ["custom_tool_call"] == [part.data["type"] for part in replied("xai").content]
-    with pytest.raises(ModelError, match="waits for its client"):
+    with pytest.raises(ModelError, match="needs an action of its client"):
         replied("openai")
 
 

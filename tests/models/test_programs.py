@@ -104,10 +104,18 @@ def test_claude_programs_share_one_container_and_drop_strict_tools():
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str, str]] = {
-    "no such tool": (lambda: GoogleProvider("k"), "google/gemini-3-pro", "look"),
-    "has no such tool for it": (lambda: OpenAIChatProvider("openrouter", "k"), "openrouter/openai/gpt-5", "look"),
-    "xai has no such tool": (lambda: OpenAIProvider("k", name="xai"), "xai/grok-4", "look"),
-    "from Claude 4.5 on": (lambda: AnthropicProvider("k"), "anthropic/claude-sonnet-4-0", "look"),
+    "does not offer this tool": (lambda: GoogleProvider("k"), "google/gemini-3-pro", "look"),
+    "does not offer this tool for it": (
+        lambda: OpenAIChatProvider("openrouter", "k"),
+        "openrouter/openai/gpt-5",
+        "look",
+    ),
+    "xai does not offer this tool": (lambda: OpenAIProvider("k", name="xai"), "xai/grok-4", "look"),
+    "only Claude 4.5 and newer models can call tools from programs": (
+        lambda: AnthropicProvider("k"),
+        "anthropic/claude-sonnet-4-0",
+        "look",
+    ),
     "none of 'lok' is among the agent's tools: 'look', 'find'": (
         lambda: AnthropicProvider("k"),
         f"anthropic/{CLAUDE}",
@@ -139,7 +147,7 @@ def test_of_the_clouds_only_foundry_runs_programs_of_claude(site, runs) -> None:
     if runs:
         assert [RUNNER["anthropic"]] == encode_wire_settings(request, CLAUDE, site).members["tools"]
         return
-    with pytest.raises(ModelError, match=f"{site.name} has no such tool"):
+    with pytest.raises(ModelError, match=f"{site.name} does not offer this tool"):
         encode_wire_settings(request, CLAUDE, site)
 
 

@@ -157,7 +157,7 @@ async def test_alias_request_goes_out_under_its_target_model():
     assert (reply.text, reply.model) == ("you asked one", "echo/one")
     assert (await last(provider, ModelRequest("default"))) == reply
     assert echo.asked == ["echo/one", "echo/one"]
-    with pytest.raises(UnknownModel, match="circle"):
+    with pytest.raises(UnknownModel, match="cycle"):
         models.parse("a")
 
 
@@ -437,7 +437,7 @@ def test_provider_can_serve_single_model_strings_with_any_prefix():
         assert models.check(name) == name
     assert models.provider_for("openai/gpt-5") is not elsewhere
     assert "one/a | two/b" == str(models.parse("one/a | two/b"))
-    with pytest.raises(UnknownModel, match="registered are"):
+    with pytest.raises(UnknownModel, match="registered providers: "):
         models.parse("one/other")
 
 

@@ -64,7 +64,7 @@ def test_broken_sdk_is_named_with_its_cause(
         (package / "__init__.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
 
-    with pytest.raises(ModelError, match=f"the package 'some-sdk' is installed and cannot be loaded .*{why}") as told:
+    with pytest.raises(ModelError, match=f"the package 'some-sdk' is installed but cannot be loaded .*{why}") as told:
         Sdk("some_sdk", "some-sdk", "some").load()
 
     assert "broken_sdk" == told.value.kind
@@ -119,7 +119,7 @@ def environment_without(packages: tuple[str, ...], folder: Path) -> Path:
         (
             ("sniffio", "sniffio-*"),
             "anthropic/m",
-            "the package 'anthropic' is installed and cannot be loaded (it needs 'sniffio', which is not installed): pip install 'sniffio'",
+            "the package 'anthropic' is installed but cannot be loaded (it needs 'sniffio', which is not installed): pip install 'sniffio'",
         ),
     ],
 )

@@ -233,7 +233,7 @@ async def test_openrouter_model_list_is_fetched_once_and_used():
     }
     for name, info in stated.items():
         assert info == await models.ask(f"openrouter/{name}") == models.info(f"openrouter/{name}"), name
-    with pytest.raises(ModelError, match="openrouter has no model 'vendor/modle' among its 5"):
+    with pytest.raises(ModelError, match="openrouter does not list the model 'vendor/modle' among its 5 models"):
         await models.ask("openrouter/vendor/modle")
 
     assert [("GET", "/api/v1/models", "Bearer the-key")] == api.seen

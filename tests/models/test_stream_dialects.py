@@ -285,7 +285,7 @@ def test_duplicate_call_error_names_the_call_and_server():
     head = {"index": 0, "function": {"name": "look", "arguments": "{}"}}
 
     with pytest.raises(
-        ModelError, match=r"vllm broke its protocol.*'look' twice with the same arguments, without an id"
+        ModelError, match=r"vllm violated its protocol.*'look' twice with the same arguments, without an id"
     ):
         read([chunk({"tool_calls": [head]}), chunk({"tool_calls": [head]}), chunk({}, "stop")])
 

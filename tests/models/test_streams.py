@@ -199,7 +199,7 @@ async def test_object_content_becomes_json_only_with_a_schema() -> None:
         reply = await provider.complete(ModelRequest("openai_chat/m", settings=ModelSettings(**how)))
 
         assert reply.text == '{"name":"Ada"}'
-    with pytest.raises(ModelError, match="broke its protocol"):
+    with pytest.raises(ModelError, match="violated its protocol"):
         await provider.complete(ModelRequest("openai_chat/m"))
     await provider.close()
 

@@ -152,7 +152,7 @@ CUSTOM = {"id": "call_1", "type": "custom", "custom": {"name": "sql", "input": "
     ],
 )
 def test_custom_tool_call_is_refused_as_unanswerable(reply_of):
-    with pytest.raises(ModelError, match="waits for its client: 'custom'") as caught:
+    with pytest.raises(ModelError, match="needs an action of its client: 'custom'") as caught:
         reply_of()
 
     assert ("unanswerable", False) == (caught.value.kind, caught.value.retryable)

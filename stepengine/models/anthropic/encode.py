@@ -400,7 +400,9 @@ def _encode_media(part: ImagePart | DocumentPart, flags: AnthropicEncodeOptions)
         return {"type": "container_upload", "file_id": part.file_id}
     if part.file_id is not None and kind == "office":
         raise make_unsupported_part_error(
-            flags.provider, part, "it accepts office files only together with CodeExecution(); else PDF or plain text"
+            flags.provider,
+            part,
+            "it accepts office files only together with CodeExecution(), else only PDF and plain text",
         )
     if kind not in {"pdf", "text"}:
         raise make_unsupported_part_error(flags.provider, part, "it accepts images, PDF and plain text")

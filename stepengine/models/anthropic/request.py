@@ -375,7 +375,9 @@ def _encode_server_tools(items: tuple[ServerTool, ...], request: ModelRequest, m
         if not site.runs_programs:
             raise make_unsupported_tool_error(programs, model, site.name)
         if not RUNS_NEWER_CODE.search(model):
-            raise make_unsupported_tool_error(programs, model, site.name, "programs call tools from Claude 4.5 on")
+            raise make_unsupported_tool_error(
+                programs, model, site.name, "only Claude 4.5 and newer models can call tools from programs"
+            )
         check_program_tools_offered(request, programs, model, site.name)
     definitions: list[Json] = []
     for definition in [_encode_server_tool(item, model, site) for item in items]:
@@ -392,7 +394,7 @@ def _encode_server_tool(item: ServerTool, model: str, site: Site) -> Json:
     """
     if isinstance(item, WebSearch | UrlContext) and not site.opens_pages:
         raise make_unsupported_tool_error(
-            item, model, site.name, "it cannot open web pages there; give the agent a tool of its own"
+            item, model, site.name, f"it cannot open web pages at {site.name}; give the agent its own tool for that"
         )
     if isinstance(item, WebSearch):
         tool: Json = {"type": "web_search_20250305", "name": "web_search", **_encode_search_limits(item, model)}

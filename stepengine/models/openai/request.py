@@ -180,7 +180,7 @@ def _encode_server_tool(item: ServerTool, model: str, preset: Preset) -> Json:
             raise make_unsupported_tool_error(item, model, preset.name)
         return {"type": "programmatic_tool_calling"}
     raise make_unsupported_tool_error(
-        item, model, preset.name, "its web search opens pages by itself: give it WebSearch()"
+        item, model, preset.name, "its web search opens pages by itself; use WebSearch() instead"
     )
 
 

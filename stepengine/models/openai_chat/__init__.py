@@ -107,9 +107,7 @@ class OpenAIChatProvider(PresetProvider):
         # A suffix after a colon may select the server. Such names are not in the list.
         found = self._listed.get(name) or self._listed.get(name.partition(":")[0])
         if found is None:
-            msg = (
-                f"{self.name} has no model {name!r} among its {len(self._listed)}; use the name from its list of models"
-            )
+            msg = f"{self.name} does not list the model {name!r} among its {len(self._listed)} models; use a name from its list"
             raise ModelError(msg, kind="unknown_model")
         return found
 
