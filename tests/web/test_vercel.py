@@ -370,5 +370,7 @@ def test_rewriting_history_raises() -> None:
     said = {"id": "u1", "role": "user", "parts": [{"type": "text", "text": "a"}]}
     assert "a" == prompt_of([said], trigger="submit-message", message_id=None)
     for wanted in ({"trigger": "regenerate-message"}, {"message_id": "u1"}, {"trigger": "odd"}):
-        with pytest.raises(InputError, match="conversation is on the server"):
+        with pytest.raises(
+            InputError, match="the conversation is stored on the server and continues only with a new user message"
+        ):
             prompt_of([said], **wanted)

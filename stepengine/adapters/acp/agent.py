@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 PAGE = 50
 ENVIRONMENT = "environment"
-NO_KEY = "Set the key of the model's provider in the environment of this agent, as the editor's settings have it, and start it again."
+NO_KEY = "Set the API key of the model provider in the environment of this agent, in the editor's settings, and restart the agent."
 
 
 class EditorAgent:
@@ -106,7 +106,9 @@ class EditorAgent:
                 mcp_capabilities=schema.McpCapabilities(http=self._engines.mcp is not None),
                 session_capabilities=sessions,
             ),
-            auth_methods=[schema.AuthMethodAgent(id=ENVIRONMENT, name="Key in the environment", description=NO_KEY)],
+            auth_methods=[
+                schema.AuthMethodAgent(id=ENVIRONMENT, name="API key in the environment", description=NO_KEY)
+            ],
             agent_info=schema.Implementation(
                 name="stepengine",
                 title=f"stepengine: {self._engines.agent_id}",
@@ -119,7 +121,7 @@ class EditorAgent:
         from acp import schema
 
         if method_id != ENVIRONMENT:
-            msg = f"{method_id!r:.80} is not a way to sign in here; there is {ENVIRONMENT!r}"
+            msg = f"unknown sign-in method {method_id!r:.80}; the only method is {ENVIRONMENT!r}"
             raise make_protocol_error(INVALID_PARAMS, msg)
         if self._without_key:
             raise make_protocol_error(MISSING_KEY, self._without_key)
@@ -165,7 +167,7 @@ class EditorAgent:
             source = self._kept.load_session(session_id)
         running = self._open.get(session_id)
         if running is not None and (not running.free.is_set() or running.run is not None):
-            msg = f"session {session_id!r} is under way; fork it when its turn has ended"
+            msg = f"session {session_id!r} has an unfinished turn; fork it after the turn ends"
             raise make_protocol_error(INVALID_PARAMS, msg)
         with convert_to_protocol_errors():
             made = self._kept.copy_session(source, folder)
@@ -179,7 +181,7 @@ class EditorAgent:
         from acp import schema
 
         if cursor is not None and not (cursor.isascii() and cursor.isdigit() and len(cursor) < PAGE):
-            msg = "the cursor is none of ours"
+            msg = "unknown cursor; use nextCursor of an earlier reply to session/list"
             raise make_protocol_error(INVALID_PARAMS, msg)
         first = int(cursor or 0)
         found = self._kept.list_sessions(None if cwd is None else _parse_workspace_folder(cwd))
@@ -213,7 +215,7 @@ class EditorAgent:
             raise RequestError.method_not_found("_" + method)
         session_id = params.get("sessionId")
         if not isinstance(session_id, str):
-            msg = "sessionId is the id of a session"
+            msg = "sessionId must be the id of a session"
             raise make_protocol_error(INVALID_PARAMS, msg)
         await self.delete_session(session_id)
         return {}
@@ -245,7 +247,7 @@ class EditorAgent:
     def _get_session(self, session_id: str) -> EditorSession:
         session = self._open.get(session_id)
         if session is None:
-            msg = f"session {session_id!r:.80} is not open; begin one with session/new, or load it"
+            msg = f"session {session_id!r:.80} is not open; load it with session/load, or start one with session/new"
             raise make_protocol_error(INVALID_PARAMS, msg)
         return session
 
@@ -290,7 +292,7 @@ class EditorAgent:
     def _store_choice(self, session: EditorSession, option: str, value: object) -> None:
         chosen = self._offer.with_value(session.kept.chosen, option, value)
         if chosen is None:
-            msg = f"{value!r:.80} is not among what can be chosen for {option!r:.80}; session/new told the options"
+            msg = f"{value!r:.80} is not a valid value for {option!r:.80}; session/new returns the valid options and values"
             raise make_protocol_error(INVALID_PARAMS, msg)
         session.kept.chosen = chosen
         with convert_to_protocol_errors():
@@ -330,7 +332,7 @@ class EditorAgent:
             await session.free.wait()
             session = self._get_session(session_id)
         if not session.free.is_set():
-            msg = f"session {session_id!r} is under way; cancel its turn, or wait for its end"
+            msg = f"session {session_id!r} is running a turn; cancel the turn, or wait for its end"
             raise make_protocol_error(INVALID_PARAMS, msg)
         session.raise_if_broken()
         return session
@@ -339,6 +341,6 @@ class EditorAgent:
 def _parse_workspace_folder(cwd: str) -> Path:
     path = Path(cwd)
     if not (path.is_absolute() and path.is_dir()):
-        msg = f"cwd is {cwd!r:.200}; it is the absolute path of a folder that exists"
+        msg = f"cwd must be the absolute path of an existing folder, not {cwd!r:.200}"
         raise make_protocol_error(INVALID_PARAMS, msg)
     return path

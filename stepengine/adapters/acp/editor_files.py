@@ -64,7 +64,9 @@ class EditorBuffers:
         except (RequestError, ConnectionError, ValueError):  # it is not open there, or the editor is gone
             response = None
         except TimeoutError:
-            LOGGER.warning("the editor did not say within %g s what a file holds; it is read from the disk", SECONDS)
+            LOGGER.warning(
+                "the editor did not return the text of a file within %g s; the file is read from the disk", SECONDS
+            )
             response = None
         self._known.pop(path, None)
         if response is None:
@@ -203,7 +205,7 @@ class EditorTerminals:
         try:
             await asyncio.shield(giving)
         except (RequestError, ConnectionError, ValueError, TimeoutError) as error:
-            LOGGER.warning("the editor did not take a terminal back: %s", error)
+            LOGGER.warning("the editor did not release a terminal: %s", error)
 
 
 def _path_for_editor(path: str, real: str, cwd: str) -> str:

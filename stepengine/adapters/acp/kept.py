@@ -161,7 +161,7 @@ class KeptSessions:
         """Return a session by its id."""
         folder = self._folder / session_id
         if not ID.fullmatch(session_id) or not (folder / ABOUT).is_file():
-            msg = f"there is no session {session_id!r:.80}; `session/list` names those that are kept"
+            msg = f"there is no session {session_id!r:.80}; `session/list` lists the stored sessions"
             raise SessionError(msg)
         try:
             self._check_owner()
@@ -178,7 +178,7 @@ class KeptSessions:
         """Raise an error if other users can write to the folder, since agents resume from its files."""
         status = self._folder.stat()
         if status.st_uid != os.geteuid() or status.st_mode & OTHERS_WRITE_BITS:
-            msg = f"others may write in {str(self._folder)!r}; make it yours alone with `chmod 700`"
+            msg = f"other users can write to the folder {str(self._folder)!r}; make it private with `chmod 700`"
             raise SessionError(msg)
 
     def copy_session(self, source: KeptSession, cwd: Path) -> KeptSession:
@@ -221,7 +221,7 @@ class KeptSessions:
 
 
 def _make_storage_error(folder: Path, error: OSError) -> SessionError:
-    return SessionError(f"a session cannot be kept in {str(folder)!r}: {error.strerror}")
+    return SessionError(f"the session cannot be stored in {str(folder)!r}: {error.strerror}")
 
 
 def _read_json(file: Path) -> dict[str, Any]:

@@ -37,7 +37,7 @@ LINGER_SECONDS = 1.0
 START_SECONDS = 60.0
 ALWAYS = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR", "TERM")
 """What a program sees of our variables: what it needs to find itself and its own settings, and no keys."""
-REASONS = {2: "there is no such program", 13: "it is not executable", 8: "it is not a program of this system"}
+REASONS = {2: "there is no such program", 13: "it is not executable", 8: "it is not a program for this system"}
 
 
 def select_environment(names: Sequence[str]) -> dict[str, str]:
@@ -169,7 +169,9 @@ class AgentProgram:
                 self._junk += 1
                 self._first_junk = self._first_junk or line[:200].decode("utf-8", "replace").strip()
             if self._junk > JUNK_LINES:
-                self.problem = f"it printed {self._junk} lines that are no messages, such as {self._first_junk!r}"
+                self.problem = (
+                    f"it printed {self._junk} lines that are not protocol messages, such as {self._first_junk!r}"
+                )
                 return None
 
     async def close(self) -> None:
@@ -227,4 +229,4 @@ class AgentProgram:
         said = self._said.decode("utf-8", "replace").strip()[-SAID_CHARS:]
         ended = "its program ended" + (f" ({self._ended})" if self._ended else "")
         junk = f"; it printed {self._first_junk!r}" if self._first_junk else ""
-        return f"{ended}{junk}; it said: {said}" if said else f"{ended}{junk}"
+        return f"{ended}{junk}; its stderr ends with: {said}" if said else f"{ended}{junk}"

@@ -71,7 +71,7 @@ def parse_prompt(blocks: Iterable[Any]) -> EditorPrompt:
         elif block.type == "resource" and getattr(resource, "blob", None) is not None:
             media.append(_media_from_resource(resource))
         else:
-            msg = f"a prompt of this agent has text, links, embedded files and images, no {block.type!r}"
+            msg = f"a prompt of this agent may contain text, links, embedded files and images, but not {block.type!r}"
             raise InputError(msg)
     if sum(len(part.data or b"") for part in media) > MAX_MEDIA:
         msg = f"the images and files of a prompt have more than {MAX_MEDIA:,} bytes; send fewer of them"
@@ -97,7 +97,7 @@ def _decode_base64(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        msg = "an image or a file of the prompt is no base64"
+        msg = "an image or a file in the prompt is not valid base64"
         raise InputError(msg) from None
 
 

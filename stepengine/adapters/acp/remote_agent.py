@@ -214,15 +214,17 @@ def _check_options(id: object, command: object, env: object, files: object, star
     problem = ""
     words = command if isinstance(command, list | tuple) else ()
     if not words or not all(isinstance(word, str) and word and "\0" not in word for word in words):
-        problem = f"command is a list of words such as ['npx', 'some-agent', '--acp'], not {command!r}"
+        problem = f"command must be a list of words such as ['npx', 'some-agent', '--acp'], not {command!r}"
     elif isinstance(env, str) or not all(isinstance(name, str) and name and "=" not in name for name in env):  # type: ignore[attr-defined]
-        problem = f"env is a list of names of variables, or a mapping from names to values, not {env!r}"
+        problem = f"env must be a list of names of variables, or a mapping from names to values, not {env!r}"
     elif files not in ("write", "read", "none"):
-        problem = f"files is 'write', 'read' or 'none', not {files!r}"
+        problem = f"files must be 'write', 'read' or 'none', not {files!r}"
     elif not start_seconds > 0:
-        problem = f"start_seconds is more than 0, not {start_seconds!r}"
+        problem = f"start_seconds must be more than 0, not {start_seconds!r}"
     elif not isinstance(id, str) or len(id) > NAME_CHARS:
-        problem = f"the id of an external agent has at most {NAME_CHARS} characters: names of tools are made of it"
+        problem = (
+            f"the id of an external agent must have at most {NAME_CHARS} characters, because tool names start with it"
+        )
     if problem:
         msg = f"agent {id!r}: {problem}"
         raise DefinitionError(msg)
@@ -339,7 +341,10 @@ class _ProgramConversation:
             async with asyncio.timeout(self._led.start_seconds):
                 await asyncio.create_task(self._start_program_and_session(session, place), context=apart)
         except TimeoutError:
-            msg = f"the program of {self._led.id!r} had no session open within {self._led.start_seconds:g} s"
+            msg = (
+                f"the program of {self._led.id!r} did not open a session within {self._led.start_seconds:g} s; raise start_seconds= "
+                "if it needs longer"
+            )
             raise ExternalAgentError(msg, kind="time") from None
         self.said.is_live = True
         asked = {"sessionId": self._session, "prompt": [{"type": "text", "text": prompt}]}
@@ -348,10 +353,10 @@ class _ProgramConversation:
     def _require_local_workspace(self, ctx: ToolContext) -> Workspace:
         place = self._led.workspace or ctx.workspace
         if place is None:
-            msg = f"{self._led.id!r} needs a folder to work in: ExternalAgent(workspace=...), or that of the engine"
+            msg = f"{self._led.id!r} needs a folder to work in: pass ExternalAgent(workspace=...) or Engine(workspace=...)"
             raise ExternalAgentError(msg, kind="start")
         if place.local_folder is None:
-            msg = f"{self._led.id!r} runs on this machine, and the workspace {place.name} is not a folder of it"
+            msg = f"{self._led.id!r} runs on this machine, but the workspace {place.name} is not a folder on it"
             raise ExternalAgentError(msg, kind="start")
         return place
 
@@ -385,9 +390,7 @@ class _ProgramConversation:
         )
         version = answer.get("protocolVersion")
         if version != VERSION:
-            msg = (
-                f"the program of {self._led.id!r} speaks version {version!r:.40} of the protocol; here it is {VERSION}"
-            )
+            msg = f"the program of {self._led.id!r} uses version {version!r:.40} of the protocol, but only version {VERSION} is supported"
             raise ExternalAgentError(msg, kind="protocol")
         methods = answer.get("authMethods")
         self._methods = [start_of_text(one.get("name")) for one in dicts_in_list(methods)]
@@ -399,7 +402,7 @@ class _ProgramConversation:
         if session:
             resumes = "resume" in dict_or_empty(can.get("sessionCapabilities"))
             if not (resumes or can.get("loadSession")):
-                msg = f"the program of {self._led.id!r} cannot go on with a session; a call without one begins anew"
+                msg = f"the program of {self._led.id!r} cannot resume a session; call it without a session to start a new one"
                 raise ExternalAgentError(msg, kind="session")
             await self._send_request(
                 "session/resume" if resumes else "session/load", {"sessionId": session, **where}, kind="session"
@@ -408,7 +411,7 @@ class _ProgramConversation:
         answer = await self._send_request("session/new", where)
         made = answer.get("sessionId")
         if not isinstance(made, str) or not made:
-            msg = f"the program of {self._led.id!r} gave no id of a session"
+            msg = f"the program of {self._led.id!r} returned no session id"
             raise ExternalAgentError(msg, kind="protocol")
         if self._led.mode:
             await self._send_request("session/set_mode", {"sessionId": made, "modeId": self._led.mode})
@@ -439,14 +442,14 @@ class _ProgramConversation:
         if answer is None:
             return {}
         if not isinstance(answer, Mapping):
-            msg = f"the program of {self._led.id!r} answered {method} with no object"
+            msg = f"the program of {self._led.id!r} answered {method} without a JSON object"
             raise ExternalAgentError(msg, kind="protocol")
         return answer
 
     def _make_refusal_error(self, method: str, error: Any, kind: str) -> ExternalAgentError:
         if error.code == AUTH_REQUIRED:
             ways = f"; it offers: {', '.join(filter(None, self._methods))}" if self._methods else ""
-            msg = f"{self._led.id!r} wants to be signed in before {method}: {start_of_text(str(error))}{ways}"
+            msg = f"{self._led.id!r} requires a sign-in before {method}: {start_of_text(str(error))}{ways}"
             return ExternalAgentError(replace_lone_surrogates(msg), kind="auth_required")
         details = f" ({start_of_json(error.data)})" if error.data is not None else ""
         msg = f"{self._led.id!r} answered {method} with an error: {start_of_text(str(error))}{details}"
@@ -616,7 +619,7 @@ class _ProgramConversation:
         """End the program, and return a sentence if it was waiting for a permission."""
         is_open = self._prompting is not None and not self._prompting.done()
         await self._abort_turn()
-        return [f"the program of {self._led.id!r} was ended, which waited for a permission"] if is_open else []
+        return [f"the program of {self._led.id!r} was ended while it waited for a permission"] if is_open else []
 
     async def _end_program(self) -> None:
         program, connection, prompting = self._program, self._connection, self._prompting

@@ -59,7 +59,7 @@ def make_session_sources(
             words = [server.command, *server.args]
             source = make(words, name=name, env=env, cwd=cwd, start_timeout=START_SECONDS)
         else:
-            msg = f"the MCP server {server.name!r:.80} is reached by {kind!r}; this agent starts commands, and reaches others over http"
+            msg = f"the MCP server {server.name!r:.80} uses the transport {kind!r}; this agent supports only commands and http"
             raise DefinitionError(msg)
         made.append(_OptionalSource(source, warn))
     return tuple(made)

@@ -131,7 +131,7 @@ class EditorSession:
         try:
             commands = await asyncio.to_thread(prompts.list_skill_commands, self.kept.cwd)
         except StepEngineError as error:
-            LOGGER.warning("the skills of the workspace cannot be told: %s", error.message)
+            LOGGER.warning("the skills of the workspace cannot be listed: %s", error.message)
             return
         await self.send_update(
             schema.AvailableCommandsUpdate(session_update="available_commands_update", available_commands=commands)
@@ -182,9 +182,9 @@ class EditorSession:
                 self.asleep = _find_suspended_turn(turn, result)
             self._cost = _add_costs(self._cost, result.cost)
         except StepEngineError as error:
-            why = "by another version of the agent" if isinstance(error, ReplayDivergence) else "and cannot be repeated"
+            why = "by another version of the agent" if isinstance(error, ReplayDivergence) else "but cannot be replayed"
             updates.append(
-                acp.update_agent_message_text(f"(This turn was recorded {why}; what follows is missing here.)")
+                acp.update_agent_message_text(f"(This turn was recorded {why}; the rest of it cannot be shown.)")
             )
             if is_last:
                 self.broken = f"its last turn was recorded {why}: {error.message}"
@@ -223,7 +223,7 @@ class EditorSession:
     def raise_if_broken(self) -> None:
         """Raise the protocol's error if the session cannot continue."""
         if self.broken:
-            msg = f"this session cannot go on, {self.broken}. Begin a new one"
+            msg = f"this session cannot continue: {self.broken}. Start a new one"
             raise make_protocol_error(INTERNAL, msg)
 
     async def cancel(self) -> None:
@@ -278,7 +278,7 @@ class EditorSession:
             return False
         self._subtract_cost(before)
         self.asleep = None
-        await self._send_text("The run was woken elsewhere; this is how it went.\n\n")
+        await self._send_text("Another process resumed the run. Its output follows.\n\n")
         await self._replay_turn(self.kept.turns.index(turn), turn, shows=True, is_last=True)
         self.raise_if_broken()
         return True
@@ -297,7 +297,7 @@ class EditorSession:
             await self._send_text(_sleep_text(before))
             return False
         if prompt.media:
-            msg = "the run that is woken takes words; send images and files with the prompt after it"
+            msg = "a prompt that resumes a run can contain only text; send images and files with the next prompt"
             raise InputError(msg)
         await self._rebuild_engine_if_changed()
         handle = await self._engine.start_resume(journal, agent=self._agent, now=is_woken, wait_for_answers=PATIENCE)
@@ -330,7 +330,7 @@ class EditorSession:
         A text that is no valid answer leaves the question open.
         """
         if prompt.media:
-            msg = "the agent waits for an answer in words; send images and files with the prompt after it"
+            msg = "the agent waits for a text answer; send images and files with the next prompt"
             raise InputError(msg)
         if run.question is None:
             run.handle.send_input(prompt.text)
@@ -409,7 +409,7 @@ def _is_resume_command(prompt: prompts.EditorPrompt) -> bool:
 
 def _sleep_text(result: RunResult) -> str:
     return (
-        f"{describe_waits(result.waits_for)} It goes on with the next prompt after that; {RESUME} resumes it now.\n\n"
+        f"{describe_waits(result.waits_for)} It continues with the next prompt after that; {RESUME} resumes it now.\n\n"
     )
 
 

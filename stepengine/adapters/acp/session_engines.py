@@ -60,7 +60,7 @@ class SessionEngines:
         self._accepted = _find_accepted_options(make)
         for name, values in offered.items():
             if values and name not in self._accepted:
-                msg = f"{name}s= offers a choice, and what makes the engine does not take it; give it the parameter {name}=''"
+                msg = f"{name}s= offers a choice, but the function that makes the engine lacks the parameter {name}=''; add it"
                 raise DefinitionError(msg)
 
     def make_engine(
@@ -88,7 +88,7 @@ class SessionEngines:
         if self.mcp is None:
             if mcp_servers:
                 LOGGER.warning(
-                    "the editor named %d MCP servers; they are not started: nothing that could was given",
+                    "the editor named %d MCP servers; they are not started, because no mcp= was passed",
                     len(mcp_servers),
                 )
             return ()

@@ -23,11 +23,11 @@ MODE, MODEL = "mode", "model"
 AS_SET = "default"
 """Stands for no model in particular: an editor needs a word for it."""
 ABOUT = {
-    "default": ("Ask", "What changes a file or runs a program is asked about."),
-    "plan": ("Plan", "Only what changes nothing may be done."),
-    "accept_edits": ("Accept edits", "Files are changed without asking; programs are asked about."),
-    "dont_ask": ("Do not ask", "What would have to be asked about is refused."),
-    "bypass": ("Allow all", "Nothing is asked about. What a rule denies stays denied."),
+    "default": ("Ask", "Asks before the agent changes a file or runs a program."),
+    "plan": ("Plan", "Allows only actions that change nothing."),
+    "accept_edits": ("Accept edits", "Allows changes to files; asks before the agent runs a program."),
+    "dont_ask": ("Do not ask", "Denies every action that would need an approval."),
+    "bypass": ("Allow all", "Allows every action that no rule denies, without asking."),
 }
 
 
@@ -110,7 +110,7 @@ class OfferedChoices:
         # the newer, which also has models. So modes are offered by both, under one value.
         if self.modes:
             values = [Value(value=mode, name=ABOUT[mode][0], description=ABOUT[mode][1]) for mode in self.modes]
-            about = "What may be done without asking, from the next turn on."
+            about = "What the agent may do without asking, from the next turn on."
             found.append(_make_option(MODE, "Permissions", about, chosen.mode, values))
         if self.models:
             values = [Value(value=one or AS_SET, name=visible(one, strict=True) or "As set") for one in self.models]

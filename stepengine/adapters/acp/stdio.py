@@ -77,7 +77,7 @@ async def serve(
         raise DefinitionError(msg) from None
     mode = os.fstat(0).st_mode
     if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
-        msg = "stdin is not a pipe: this command is started by an editor, which talks with it over stdin and stdout"
+        msg = "stdin is not a pipe: let an editor start this command, which communicates with it over stdin and stdout"
         raise DefinitionError(msg)
     editor: Any = EditorAgent(make, agent, folder, mcp=mcp, modes=modes, models=models)
     editor.deletes = True

@@ -161,7 +161,7 @@ class ShownTurn:
                 whose = f"The child at {event.path}" if event.path else "The run"
                 said = f"{whose} {event.description}."
             case _:
-                said = f"The conversation was made shorter ({event.by})."
+                said = f"The conversation was compacted ({event.by})."
         yield acp.update_agent_thought_text(f"{visible(said)}\n")
 
     def _show_todos(self, event: TodosChanged) -> Iterator[object]:

@@ -55,7 +55,7 @@ def parse_command(given: Mapping[str, Any]) -> list[str]:
     command, more = given.get("command"), given.get("args") or []
     words = [command, *more] if isinstance(more, list) else []
     if not words or not command or not all(isinstance(word, str) and "\0" not in word for word in words):
-        msg = "command is the name of a program, and args are the texts that it is given"
+        msg = "command must be the name of a program, and args a list of its arguments"
         raise ToolError(msg)
     return [replace_lone_surrogates(word) for word in words]
 
@@ -90,7 +90,7 @@ class ProgramFileAccess:
             ToolError: where no files are read, and for a path outside of the workspace.
         """
         if self._may == "none":
-            msg = "files are not read here"
+            msg = "this client does not allow reading files"
             raise ToolError(msg)
         return self._resolve_file(given)
 
@@ -102,14 +102,18 @@ class ProgramFileAccess:
             ToolError: where no files are written, for a path outside of the workspace, and for content that is no text.
         """
         if self._may != "write" or not isinstance(given.get("content"), str):
-            msg = "files are not written here" if self._may != "write" else "content is the text of the file"
+            msg = (
+                "this client does not allow writing files"
+                if self._may != "write"
+                else "content must be the text of the file"
+            )
             raise ToolError(msg)
         return self._resolve_file(given)
 
     def _resolve_file(self, given: Mapping[str, Any]) -> RequestedFile:
         path = start_of_text(given.get("path"), 4_096)
         if not path or "\0" in path:
-            msg = "path is the path of a file"
+            msg = "path must be the path of a file"
             raise ToolError(msg)
         real = Path(os.path.realpath(self.folder / path))
         if not real.is_relative_to(self.folder):
@@ -161,7 +165,7 @@ class ProgramFileAccess:
         try:
             return data.decode("utf-8")
         except UnicodeDecodeError:
-            msg = f"{file.path!r} is no text in UTF-8"
+            msg = f"{file.path!r} is not UTF-8 text"
             raise ToolError(msg) from None
 
     async def write(self, ctx: ToolContext, file: RequestedFile, content: str) -> None:
@@ -218,7 +222,7 @@ class BorrowedTerminals:
 
         words = parse_command(given)
         if len(self._open) >= OPEN:
-            msg = f"there are {OPEN} terminals already; give back those that are done"
+            msg = f"{OPEN} terminals are open already; release those that have ended"
             raise ToolError(msg)
         folder = self._resolve_folder(given.get("cwd"))
         system = self._place.system
@@ -268,7 +272,7 @@ class BorrowedTerminals:
             return self._folder
         place = Path(os.path.realpath(self._folder / start_of_text(cwd, 4_096)))
         if not place.is_relative_to(self._folder):
-            msg = "commands run in the workspace alone"
+            msg = "cwd must be a folder of the workspace"
             raise PathOutsideRoot(msg)
         return place
 

@@ -131,11 +131,11 @@ def input_of(value: object) -> RunAgentInput:
     except ValidationError as error:
         found = error.errors(include_url=False, include_context=False, include_input=False)
         issues = tuple([f"{'.'.join(map(str, one['loc'])) or 'body'}: {one['msg']}" for one in found])
-        msg = f"a page sent what AG-UI has no place for: {'; '.join(issues[:5])}"
+        msg = f"a page sent an invalid AG-UI request: {'; '.join(issues[:5])}"
         raise InputError(msg, issues=issues) from None
     known = core.PROTOCOL_VERSION.partition(".")[0]
     if given.protocol_version is not None and given.protocol_version.partition(".")[0] != known:
-        msg = f"protocolVersion: {given.protocol_version[:20]!r} is not known; the major version {known} would be fine"
+        msg = f"protocolVersion: {given.protocol_version[:20]!r} is not supported; use the major version {known}"
         raise InputError(msg, issues=(msg,))
     return given
 
@@ -343,9 +343,7 @@ class _EventTranslator:
         if page is None or event.path:
             return
         if missing := [name for name in page.tools if name not in event.result.state.tool_definitions]:
-            told = (
-                f"the page's tools {', '.join(missing)} were not offered: Engine(hooks=page_hooks()) gives them to runs"
-            )
+            told = f"the page's tools {', '.join(missing)} were not offered to the run; pass Engine(hooks=page_hooks())"
             yield self._make_custom_event(event.path, "warned", {"message": told})
 
     def _show_tool_state_change(self, event: ToolFinished) -> Iterator[BaseEvent]:

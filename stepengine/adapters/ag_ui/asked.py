@@ -106,7 +106,7 @@ def asked_of(given: Any, session: Session, *, shares: Collection[str] = ()) -> A
     prompt = "" if answers and not says_more else extract_prompt(given)
     metadata = _make_metadata(given, session.state, tuple(shares))
     sent = {"forwardedProps": given.forwarded_props, "parentRunId": given.parent_run_id}
-    unread = tuple([f"{name} of the page is read by no run" for name, value in sent.items() if value])
+    unread = tuple([f"the run ignores {name} of the page" for name, value in sent.items() if value])
     return Asked(given.thread_id, given.run_id, prompt, answers, metadata, session, tuple(shares), results, unread)
 
 
@@ -122,11 +122,11 @@ def extract_prompt(given: Any) -> str:
     """
     last = given.messages[-1] if given.messages else None
     if last is None or last.role != "user":
-        msg = f"the last message of a page is what its user says; this one is {'none' if last is None else repr(last.role)}"
+        msg = f"the last message of a page must be a user message; this one is {'none' if last is None else repr(last.role)}"
         raise InputError(msg, issues=("messages: the last one is not a user message",))
     text = _content_text(last.content)
     if text is None:
-        msg = "a page sent a message with something that is not text; only text parts are read"
+        msg = "a page sent a message with a part that is not text; only text parts are supported"
         raise InputError(msg, issues=("messages: the last one has a part that is not text",))
     if len(text) > MAX_PROMPT:
         msg = f"a page sent {len(text)} characters; a prompt has at most {MAX_PROMPT}"
@@ -159,12 +159,14 @@ def parse_interrupt_answers(given: Any) -> dict[str, AnswerLike]:
     for number, entry in enumerate(given.resume or ()):
         run, colon, question = entry.interrupt_id.partition(":")
         if not (run and colon and question):
-            msg = f"resume[{number}] answers {entry.interrupt_id!r:.80}; the id of an interrupt is such as 'run-1:q3'"
-            raise InputError(msg, issues=(f"resume[{number}]: no id of an interrupt",))
+            msg = (
+                f"resume[{number}] answers {entry.interrupt_id!r:.80}, which is not an interrupt id such as 'run-1:q3'"
+            )
+            raise InputError(msg, issues=(f"resume[{number}]: not an interrupt id",))
         runs.add(run)
         found[question] = Answer(declined=True) if entry.status == "cancelled" else _parse_answer(entry.payload, number)
     if len(runs) > 1:
-        msg = f"resume answers interrupts of {len(runs)} runs; those of one run are answered at once"
+        msg = f"resume answers interrupts of {len(runs)} runs; send a separate request for each run"
         raise InputError(msg, issues=("resume: interrupts of several runs",))
     return found
 
@@ -173,7 +175,7 @@ def _parse_answer(payload: Any, number: int) -> AnswerLike:
     answer = answer_from_json(payload)
     if answer is not None:
         return answer
-    msg = f"resume[{number}] has a payload that is not an answer; one is a bool, a string, a list of options or {{'approved': true}}"
+    msg = f"resume[{number}] has a payload that is not an answer; an answer is a bool, a string, a list of options or {{'approved': true}}"
     raise InputError(msg, issues=(f"resume[{number}]: no answer",))
 
 
@@ -251,7 +253,7 @@ def make_page_tool(name: str, description: str, schema: Mapping[str, Any]) -> To
     """
     check_tool_name(name)
     if not isinstance(schema, Mapping):
-        msg = f"the parameters of the tool {name!r} are no JSON Schema of an object"
+        msg = f"the parameters of the tool {name!r} are not a JSON Schema of an object"
         raise DefinitionError(msg)
     inputs = SchemaInputs(name, schema).schema
     spec = ToolSpec(name, description, inputs, category=PAGE, requires_permission=False)
@@ -311,7 +313,7 @@ def _make_metadata(given: Any, state: AgentState | None, shares: tuple[str, ...]
     page = {"tools": _check_page_tools(tools), "context": context, "state": _parse_shared_state(given.state, shares)}
     page = {name: value for name, value in page.items() if value}
     if len(size := repr(page)) > MAX_PROMPT:
-        msg = f"a page sent {len(size)} characters of tools, context and state; at most {MAX_PROMPT} are taken"
+        msg = f"a page sent {len(size)} characters of tools, context and state; at most {MAX_PROMPT} are allowed"
         raise InputError(msg, issues=("tools, context and state are too long",))
     return {KEY: page} if page else {}
 
@@ -329,7 +331,7 @@ def _list_waiting_page_tools(state: AgentState | None) -> list[dict[str, Any]]:
 def _check_page_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     names = [tool["name"] for tool in tools]
     if len(tools) > MAX_TOOLS or len(set(names)) < len(names) or set(names) & control_tools_by_name().keys():
-        msg = f"a page offers {len(tools)} tools; up to {MAX_TOOLS} are taken, with names of their own"
+        msg = f"a page offers {len(tools)} tools; at most {MAX_TOOLS} are allowed, with unique names that no built-in tool has"
         raise InputError(msg, issues=("tools: too many, or a name that is taken",))
     for tool in tools:
         try:
@@ -346,13 +348,13 @@ def _parse_shared_state(state: Any, shares: tuple[str, ...]) -> dict[str, Any]:
     others = sorted(set(state) - set(shares)) if isinstance(state, dict) else ["no object"]
     if others:
         known = list_names(shares, others[0], quoted=True)
-        msg = f"a page sent the state {others[0]!r:.80}, which is not shared; shared are: {known}"
-        raise InputError(msg, issues=("state: only what is shared is taken",))
+        msg = f"a page sent the state {others[0]!r:.80}, which is not shared; shared members: {known}"
+        raise InputError(msg, issues=("state: only shared members are accepted",))
     try:
         return {name: plain(value) for name, value in freeze_object(state).items()}
     except (ValueError, TypeError, RecursionError) as error:
         msg = f"a page sent a state that is not JSON: {error!s:.200}"
-        raise InputError(msg, issues=("state: no JSON",)) from None
+        raise InputError(msg, issues=("state: not JSON",)) from None
 
 
 def page_hooks() -> Hooks:
@@ -373,7 +375,7 @@ def add_page_data(ctx: HookContext) -> Change | None:
     tools = [make_page_tool(tool["name"], tool["description"], tool["parameters"]) for tool in page.get("tools", ())]
     taken = [tool.name for tool in tools if tool.name in ctx.state.tool_definitions]
     if taken:
-        msg = f"the page offers the tool {taken[0]!r}, which the agent has already"
+        msg = f"the page offers the tool {taken[0]!r}, but the agent already has a tool of that name"
         raise InputError(msg, issues=("tools: a name that is taken",))
     said = "\n".join([f"- {each['description']}: {each['value']}" for each in page.get("context", ())])
     tail = [UserMessage(f"What the page says of itself:\n{said}")] if said else []

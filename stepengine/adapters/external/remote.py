@@ -175,18 +175,20 @@ def _check_options(id: object, url: object, permissions: object, away_seconds: f
     if problem:
         pass
     elif permissions not in ("people", "policy"):
-        problem = f"permissions is 'people' or 'policy', not {permissions!r}"
+        problem = f"permissions must be 'people' or 'policy', not {permissions!r}"
     elif not away_seconds > 0:
-        problem = f"away_seconds is more than 0, not {away_seconds!r}"
+        problem = f"away_seconds must be more than 0, not {away_seconds!r}"
     elif not isinstance(id, str) or len(id) > NAME_CHARS:
-        problem = f"the id of a remote agent has at most {NAME_CHARS} characters: names of tools are made of it"
+        problem = (
+            f"the id of a remote agent must have at most {NAME_CHARS} characters, because tool names start with it"
+        )
     if problem:
         msg = f"agent {id!r}: {problem}"
         raise DefinitionError(msg)
 
 
 def _find_url_problem(url: object, *, allow_http: bool) -> str:
-    fine = "one such as 'https://agents.example.com' would be fine"
+    fine = "use one such as 'https://agents.example.com'"
     try:
         parts = urlsplit(url if isinstance(url, str) else "")
         host, _ = parts.hostname, parts.port
@@ -195,9 +197,11 @@ def _find_url_problem(url: object, *, allow_http: bool) -> str:
     if parts.scheme not in ("http", "https") or not host:
         return f"its url is not the address of a server; {fine}"
     if parts.query or parts.fragment or "@" in parts.netloc:
-        return f"its url has a query, a fragment or a name before the host; {fine}, and the token is token="
+        return f"its url has a query, a fragment or a user name; {fine}, and pass the token as token="
     if parts.scheme == "http" and not (allow_http or is_loopback_host(host)):
-        return f"{host!r} is another machine, and over http anybody in between could read the token; https:// or allow_http=True"
+        return (
+            f"{host!r} is another machine, and http sends the token unencrypted; use https://, or pass allow_http=True"
+        )
     return ""
 
 
@@ -205,7 +209,7 @@ def _check_token(id: str, token: str) -> str:
     """Return *token* without surrounding blanks; raise ``DefinitionError`` if it is empty or has invalid characters."""
     token = token.strip()
     if not token or not (token.isascii() and token.isprintable()) or " " in token:
-        msg = f"agent {id!r}: its token is empty, or holds what no token holds; `stepengine tokens add` makes one"
+        msg = f"agent {id!r}: its token is empty or has invalid characters; `stepengine tokens add` creates a token"
         raise DefinitionError(msg)
     return token
 
@@ -335,7 +339,7 @@ class _RemoteRun:
             self._is_found = not await self._request_run_start()
             if not self._is_found or (await self._fetch_run())["status"] != "cancelled":
                 return
-        msg = f"the run of {self._led.id!r} was cancelled {MAX_AGAIN} times; run it anew"
+        msg = f"the run of {self._led.id!r} was cancelled {MAX_AGAIN} times; start a new run"
         raise ExternalAgentError(msg, kind="failed")
 
     async def _request_run_start(self) -> bool:
@@ -346,7 +350,7 @@ class _RemoteRun:
         )
         run, is_new = made.get("run_id"), made.get("is_new")
         if not isinstance(run, str) or RUN_ID.fullmatch(run) is None or not isinstance(is_new, bool):
-            self._server.raise_invalid_reply("POST /runs without the id of a run")
+            self._server.raise_invalid_reply("POST /runs returned no run id")
         self._run = run
         return is_new
 
@@ -363,7 +367,7 @@ class _RemoteRun:
             one.get("id") for one in dicts_in_list(refused.get("open"))
         ]:
             # It is open, and this is no answer to it: to ask about it again would go on for ever.
-            msg = f"{self._led.id!r} does not take the answer to {name!r}: {start_of_text(refused.get('detail'))}"
+            msg = f"{self._led.id!r} rejected the answer to {name!r}: {start_of_text(refused.get('detail'))}"
             raise ExternalAgentError(_clean_text(msg), kind="failed")
 
     async def cancel(self) -> None:
@@ -374,7 +378,7 @@ class _RemoteRun:
             async with asyncio.timeout(CANCEL_SECONDS), _ServerClient(self._led) as self._server:
                 if not self._run:
                     await self._request_run_start()
-                body = {"reason": "the run that leads it was cancelled"}
+                body = {"reason": "the run that called it was cancelled"}
                 await self._server.send_request("POST", f"/runs/{self._run}/cancel", body, may_be=(404, 409))
 
     # --- what it says -------------------------------------------------------------------------------------------------
@@ -382,7 +386,7 @@ class _RemoteRun:
     async def _fetch_run(self) -> Mapping[str, Any]:
         view = await self._server.send_request("GET", f"/runs/{self._run}")
         if view.get("status") not in (*ENDED, *OPEN) or not isinstance(view.get("questions"), list):
-            self._server.raise_invalid_reply(f"a run whose status is {view.get('status')!r:.60}")
+            self._server.raise_invalid_reply(f"a run with the status {view.get('status')!r:.60}")
         return view
 
     async def _read_events(self) -> bool:
@@ -527,7 +531,7 @@ def _convert_question(one: Mapping[str, Any]) -> dict[str, Any]:
         options = []
     asked: dict[str, Any] = {
         "text": start_of_text(one.get("text"), ENTRY_CHARS)
-        or (f"May {tool} run?" if tool else "A question without words"),
+        or (f"May {tool} run?" if tool else "A question without text"),
         "options": options,
         "multi_select": bool(options) and one.get("multi_select") is True,
         # A number may be an answer beside options, and a permission is refused with a text.
@@ -616,7 +620,7 @@ class _ServerClient:
             return led.token
         found = os.environ.get(led.token_env, "")
         if not found.strip():
-            msg = f"there is no token for {led.id!r}: RemoteAgent(token=...), or the variable {led.token_env}"
+            msg = f"there is no token for {led.id!r}: pass RemoteAgent(token=...), or set the environment variable {led.token_env}"
             raise ExternalAgentError(msg, kind="auth_required")
         try:
             return Secret(_check_token(led.id, found))
@@ -625,7 +629,7 @@ class _ServerClient:
 
     def raise_invalid_reply(self, what: str) -> NoReturn:
         """Raise the error for an invalid reply of the server."""
-        msg = f"{self._led.url} is not a server of stepengine, or one of a version that this one does not understand: {what}"
+        msg = f"{self._led.url} is not a stepengine server, or has an incompatible version: {what}"
         raise ExternalAgentError(_clean_text(msg), kind="protocol") from None
 
     # --- questions and answers ----------------------------------------------------------------------------------------
@@ -673,7 +677,9 @@ class _ServerClient:
         status = response.status_code
         if 300 <= status < 400:  # noqa: PLR2004
             where = start_of_text(response.headers.get("location"), 200)
-            msg = f"{self._led.url} sends {what} elsewhere, to {where!r}; the token does not go there: give that address as url="
+            msg = (
+                f"{self._led.url} redirects {what} to {where!r}; the token is not sent there: pass that address as url="
+            )
             raise ExternalAgentError(_clean_text(msg), kind="protocol")
         told: Any = None
         with contextlib.suppress(ValueError):
@@ -696,7 +702,10 @@ class _ServerClient:
     async def _wait_before_retry(self, why: str, pause: float) -> float:
         """Wait before a retry, and return the next waiting time."""
         if asyncio.get_running_loop().time() - self._last_seen > self._led.away_seconds:
-            msg = f"{self._led.url} was away for {self._led.away_seconds:g} s ({why}); what {self._led.id!r} does there may go on"
+            msg = (
+                f"{self._led.url} was unreachable for {self._led.away_seconds:g} s ({why}); the run of {self._led.id!r} may continue "
+                "there"
+            )
             raise ExternalAgentError(_clean_text(msg), kind="ended" if self._was_seen else "start")
         await asyncio.sleep(pause)
         return min(2 * pause, LAST_PAUSE)
@@ -715,7 +724,7 @@ class _ServerClient:
                     return
                 if response.status_code != 200 or "event-stream" not in response.headers.get("content-type", ""):  # noqa: PLR2004
                     self._parse_reply(f"GET {path}", response, await self._read_content(response), ())
-                    self.raise_invalid_reply("events that are no event stream")
+                    self.raise_invalid_reply("events that are not an event stream")
                 async for place, event in self._parse_stream(response):
                     yield place, event
         except httpx2.TransportError:
@@ -735,7 +744,7 @@ class _ServerClient:
                 for _, data in parser.feed(line):
                     waiting = 0
                     if EVENT_ID.fullmatch(parser.id) is None:
-                        self.raise_invalid_reply("an event id that no header can hold")
+                        self.raise_invalid_reply("an event id with invalid characters")
                     yield parser.id, self._parse_event(data)
 
     def _parse_event(self, data: bytes) -> Mapping[str, Any]:
@@ -743,5 +752,5 @@ class _ServerClient:
         with contextlib.suppress(ValueError):
             told = jiter.from_json(data, allow_inf_nan=False)
         if not isinstance(told, dict) or not isinstance(told.get("type"), str):
-            self.raise_invalid_reply("an event that is no JSON object with a type")
+            self.raise_invalid_reply("an event that is not a JSON object with a type")
         return told

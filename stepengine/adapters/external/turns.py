@@ -224,7 +224,7 @@ def make_shown_input(title: str, raw: Mapping[str, Any], *, paths: Sequence[str]
 
 
 def _make_input(title: str, judged: Mapping[str, Any], details: str) -> dict[str, Any]:
-    made = {"title": title or "Something that it does not name", **judged}
+    made = {"title": title or "An action without a title", **judged}
     return {**made, "details": cut_end(details, ENTRY_CHARS)} if details else made
 
 
@@ -462,4 +462,4 @@ async def finish_shielded(work: Any) -> None:
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.wait((task,))
     if not task.cancelled() and (error := task.exception()) is not None:
-        LOGGER.warning("an agent that was led could not be ended: %s", error)
+        LOGGER.warning("an external agent could not be ended: %s", error)

@@ -149,7 +149,7 @@ class LocalRuns:
         try:
             self._journals.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
-            msg = f"the run would be recorded in {str(self._journals)!r}, which cannot be made: {error.strerror}"
+            msg = f"the journal folder {str(self._journals)!r} cannot be created: {error.strerror}"
             raise StepEngineError(msg) from error
         path = self._journals / f"{offered.definition.id}-{secrets.token_hex(6)}.jsonl"
         goes_on = (
@@ -253,7 +253,7 @@ class AgentServer:
         for one in offered:
             name = spawnable_agent_tool(one.definition).spec.name
             if name in known:
-                msg = f"two agents would be the tool {name!r}; offer one of them"
+                msg = f"two agents have the tool name {name!r}; offer only one of them"
                 raise DefinitionError(msg)
             known[name] = one
         if not known:
@@ -295,7 +295,7 @@ class AgentServer:
         from uvicorn.protocols.http.h11_impl import H11Protocol
 
         if not token and not is_loopback_host(host):
-            msg = f"whoever reaches {host!r} could run these agents; give a token that clients have to bring, or listen at 127.0.0.1"
+            msg = f"anyone who reaches {host!r} could run these agents; set a token that clients must send, or listen at 127.0.0.1"
             raise DefinitionError(msg)
         app: Any = self.server.streamable_http_app(host=host)
         with _open_listening_socket(host, port) as listener:
@@ -420,13 +420,13 @@ class AgentServer:
 
 def _open_listening_socket(host: str, port: int) -> socket.socket:
     if not 0 <= port <= MAX_PORT:
-        msg = f"nobody can listen at {host}:{port}: a port is 0 to {MAX_PORT}"
+        msg = f"cannot listen at {host}:{port}: a port must be 0 to {MAX_PORT}"
         raise DefinitionError(msg)
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family)
     except OSError as error:
-        msg = f"nobody can listen at {host}:{port}: {error.strerror or error}"
+        msg = f"cannot listen at {host}:{port}: {error.strerror or error}"
         raise DefinitionError(msg) from error
 
 

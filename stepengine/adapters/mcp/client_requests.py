@@ -329,9 +329,9 @@ class _FormField:
 
     def describe_input(self) -> str:
         """Return a description of valid values and of the default."""
-        said = [*self._describe_limits(), *([] if self.is_required else ["may be left out"])]
+        said = [*self._describe_limits(), *([] if self.is_required else ["optional"])]
         if self.schema.get("default") is not None:
-            how = f", which {DEFAULT!r} stands for" if self.has_default else ""
+            how = f" (answer {DEFAULT!r} to use it)" if self.has_default else ""
             said.append(f"default: {self._default_text()}{how}")
         return ", ".join(said)
 
@@ -369,12 +369,12 @@ class _FormField:
             try:
                 number = freeze(int(text) if self.kind == "integer" else float(text))
             except (ValueError, DataError):
-                return None, f"{text[:50]!r} is no {self.kind}"
+                return None, f"{text[:50]!r} is not a valid {self.kind}"
             return number, self._find_bounds_problem(text, number, "minimum", "maximum")
         choices = self.find_choices()
         if choices:
             value = choices.get(text, text if text in [str(one) for one in choices.values()] else None)
-            return value, "" if value is not None else f"{text[:50]!r} is none of {_format_choices(choices)}"
+            return value, "" if value is not None else f"{text[:50]!r} is not one of {_format_choices(choices)}"
         return answer, self._find_bounds_problem(answer, len(answer), "minLength", "maxLength") or _find_format_problem(
             text, self.schema.get("format")
         )
@@ -383,17 +383,17 @@ class _FormField:
         known = self.find_choices()
         chosen = _parse_choices(text, known)
         if DEFAULT in chosen and self.has_default:
-            return chosen, f"{DEFAULT!r} stands alone, without other choices"
+            return chosen, f"{DEFAULT!r} cannot be combined with other choices"
         unknown = [one for one in chosen if one not in list(known.values())] if known else []
         if unknown:
-            return None, f"{str(unknown[0])[:50]!r} is none of {_format_choices(known)}"
+            return None, f"{str(unknown[0])[:50]!r} is not one of {_format_choices(known)}"
         return chosen, self._find_bounds_problem(chosen, len(chosen), "minItems", "maxItems")
 
     def _find_bounds_problem(self, value: object, size: Any, least: str, most: str) -> str:
         low, high = self.schema.get(least), self.schema.get(most)
         unit = {"minItems": " of them", "minLength": " characters"}.get(least, "")
         if (_is_number(low) and size < low) or (_is_number(high) and size > high):
-            return f"{str(value)[:50]!r} does not fit: {', '.join(_describe_bounds(low, high, unit))}"
+            return f"{str(value)[:50]!r} is not valid: {', '.join(_describe_bounds(low, high, unit))}"
         return ""
 
 

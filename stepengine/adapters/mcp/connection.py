@@ -290,7 +290,7 @@ class _Live:
     def _log_refused_notifications(self, error: Exception) -> None:
         if self._options.subscribe and not self.is_over:
             said = visible(cut_middle(str(error), ERROR_CHARS), strict=True)
-            LOGGER.warning("the MCP server %r does not tell of changes: %s", self._options.name, said)
+            LOGGER.warning("the MCP server %r sends no notifications of changes: %s", self._options.name, said)
 
     async def _listen_for_changes(self) -> None:
         """Listen for changes until the connection ends. The stream is reopened if it ends."""
@@ -377,14 +377,14 @@ class _Live:
         else:
             said = visible(cut_middle(f"{type(leaf).__name__}: {leaf}", ERROR_CHARS), strict=True)
         words = pipe.stderr_tail() if pipe is not None else ""
-        return f"{said}; it said: {words}" if words else said
+        return f"{said}; its stderr ends with: {words}" if words else said
 
     def _timeout_text(self) -> str:
         said = f"it did not answer within {self._options.start_timeout:g} s"
         server = self._options.server
         word = PurePath(server.argv[0]).stem if isinstance(server, ServerProgram) else ""
-        why = f"; {word} fetches what is not there yet" if word in FETCHERS else ""
-        return f"{said}{why}; give it longer, with start_timeout={max(60, round(4 * self._options.start_timeout))}"
+        why = f"; {word} may still be downloading packages" if word in FETCHERS else ""
+        return f"{said}{why}; give it more time with start_timeout={max(60, round(4 * self._options.start_timeout))}"
 
     async def wait_until_ready(self) -> None:
         """Wait until the client is ready; raise ``ToolError`` if it cannot start."""
@@ -492,7 +492,7 @@ class ServerConnection:
             gone = "is gone" if self._was_up else "did not start"
             msg = f"the MCP server {name!r} {gone}: it was started again {used} times in this run, and ended each time{because}"
             raise ToolServerError(msg)
-        LOGGER.warning("the MCP server %r ended and is started again%s", name, f": {why}" if why else "")
+        LOGGER.warning("the MCP server %r ended and is restarted%s", name, f": {why}" if why else "")
         await asyncio.sleep(RESTART_WAITS[used])
 
     async def aclose(self) -> None:

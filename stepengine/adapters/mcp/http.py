@@ -313,7 +313,7 @@ class EndpointAnswers:
     @property
     def signing_failure(self) -> str:
         """The reason why a request could not be signed; ``""`` if there is none."""
-        return f"signing in with auth= did not work: {self._failed}" if self._failed else ""
+        return f"signing in with auth= failed: {self._failed}" if self._failed else ""
 
     def describe_failure(self, answer: HttpAnswer | None = None) -> str:
         """Return a description of a failure status; ``""`` for a success."""
@@ -337,11 +337,15 @@ class EndpointAnswers:
         given = "of auth=" if self._auth is not None else given
         if status == HTTPStatus.UNAUTHORIZED:
             if given:
-                return f"; the token {given} is not one that it takes, or is no longer: get another one"
-            return f"; it has to be signed in to: get a token and give it with {GIVE}, or sign in with {SIGN}"
+                return f"; the token {given} is invalid or expired: get a new one"
+            return f"; it requires a sign-in: get a token and pass it with {GIVE}, or sign in with {SIGN}"
         if status == HTTPStatus.FORBIDDEN:
-            what = f"the token {given} may not do this" if given else f"it may want a token, given with {GIVE}"
+            what = (
+                f"the token {given} does not have the permission for this"
+                if given
+                else f"it may require a token, passed with {GIVE}"
+            )
             return f"; {what}"
         if status == HTTPStatus.NOT_FOUND:
-            return "; nothing that speaks MCP is at this address, which often ends in /mcp"
+            return "; there is no MCP server at this URL, which often ends in /mcp"
         return ""

@@ -22,7 +22,7 @@ def check_server_name(name: object) -> None:
         DefinitionError: unless it is 1 to 32 letters, digits and ``-``.
     """
     if not isinstance(name, str) or not SERVER.fullmatch(name):
-        msg = f"{name!r} is not a name of a server; it stands before the names of its tools: 1 to 32 letters, digits and '-'"
+        msg = f"{name!r} is not a valid server name; tool names start with it, so it must be 1 to 32 letters, digits and '-'"
         raise DefinitionError(msg)
 
 

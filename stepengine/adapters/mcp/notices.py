@@ -107,9 +107,9 @@ class Notices:
         # No text of a server makes a line of its own, or steers a terminal (reliability:UI09).
         shown = visible(cut_middle(text, LOG_CHARS), strict=True)
         who = f" ({visible(cut_middle(line.logger, LOG_CHARS), strict=True)})" if line.logger else ""
-        LOGGER.log(level, "the MCP server %r%s says: %s", self._server, who, shown)
+        LOGGER.log(level, "the MCP server %r%s logged: %s", self._server, who, shown)
         if self._logged == LOG_LINES:
-            LOGGER.warning("the MCP server %r has said %d lines; no more of them are logged", self._server, LOG_LINES)
+            LOGGER.warning("the MCP server %r has logged %d lines; later lines are dropped", self._server, LOG_LINES)
 
     async def forward_notification(self, message: Any) -> None:
         """Pass a notification about changed tools, prompts or resources to the application; call *on_tools* for tools."""
@@ -130,4 +130,6 @@ class Notices:
         try:
             self._told(notice)
         except Exception:  # noqa: BLE001  (the caller's own code; the connection is not its victim)
-            LOGGER.exception("on_notice= of the MCP server %r raised; its connection goes on", self._server)
+            LOGGER.exception(
+                "on_notice= of the MCP server %r raised an exception; the connection stays open", self._server
+            )

@@ -199,28 +199,28 @@ def _check_options(
     """Raise ``DefinitionError`` for options that the server cannot have."""
     if isinstance(target, ServerProgram) and (headers or auth is not None):
         what = "headers=" if headers else "auth="
-        msg = f"the MCP server {name!r} is a process, and {what} is for a URL; give it variables with env="
+        msg = f"the MCP server {name!r} is a process, but {what} is for a URL; pass variables with env="
         raise DefinitionError(msg)
     if auth is not None and not callable(auth) and not hasattr(auth, "async_auth_flow"):
         msg = (
-            f"auth= of the MCP server {name!r} is an Auth of httpx2, such as OAuthClientProvider of the package mcp, or a "
+            f"auth= of the MCP server {name!r} must be an Auth of httpx2, such as OAuthClientProvider of the package mcp, or a "
             f"function that returns headers, not a {type(auth).__name__}"
         )
         raise DefinitionError(msg)
     if needs_run_for_headers(auth) and not accepts_one_argument(auth):
         msg = (
-            f"the function auth= of the MCP server {name!r} takes one argument, the run that the request is for. Write "
+            f"the function auth= of the MCP server {name!r} must take one argument, the run of the request. Write "
             "`def auth(run): ...`; it has run.id, run.owner and run.params"
         )
         raise DefinitionError(msg)
     if results not in get_args(Channel):
-        msg = f"results= of the MCP server {name!r} is one of {', '.join(get_args(Channel))}, not {results!r}"
+        msg = f"results= of the MCP server {name!r} must be one of {', '.join(get_args(Channel))}, not {results!r}"
         raise DefinitionError(msg)
     if log_level is not None and log_level not in LEVELS:
-        msg = f"log_level= of the MCP server {name!r} is one of {', '.join(LEVELS)}, not {log_level!r}"
+        msg = f"log_level= of the MCP server {name!r} must be one of {', '.join(LEVELS)}, not {log_level!r}"
         raise DefinitionError(msg)
     if isinstance(subscribe, str):
-        msg = f"subscribe= of the MCP server {name!r} is a list of addresses, not the text {subscribe!r}"
+        msg = f"subscribe= of the MCP server {name!r} must be a list of addresses, not the text {subscribe!r}"
         raise DefinitionError(msg)
 
 
@@ -229,7 +229,7 @@ def _folder_url(name: str, root: str | os.PathLike[str]) -> str:
     if isinstance(root, str) and root.startswith("file://"):
         return root
     if isinstance(root, str) and "://" in root:
-        msg = f"roots= of the MCP server {name!r} are folders, or addresses that begin with file://, not {root!r}"
+        msg = f"roots= of the MCP server {name!r} must be folders, or addresses that start with file://, not {root!r}"
         raise DefinitionError(msg)
     return Path(root).absolute().as_uri()
 
@@ -250,12 +250,12 @@ def _make_target(server: Any, env: Mapping[str, str] | None, cwd: Any) -> object
         if server.startswith(("http://", "https://")):
             return server
         msg = (
-            f"an MCP server is a list of words such as ['npx', 'some-server'], or a URL that begins with http:// or https://, "
+            f"an MCP server must be a list of words such as ['npx', 'some-server'], or a URL that starts with http:// or https://, "
             f"not the text {server!r}"
         )
         raise DefinitionError(msg)
     if not any(kind.__module__.partition(".")[0] == "mcp" for kind in type(server).__mro__):
-        msg = f"an MCP server is a list of words, a URL, or a server of the package mcp, not {server!r}"
+        msg = f"an MCP server must be a list of words, a URL, or a server of the package mcp, not {server!r}"
         raise DefinitionError(msg)
     return server
 
@@ -405,8 +405,8 @@ class McpTools:
                 kept.append(tool.to_json())
             else:
                 left_out.append(
-                    f"{visible(tool.name, strict=True)!r}: its definition changed; the one that was accepted has the digest "
-                    f"{pinned}, this one {tool.digest}; accept it with accept({tool.name!r}, digest)"
+                    f"{visible(tool.name, strict=True)!r}: its definition changed: the accepted one has the digest "
+                    f"{pinned}, the new one {tool.digest}; accept the new one with accept({tool.name!r}, digest)"
                 )
         connection.offered = {tool["name"]: tool["digest"] for tool in kept}
         prompts = select_usable_prompts(raw["prompts"], left_out) if self._prompts else []
@@ -502,7 +502,7 @@ class McpTools:
                 await self.listing(self.name, run=known.run)
             except StepEngineError as error:
                 LOGGER.warning(
-                    "the MCP server %r has another list of tools, and does not give it: %s", self.name, error
+                    "the MCP server %r changed its list of tools, but the new list cannot be read: %s", self.name, error
                 )
                 return result
         if not known.has_unknown_tool(connection.offered):
@@ -527,8 +527,8 @@ class McpTools:
         kept = known.reserve_tool_room(len(new), recorded)
         if kept < len(new):
             LOGGER.warning(
-                "the MCP server %r has more tools than one run keeps (%d, and %d bytes of lists): %d are left out, and later lists "
-                "are not read by this run",
+                "the MCP server %r has more tools than one run can hold (%d, and %d bytes of lists): %d are left out, and this run "
+                "ignores later lists",
                 self.name, TOOLS, RUN_LIST_BYTES, len(new) - kept,
             )  # fmt: skip
             new = new[:kept]

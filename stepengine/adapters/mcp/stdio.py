@@ -187,7 +187,7 @@ class Pipe:
                 self.junk.append(visible(line[:JUNK_CHARS].decode("utf-8", "replace").strip(), strict=True))
             if self.junk_count > JUNK_LINES:
                 first = "; ".join(self.junk)
-                self.problem = f"it wrote more than {JUNK_LINES} lines that are no messages, the first: {first}"
+                self.problem = f"it wrote more than {JUNK_LINES} lines that are not messages, the first: {first}"
             return None
 
     def _pop_answered_id(self, line: bytes) -> int | str | None:

@@ -122,18 +122,18 @@ def parse_tool_list(
             continue
         made[one.tool] = one
     missing = sorted(set(include or ()) - {t["name"] for t in raw})
-    left_out += [f"{visible(name, strict=True)!r}, which the server does not have" for name in missing]
+    left_out += [f"{visible(name, strict=True)!r}: the server has no tool of this name" for name in missing]
     return [made[name] for name in sorted(made)], left_out
 
 
 def _describe_clash(kept: ListedTool, other: ListedTool) -> str:
     """Return why a tool is left out that has the name of one before it."""
     if kept == other:
-        return "it is listed twice, and taken once"
+        return "it is listed twice, and used once"
     if kept.name == other.name:
-        return "it is listed twice with two definitions, and the first one is taken"
+        return "it is listed twice with two definitions, and the first one is used"
     first = visible(kept.name, strict=True)
-    return f"it would be called {other.tool!r}, as {first!r} is, which stands before it; leave that one out with exclude=[...] to have it"
+    return f"it would get the name {other.tool!r}, which {first!r} before it has; to use it, leave {first!r} out with exclude=[...]"
 
 
 def _quote_tool_name(tool: Mapping[str, object]) -> str:
@@ -145,11 +145,11 @@ def _make_listed_tool(server: str, tool: Mapping[str, Any], *, tasks: bool) -> L
         raise DefinitionError(odd)
     is_task = (tool.get("execution") or {}).get("taskSupport") == "required"
     if is_task and not tasks:
-        msg = "it only runs as a task, which the version of the protocol that is spoken with this server does not have"
+        msg = "it runs only as a task, which the protocol version of this server does not support"
         raise DefinitionError(msg)
     name = tool["name"]
     if not name or "\ufffd" in name:
-        msg = "it has no name, or half a character in it, so it cannot be called"
+        msg = "its name is empty or has an invalid character, so it cannot be called"
         raise DefinitionError(msg)
     schema = adapt_schema(tool_name(server, name), tool.get("inputSchema") or {})
     return ListedTool(
@@ -236,11 +236,11 @@ def select_usable_prompts(listed: Sequence[Mapping[str, Any]], left_out: list[st
             continue
         if not 0 < len(name) <= PROMPT_CHARS or visible(name, strict=True) != name:
             left_out.append(
-                f"the prompt {_quote_tool_name(prompt)}: its name is empty or too long, or has something hidden in it"
+                f"the prompt {_quote_tool_name(prompt)}: its name is empty, too long, or has hidden characters"
             )
             continue
         if any(one["name"] == name for one in made):
-            left_out.append(f"the prompt {_quote_tool_name(prompt)}: it is listed twice, and the first one is taken")
+            left_out.append(f"the prompt {_quote_tool_name(prompt)}: it is listed twice, and the first one is used")
             continue
         arguments = [
             {"name": clean_server_text(one["name"]), "required": bool(one.get("required"))}

@@ -96,8 +96,8 @@ async def vercel(
         InputError: for another version.
     """
     if version not in VERSIONS:
-        msg = f"version={version!r} of the package ai is not known; known are {', '.join(map(str, VERSIONS))}"
-        raise InputError(msg, issues=("version is not known",))
+        msg = f"version={version!r} of the package ai is not supported; supported versions: {', '.join(map(str, VERSIONS))}"
+        raise InputError(msg, issues=("version is not supported",))
     page, sources = _ChunkTranslator(message_id, version), [*earlier, events]
     try:
         for number, source in enumerate(sources, 1):
@@ -143,15 +143,15 @@ def prompt_of(messages: Sequence[object], *, trigger: str = "submit-message", me
     """
     last = _last_message(messages)
     if trigger != "submit-message" or (message_id is not None and last.get("role") == "user"):
-        what = "edits what was said" if trigger == "submit-message" else f"asks for {trigger!r:.80}"
-        msg = f"a page {what}, but the conversation is on the server and goes on with what its user says next"
-        raise InputError(msg, issues=("trigger: only what the user says next is taken",))
+        what = "edits an earlier message" if trigger == "submit-message" else f"asks for {trigger!r:.80}"
+        msg = f"a page {what}, but the conversation is stored on the server and continues only with a new user message"
+        raise InputError(msg, issues=("trigger: only a new user message is accepted",))
     if last.get("role") != "user":
-        msg = f"the last message of a page is what its user says; this one is {last.get('role')!r:.80}"
+        msg = f"the last message of a page must be a user message; this one is {last.get('role')!r:.80}"
         raise InputError(msg, issues=("messages: the last one is not a user message",))
     texts = [part.get("text") if part.get("type") == "text" else None for part in _get_message_parts(last)]
     if not all(isinstance(text, str) for text in texts):
-        msg = "a page sent a message with something that is not text; only text parts are read"
+        msg = "a page sent a message with a part that is not text; only text parts are supported"
         raise InputError(msg, issues=("messages: the last one has a part that is not text",))
     said = "\n\n".join([str(text) for text in texts])
     if len(said) > MAX_PROMPT:
@@ -183,7 +183,7 @@ def read_approvals(messages: Sequence[object]) -> dict[str, AnswerLike]:
                 reason = str(more["reason"]) if isinstance(more.get("reason"), str) else ""
                 found[id_.partition(":")[2] or id_] = make_permission_answer(is_allowed=approved, reason=reason)
             case _:
-                msg = f"part {number} of a page's last message is not an approval; one has 'id' and 'approved'"
+                msg = f"part {number} of a page's last message is not an approval; an approval has 'id' and 'approved'"
                 raise InputError(msg, issues=(f"parts[{number}].approval cannot be read",))
     return found
 
@@ -191,7 +191,7 @@ def read_approvals(messages: Sequence[object]) -> dict[str, AnswerLike]:
 def _last_message(messages: Any) -> dict[str, object]:
     last = messages[-1] if isinstance(messages, list | tuple) and messages else None
     if not isinstance(last, dict):
-        msg = "a page sent no messages; the body of its request has a list of them"
+        msg = "a page sent no messages; the request body must have a list of messages"
         raise InputError(msg, issues=("messages: there are none",))
     return last
 
@@ -199,7 +199,7 @@ def _last_message(messages: Any) -> dict[str, object]:
 def _get_message_parts(message: Mapping[str, object]) -> list[dict[str, object]]:
     parts = message.get("parts")
     if not (isinstance(parts, list) and all(isinstance(part, dict) for part in parts)):
-        msg = "a page sent a message without parts; each message has a list of objects"
+        msg = "a page sent a message without parts; each message must have a list of parts, which are objects"
         raise InputError(msg, issues=("messages: the last one has no list of parts",))
     return parts
 
@@ -291,7 +291,7 @@ class _ChunkTranslator:
         for path, call in self._calls.reopen_unsettled_calls(
             lambda *key: _join_call_id(*key) in {*self._approvals, *self._over}
         ):
-            told = {"errorText": "not begun: another call waits for an answer", "dynamic": True}
+            told = {"errorText": "not started: another call waits for an answer", "dynamic": True}
             yield {"type": "tool-output-error", "toolCallId": _join_call_id(path, call), **told}
 
     # --- the root's steps, texts and thoughts ---------------------------------------------------------------------------
@@ -338,7 +338,7 @@ class _ChunkTranslator:
                 yield {
                     "type": "tool-output-error",
                     "toolCallId": call,
-                    "errorText": "the reply broke off",
+                    "errorText": "the reply was discarded",
                     "dynamic": True,
                 }
         if resets:

@@ -386,7 +386,7 @@ async def test_engine_factory_without_choices_serves_without_modes(tmp_path: Pat
     agent.on_connect(editor)  # type: ignore[arg-type]
     made = await agent.new_session(cwd=str(project))
     await said_to(agent, made.session_id, "hello")
-    with pytest.raises(RequestError, match="not among what can be chosen"):
+    with pytest.raises(RequestError, match="'default' is not a valid value for 'mode'"):
         await agent.set_session_mode(session_id=made.session_id, mode_id="default")
     with pytest.raises(RequestError, match="Method not found"):
         await agent.ext_method("session/delete", {"sessionId": made.session_id})

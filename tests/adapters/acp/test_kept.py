@@ -46,7 +46,7 @@ def test_failed_session_write_raises_and_adds_no_turn(kept: KeptSessions, tmp_pa
     (session.folder / "session.json").unlink()
     (session.folder / "session.json").mkdir()
 
-    with pytest.raises(SessionError, match=r"cannot be kept in .*: Is a directory"):
+    with pytest.raises(SessionError, match=r"the session cannot be stored in .*: Is a directory"):
         session.start_turn("Fix it")
     assert [] == session.turns
 
@@ -89,5 +89,5 @@ def test_session_folder_writable_by_others_is_refused(kept: KeptSessions, tmp_pa
     assert 0o600 == (session.folder / "session.json").stat().st_mode & 0o777
     (tmp_path / "editors").chmod(0o777)
     for call in (lambda: kept.create_session(tmp_path), lambda: kept.load_session(session.id)):
-        with pytest.raises(SessionError, match="others may write"):
+        with pytest.raises(SessionError, match="other users can write to the folder"):
             call()

@@ -183,7 +183,10 @@ async def test_external_session_continues_by_params_or_state(project: Path, tmp_
     assert 1 == len({result.unwrap()["session"] for result in (first, second, third)})
     assert ["You said: two", "You said: three"] == [second.text, third.text]
     refused = await Engine([led(project, "plain")]).run("other", params={"session": "s1"})
-    assert ("session", True) == (refused.error.kind, "cannot go on with a session" in refused.error.message)
+    assert ("session", True) == (
+        refused.error.kind,
+        "cannot resume a session; call it without a session" in refused.error.message,
+    )
 
 
 @pytest.mark.deep
@@ -224,7 +227,7 @@ async def test_program_files_are_confined_to_the_workspace(project: Path, tmp_pa
     assert "secret" == outside.read_text()
 
     result = await Engine([led(project, "files", files="none")]).run("other", json.dumps(asked[:2]))
-    assert ["files are not read here", "files are not written here"] == [
+    assert ["this client does not allow reading files", "this client does not allow writing files"] == [
         json.loads(x) for x in result.text.splitlines()
     ]
 
@@ -265,7 +268,7 @@ async def test_commands_run_in_the_workspace_if_rules_allow_them(project: Path) 
     status = {"exitCode": 3, "signal": None}
     assert [status, {"output": "['shop.py'] by me\n"[-20:], "truncated": False, "exitStatus": status}] == ran
     assert ["the command was not allowed", "there is no program 'no-such-program'"] == [refused, missing]
-    assert "commands run in the workspace alone" == outside
+    assert "cwd must be a folder of the workspace" == outside
     decided = [
         event.decision
         for event in events
@@ -290,7 +293,7 @@ async def test_commands_run_in_the_sandbox_that_the_workspace_is(project: Path, 
         told = [json.loads(line) for line in said.text.splitlines()]
         return [one[1]["output"] if isinstance(one, list) else one for one in told]
 
-    same = ["rate = 1\nname = 2\n", "there is no program 'no-such-program'", "commands run in the workspace alone"]
+    same = ["rate = 1\nname = 2\n", "there is no program 'no-such-program'", "cwd must be a folder of the workspace"]
     assert (["False by me\n", *same], ["True by me\n", *same]) == (printed(inside), printed(outside))
 
 
@@ -310,13 +313,13 @@ async def test_the_program_sees_no_keys_that_it_was_not_given(project: Path, mon
 @pytest.mark.parametrize(
     ("way", "kind", "words"),
     [
-        ("dies", "ended", "its program ended (exit 3); it said: out of memory"),
-        ("junk", "protocol", "lines that are no messages, such as 'no JSON'"),
+        ("dies", "ended", "its program ended (exit 3); its stderr ends with: out of memory"),
+        ("junk", "protocol", "lines that are not protocol messages, such as 'no JSON'"),
         ("endless", "protocol", "a line of more than"),
-        ("newer", "protocol", "speaks version 2"),
-        ("nonsense", "protocol", "speaks version 'one'"),
+        ("newer", "protocol", "uses version 2 of the protocol, but only version 1 is supported"),
+        ("nonsense", "protocol", "uses version 'one' of the protocol, but only version 1 is supported"),
         ("locked", "auth_required", "it offers: A key of yours"),
-        ("mute", "time", "no session open within 0.5 s"),
+        ("mute", "time", "did not open a session within 0.5 s; raise start_seconds= if it needs longer"),
     ],
 )
 @pytest.mark.spec("interfaces:IF125")

@@ -70,7 +70,7 @@ def test_only_compaction_and_warnings_become_thoughts() -> None:
     got = updates(*TOLD, *UNTOLD, step, ev.FileChanged(file="a.txt", action="created"))
 
     assert ["agent_thought_chunk"] * 2 == [update.session_update for update in got]
-    assert ["The conversation was made shorter (x).\n", "slow\n"] == [update.content.text for update in got]
+    assert ["The conversation was compacted (x).\n", "slow\n"] == [update.content.text for update in got]
 
 
 @pytest.mark.spec("interfaces:IF21")

@@ -73,7 +73,7 @@ async def test_prompt_after_an_external_wake_starts_the_next_turn(tmp_path: Path
         assert "I woke up." == (await other.resume(journal, now=True)).text
     editor.updates.clear()
     assert "end_turn" == (await said_to(agent, session, said)).stop_reason
-    assert "The run was woken elsewhere" in editor.said()
+    assert "Another process resumed the run. Its output follows." in editor.said()
     assert "I woke up." in editor.said()
     turns = [file.name for file in (tmp_path / "sessions" / session).glob("*.jsonl")]
     assert (1 if said.startswith("/resume") else 2) == len(turns)

@@ -383,14 +383,14 @@ def stream(lines: bytes) -> Callable[[BaseHTTPRequestHandler], None]:
 
 
 WAYS: dict[str, tuple[Callable[[BaseHTTPRequestHandler], None], str]] = {
-    "another API": (lambda request: told(request, 202, b'{"id": 1}'), "without the id of a run"),
-    "a path for an id": (lambda request: told(request, 202, b'{"run_id": "../x", "is_new": true}'), "without the id of a run"),
+    "another API": (lambda request: told(request, 202, b'{"id": 1}'), "POST /runs returned no run id"),
+    "a path for an id": (lambda request: told(request, 202, b'{"run_id": "../x", "is_new": true}'), "POST /runs returned no run id"),
     "a page": (lambda request: told(request, 200, b"<html>", content_type="text/html"), "without a JSON object"),
     "deep": (lambda request: told(request, 202, b"[" * 1_000_000), "without a JSON object"),
-    "an unknown status": (after_start(viewed(status="dreaming")), "a run whose status is 'dreaming'"),
+    "an unknown status": (after_start(viewed(status="dreaming")), "a run with the status 'dreaming'"),
     "odd questions": (after_start(viewed(questions=[{"id": 7}])), "a question without an id"),
-    "no events": (after_start(lambda request: told(request, 200, b"{}")), "no event stream"),
-    "no JSON": (after_start(stream(b"data: x\n\n")), "no JSON object with a type"),
+    "no events": (after_start(lambda request: told(request, 200, b"{}")), "events that are not an event stream"),
+    "no JSON": (after_start(stream(b"data: x\n\n")), "an event that is not a JSON object with a type"),
     "an endless answer": (endless, "an answer of more than 1,000,000 bytes"),
     "an endless event": (after_start(endless), "an event of more than 1,000,000 bytes"),
 }  # fmt: skip
@@ -541,7 +541,7 @@ async def test_event_id_invalid_as_a_header_fails_the_call(event_id: str) -> Non
     with odd_server(after_start(answer)) as (url, _):
         error = await refused(RemoteAgent("other", url=url, token="t" * 20, away_seconds=2))
 
-    assert ("protocol", True) == (error.kind, "an event id that no header can hold" in error.message), error.message
+    assert ("protocol", True) == (error.kind, "an event id with invalid characters" in error.message), error.message
 
 
 @pytest.mark.parametrize("status", [302, 307])
@@ -553,7 +553,11 @@ async def test_redirect_is_not_followed_and_the_token_stays_here(status: int) ->
     ):
         error = await refused(RemoteAgent("other", url=url, token="t" * 20))
 
-    assert ("protocol", [], True) == (error.kind, followed, "elsewhere" in error.message)
+    assert ("protocol", [], True) == (
+        error.kind,
+        followed,
+        f"redirects POST /runs to '{elsewhere}/runs'; the token is not sent there" in error.message,
+    )
     assert 1 == len(asked)
 
 
@@ -562,7 +566,7 @@ async def test_absent_server_fails_the_call_and_warns_it_may_continue() -> None:
     with odd_server(after_start(lambda request: told(request, 503, b""))) as (url, _):
         error = await refused(RemoteAgent("other", url=url, token="t" * 20, away_seconds=0.1))
 
-    assert ("ended", True) == (error.kind, "may go on" in error.message)
+    assert ("ended", True) == (error.kind, "the run of 'other' may continue there" in error.message)
 
 
 @pytest.mark.spec("interfaces:IF164")

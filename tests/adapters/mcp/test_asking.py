@@ -87,8 +87,8 @@ def test_field_limits_are_shown_and_invalid_values_asked_again(field: Any, unfit
 @pytest.mark.parametrize(
     ("field", "said", "value", "told"),
     [
-        ({"type": "string", "default": "red"}, "default", "red", "default: red, which 'default' stands for"),
-        ({"type": "integer", "default": 7}, "Default", 7, "default: 7, which 'default' stands for"),
+        ({"type": "string", "default": "red"}, "default", "red", "default: red (answer 'default' to use it)"),
+        ({"type": "integer", "default": 7}, "Default", 7, "default: 7 (answer 'default' to use it)"),
         ({"type": "boolean", "default": True}, "no", False, "default: yes"),
         (
             {"type": "string", "oneOf": [{"const": "a", "title": "An A"}, {"const": "b"}], "default": "a"},
@@ -135,7 +135,7 @@ def test_default_cannot_be_combined_and_yields_to_a_named_choice() -> None:
     _, asked = answered(form(several), "b, default", "b")
     answer, (question,) = answered(form(named), "Default")
 
-    assert "'default' stands alone" in asked[1].question
+    assert "'default' cannot be combined with other choices" in asked[1].question
     assert ({"x": "Default"}, ("Default", "other")) == (answer["content"], question.options)
 
 
@@ -178,7 +178,7 @@ def test_long_list_takes_only_its_choices() -> None:
     answer, asked = answered(form(field), "c1, nonsense", "c1, c59")
 
     assert {"action": "accept", "content": {"x": ["c1", "c59"]}} == answer
-    assert "'nonsense' is none of c0, " in asked[1].question
+    assert "'nonsense' is not one of c0, " in asked[1].question
 
 
 def test_three_invalid_answers_decline_the_form() -> None:

@@ -297,7 +297,7 @@ async def test_everything_form_is_asked_by_field_with_limits_and_titles(agent: A
 
     questions = [one.text for one in person.asked]
     sent = json.loads(result.text[result.text.index("Raw result: ") + len("Raw result: ") :])["content"]
-    assert any("a whole number, at least 1, at most 100, may be left out, default: 42" in one for one in questions)
+    assert any("a whole number, at least 1, at most 100, optional, default: 42" in one for one in questions)
     assert "It was a dark and stormy night." == sent["firstLine"]
     assert ["hero-1", "fish-1", "pet-1"] == [
         value[0] if isinstance(value, list) else value

@@ -193,10 +193,10 @@ async def test_server_logs_are_recorded_from_the_level_and_cleaned(
         async with Engine([worker(source)], models=ScriptedModel([tool_call("srv__look", {}), "ok"])) as engine:
             await engine.run("worker", "Go.")
 
-    said = [(one.levelname, one.getMessage()) for one in caplog.records if "says" in one.getMessage()]
+    said = [(one.levelname, one.getMessage()) for one in caplog.records if " logged: " in one.getMessage()]
     assert [
-        ("ERROR", "the MCP server 'srv' (part) says: loud\\n\\x1b[2J"),
-        ("WARNING", "the MCP server 'srv' (part) says: {\"a\":1}"),
+        ("ERROR", "the MCP server 'srv' (part) logged: loud\\n\\x1b[2J"),
+        ("WARNING", "the MCP server 'srv' (part) logged: {\"a\":1}"),
     ] == said
     assert ["warning"] == talking.levels
 
@@ -214,7 +214,7 @@ async def test_log_flood_ends_with_a_notice(caplog: pytest.LogCaptureFixture, mo
 
     said = [one.getMessage() for one in caplog.records if "the MCP server 'srv'" in one.getMessage()]
     assert 3 == len(said)
-    assert "the MCP server 'srv' has said 2 lines; no more of them are logged" == said[-1]
+    assert "the MCP server 'srv' has logged 2 lines; later lines are dropped" == said[-1]
 
 
 @pytest.mark.filterwarnings("ignore::mcp.shared.exceptions.MCPDeprecationWarning")
@@ -385,7 +385,7 @@ def test_task_only_tools_are_left_out_without_task_support() -> None:
     tools, left_out = parse_tool_list("srv", [slow, look], include=None, exclude=(), tasks=False)
 
     assert ["look"] == [one.name for one in tools]
-    assert "'slow': it only runs as a task, which the version of the protocol" in left_out[0]
+    assert "'slow': it runs only as a task, which the protocol version of this server does not support" in left_out[0]
 
 
 # --- what is said and not so ------------------------------------------------------------------------------------------
@@ -491,11 +491,11 @@ async def test_undisplayed_bytes_reach_handlers_and_replays() -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"auth": "token"}, r"auth= of the MCP server 'srv' is an Auth of httpx2"),
-        ({"results": "twice"}, r"results= .* is one of once, text, structured, not 'twice'"),
-        ({"log_level": "loud"}, r"log_level= .* is one of debug, info"),
-        ({"subscribe": "a://b"}, r"subscribe= .* is a list of addresses"),
-        ({"roots": ["https://example.com"]}, r"roots= .* are folders"),
+        ({"auth": "token"}, r"auth= of the MCP server 'srv' must be an Auth of httpx2"),
+        ({"results": "twice"}, r"results= .* must be one of once, text, structured, not 'twice'"),
+        ({"log_level": "loud"}, r"log_level= .* must be one of debug, info"),
+        ({"subscribe": "a://b"}, r"subscribe= .* must be a list of addresses"),
+        ({"roots": ["https://example.com"]}, r"roots= .* must be folders"),
     ],
 )
 def test_invalid_source_options_are_refused(options: Any, why: str) -> None:

@@ -72,7 +72,7 @@ async def test_invalid_answer_is_asked_again_and_a_refusal_declines(near: Any, a
     async with Engine([agent(near(protocol=protocol))], models=model, interactor=person) as engine:
         result = await engine.run("worker", "Order.")
 
-    assert "'large' is no integer" in person.asked[1].text
+    assert "'large' is not a valid integer" in person.asked[1].text
     assert ["ok", "error"] == [one.result.status for one in result.tool_calls]
     assert "ordered shoes: 43, no gift" == texts(result)[0]
 

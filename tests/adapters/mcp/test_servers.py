@@ -322,9 +322,9 @@ async def test_unreadable_reply_is_an_immediate_error(mode: str, odd: Any, agent
 @pytest.mark.parametrize(
     ("mode", "said"),
     [
-        ("dead", "it said: no licence"),
-        ("mute", "it did not answer within 0.1 s; give it longer, with start_timeout=60"),
-        ("noise", "it wrote more than 100 lines that are no messages, the first: this is not a message"),
+        ("dead", "its stderr ends with: no licence"),
+        ("mute", "it did not answer within 0.1 s; give it more time with start_timeout=60"),
+        ("noise", "it wrote more than 100 lines that are not messages, the first: this is not a message"),
     ],
 )
 async def test_server_failing_to_start_fails_the_run_with_reason(
@@ -379,7 +379,7 @@ async def test_a_single_step_has_the_tools_of_a_server_too(near: Any, agent: Any
 def test_a_server_is_named_in_code_and_never_by_text() -> None:
     with pytest.raises(DefinitionError, match="not the text 'rm -rf /'"):
         mcp_tools("rm -rf /", name="small")
-    with pytest.raises(DefinitionError, match="is not a name of a server"):
+    with pytest.raises(DefinitionError, match="is not a valid server name"):
         mcp_tools(["x"], name="a__b")
 
 
@@ -412,5 +412,7 @@ async def test_slow_npx_start_explains_the_download_and_timeout(
     async with Engine([agent(source)], models=ScriptedModel([])) as engine:
         result = await engine.run("worker", "Go.")
 
-    said = "it did not answer within 0.1 s; npx fetches what is not there yet; give it longer, with start_timeout=60"
+    said = (
+        "it did not answer within 0.1 s; npx may still be downloading packages; give it more time with start_timeout=60"
+    )
     assert result.error.message.endswith(said)

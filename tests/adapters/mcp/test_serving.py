@@ -294,7 +294,7 @@ async def test_uncreatable_journal_folder_is_an_error_result(tmp_path: Path) -> 
         result = await client.call_tool("shop", {})
 
     assert result.is_error
-    assert "which cannot be made" in said(result)
+    assert "cannot be created: Not a directory" in said(result)
 
 
 @pytest.mark.deep
@@ -360,9 +360,9 @@ async def _status(url: str, token: str) -> int:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"host": "0.0.0.0"}, "whoever reaches '0.0.0.0' could run these agents"),
-        ({"host": "example.com"}, "give a token"),
-        ({"port": 70_000}, "nobody can listen at 127.0.0.1:70000"),
+        ({"host": "0.0.0.0"}, "anyone who reaches '0.0.0.0' could run these agents"),
+        ({"host": "example.com"}, "set a token that clients must send"),
+        ({"port": 70_000}, "cannot listen at 127.0.0.1:70000"),
     ],
 )
 @pytest.mark.spec("interfaces:IF66")
@@ -445,7 +445,7 @@ async def test_tool_calls_of_a_run_are_reported_as_progress() -> None:
 
 def test_duplicate_or_missing_agents_are_refused() -> None:
     agent = AgentDefinition("shop", handle_steps=asking)
-    with pytest.raises(DefinitionError, match="two agents would be the tool 'shop'"):
+    with pytest.raises(DefinitionError, match="two agents have the tool name 'shop'"):
         AgentServer([Offered(Engine(models=ScriptedModel([])), agent)] * 2)
     with pytest.raises(DefinitionError, match="needs at least one agent"):
         AgentServer([])

@@ -196,15 +196,19 @@ def guarded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 GIVE = "mcp_tools(headers={'Authorization': 'Bearer ...'})"
 SUCH = "such as an OAuthClientProvider of the package mcp"
 REFUSALS = {
-    "no token": (401, {}, f"get a token and give it with {GIVE}, or sign in with mcp_tools(auth=...), {SUCH}"),
+    "no token": (401, {}, f"get a token and pass it with {GIVE}, or sign in with mcp_tools(auth=...), {SUCH}"),
     "an old token": (
         401,
         {"authorization": "Bearer old"},
-        "is not one that it takes, or is no longer: get another one",
+        "the token in headers= is invalid or expired: get a new one",
     ),
-    "a token of another": (403, {"Authorization": "Bearer x"}, "the token in headers= may not do this"),
-    "forbidden": (403, {}, f"it may want a token, given with {GIVE}"),
-    "nothing there": (404, {}, "nothing that speaks MCP is at this address, which often ends in /mcp"),
+    "a token of another": (
+        403,
+        {"Authorization": "Bearer x"},
+        "the token in headers= does not have the permission for this",
+    ),
+    "forbidden": (403, {}, f"it may require a token, passed with {GIVE}"),
+    "nothing there": (404, {}, "there is no MCP server at this URL, which often ends in /mcp"),
     "refused": (418, {}, "I'm a Teapot"),
 }
 
@@ -301,7 +305,7 @@ async def test_failed_sign_in_is_explained_and_not_retried(
         result = await engine.run("worker", "Go.")
 
     said = result.tool_calls[0].result.text if works else result.error.message
-    assert "signing in with auth= did not work: RuntimeError: the keychain is locked" in said
+    assert "signing in with auth= failed: RuntimeError: the keychain is locked" in said
 
 
 class OfUsers(Guarded):
@@ -422,7 +426,7 @@ async def test_token_expiring_in_a_run_is_explained_in_the_result(guarded: Any, 
     assert "seen" == first.text
     refused = "the MCP server 'far' refused the request: it answered 401 Unauthorized"
     assert ("error", True) == (second.status, second.text.startswith(refused))
-    assert "is no longer: get another one" in second.text
+    assert "is invalid or expired: get a new one" in second.text
 
 
 class Mixed(Guarded):
@@ -640,7 +644,5 @@ async def test_unchanged_refused_headers_are_sent_once(
     async with Engine([agent(source)], models=ScriptedModel([])) as engine:
         result = await engine.run("worker", "Go.")
 
-    assert result.error.message.endswith(
-        "the token of auth= is not one that it takes, or is no longer: get another one"
-    )
+    assert result.error.message.endswith("the token of auth= is invalid or expired: get a new one")
     assert 1 == Guarded.asked
