@@ -59,14 +59,14 @@ BUSY = (
 
 def _check_positive(_: object, field: attrs.Attribute[Any], value: Any) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= MOST:
-        msg = f"ProgramLimits({field.name}=...) is a number above 0 and up to {MOST:,}, not {value!r}"
+        msg = f"ProgramLimits({field.name}=...) must be a number above 0 and at most {MOST:,}, not {value!r}"
         raise DefinitionError(msg)
 
 
 def _check_whole(owner: object, field: attrs.Attribute[Any], value: Any) -> None:
     _check_positive(owner, field, value)
     if not isinstance(value, int):
-        msg = f"ProgramLimits({field.name}=...) is a whole number, not {value!r}"
+        msg = f"ProgramLimits({field.name}=...) must be a whole number, not {value!r}"
         raise DefinitionError(msg)
 
 
@@ -158,11 +158,11 @@ def code_mode(
 
 def _check_where(where: str, agents: Sequence[Any], *, ask: bool) -> None:
     if where not in {"here", "provider"}:
-        msg = f"code_mode(where=...) is 'here' or 'provider', not {where!r}"
+        msg = f"code_mode(where=...) must be 'here' or 'provider', not {where!r}"
         raise DefinitionError(msg)
     if where == "provider" and (agents or ask):
         given = "agents=[...]" if agents else "ask=True"
-        msg = f"code_mode(where='provider') takes no {given}: the programs of a provider call tools alone; leave it out, or where="
+        msg = f"code_mode(where='provider') cannot have {given}: programs at a provider call only tools; leave out one of the two"
         raise DefinitionError(msg)
 
 
@@ -175,7 +175,7 @@ def _check_and_collect_specs(tools: Sequence[Any], agents: Sequence[Any], name: 
     for one, kind in given:
         if not isinstance(one, kind):
             msg = (
-                f"code_mode takes tools, direct=[...] more of them, and agents=[...] definitions of agents, not {one!r}"
+                f"code_mode takes tools, more tools in direct=[...], and agent definitions in agents=[...], not {one!r}"
             )
             raise DefinitionError(msg)
     if not given:
@@ -184,14 +184,14 @@ def _check_and_collect_specs(tools: Sequence[Any], agents: Sequence[Any], name: 
     specs = [one.spec if isinstance(one, Tool) else one for one in tools]
     own = next((spec.name for spec in specs if spec.ends_turn), None)
     if own is not None:
-        msg = f"the tool {own!r} ends a turn, and a program has none: give it to the agent itself"
+        msg = f"a program cannot call the tool {own!r}, which ends a turn; give it to the agent itself"
         raise DefinitionError(msg)
     names = [name, *[spec.name for spec in specs]]
     twice = next((one for n, one in enumerate(names) if one in names[:n]), None)
     if twice is not None:
         msg = (
-            f"code_mode is given two tools called {twice!r}, itself among them; names are unique, and what stands in direct=[...] is a "
-            "function of programs, too"
+            f"code_mode got two tools named {twice!r}, counting itself; rename one. Programs can also call the tools in "
+            "direct=[...], so list each tool once"
         )
         raise DefinitionError(msg)
     return specs
@@ -514,8 +514,9 @@ class _ProgramRun(RunningProgram):
             return
         line = known.get("line") or now.get("line") or 1
         msg = (
-            f"a program that is recorded to its end does something else in line {line}, `{get_program_line(self.code, line)}`, when it is run again for "
-            f"its variables in {self._programs.sandbox.name}; run it where it was recorded, or fork the run before it"
+            f"a recorded program behaves differently in line {line}, `{get_program_line(self.code, line)}`, when "
+            f"{self._programs.sandbox.name} runs it again to restore its variables. "
+            "Resume the run in the sandbox that recorded it, or fork the run before the program"
         )
         fields = [(one.pointer, repr(one.recorded), repr(one.now)) for one in other]
         raise ReplayDivergence(msg, kind="changed", diff=fields)

@@ -367,23 +367,21 @@ class _SchemaClassReader:
             for name in reached:
                 if self._kinds.get(name) == "typed_dict" and found.setdefault(name, extra) != extra:
                     self._refuse(
-                        f"the typed dict {name!r} stands in models that differ in extra=...; one for each, or the same extra, would be fine"
+                        f"models with different extra=... share the typed dict {name!r}; give them the same extra, or a typed dict each"
                     )
         return found
 
     def _spend_shown(self, work: int) -> None:
         self._shown_left -= work
         if self._shown_left < 0:
-            self._refuse("the schema classes of this file refer to each other too often; fewer classes would be fine")
+            self._refuse("the schema classes of this file refer to each other too often; use fewer classes")
 
     def _field_shape(self, node: ast.ClassDef, field: _ClassField) -> str:
         """Return the shape of the schema classes in the value of a field; ``""`` if there are none."""
         if UNENDING in field.shape:
             if self._reachable_through(field.refers, through=()) & self._kinds.keys():
                 self._line, self._where = field.line, f"class {node.name!r}"
-                self._refuse(
-                    "a type alias that holds itself cannot hold schema classes; a schema class that holds itself would be fine"
-                )
+                self._refuse("a recursive type alias cannot contain schema classes; use a recursive schema class")
             return ""
         return "" if field.shape == LEFT_OUT else field.shape
 
@@ -424,11 +422,11 @@ class _SchemaClassReader:
             if base := self._schema_base(node):
                 self._line, self._where = node.lineno, f"class {node.name!r}"
                 if id(node) not in self._tops:
-                    self._refuse("a schema class stands at the top of its file, not inside of something")
+                    self._refuse("a schema class must be at the top level of its file; move it there")
                 if self._names.get_binding(node.name).node is not node:
-                    self._refuse("its name is bound more than once; a name of its own would be fine")
+                    self._refuse("its name is bound more than once; give it a unique name")
                 if len(found) >= MAX_CLASSES:
-                    self._refuse(f"there are too many schema classes; {MAX_CLASSES} in a file are fine")
+                    self._refuse(f"there are too many schema classes; a file may have at most {MAX_CLASSES}")
                 bases[node.name] = base
                 found.append(node)
         return self._sort_by_base(found, bases)
@@ -442,7 +440,7 @@ class _SchemaClassReader:
                 chain.append(bases[chain[-1]])
             self._line, self._where = node.lineno, f"class {node.name!r}"
             if len(chain) > MAX_DEPTH_LEVELS:
-                self._refuse(f"it is made of more than {MAX_DEPTH_LEVELS} classes, or of itself; fewer would be fine")
+                self._refuse(f"it inherits from itself, or through more than {MAX_DEPTH_LEVELS} classes; use fewer")
             if chain[-1] not in {"pydantic.BaseModel", "typing.TypedDict"}:
                 continue
             chains[node.name] = len(chain)
@@ -463,10 +461,10 @@ class _SchemaClassReader:
         bases = [name for name in named if self._may_be_schema_class(name)]
         if hidden or (bases and len(named) > 1):
             self._refuse(
-                "its bases are not plain; one base would be fine: BaseModel, TypedDict or a schema class of this file"
+                "its bases are not supported; use one base: BaseModel, TypedDict or a schema class of this file"
             )
         if bases and bases[0].startswith("pydantic.") and bases[0] != "pydantic.BaseModel":
-            self._refuse(f"{bases[0]!r} is not read; BaseModel or TypedDict would be fine")
+            self._refuse(f"{bases[0]!r} is not supported here; use BaseModel or TypedDict")
         return bases[0] if bases else ""
 
     def _may_be_schema_class(self, name: str) -> bool:
@@ -517,16 +515,16 @@ class _SchemaClassReader:
         self._seen = set()
         left = self._left
         if node.decorator_list:
-            self._refuse("decorators of schema classes are not read; the class without one would be fine")
+            self._refuse("decorators of schema classes are not supported here; remove them")
         if getattr(node, "type_params", None):
-            self._refuse("schema classes with type parameters are not read; a class for each type would be fine")
+            self._refuse("schema classes with type parameters are not supported here; write a class for each type")
         base = self._base_name(node.bases[0])
         fields = dict(self._fields.get(base, {}))
         self._count_fields(len(fields))
         words = {word.arg: word.value for word in node.keywords}
         is_total = self._read_bool(words.pop("total")) if kind == "typed_dict" and "total" in words else True
         if words and kind == "typed_dict":
-            self._refuse(f"{next(iter(words))!r} is not read here; total=False would be fine")
+            self._refuse(f"{next(iter(words))!r} is not supported here; a TypedDict takes only total=")
         self._extras[name] = self._read_extra_setting(words, extra=self._extras.get(base))
         self._own = frozenset(_names_with_values(node))
         for at, statement in enumerate(node.body):
@@ -544,7 +542,7 @@ class _SchemaClassReader:
     def _count_fields(self, fields: int) -> None:
         self._fields_left -= fields
         if self._fields_left < 0:
-            self._refuse(f"there are too many fields; {MAX_FIELDS_OF_FILE:,} in a file are fine")
+            self._refuse(f"there are too many fields; a file may have at most {MAX_FIELDS_OF_FILE:,}")
 
     def _read_statement(
         self, node: ast.ClassDef, statement: ast.stmt, fields: dict[str, _ClassField], *, is_total: bool, is_first: bool
@@ -564,23 +562,23 @@ class _SchemaClassReader:
                 self._check_field_name(node, name, fields)
                 fields[name] = self._read_field(statement, self._kinds[node.name], is_total=is_total)
             case ast.FunctionDef() | ast.AsyncFunctionDef():
-                self._refuse(f"{statement.name!r} is code, which is not run here; fields alone would be fine")
+                self._refuse(f"{statement.name!r} is a method, which is not supported here; keep only fields")
             case _:
                 self._refuse(
-                    f"{_name_of_node(statement)} is not read; fields such as `name: str`, a docstring and model_config are fine"
+                    f"{_name_of_node(statement)} is not supported here; use fields such as `name: str`, a docstring and model_config"
                 )
 
     def _check_field_name(self, node: ast.ClassDef, name: str, fields: Mapping[str, _ClassField]) -> None:
         is_private = name.startswith("_" if self._kinds[node.name] == "model" else "__")
         if is_private or name == "model_config":
-            self._refuse("this is no name of a field; one without '_' at its beginning would be fine")
+            self._refuse("this is not a valid field name; use one that does not start with '_'")
         if name in self._seen:
-            self._refuse("it is declared twice; once would be fine")
+            self._refuse("it is declared twice; remove one declaration")
         self._seen.add(name)
         if name not in fields:
             self._count_fields(1)
             if len(fields) >= MAX_FIELDS:
-                self._refuse(f"there are too many fields; {MAX_FIELDS} in a class are fine")
+                self._refuse(f"there are too many fields; a class may have at most {MAX_FIELDS}")
 
     def _config_arguments(self, node: ast.expr) -> Mapping[str | None, ast.expr]:
         if (
@@ -591,24 +589,24 @@ class _SchemaClassReader:
             return {word.arg: word.value for word in node.keywords}
         if isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant) for key in node.keys):
             return {key.value: value for key, value in zip(node.keys, node.values, strict=True)}  # type: ignore[union-attr]
-        return self._refuse(f'{_name_of_node(node)} is not read; ConfigDict(extra="forbid") would be fine')
+        return self._refuse(f'{_name_of_node(node)} is not supported here; use ConfigDict(extra="forbid")')
 
     def _read_extra_setting(self, words: Mapping[str | None, ast.expr], *, extra: bool | None) -> bool | None:
         """Return ``additionalProperties`` for a class's settings; *extra* if they do not set it, ``None`` for ``"ignore"``."""
         strange = [word for word in words if word not in {"extra", "title"}]
         if strange:
-            self._refuse(f"the setting {strange[0]!r} is not read; extra='forbid' and title='...' are")
+            self._refuse(f"the setting {strange[0]!r} is not supported here; use extra='forbid' or title='...'")
         for word, node in words.items():
             value = self._evaluate_literal(_At(node, 0))
             if word == "extra":
                 if not isinstance(value, str) or value not in EXTRA:
-                    self._refuse("extra is 'forbid', 'allow' or 'ignore'")
+                    self._refuse("extra must be 'forbid', 'allow' or 'ignore'")
                 extra = EXTRA[value]
         return extra
 
     def _read_bool(self, node: ast.expr) -> bool:
         value = self._evaluate_literal(_At(node, 0))
-        return value if isinstance(value, bool) else self._refuse("total is True or False")
+        return value if isinstance(value, bool) else self._refuse("total must be True or False")
 
     # --- fields
 
@@ -619,11 +617,11 @@ class _SchemaClassReader:
         refers = frozenset(self._refers)
         if kind == "typed_dict":
             if node.value is not None or read.given:
-                self._refuse("a field of a TypedDict has no default and no alias; NotRequired[...] would be fine")
+                self._refuse("a field of a TypedDict cannot have a default or an alias; use NotRequired[...]")
             is_required = marks[-1] == "typing.Required" if marks else is_total
             return _ClassField(read.schema, read.shape, is_required, NOTHING, "", refers, node.lineno)
         if marks:
-            self._refuse("Required and NotRequired are for a TypedDict; a default would be fine")
+            self._refuse("Required and NotRequired are only for a TypedDict; give the field a default instead")
         if node.value is not None:
             read = self._with_default(read, node.value)
         default = read.given.get("default", NOTHING)
@@ -657,11 +655,13 @@ class _SchemaClassReader:
         self._refuse_own_field_name(call.func)
         words = {word.arg: word.value for word in call.keywords}
         if len(call.args) > 1 or any(isinstance(one, ast.Starred) for one in call.args) or None in words:
-            self._refuse("what Field is given is not plain; one default and keywords would be fine")
+            self._refuse("these arguments of Field(...) are not supported here; pass at most one default, and keywords")
         if call.args:
             words = {"default": call.args[0], **words}
         if strange := [word for word in words if word not in OF_FIELD]:
-            self._refuse(f"Field({strange[0]}=...) is not read; these are: {list_names(sorted(OF_FIELD), strange[0])}")
+            self._refuse(
+                f"Field({strange[0]}=...) is not supported here; supported keywords: {list_names(sorted(OF_FIELD), strange[0])}"
+            )
         given = {**read.given, **self._field_settings(words)}
         values = {word: self._evaluate_literal(_At(node, 0)) for word, node in words.items() if word not in ONCE}
         for word in CONSTRAINTS:
@@ -680,7 +680,7 @@ class _SchemaClassReader:
             made = FACTORIES.get(self._resolve_binding(words["default_factory"]).what)
             if made is None or given:
                 self._refuse(
-                    "default_factory is `list` or `dict`, without a default beside it; a literal default would be fine, too"
+                    "default_factory must be `list` or `dict`, without another default; or write a literal default"
                 )
             given = {"default": made(), "is_made": True}
         if "alias" in words:
@@ -694,13 +694,13 @@ class _SchemaClassReader:
             if value is None:
                 continue
             if word == "examples":
-                told[word] = value if isinstance(value, list) else self._refuse("examples are a list of literals")
+                told[word] = value if isinstance(value, list) else self._refuse("examples must be a list of literals")
             else:
                 told[word] = self._check_text(word, value)
         return told
 
     def _check_text(self, word: str, value: object) -> str:
-        return value if isinstance(value, str) else self._refuse(f"{word} is a text")
+        return value if isinstance(value, str) else self._refuse(f"{word} must be a string")
 
     def _apply_constraint(self, read: _Read, word: str, value: Any) -> _Read:
         """Return a type with a constraint, written where pydantic writes it."""
@@ -716,17 +716,17 @@ class _SchemaClassReader:
         takes = read.kind != "union" or any(one.get("type") == "string" for one in read.schema["anyOf"])
         if word not in lengths or not takes:
             self._refuse(
-                f"Field({word}=...) says nothing about such a type; ge, gt, le, lt, multiple_of are for numbers, pattern for str, "
-                "min_length and max_length for str, list and dict, and a union takes them at its members: Annotated[..., Field(...)]"
+                f"Field({word}=...) does not apply to this type. ge, gt, le, lt and multiple_of are for numbers, pattern is for str. "
+                "min_length and max_length are for str, list and dict. In a union, constrain its members: Annotated[..., Field(...)]"
             )
         if type(value) is not int or value < 0:
-            self._refuse(f"{word} is a number from 0")
+            self._refuse(f"{word} must be a whole number of at least 0")
         return attrs.evolve(read, schema={**read.schema, lengths[word]: value})
 
     def _apply_bound(self, read: _Read, word: str, value: Any) -> _Read:
         allowed = (int,) if read.kind == "integer" else (int, float)
         if type(value) not in allowed or (word == "multiple_of" and value <= 0):
-            self._refuse(f"{word} is a number that fits the type, and multiple_of is more than 0")
+            self._refuse(f"{word} must be a number that fits the type, and multiple_of must be more than 0")
         if read.kind != "decimal":
             return attrs.evolve(read, schema={**read.schema, NUMERIC[word]: value})
         number, *others = read.schema["anyOf"]  # as in pydantic, which does not constrain the text form
@@ -736,7 +736,7 @@ class _SchemaClassReader:
         """Check type and length of a pattern, store it with its line for ``_check_patterns``, and return it."""
         text = self._check_text("pattern", value)
         if len(text) > MAX_PATTERN_CHARS:
-            self._refuse(f"the pattern has {len(text):,} characters; up to {MAX_PATTERN_CHARS} would be fine")
+            self._refuse(f"the pattern has {len(text):,} characters; use at most {MAX_PATTERN_CHARS}")
         self._patterns.setdefault(text, self._line)
         return text
 
@@ -774,7 +774,7 @@ class _SchemaClassReader:
             if one not in nulls:
                 read = self._read_non_union_annotation(one)
                 if len(members) > 1 and read.given:
-                    self._refuse("a member of a union has no default and no alias; the whole field may have them")
+                    self._refuse("a member of a union cannot have a default or an alias; give them to the whole field")
                 reads.append(read)
         if len(reads) > 1:
             reads = _without_duplicates(reads, key=lambda one: repr(one.schema))
@@ -800,9 +800,7 @@ class _SchemaClassReader:
             else:
                 left.extend(reversed(parts))
             if len(found) > MAX_UNION_MEMBERS:
-                self._refuse(
-                    f"a union of more than {MAX_UNION_MEMBERS} types is not read; fewer, or one Literal, would be fine"
-                )
+                self._refuse(f"a union may have at most {MAX_UNION_MEMBERS} types; use fewer, or one Literal")
         return found
 
     def _union_parts(self, at: _At) -> list[_At] | None:
@@ -823,7 +821,7 @@ class _SchemaClassReader:
             self._spend()
             if at.depth > MAX_DEPTH_LEVELS:
                 self._refuse(
-                    f"its type leads more than {MAX_DEPTH_LEVELS} levels deep, or to itself; fewer would be fine"
+                    f"its type is recursive, or nested more than {MAX_DEPTH_LEVELS} levels deep; use a simpler type"
                 )
             node = at.node
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -837,11 +835,11 @@ class _SchemaClassReader:
 
     def _parse_quoted(self, text: str) -> ast.expr:
         if len(text) > MAX_ANNOTATION_CHARS:
-            self._refuse(f"an annotation of more than {MAX_ANNOTATION_CHARS:,} characters in quotes is not read")
+            self._refuse(f"a quoted annotation may have at most {MAX_ANNOTATION_CHARS:,} characters; remove the quotes")
         try:
             return ast.parse(text.strip(), mode="eval").body
         except (SyntaxError, ValueError, RecursionError, MemoryError):
-            return self._refuse(f"what stands in quotes is no type; these are fine: {TYPES_HERE}")
+            return self._refuse(f"the quoted annotation is not a supported type; use one of {TYPES_HERE}")
 
     def _refuse_own_field_name(self, node: ast.AST) -> None:
         """Raise an error for a name that refers to a field of its own class."""
@@ -850,7 +848,7 @@ class _SchemaClassReader:
                 break
             node = node.value
         if isinstance(node, ast.Name) and node.id in self._own:
-            self._refuse(f"{node.id!r} stands for the field of that name here; another name of the field would be fine")
+            self._refuse(f"{node.id!r} means the field of that name here; rename the field")
 
     def _read_non_union_annotation(self, at: _At) -> _Read:
         node = at.node
@@ -859,7 +857,7 @@ class _SchemaClassReader:
         if isinstance(node, ast.Subscript):
             self._refuse_own_field_name(node.value)
             return self._read_subscript(node, at.depth + 1)
-        return self._refuse(f"{_name_of_node(node)} is no type; these are fine: {TYPES_HERE}")
+        return self._refuse(f"{_name_of_node(node)} is not a supported type; use one of {TYPES_HERE}")
 
     def _read_name(self, node: ast.Name | ast.Attribute, depth: int) -> _Read:
         bound = self._resolve_binding(node)
@@ -880,7 +878,7 @@ class _SchemaClassReader:
         if what == CLASS and any(self._resolve_binding(base).what in ENUMS for base in bound.node.bases):
             self._read_enum(bound.node)
             return self._make_reference(bound.node.name, LEFT_OUT)
-        return self._refuse(f"{_name_of_node(node)} is no type that is read here; these are: {TYPES_HERE}")
+        return self._refuse(f"{_name_of_node(node)} is not a supported type; use one of {TYPES_HERE}")
 
     def _make_reference(self, name: str, shape: str) -> _Read:
         self._refers.add(name)
@@ -897,7 +895,7 @@ class _SchemaClassReader:
         if what in LISTS | SETS and len(items) == 1:
             read = self._read_inner(items[0], depth)
             if what in SETS and read.shape != LEFT_OUT:
-                self._refuse("schema classes do not go into a set; list[...] would be fine")
+                self._refuse("a set cannot contain schema classes; use list[...]")
             return _Read(
                 {"type": "array", "items": read.schema, **_unique_items(what)},
                 "array",
@@ -905,19 +903,19 @@ class _SchemaClassReader:
             )
         if what in DICTS and len(items) == 2:  # noqa: PLR2004 - key and value
             return self._read_dict(items, depth)
-        return self._refuse(f"{_name_of_node(node)} is no type that is read here; these are: {TYPES_HERE}")
+        return self._refuse(f"{_name_of_node(node)} is not a supported type; use one of {TYPES_HERE}")
 
     def _read_inner(self, node: ast.expr, depth: int) -> _Read:
         """Return the schema of a nested annotation."""
         read = self._read_annotation(_At(node, depth))
         if read.given:
-            self._refuse("only a field has a default or an alias, not what stands inside of its type")
+            self._refuse("a type inside another type cannot have a default or an alias; give them to the whole field")
         return read
 
     def _read_dict(self, items: Sequence[ast.expr], depth: int) -> _Read:
         key = self._read_inner(items[0], depth)
         if key.schema != {"type": "string"}:
-            self._refuse("the keys of an object are str; dict[str, ...] would be fine")
+            self._refuse("the keys of an object must be str; use dict[str, ...]")
         value = self._read_inner(items[1], depth)
         schema = {"type": "object", "additionalProperties": value.schema or True}
         return _Read(schema, "object", _format_shape("dict[str, {}]", value.shape))
@@ -939,7 +937,7 @@ class _SchemaClassReader:
         for node in items[1:]:
             if not isinstance(node, ast.Call) or self._resolve_binding(node.func).what != "pydantic.Field":
                 self._refuse(
-                    f"Annotated[..., {_name_of_node(node)}] is not read; Annotated[..., Field(...)] would be fine"
+                    f"Annotated[..., {_name_of_node(node)}] is not supported here; use Annotated[..., Field(...)]"
                 )
             read = self._apply_field_call(read, node)
         return read
@@ -948,7 +946,7 @@ class _SchemaClassReader:
         """Return a reference to the schema of a ``type`` statement."""
         name = node.name.id
         if node.type_params:
-            self._refuse(f"{name!r} has type parameters, which are not read; an alias for each type would be fine")
+            self._refuse(f"{name!r} has type parameters, which are not supported here; write an alias for each type")
         if name not in self._definitions:
             self._definitions[name] = None
             refers, self._refers, left = self._refers, set(), self._left
@@ -968,14 +966,14 @@ class _SchemaClassReader:
         self._line, self._where, self._own = node.lineno, f"class {node.name!r}", frozenset()
         bases = tuple(self._resolve_binding(base).what for base in node.bases)
         if bases not in OF_ENUMS or node.keywords or node.decorator_list:
-            self._refuse("this Enum is not read; Literal[...] of its values would be fine")
+            self._refuse("this kind of Enum is not supported here; use Literal[...] with its values")
         values: dict[str, Any] = {}
         left = self._left
         for at, statement in enumerate(node.body):
             self._line = statement.lineno
             self._read_enum_member(statement, OF_ENUMS[bases], values, is_first=at == 0)
         if not values:
-            self._refuse("an Enum without members takes no value; Literal['low', 'high'] would be fine")
+            self._refuse("an Enum without members accepts no value; add members, or use Literal['low', 'high']")
         first: dict[Any, Any] = {}
         values = {
             name: first.setdefault(value, value) for name, value in values.items()
@@ -1001,18 +999,20 @@ class _SchemaClassReader:
                 value = self._evaluate_literal(_At(statement.value, 0))
                 if isinstance(value, list | dict) or (kind and type(value) is not kind):
                     self._refuse(
-                        f"the value of {name!r} does not fit; a literal {kind.__name__ if kind else 'str or int'} would be fine"
+                        f"the value of {name!r} has the wrong type; use a literal {kind.__name__ if kind else 'str or int'}"
                     )
                 values[name] = value
             case _:
-                self._refuse(f"{_name_of_node(statement)} is not read in an Enum; members such as `LOW = 'low'` are")
+                self._refuse(
+                    f"{_name_of_node(statement)} is not supported in an Enum; use members such as `LOW = 'low'`"
+                )
 
     def _read_literals(self, items: Sequence[ast.expr], depth: int) -> list[Any]:
         """Return the values of a ``Literal[...]`` and of nested ones, without duplicates."""
         found: dict[tuple[type, Any], Any] = {}
         self._spend(len(items))
         if len(items) > MAX_LITERAL_VALUES:
-            self._refuse(f"Literal[...] of more than {MAX_LITERAL_VALUES:,} values is not read; str would be fine")
+            self._refuse(f"Literal[...] may have at most {MAX_LITERAL_VALUES:,} values; use str")
         left = [_At(item, depth) for item in reversed(items)]
         while left:
             at = left.pop()
@@ -1027,17 +1027,17 @@ class _SchemaClassReader:
             value = self._evaluate_literal(at) if is_value else NOTHING
             if not isinstance(value, str | int | None):
                 self._refuse(
-                    f"Literal[...] holds texts, whole numbers, True, False and None, not {_name_of_node(node)}"
+                    f"Literal[...] may contain strings, integers, True, False and None, not {_name_of_node(node)}"
                 )
             found.setdefault((type(value), value), value)
-        return list(found.values()) or self._refuse("Literal[...] holds at least one value")
+        return list(found.values()) or self._refuse("Literal[...] must contain at least one value")
 
     def _evaluate_literal(self, at: _At) -> Any:
         """Return the JSON value that an expression writes out."""
         self._spend()
         node, depth = at.node, at.depth
         if depth > MAX_DEPTH_LEVELS:
-            self._refuse(f"a value is nested more than {MAX_DEPTH_LEVELS} levels deep; fewer would be fine")
+            self._refuse(f"a value is nested more than {MAX_DEPTH_LEVELS} levels deep; use fewer levels")
         match node:
             case ast.Constant(value=str() | bool() | int() | float() | None as value):
                 return self._check_scalar(value)
@@ -1053,13 +1053,13 @@ class _SchemaClassReader:
             case _:
                 pass
         return self._refuse(
-            f"{_name_of_node(node)} is no value that can be read without running it; a literal would be fine"
+            f"{_name_of_node(node)} is not a literal, and it cannot be read without running code; write a literal"
         )
 
     def _evaluate_dict(self, node: ast.Dict, depth: int) -> dict[str, Any]:
         names = [self._evaluate_literal(_At(key, depth)) for key in node.keys if key]
         if not all(isinstance(name, str) for name in names):
-            self._refuse("the keys of an object are texts")
+            self._refuse("the keys of an object must be strings")
         return dict(zip(names, [self._evaluate_literal(_At(one, depth)) for one in node.values], strict=True))
 
     def _evaluate_constant(self, node: ast.Name | ast.Attribute, depth: int) -> Any:
@@ -1075,17 +1075,17 @@ class _SchemaClassReader:
                 if node.attr in values:
                     return values[node.attr]
         return self._refuse(
-            f"{_name_of_node(node)} is no constant of this file that can be read; a literal, or a name given one text, number or "
-            "tuple of them once, would be fine"
+            f"{_name_of_node(node)} is not a readable constant of this file; write a literal, "
+            "or a name that is assigned one string, number or tuple of them, once"
         )
 
     def _check_scalar(self, value: Any) -> Any:
         if isinstance(value, str):
             self._spend_text(value)
         elif isinstance(value, float) and not math.isfinite(value):
-            self._refuse("a number without an end is no JSON; a finite one would be fine")
+            self._refuse("infinity and NaN are not JSON; use a finite number")
         elif isinstance(value, int) and not MIN_NUMBER <= value <= MAX_NUMBER:
-            self._refuse(f"a number of more than {MAX_DIGITS:,} digits is not read; a smaller one would be fine")
+            self._refuse(f"a number may have at most {MAX_DIGITS:,} digits; use a smaller one")
         return value
 
     # --- bounds
@@ -1093,7 +1093,7 @@ class _SchemaClassReader:
     def _spend(self, work: int = 1) -> None:
         self._left -= work
         if self._left < 0:
-            self._refuse("the schema classes of this file hold too much, their aliases written out; less would be fine")
+            self._refuse("the schema classes of this file are too large with all aliases expanded; make them smaller")
 
     def _spend_text(self, text: str) -> None:
         self._spend(len(text) // CHARS_PER_PLACE)
@@ -1102,7 +1102,7 @@ class _SchemaClassReader:
         try:
             return _Definition(freeze_object(remove_titles(_sort_like_pydantic(schema))), frozenset(refers), size + 1)
         except DataError as error:
-            return self._refuse(f"it is no JSON: {error}; texts of whole characters would be fine")
+            return self._refuse(f"it is not JSON: {error}; remove incomplete characters (lone surrogates)")
 
     def _refuse(self, why: str) -> NoReturn:
         msg = f"{self._file}:{self._line}: {self._where}: {why}"
@@ -1199,7 +1199,7 @@ def _name_of_node(node: ast.AST) -> str:
     if isinstance(node, ast.Call):
         return f"a call of {node.func.id[:100]!r}" if isinstance(node.func, ast.Name) else "a call"
     if isinstance(node, ast.Subscript):
-        return f"{node.value.id[:100]!r}[...]" if isinstance(node.value, ast.Name) else "what has brackets"
+        return f"{node.value.id[:100]!r}[...]" if isinstance(node.value, ast.Name) else "a subscript"
     if isinstance(node, ast.Constant):
         return repr(node.value)[:100] if not isinstance(node.value, int) else "a number"
     return "an f-string" if isinstance(node, ast.JoinedStr) else type(node).__name__

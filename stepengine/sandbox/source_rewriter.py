@@ -150,7 +150,7 @@ def rewrite_for_sandbox(text: str, file: str) -> AgentText:
     if isinstance(tree, ProgramProblem):
         _refuse(file, tree.line, tree.text)
     if tree is None:
-        _refuse(file, 1, "this Python cannot read it; it is written for a later one")
+        _refuse(file, 1, "this Python version cannot parse the file; use a later one")
     schemas = find_schemas(tree, file)
     work = _Rewriting(source, tree, file, schemas)
     code = work.rewrite()
@@ -265,7 +265,7 @@ class _Rewriting:
             for target in targets:
                 if isinstance(target, ast.Name) and target.id in {"agent", "agents"}:
                     if self.holds not in {"", target.id}:
-                        self._refuse(node, "it holds both `agent` and `agents`; one of them would be fine")
+                        self._refuse(node, "the file assigns both `agent` and `agents`; keep one of them")
                     self.holds, self.holds_at = target.id, node.lineno
 
     def _record_generators(self) -> None:
@@ -281,18 +281,18 @@ class _Rewriting:
             others = [s.node for s in self._all if isinstance(s.node, ast.FunctionDef) and s.node.name == name]
             kinds = {id(one) in self._yielding for one in others}
             if len(kinds) > 1:
-                self._refuse(node, f"two functions are called {name!r}, and one of them yields; give them two names")
+                self._refuse(node, f"two functions are called {name!r}, and one of them yields; rename one")
 
     def _mark_generator(self, seen: _SeenNode) -> None:
         function = seen.function
         if function is None:
-            self._refuse(seen.node, "`yield` stands outside of a function")
+            self._refuse(seen.node, "`yield` is outside a function; move it into a handler")
         if isinstance(function, ast.Lambda):
             self._refuse(seen.node, "a lambda cannot yield in the sandbox; write a function with `def`")
         if seen.in_class:
-            self._refuse(seen.node, "a method cannot yield in the sandbox; write a function beside the class")
+            self._refuse(seen.node, "a method cannot yield in the sandbox; write a function outside the class")
         if function.decorator_list:
-            self._refuse(function, f"{function.name!r} yields and has a decorator; leave the decorator out")
+            self._refuse(function, f"{function.name!r} yields and has a decorator; remove the decorator")
         self.lines.setdefault(function.name, function.lineno)
 
     # --- nodes ----------------------------------------------------------------------------------------------------------
@@ -303,12 +303,10 @@ class _Rewriting:
         self._check_reserved_names(node)
         if seen.in_text and _is_replaced(node):
             # Before Python 3.12 the position of a node in an f-string is not reliable.
-            self._refuse(node, "this stands inside of an f-string, where it cannot be replaced; give it a name before")
+            self._refuse(node, "this does not work inside an f-string in the sandbox; assign it to a name first")
         match node:
             case ast.AsyncFunctionDef() | ast.Await() | ast.AsyncFor() | ast.AsyncWith():
-                self._refuse(
-                    node, "handlers are not async: a handler is `def handle_steps(ctx):`, and waits with `yield from`"
-                )
+                self._refuse(node, "handlers are not async; write `def handle_steps(ctx):`, and wait with `yield from`")
             case ast.Import():
                 self._rewrite_import(node)
             case ast.ImportFrom():
@@ -364,7 +362,7 @@ class _Rewriting:
             return
         self._refuse(
             node,
-            f"{node.id!r} yields: its call stands only directly after `yield from`, as in `found = yield from {node.id}(...)`",
+            f"{node.id!r} yields, so call it only directly after `yield from`, as in `found = yield from {node.id}(...)`",
         )
 
     def _is_generator_call(self, value: ast.expr) -> bool:
@@ -444,14 +442,14 @@ class _Rewriting:
             if name in MODULES:
                 continue
             if name.partition(".")[0] in {"stepengine", "pydantic", "typing"}:
-                self._refuse(node, f"write `from {name} import ...` with the names that are used")
+                self._refuse(node, f"write `from {name} import ...` with the names that you use")
             self._refuse(node, _unknown_module_text(name))
 
     def _rewrite_import_from(self, node: ast.ImportFrom) -> None:
         module = "." * node.level + (node.module or "")
         names = [(alias.name, alias.asname or alias.name) for alias in node.names]
         if any(name == "*" for name, _ in names):
-            self._refuse(node, f"`from {module} import *` does not say what is used; name it")
+            self._refuse(node, f"`from {module} import *` is not supported here; import the names that you use")
         if module in KNOWN:
             made = [self._known_import_text(node, module, name, as_) for name, as_ in names]
         elif module in DROPPED:
@@ -469,9 +467,7 @@ class _Rewriting:
 
     def _known_import_text(self, node: ast.AST, module: str, name: str, as_: str) -> str:
         if name not in KNOWN[module]:
-            why = NOT_HERE.get(
-                name, f"{module} has it, and files in the sandbox do not: they may import {_join_sorted(KNOWN[module])}"
-            )
+            why = NOT_HERE.get(name, f"a file in the sandbox may import from {module}: {_join_sorted(KNOWN[module])}")
             self._refuse(node, f"{name!r} cannot be used in the sandbox: {why}")
         self._imported[as_] = name
         return f"{as_} = {name}" if as_ != name else ""
@@ -485,7 +481,7 @@ class _Rewriting:
         if name != "agent":
             self._refuse(
                 node,
-                f"a file in the sandbox stands alone; of {module!r} it can take `agent`, and {name!r} has to be written into it",
+                f"a file in the sandbox can import only `agent` from {module!r}; copy {name!r} into this file",
             )
         return f"{as_} = _se_agent({module.replace('_', '-')!r})"
 
@@ -493,7 +489,8 @@ class _Rewriting:
         value = getattr(string, name, None) if name in string.__all__ else None
         if not isinstance(value, str):
             self._refuse(
-                node, f"of the module 'string' the sandbox has constants alone, such as ascii_uppercase, not {name!r}"
+                node,
+                f"the sandbox has only the constants of the module 'string', such as ascii_uppercase, not {name!r}",
             )
         return repr(value)
 
@@ -523,7 +520,7 @@ class _Rewriting:
         start, end = self._span(node)
         found = words.match(self._data, start)
         if found is None:
-            self._refuse(node, "write `yield from` on one line, with blanks alone between the two words")
+            self._refuse(node, "write `yield from` on one line, with only spaces between the two words")
         lines = found[0].count(b"\n")
         self._count += 1
         self._edits.append(_Edit(start, self._count, found.end(), before + b"\\\n" * lines))
@@ -544,9 +541,7 @@ class _Rewriting:
         for _, value in ast.iter_fields(node):
             for name in value if isinstance(value, list) else (value,):
                 if isinstance(name, str) and name.startswith(OWN):
-                    self._refuse(
-                        node, f"names that begin with {OWN!r} are the sandbox's own; call {name!r} something else"
-                    )
+                    self._refuse(node, f"names that start with {OWN!r} are reserved for the sandbox; rename {name!r}")
 
     def _refuse(self, node: Any, why: str) -> NoReturn:
         _refuse(self._file, getattr(node, "lineno", 1), why)
@@ -590,7 +585,7 @@ def _is_inside(node: ast.AST, spans: Collection[tuple[int, int]]) -> bool:
 def _unknown_module_text(name: str) -> str:
     if name == "enum":
         return "there is no module 'enum' in the sandbox; write `Literal['low', 'high']` for the type of a field"
-    return f"there is no module {name!r} in the sandbox, which has {_join_sorted(MODULES.keys() - {'os.path', 'posixpath'})}"
+    return f"there is no module {name!r} in the sandbox; available modules: {_join_sorted(MODULES.keys() - {'os.path', 'posixpath'})}"
 
 
 def _join_sorted(names: Collection[str]) -> str:

@@ -125,7 +125,7 @@ def load_file(path: Path) -> tuple[AgentDefinition, ...]:
         msg = f"there is no agent file {str(path)!r}{find_similar_path(path)}"
         raise DefinitionError(msg) from None
     except (OSError, UnicodeDecodeError) as error:
-        msg = f"{path}: cannot be read: {error}"
+        msg = f"{path}: the agent file cannot be read: {error}"
         raise DefinitionError(msg) from error
     return _load_once(text, str(path))
 
@@ -235,7 +235,7 @@ def _value_of_last_line(turn: ProgramTurn, known: AgentText, limits: ProgramLimi
         return turn.value
     line = f":{turn.line}" if turn.line else ""
     if isinstance(turn, ProgramWaiting):
-        msg = f"{known.file}{line}: a file does nothing when it is loaded; this is for a function of it"
+        msg = f"{known.file}{line}: an agent file cannot use the host while it is loaded; move this into a function"
         raise DefinitionError(msg)
     if turn.is_fatal:
         msg = f"{known.file}{line or ':1'}: {_turn_end_text(turn, limits)}"
@@ -256,7 +256,7 @@ def _turn_end_text(turn: ProgramRaised, limits: ProgramLimits) -> str:
 
 
 def _refuse_host_call(_: Sequence[Any]) -> CallAnswer:
-    return CallAnswer("this is only there while a handler runs", "ValueError")
+    return CallAnswer("this works only while a handler runs; move it into a handler", "ValueError")
 
 
 class _Definitions:
@@ -277,7 +277,7 @@ class _Definitions:
         ids = [agent.id for agent in found]
         twice = next((one for n, one in enumerate(ids) if one in ids[:n]), None)
         if twice is not None:
-            self._refuse(f"`agents` holds two agents of the id {twice!r}; each needs its own")
+            self._refuse(f"`agents` contains two agents with the id {twice!r}; give each a unique id")
         return tuple(found)
 
     def _make_agent(self, returned: Any) -> AgentDefinition:
@@ -285,19 +285,19 @@ class _Definitions:
         name, fields = _read_sandbox_object(returned)
         given, agent_id = fields.get("fields"), _id_or_short_repr(fields.get("id"))
         if name != "AgentDefinition" or not isinstance(given, Mapping):
-            self._refuse(f"expected `AgentDefinition(...)` of stepengine, found {_short_repr(returned)}")
+            self._refuse(f"expected `AgentDefinition(...)` from stepengine, found {_short_repr(returned)}")
         # An agent that the file uses in several places is returned once for each of them.
         known = next((agent for one, agent in self._made if one == returned), None)
         if known is not None:
             return known
         self._count += 1
         if self._count > MAX_AGENTS:
-            self._refuse(f"it holds more than {MAX_AGENTS} agents")
+            self._refuse(f"the file defines more than {MAX_AGENTS} agents; split it")
         made: dict[str, Any] = {}
         for field, one in given.items():
             if field == "hooks":
                 self._refuse(
-                    f"agent {agent_id!r}: hooks are code of whoever runs the agent; a file in the sandbox has none"
+                    f"agent {agent_id!r}: a file in the sandbox cannot have hooks; define them in the program that runs the agent"
                 )
             made[str(field)] = self._read_field(agent_id, field, one)
         try:
@@ -326,7 +326,7 @@ class _Definitions:
         line = self._known.lines.get(name) if isinstance(name, str) else None
         if line is None:
             self._refuse(
-                f"agent {agent_id!r}: handle_steps is the name of a function of this file that yields, found {_short_repr(name)}"
+                f"agent {agent_id!r}: handle_steps must be a function of this file that yields, not {_short_repr(name)}"
             )
         return make_sandboxed_handler(self._known, name, limits=self._limits, sandbox=self._sandbox)
 
@@ -344,7 +344,7 @@ class _Definitions:
         schema = self._known.schemas.get(str(fields.get("name"))) if name == "_se_Schema" else None
         if schema is None:
             self._refuse(
-                f"agent {agent_id!r}: {field} is a JSON Schema or a schema class of this file, not {_short_repr(value)}"
+                f"agent {agent_id!r}: {field} must be a JSON Schema or a schema class of this file, not {_short_repr(value)}"
             )
         return thaw(schema.json_schema)
 
@@ -366,7 +366,7 @@ class _Definitions:
         name, fields = _read_sandbox_object(value)
         given = fields.get("fields")
         if name != kind.__name__ or not isinstance(given, Mapping):
-            self._refuse(f"agent {agent_id!r}: {field} is {kind.__name__}(...), not {_short_repr(value)}")
+            self._refuse(f"agent {agent_id!r}: {field} must be {kind.__name__}(...), not {_short_repr(value)}")
         plain = {str(key): self._thaw_field(agent_id, field, one) for key, one in given.items()}
         try:
             return _make_model_settings(plain) if kind is ModelSettings else OwnLimits(**plain)
@@ -383,7 +383,7 @@ class _Definitions:
         except StepEngineError as error:
             self._refuse(f"agent {agent_id!r}: {error}")
         except TypeError as error:
-            self._refuse(f"agent {agent_id!r}: {field} is text, a number or JSON in such a file: {error}")
+            self._refuse(f"agent {agent_id!r}: {field} must be JSON in a file in the sandbox: {error}")
 
     def _refuse(self, why: str) -> NoReturn:
         msg = f"{self._known.file}:{self._known.line}: {why}"
@@ -411,8 +411,8 @@ class OwnLimits(Limits):
 
 NOT_OF_STRANGERS: Mapping[str, str] = MappingProxyType(
     {
-        "extra": "it changes the request itself, its headers among it",
-        "server_tools": "no permission is asked for what a provider runs",
+        "extra": "it changes the request itself, including its headers",
+        "server_tools": "the provider runs these tools without asking for permission",
     }
 )
 
@@ -420,7 +420,7 @@ NOT_OF_STRANGERS: Mapping[str, str] = MappingProxyType(
 def _make_model_settings(fields: Mapping[str, Any]) -> ModelSettings:
     for name, why in NOT_OF_STRANGERS.items():
         if fields.get(name):
-            msg = f"ModelSettings(...) of a file in the sandbox has no {name!r}: {why}"
+            msg = f"a file in the sandbox cannot set ModelSettings({name}=...): {why}"
             raise BadYield(msg)
     return ModelSettings(**fields)
 
@@ -437,17 +437,17 @@ def thaw_plain(value: Any) -> Any:
         return [thaw_plain(one) for one in value]
     if isinstance(value, str | int | float | None):
         return _check_number(value)
-    msg = f"{_short_repr(value)} is no JSON"
+    msg = f"{_short_repr(value)} is not JSON"
     raise TypeError(msg)
 
 
 def _check_number(value: Any) -> Any:
     """Return a value, and raise an error for numbers that not every JSON reader accepts."""
     if isinstance(value, float) and not math.isfinite(value):
-        msg = f"{value} is no JSON: only finite numbers are"
+        msg = f"{value} is not JSON; use a finite number"
         raise TypeError(msg)
     if isinstance(value, int) and not MIN_NUMBER <= value <= MAX_NUMBER:
-        msg = f"a number of more than {MAX_DIGITS:,} digits is no JSON; make it a text (str)"
+        msg = f"a number of more than {MAX_DIGITS:,} digits is not JSON; make it a string (str)"
         raise TypeError(msg)
     return value
 
@@ -651,10 +651,10 @@ class _HandlerRun(RunningProgram):
             encoded = _sandbox_value_to_json(turn.value)
             # A list inside itself leaves the sandbox as such a text. Only the sandbox can distinguish it from a text of the handler.
             if any(text in compact(encoded) for text in CYCLE_TEXTS) and self._is_result_cyclic():
-                return {"raised": "HandlerError", "text": "what it returned is not JSON: it contains itself"}
+                return {"raised": "HandlerError", "text": "its return value is not JSON: it contains itself"}
             return {"returned": encoded}
         except (TypeError, ValueError) as error:
-            return {"raised": "HandlerError", "text": f"what it returned is not JSON: {error}"}
+            return {"raised": "HandlerError", "text": f"its return value is not JSON: {error}"}
 
     def _is_result_cyclic(self) -> bool:
         """Return True if the value that the handler returned contains itself; runs a check in its session."""
@@ -705,7 +705,7 @@ class _HandlerRun(RunningProgram):
         if yielded:
             self._stop()
             places = ", ".join(dict.fromkeys([f"{self.file}:{line}" for line in yielded]))
-            msg = f"it yields at {places}, which is not carried out"
+            msg = f"it yields at {places} while it is closed; a closed handler must not yield"
             raise RuntimeError(msg)
         return turn
 
@@ -734,7 +734,7 @@ class _HandlerRun(RunningProgram):
         if thrown is not None and _sandbox_error(thrown) == (text, kind):
             raise thrown
         if kind == "HandlerError" or turn.get("lost"):
-            msg = f"the handler {self._name!r} was ended in the sandbox: {text}"
+            msg = f"the sandbox ended the handler {self._name!r}: {text}"
             raise HandlerError(msg, kind=kind, location=f"{self.file}:{self.line}")
         if kind in OURS:
             raise OURS[kind](text)
@@ -774,7 +774,7 @@ class _HandlerRun(RunningProgram):
     def _queue_log_call(self, tell: Callable[[], None]) -> None:
         """Store a log line or notification for the end of the turn, since a turn runs in another thread than its run."""
         if len(self._notes) >= MAX_NOTES:
-            msg = f"more than {MAX_NOTES:,} lines are logged between two yields"
+            msg = f"a handler may log at most {MAX_NOTES:,} lines between two yields"
             raise ValueError(msg)
         self._notes.append(tell)
 
@@ -785,7 +785,7 @@ class _HandlerRun(RunningProgram):
         given = thaw_plain(data)
         self._noted += len(text) + len(json.dumps(given))
         if self._noted > self._limits.value:
-            msg = f"more than {self._limits.value:,} characters are logged between two yields"
+            msg = f"a handler may log at most {self._limits.value:,} characters between two yields"
             raise ValueError(msg)
         return replace_lone_surrogates(text), freeze(_mend_texts(given))
 
@@ -902,13 +902,13 @@ def _draw_random(random: Random, how: Any, args: Any) -> Any:
             random.shuffle(order)
             return order
         case _:
-            msg = f"the chance of a run has no {how!r}"
+            msg = f"ctx.random has no {how!r}"
             raise ValueError(msg)
 
 
 def _check_draw_count(number: int) -> int:
     if number > MAX_DRAWN_PLACES:
-        msg = f"at most {MAX_DRAWN_PLACES:,} places are drawn at once"
+        msg = f"ctx.random draws at most {MAX_DRAWN_PLACES:,} items at once"
         raise ValueError(msg)
     return number
 
@@ -1152,7 +1152,7 @@ def _sandbox_value_to_json(value: Any) -> Any:
     name, attributes = _read_sandbox_object(value)
     if name:
         return {"object": name, "has": {str(key): _sandbox_value_to_json(one) for key, one in attributes.items()}}
-    msg = f"a value of type {type(value).__name__} is no JSON"
+    msg = f"a value of type {type(value).__name__} is not JSON"
     raise TypeError(msg)
 
 
@@ -1161,7 +1161,7 @@ def _dict_key_to_json(key: Any) -> str:
         return replace_lone_surrogates(key)
     if key is None or isinstance(key, bool | int | float):
         return json.dumps(key)
-    msg = f"a key of type {type(key).__name__} is no JSON"
+    msg = f"a key of type {type(key).__name__} is not JSON"
     raise TypeError(msg)
 
 
@@ -1182,7 +1182,7 @@ class _YieldReading:
             return self.decode_json(form)  # the machine refuses it with its own message
         name, has = form["object"], form["has"]
         if name not in MADE:
-            msg = f"an object of the class {name!r} cannot be yielded; a handler yields {list_names(sorted({*MADE} - {SENTINEL}), name)}, STEP or STEP_ALL"
+            msg = f"a handler cannot yield an object of the class {name!r}; it can yield {list_names(sorted({*MADE} - {SENTINEL}), name)}, STEP or STEP_ALL"
             raise BadYield(msg)
         own = getattr(self, f"_make_{name.lower().strip('_')}", None)
         try:

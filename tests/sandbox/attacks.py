@@ -79,8 +79,8 @@ CRLF = (HEAD + "    r = yield from ToolCall('note', {'text': 'a'})\n    return r
 )
 LONG = Failed("HandlerError", "it computed for more than 0.5 s without yielding")
 NOTED = 'ToolCall("note", {"text": "a"})'
-NO_JSON = "is no JSON"
-OURS = "names that begin with '_se_' are the sandbox's own"
+NO_JSON = "is not JSON"
+OURS = "names that start with '_se_' are reserved for the sandbox"
 ACTIONS = Failed("LimitExceeded", "asked for more than 60 actions")
 
 IMPORTS = given(
@@ -176,17 +176,17 @@ TRICKS = given(
     (
         "host_chance",
         "eval(\"_se_host('random', '__reduce__', [])\")",
-        raised("ValueError", "the chance of a run has no '__reduce__'"),
+        raised("ValueError", "ctx.random has no '__reduce__'"),
     ),
     (
         "host_sample",
         "eval(\"_se_host('random', 'sample', [10**12, 10**9])\")",
-        raised("ValueError", "at most 100,000 places are drawn at once"),
+        raised("ValueError", "ctx.random draws at most 100,000 items at once"),
     ),
     (
         "host_shuffle",
         "eval(\"_se_host('random', 'shuffle', [10**9])\")",
-        raised("ValueError", "at most 100,000 places are drawn at once"),
+        raised("ValueError", "ctx.random draws at most 100,000 items at once"),
     ),
     ("host_doubled_text", DOUBLED + "ctx.logger.info(a)", TOO_LARGE),
     ("host_doubled_name", f"exec({DOUBLED + '_se_host(a)'!r})", TOO_LARGE),
@@ -211,7 +211,7 @@ REWRITER = given(
     ("decorator_yields", "@(yield STEP)\ndef g(): return 1\nreturn 1", Failed("HandlerError", "")),
     ("comprehension", "return [r.steps_complete for r in [(yield " + NOTED + ")]]", Gives([False])),
     ("class_body", "class A:\n    x = (yield STEP)", Refused("cannot yield in the sandbox", 2)),
-    ("alias", "def g(): yield STEP\nh = g\nyield from h()", Refused("'g' yields: its call stands only", 2)),
+    ("alias", "def g(): yield STEP\nh = g\nyield from h()", Refused("'g' yields, so call it only", 2)),
     ("argument", "def g(_se_got): return 1", Refused(OURS, 1)),
     ("keyword", "return dict(_se_got=1)", Refused(OURS, 1)),
     ("caught", "try:\n    1 / 0\nexcept ZeroDivisionError as _se_got:\n    pass", Refused(OURS, 3)),
@@ -248,7 +248,7 @@ TEXTS = given(
     ("empty", "", Refused("expected `agent = AgentDefinition(...)`", 1)),
     ("large", "agent = 1\n" + "#" * 70_000, Refused("at most 65,536 are read", 1)),
     ("too_deep", "agent = " + "-" * 20_000 + "1\n", Refused("nested too deeply", 1)),
-    ("coding", "# coding: utf-7\nagent = 1\n", Refused("expected `AgentDefinition(...)` of stepengine, found 1", 2)),
+    ("coding", "# coding: utf-7\nagent = 1\n", Refused("expected `AgentDefinition(...)` from stepengine, found 1", 2)),
     ("crlf", CRLF, Gives(False)),
     ("cr", CRLF.replace("\n", ""), Gives(False)),
     ("lines", "agent = 'a\u2028b\x0bc\x85'\nimport socket\n", Refused("there is no module 'socket'", 2)),
@@ -262,7 +262,7 @@ DEFINITIONS = given(
     (
         "tool_object",
         DEFINE + "class T:\n    name = 'danger'\nagent = AgentDefinition('x', tools=[T()])\n",
-        Refused("tools is text, a number or JSON", 4),
+        Refused("tools must be JSON in a file in the sandbox", 4),
     ),
     ("id_path", DEFINE + "agent = AgentDefinition('../../etc/passwd')\n", Refused("an id is lower-case letters", 2)),
     (
@@ -273,10 +273,14 @@ DEFINITIONS = given(
     (
         "own_class",
         "class AgentDefinition: pass\nagent = AgentDefinition()\n",
-        Refused("expected `AgentDefinition(...)` of stepengine", 2),
+        Refused("expected `AgentDefinition(...)` from stepengine", 2),
     ),
     ("own_keys", FORGED + "{3: 4}\nagent = AgentDefinition()\n", Refused("takes no '3'", 5)),
-    ("same", DEFINE + "agents = [AgentDefinition('a')] * 2\n", Refused("two agents of the id 'a'", 2)),
+    (
+        "same",
+        DEFINE + "agents = [AgentDefinition('a')] * 2\n",
+        Refused("`agents` contains two agents with the id 'a'", 2),
+    ),
     ("no_agents", "agents = []\n", Refused("`agents` is empty", 1)),
     (
         "within_itself",
@@ -298,22 +302,22 @@ DEFINITIONS = given(
         "schema_code",
         DEFINE
         + "from pydantic import BaseModel, field_validator\nclass P(BaseModel):\n    a: int\n    @field_validator('a')\n    def check(cls, v):\n        open('canary', 'w')\nagent = AgentDefinition('x', input_schema=P)\n",
-        Refused("'check' is code, which is not run here", 6),
+        Refused("'check' is a method, which is not supported here; keep only fields", 6),
     ),
     (
         "settings_tools",
         DEFINE + "agent = AgentDefinition('x', settings=ModelSettings(server_tools=['web_fetch']))\n",
-        Refused("has no 'server_tools'", 2),
+        Refused("a file in the sandbox cannot set ModelSettings(server_tools=...)", 2),
     ),
     (
         "hooks",
         DEFINE + "agent = AgentDefinition('x', hooks=3)\n",
-        Refused("hooks are code of whoever runs the agent", 2),
+        Refused("a file in the sandbox cannot have hooks; define them in the program that runs the agent", 2),
     ),
     (
         "settings_headers",
         DEFINE + "agent = AgentDefinition('x', settings=ModelSettings(extra={'headers': {'host': 'evil'}}))\n",
-        Refused("has no 'extra'", 2),
+        Refused("a file in the sandbox cannot set ModelSettings(extra=...)", 2),
     ),
     (
         "limits_nan",
@@ -329,7 +333,7 @@ DEFINITIONS = given(
     (
         "handler_plain",
         DEFINE + "def handle_steps(ctx):\n    return 1\nagent = AgentDefinition('x', handle_steps=handle_steps)\n",
-        Refused("the name of a function of this file that yields", 4),
+        Refused("handle_steps must be a function of this file that yields", 4),
     ),
     (
         "huge_prompt",
@@ -367,9 +371,13 @@ FORGERIES = given(
     (
         "perform",
         "class Perform: pass\nyield Perform()",
-        Failed("BadYield", "an object of the class 'Perform' cannot be yielded"),
+        Failed("BadYield", "a handler cannot yield an object of the class 'Perform'"),
     ),
-    ("step_result", "class StepResult: pass\nyield StepResult()", Failed("BadYield", "cannot be yielded")),
+    (
+        "step_result",
+        "class StepResult: pass\nyield StepResult()",
+        Failed("BadYield", "a handler cannot yield an object"),
+    ),
     (
         "call_by_definition",
         "r = yield from AgentCall(AgentDefinition('admin', tools=['danger']))\nreturn r.status",
@@ -435,18 +443,18 @@ FORGERIES = given(
         "a = [1]\nfor _ in range(45): a = [a, a]\nreturn a",
         Failed("HandlerError", "a value of more than 8,388,608 bytes"),
     ),
-    ("nan", "return float('nan')", Failed("HandlerError", "nan is no JSON")),
-    ("inf_call", "yield ToolCall('note', {'text': float('inf')})", Failed("BadYield", "inf is no JSON")),
-    ("huge_number", "return 2 ** 100_000", Failed("HandlerError", "a number of more than 4,300 digits is no JSON")),
+    ("nan", "return float('nan')", Failed("HandlerError", "nan is not JSON")),
+    ("inf_call", "yield ToolCall('note', {'text': float('inf')})", Failed("BadYield", "inf is not JSON")),
+    ("huge_number", "return 2 ** 100_000", Failed("HandlerError", "a number of more than 4,300 digits is not JSON")),
     ("surrogate", "return '\\ud800'", Gives("\ufffd")),
     (
         "keys",
         "return {1: 'a', None: 'b', 1.5: 'c', False: 'd'}",
         Gives({"1": "a", "false": "d", "null": "b", "1.5": "c"}),
     ),
-    ("key_tuple", "return {(1, 2): 3}", Failed("HandlerError", "a key of type tuple is no JSON")),
+    ("key_tuple", "return {(1, 2): 3}", Failed("HandlerError", "a key of type tuple is not JSON")),
     ("key_nan", "return {float('nan'): 3}", Gives({"NaN": 3})),
-    ("set", "return {1, 2}", Failed("HandlerError", "a value of type set is no JSON")),
+    ("set", "return {1, 2}", Failed("HandlerError", "a value of type set is not JSON")),
     ("exception", "return ValueError('x')", Failed("HandlerError", NO_JSON)),
     (
         "own_type",
@@ -458,8 +466,8 @@ FORGERIES = given(
     ("raises_system_exit", "raise SystemExit('x')", raised("RuntimeError", "SystemExit: x")),
     ("raises_decode", "b'\\xff'.decode()", raised("RuntimeError", "UnicodeDecodeError: 'utf-8' codec")),
     ("raises_terminal", "raise ValueError('\\x1b[2J' + '\\ud800')", raised("ValueError", "")),
-    ("nan_in_note", "ctx.notify('x', {'a': float('nan')})", raised("ValueError", "nan is no JSON")),
-    ("function_in_log", "ctx.logger.info(open)", raised("ValueError", "a value of type MontyStdTypeProxy is no JSON")),
+    ("nan_in_note", "ctx.notify('x', {'a': float('nan')})", raised("ValueError", "nan is not JSON")),
+    ("function_in_log", "ctx.logger.info(open)", raised("ValueError", "a value of type MontyStdTypeProxy is not JSON")),
 )
 PRIVILEGES = given(
     "privileges",
@@ -511,17 +519,17 @@ PRIVILEGES = given(
     (
         "settings_server",
         "yield StepWith(settings=ModelSettings(server_tools=['web_fetch']))",
-        Failed("BadYield", "has no 'server_tools'"),
+        Failed("BadYield", "a file in the sandbox cannot set ModelSettings(server_tools=...)"),
     ),
     (
         "settings_extra",
         "yield StepWith(settings=ModelSettings(extra={'headers': {'host': 'evil'}}))",
-        Failed("BadYield", "has no 'extra'"),
+        Failed("BadYield", "a file in the sandbox cannot set ModelSettings(extra=...)"),
     ),
     (
         "complete_settings",
         "yield Complete('x', settings=ModelSettings(extra={'body': {'a': 1}}))",
-        Failed("BadYield", "has no 'extra'"),
+        Failed("BadYield", "a file in the sandbox cannot set ModelSettings(extra=...)"),
     ),
     ("model", "yield StepWith(model='evil/model')", Failed("UnknownModel", "'evil'")),
     ("many_candidates", "yield GenerateN(10**9)", Failed("LimitExceeded", "more than 64 candidates")),
@@ -572,11 +580,15 @@ LIMITS = given(
     ("power", "return 10 ** 10 ** 9", raised("MemoryError", "memory limit exceeded")),
     ("output", "return 'x' * (9 * 1024 * 1024)", Failed("HandlerError", "a value of more than 8,388,608 bytes")),
     ("print", "print('x' * 10**6)", Failed("HandlerError", "it printed more than 100,000 characters")),
-    ("log", "for _ in range(2000): ctx.logger.info('x')", raised("ValueError", "more than 1,000 lines are logged")),
+    (
+        "log",
+        "for _ in range(2000): ctx.logger.info('x')",
+        raised("ValueError", "a handler may log at most 1,000 lines"),
+    ),
     (
         "notify_large",
         "s = 'x' * 5_000_000\nfor _ in range(1000): ctx.notify(s)",
-        raised("ValueError", "more than 8,388,608 characters are logged"),
+        raised("ValueError", "a handler may log at most 8,388,608 characters"),
     ),
     ("bits", "return ctx.random.getrandbits(10**12)", raised("ValueError", "getrandbits takes 0 to 4096 bits")),
     ("sample", "return len(ctx.random.sample(range(10**6), 200_000))", Failed("HandlerError", "")),

@@ -623,9 +623,9 @@ def test_names_that_code_mode_is_given_twice_are_refused() -> None:
         return ""
 
     for wrong, words in (
-        (lambda: code_mode(price, direct=[price]), "two tools called 'price'"),
-        (lambda: code_mode(price, other), "two tools called 'run_code'"),
-        (lambda: code_mode(price, direct=["book"]), r"direct=\[...\] more of them"),  # type: ignore[list-item]
+        (lambda: code_mode(price, direct=[price]), "code_mode got two tools named 'price'"),
+        (lambda: code_mode(price, other), "code_mode got two tools named 'run_code'"),
+        (lambda: code_mode(price, direct=["book"]), r"more tools in direct=\[...\]"),  # type: ignore[list-item]
         (lambda: code_mode(price, direct=[leave]), "ends a turn"),
     ):
         with pytest.raises(DefinitionError, match=words):

@@ -208,7 +208,7 @@ async def test_limits_outside_the_countable_range_are_refused() -> None:
     names = ("calls", "seconds", "memory", "printed", "value")
     for wrong in (0, -1, 10**15 + 1, 2**80, float("inf"), float("nan"), True, "5"):
         for name in names:
-            with pytest.raises(DefinitionError, match=rf"ProgramLimits\({name}=...\) is a "):
+            with pytest.raises(DefinitionError, match=rf"ProgramLimits\({name}=...\) must be a "):
                 ProgramLimits(**{name: wrong})
 
     @tool

@@ -514,7 +514,7 @@ def test_an_untrusted_file_defines_at_most_200_agents() -> None:
         )
 
     assert 200 == len(load_source(agents(200)))
-    with pytest.raises(DefinitionError, match="it holds more than 200 agents"):
+    with pytest.raises(DefinitionError, match="the file defines more than 200 agents; split it"):
         load_source(agents(201))
 
 
