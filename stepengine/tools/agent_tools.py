@@ -94,8 +94,8 @@ def task_tool(agents: Sequence[AgentDefinition]) -> Tool:
     offered = [agent for agent in agents if agent.description]
     known = {agent.id: agent for agent in offered}
     if not offered or len(known) != len(offered):
-        what = "two agents have the same id" if offered else "no agent has a description, so there is nothing to offer"
-        msg = f"task_tool: {what}; given are {[agent.id for agent in agents]}"
+        what = "two agents have the same id" if offered else "no agent has a description; describe at least one"
+        msg = f"task_tool: {what}; agents: {[agent.id for agent in agents]}"
         raise DefinitionError(msg)
     lines = "\n".join([f"- {agent.id}: {agent.description}" for agent in offered])
     usage = "\n".join(
@@ -214,7 +214,7 @@ def params_schema(definition: AgentDefinition) -> JsonDict | None:
         msg = f"agent {definition.id!r}: its params have no JSON Schema, so it cannot be offered as a tool: {error}"
         raise DefinitionError(msg) from error
     if frozen.get("type", "object") != "object":
-        msg = f"agent {definition.id!r}: params are an object, but their schema says {frozen['type']!r}"
+        msg = f"agent {definition.id!r}: the schema of its params must have the type 'object', not {frozen['type']!r}"
         raise DefinitionError(msg)
     return frozen
 

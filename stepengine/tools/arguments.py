@@ -135,7 +135,9 @@ def _parse_aliases(schema: Any, signature: Signature) -> dict[str, tuple[str, ..
         names = [way if isinstance(way, str) else way[0] for way in ways if isinstance(way, str) or len(way) == 1]
         if len(names) < len(ways) or not all(isinstance(name, str) for name in names):
             where = source_location(signature.body.fn)
-            msg = f"{where}: the parameter {parameter['name']!r} is read from inside of another; an alias is one name"
+            msg = (
+                f"{where}: the alias of parameter {parameter['name']!r} is a path into another value; use a single name"
+            )
             raise DefinitionError(msg)
         found[parameter["name"]] = tuple(names)
     return found

@@ -265,7 +265,7 @@ class ToolContext:
             StepEngineError: outside of a run, where nobody would end it.
         """
         if self._belongings is None:
-            msg = f"tool {self.tool_name!r} keeps something for its run, and is not called by one"
+            msg = f"tool {self.tool_name!r} stores an object for its run, so it can only be called in an agent run"
             raise StepEngineError(msg)
         return self._belongings().get(key, make)
 

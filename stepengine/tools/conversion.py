@@ -337,7 +337,7 @@ def decode(name: str, annotation: Any, result: ToolResult) -> Any:
         return _find_part(name, annotation, result)
     value = _result_value(result)
     if annotation not in (Any, str) and any(map(is_shortened, result.content)):
-        msg = f"the result of tool {name!r} was cut by its own request_truncation(), so only a text is left; drop that call"
+        msg = f"the result of tool {name!r} was cut by its own request_truncation(), so only text is left; remove that call"
         raise DataError(msg)
     if annotation is Any or (annotation is type(value) and type(value) in {str, int, bool}):
         return value
@@ -350,7 +350,7 @@ def _find_part(name: str, kind: type[object], result: ToolResult) -> object:
     for part in result.content:
         if isinstance(part, kind):
             return part
-    msg = f"the result of tool {name!r} holds no {kind.__name__}"
+    msg = f"the result of tool {name!r} contains no {kind.__name__}"
     raise DataError(msg)
 
 
@@ -407,5 +407,5 @@ def _validate_value(name: str, annotation: object, value: object) -> Any:
         problems = "; ".join(
             f"{'.'.join(map(str, e['loc'])) or 'result'}: {e['msg']}" for e in error.errors(include_url=False)
         )
-        msg = f"the result of tool {name!r} is not what its return annotation says: {problems}"
+        msg = f"the result of tool {name!r} does not match its return annotation: {problems}"
         raise DataError(msg) from error

@@ -79,7 +79,7 @@ def tool(
 
 def _make_tool(fn: Any, name: str | None, description: str | None, options: ToolOptions, names: Any) -> Tool:
     if isinstance(fn, Tool):
-        msg = f"{fn!r} is a tool already; @tool stands once above a function"
+        msg = f"{fn!r} is already a tool; put @tool above a function only once"
         raise DefinitionError(msg)
     signature = read_signature(fn, names)
     name = getattr(fn, "__name__", "") if name is None else name

@@ -145,10 +145,10 @@ NO_TEXT: Mapping[Any, str] = {kind: kind.__name__ for kind in (int, float, bool,
 
 
 OF_BODIES: Mapping[str, str] = {
-    "retries": "it may catch what an effect raised, and ask for it again",
-    "idempotent": "each of its effects is one by itself, and what was done is in the record",
-    "in_thread": "it waits for nothing itself, and its effects run where they belong",
-    "deferred": "it may wait for a person with `yield from Ask(...)`",
+    "retries": "to retry an effect, catch its error and yield it again",
+    "idempotent": "the journal records each of its effects separately",
+    "in_thread": "its body does not block, and the engine decides where each effect runs",
+    "deferred": "to wait for a person, use `yield from Ask(...)`",
 }
 """What a tool that yields has no use for, and why."""
 
@@ -192,7 +192,7 @@ OPTIONS = {
         FieldCheck(_are_parameter_paths, 'a list of parameters such as ["to", "event.attendees"]')
     ),
     "texts": FieldCheck(_are_parameter_paths, 'a list of parameters such as ["subject", "body"]'),
-    "about": allow_none(FieldCheck(_are_parameter_paths, 'a text or a list of texts such as "reports/{name}.csv"')),
+    "about": allow_none(FieldCheck(_are_parameter_paths, 'a string or a list of strings such as "reports/{name}.csv"')),
 }
 
 
@@ -201,7 +201,7 @@ def _check_options(name: str, given: Mapping[str, object]) -> dict[str, Any]:
     problems = [OPTIONS[option].find_problem(option, value) for option, value in given.items() if option in OPTIONS]
     if unknown := given.keys() - OPTIONS.keys():
         known = list_names(sorted(OPTIONS.keys() - {"description"}), min(unknown))
-        msg = f"tool {name!r} is given {', '.join(sorted(unknown))}, which is no option; options are: {known}"
+        msg = f"tool {name!r} has no option {', '.join(sorted(unknown))}; valid options: {known}"
         raise DefinitionError(msg)
     for problem in filter(None, problems):
         msg = f"tool {name!r}: {problem}"
@@ -228,13 +228,13 @@ def check_tool_name(name: object, where: str = "") -> None:
         DefinitionError: unless it is 1 to 64 letters, digits, ``_`` and ``-``.
     """
     if not isinstance(name, str) or not NAME.fullmatch(name):
-        msg = f"{where}{name!r} is not a tool name; providers take 1 to 64 letters, digits, '_' and '-'"
+        msg = f"{where}{name!r} is not a valid tool name; use 1 to 64 letters, digits, '_' and '-'"
         raise DefinitionError(msg)
 
 
 def _make_refusing_body(name: str) -> Callable[[Any], object]:
     def refuse(_: object) -> Any:
-        msg = f"tool {name!r} is carried out by a run; it cannot be executed on its own"
+        msg = f"tool {name!r} runs only as part of an agent run; it cannot be executed on its own"
         raise ToolError(msg, tool_name=name)
 
     return refuse
@@ -351,25 +351,28 @@ class Tool(Generic[P, R]):
         spec = self.spec
         problem = ""
         if self.body.is_generator and (useless := [name for name in OF_BODIES if name in given]):
-            problem = f"yields, so {useless[0]}= means nothing: {OF_BODIES[useless[0]]}"
+            problem = f"yields, so {useless[0]}= has no effect; remove it: {OF_BODIES[useless[0]]}"
         elif not self.body.is_generator and given.get("uses"):
-            problem = "does not yield, so it calls nothing: uses= is for tools that are generator functions"
+            problem = "does not yield, so it cannot call tools; remove uses=, or make it a generator function"
         elif spec.category == "read" and spec.annotations.destructive:
-            problem = "has category='read', which changes nothing, and destructive=True; leave out one of them"
+            problem = "has category='read', which changes nothing, and destructive=True; remove one of them"
         elif spec.retries and not spec.annotations.idempotent:
-            problem = "is retried, but only a tool with idempotent=True may be"
+            problem = "has retries= but is not idempotent; set idempotent=True if it is safe to repeat"
         elif spec.timeout is not None and not spec.timeout > 0:
-            problem = f"has timeout={spec.timeout!r}; seconds, None for the default, or math.inf would be fine"
+            problem = f"has timeout={spec.timeout!r}; use seconds above 0, None for the default, or math.inf"
         elif self.runs_inline and spec.timeout not in {None, math.inf}:
-            problem = "has a timeout and in_thread=False; a synchronous body on the event loop cannot be timed out"
+            problem = "has a timeout and in_thread=False; a synchronous body on the event loop cannot be timed out; remove one of them"
         elif unknown := [
             p for place in spec.about or () for p in template_parameters(place) if p not in _schema_properties(spec)
         ]:
             known = list_names(_schema_properties(spec), unknown[0])
-            problem = f"says that a call is about {unknown[0]!r}, which is none of its parameters; they are: {known}"
+            problem = f"uses {unknown[0]!r} in about=, but has no such parameter; its parameters: {known}"
         elif missing := [path for path in (*(spec.destinations or ()), *spec.texts) if not _has_parameter(spec, path)]:
             known = list_names(_schema_properties(spec), missing[0])
-            problem = f"has the {'text' if missing[0] in spec.texts else 'destination'} {missing[0]!r}, which is none of its parameters; they are: {known}"
+            problem = (
+                f"uses {missing[0]!r} in {'texts' if missing[0] in spec.texts else 'destinations'}=, but has no such parameter; "
+                f"its parameters: {known}"
+            )
         if problem:
             msg = f"tool {spec.name!r} {problem}"
             raise DefinitionError(msg)
@@ -416,7 +419,7 @@ class Tool(Generic[P, R]):
             ToolError: for a tool that yields, which is a run of its own.
         """
         if self.body.is_generator:
-            msg = f"tool {self.spec.name!r} yields, so only a run can carry it out"
+            msg = f"tool {self.spec.name!r} yields, so it runs only as part of an agent run"
             raise ToolError(msg, tool_name=self.spec.name)
         return execute(self, arguments, ctx, overrides, seconds or self.spec.timeout or TOOL_SECONDS)
 
@@ -467,7 +470,7 @@ class Tool(Generic[P, R]):
         if self.body.is_generator:
             hint = f"`Walk({name}, params={{...}})` (from stepengine.testing)"
         msg = (
-            f"tool {name!r} is not called directly; in a handler write `yield from call({name}, ...)`, "
+            f"do not call tool {name!r} directly; in a handler write `yield from call({name}, ...)`, "
             f"in a unit test {hint}"
         )
         raise TypeError(msg)

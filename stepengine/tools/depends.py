@@ -116,7 +116,7 @@ def _build_node(factory: Factory, chain: tuple[Factory, ...]) -> FactoryNode:
             parameter.VAR_POSITIONAL,
         }:
             msg = (
-                f"{source_location(factory)}: parameter {name!r} of the dependency {_factory_name(factory)!r} cannot be filled in; "
+                f"{source_location(factory)}: parameter {name!r} of the dependency {_factory_name(factory)!r} has no value; "
                 "use Depends(...), ToolContext or a default"
             )
             raise DefinitionError(msg)

@@ -79,8 +79,8 @@ async def execute(
 
                 ctx.emit(
                     Warned(
-                        message=f"tool {spec.name!r} is annotated `-> {tool.returns}` and returned a text; the result is "
-                        f"that text, not a {tool.returns}"
+                        message=f"tool {spec.name!r} is annotated `-> {tool.returns}` but returned a string; the result is "
+                        f"that string, not a {tool.returns}. Change the annotation or the return value"
                     )
                 )
             result_type = tool.result_type if is_more_than_json(outcome) and ctx.is_typed else Any
@@ -118,7 +118,7 @@ def _log_failure(tool_name: str, raised: BodyFailure, ctx: ToolContext, tries: i
     import traceback
 
     trace = "".join(traceback.format_exception(raised.error))
-    again = f"; it is tried {tries} more times" if tries else ""
+    again = f"; retrying up to {tries} more times" if tries else ""
     message = f"tool {tool_name!r} raised {type(raised.error).__name__}{again}"
     log = ctx.logger.debug if isinstance(raised.error, ToolError) else ctx.logger.error
     log(message, traceback=trace)

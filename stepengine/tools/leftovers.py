@@ -88,4 +88,4 @@ async def cancel_leftover_tasks(tasks: list[asyncio.Task[Any]], tool_name: str, 
         if not task.cancelled():
             task.exception()  # so that nobody is told that it was never retrieved
     names = ", ".join(sorted(f"{t.get_name()} ({getattr(t.get_coro(), '__qualname__', '?')})" for t in tasks))
-    ctx.emit(Warned(message=f"tool {tool_name!r} left tasks behind, which were cancelled: {names}"))
+    ctx.emit(Warned(message=f"tool {tool_name!r} left tasks running; they are cancelled: {names}"))

@@ -99,7 +99,9 @@ class ToolRegistry:
             return ToolResult.error(self._unknown_tool_text(name))
         binding = found.binding()
         if not isinstance(found, Tool) or not isinstance(binding.runs, Ordinary):
-            return ToolResult.error(f"tool {name!r} is carried out by a run; it cannot be executed on its own")
+            return ToolResult.error(
+                f"tool {name!r} runs only as part of an agent run; it cannot be executed on its own"
+            )
         try:
             given = freeze_object(input)
             validated = binding.validate(binding.repair(given) if binding.repair else given)

@@ -102,7 +102,7 @@ class JsonSchema:
         uri = outline.root.get("$schema")
         old = OLD_DRAFTS.fullmatch(uri) if isinstance(uri, str) else None
         if old is not None and old[1] == "3":
-            _raise_schema_error(where, "#/$schema", "draft 3 is not read; write it in draft 4, 6, 7 or 2020-12")
+            _raise_schema_error(where, "#/$schema", "draft 3 is not supported; use draft 4, 6, 7 or 2020-12")
         draft = _load_draft(old[1] if old else "202012")
         self._rules = _Rules(draft.keywords, draft.is_type, outline.targets)
         for pattern, at in outline.patterns.items():
@@ -394,16 +394,16 @@ class _Draft:
     def _check_keyword(self, where: str, place: str, word: str, value: object) -> None:
         for one, at in find_subschemas(word, value, place):
             if not isinstance(one, dict | bool):
-                _raise_schema_error(where, at, f"a schema is an object, not {cut_after(repr(one), SHORT_CHARS)}")
+                _raise_schema_error(where, at, f"a schema must be an object, not {cut_after(repr(one), SHORT_CHARS)}")
         shape = self._shapes[word]
         issues = self._rules.find_issues(value, shape, word)
         if issues:
             given = cut_after(repr(value), SHORT_CHARS)
             problem = f"{given} does not fit the keyword: {issues[0].removeprefix(f'{word}: ')}"
             if word == "type":
-                problem = f"{given} is no type; the types are: {list_names(sorted(TYPES), given)}"
+                problem = f"{given} is not a type; valid types: {list_names(sorted(TYPES), given)}"
             elif shape is self._a_schema:
-                problem = f"a schema is an object, not {given}"
+                problem = f"a schema must be an object, not {given}"
             _raise_schema_error(where, f"{place}/{word}", problem)
 
 
@@ -474,7 +474,9 @@ class _Rules:
                 self._patterns[pattern] = _pattern_size(pattern), SchemaValidator(schema)
             except SchemaError:
                 _raise_schema_error(
-                    where, at, f"{pattern!r} is no regular expression without look-around and back-references"
+                    where,
+                    at,
+                    f"{pattern!r} is not a valid regular expression here; look-around and back-references are not supported",
                 )
         return self._patterns[pattern]
 
@@ -732,7 +734,7 @@ class _Outline:
                 continue
             self.schemas[place] = schema
             if len(self.schemas) > MAX_SCHEMAS:
-                _raise_schema_error(self._where, at, f"it consists of more than {MAX_SCHEMAS:,} schemas")
+                _raise_schema_error(self._where, at, f"it contains more than {MAX_SCHEMAS:,} schemas; make it smaller")
             if isinstance(schema, dict):
                 self._record_references_and_patterns(schema, place)
                 for word, value in schema.items():
@@ -743,7 +745,7 @@ class _Outline:
             _raise_schema_error(
                 self._where,
                 f"{at}/{unfollowed[0]}",
-                f"{unfollowed[0]!r} is not followed; use '$ref' with '#/$defs/...'",
+                f"{unfollowed[0]!r} is not supported; use '$ref' with '#/$defs/...'",
             )
         reference = schema.get("$ref")
         if isinstance(reference, str):
@@ -764,7 +766,9 @@ class _Outline:
         self._size += _pattern_size(pattern)
         if self._size > MAX_PATTERN_STATES:
             _raise_schema_error(
-                self._where, at, f"{pattern[:80]!r} is too large, with the other patterns: count what braces repeat"
+                self._where,
+                at,
+                f"{pattern[:80]!r} makes the patterns of this schema too large; lower the counts in braces",
             )
         self.patterns.setdefault(pattern, at)
 
@@ -1091,7 +1095,7 @@ class SchemaInputs:
 
     def __init__(self, tool_name: str, schema: Mapping[str, object]) -> None:
         if not isinstance(schema, Mapping):
-            msg = f"input_schema of tool {tool_name!r} is a JSON Schema of an object, not {cut_after(repr(schema), SHORT_CHARS)}"
+            msg = f"input_schema of tool {tool_name!r} must be a JSON Schema of an object, not {cut_after(repr(schema), SHORT_CHARS)}"
             raise DefinitionError(msg)
         try:
             self.schema = freeze_object({"type": "object", "properties": {}, **schema}, "input_schema")
@@ -1128,14 +1132,16 @@ def check_schema_for_providers(tool_name: str, schema: Mapping[str, Any]) -> Non
     problem = ""
     properties = schema.get("properties", {})
     if schema.get("type") != "object":
-        problem = f"its type is {cut_after(repr(schema.get('type')), SHORT_CHARS)}; the input of a tool is an object"
+        problem = (
+            f"its type is {cut_after(repr(schema.get('type')), SHORT_CHARS)}; the input of a tool must be an object"
+        )
     elif unfit := [word for word in UNFIT_AT_TOP if word in schema]:
-        problem = f"providers refuse {unfit[0]!r} at the top; put it below a property"
+        problem = f"providers refuse {unfit[0]!r} at the top level; move it into a property"
     elif not isinstance(properties, Mapping):
         shown = cut_after(repr(properties), SHORT_CHARS)
-        problem = f"its 'properties' are {shown}; they are an object with a schema for each parameter, {{}} for none"
+        problem = f"its 'properties' are {shown}; use an object with a schema for each parameter, or {{}} for none"
     elif strange := [n for n in properties if not PROPERTY_NAME.fullmatch(n)]:
         problem = f"providers refuse the parameter name {strange[0]!r}; use up to 64 letters, digits, '_', '.' and '-'"
     if problem:
-        msg = f"input_schema of tool {tool_name!r} does not fit: {problem}"
+        msg = f"input_schema of tool {tool_name!r} is not valid: {problem}"
         raise DefinitionError(msg)

@@ -91,17 +91,13 @@ def _check_context_parameter(fn: Callable[..., object], name: str, index: int, *
     """Raise an error for a context that is not the first parameter, or of the wrong kind."""
     yields = inspect.isgeneratorfunction(_underlying_function(fn))
     if of_handler and not yields:
-        _raise_definition_error(
-            fn, f"takes a StepContext as {name!r}, which is for tools that yield; it takes a ToolContext"
-        )
+        _raise_definition_error(fn, f"takes a StepContext as {name!r} but does not yield; use a ToolContext")
     if yields and not of_handler:
-        _raise_definition_error(
-            fn, f"yields, and takes a ToolContext as {name!r}; what yields takes a StepContext, or none"
-        )
+        _raise_definition_error(fn, f"yields but takes a ToolContext as {name!r}; use a StepContext, or no context")
     if index:
         _raise_definition_error(
             fn,
-            f"takes the {'StepContext' if of_handler else 'ToolContext'} as {name!r}; it must be the first parameter",
+            f"takes the {'StepContext' if of_handler else 'ToolContext'} as {name!r}; make it the first parameter",
         )
 
 
@@ -121,8 +117,8 @@ def _is_generator(fn: Callable[..., object], needs: Mapping[str, object]) -> boo
     if yields and needs:
         _raise_definition_error(
             fn,
-            f"yields, and {next(iter(needs))!r} is a dependency, which no journal holds; ask for what it is needed for with "
-            "`yield from Perform(fn, ...)` or a tool of its own",
+            f"yields, and {next(iter(needs))!r} is a dependency, which the journal cannot record; do its work with "
+            "`yield from Perform(fn, ...)` or in a separate tool",
         )
     return yields
 
@@ -133,8 +129,8 @@ def _is_async(fn: Callable[..., object]) -> bool:
     if inspect.isasyncgenfunction(called):
         _raise_definition_error(
             fn,
-            "is an async generator; a tool that asks for more on its way is a plain generator, `def` with `yield from`, and one "
-            "that shows progress calls ctx.emit(ToolProgress(...))",
+            "is an async generator; to yield effects, make it a plain generator: `def` with `yield from`. To report progress, "
+            "call ctx.emit(ToolProgress(...))",
         )
     return inspect.iscoroutinefunction(called)
 
@@ -152,14 +148,14 @@ def read_signature(fn: Callable[..., object], names: Mapping[str, object]) -> Si
             generator with dependencies, a context that is not first, and dependencies that form a cycle.
     """
     if not callable(fn):
-        msg = f"@tool stands above a function, not above {fn!r}"
+        msg = f"put @tool above a function, not above {fn!r}"
         raise DefinitionError(msg)
     hints = evaluate_hints(fn, names)
     wants_context, needs, rest = _split_parameters(fn, hints)
     for parameter in rest:
         if parameter.kind in {parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD}:
             _raise_definition_error(
-                fn, f"takes {str(parameter.replace(annotation=parameter.empty))!r}; name each parameter"
+                fn, f"takes {str(parameter.replace(annotation=parameter.empty))!r}; declare each parameter by name"
             )
         if parameter.annotation is parameter.empty:
             _raise_definition_error(
@@ -182,13 +178,15 @@ def make_schema_body(fn: Callable[..., object]) -> FunctionBody:
         DefinitionError: when it does not take exactly one other parameter.
     """
     if not callable(fn):
-        msg = f"run= of a tool is a function that takes the input, not {fn!r}"
+        msg = f"run= of a tool must be a function that takes the input, not {fn!r}"
         raise DefinitionError(msg)
     wants_context, needs, rest = _split_parameters(fn, evaluate_hints(fn))
     open_ended = [p for p in rest if p.kind in {p.VAR_POSITIONAL, p.VAR_KEYWORD}]
     required = [p for p in rest if p not in open_ended and p.default is p.empty]
     if len(required) > 1 or len(rest) == 0:
-        _raise_definition_error(fn, "has to take the whole input as its one parameter, as in `def run(input: dict)`")
+        _raise_definition_error(
+            fn, "must take the whole input as its only required parameter, as in `def run(input: dict)`"
+        )
     yields = _is_generator(fn, needs)
     return FunctionBody(fn, _is_async(fn), wants_context, needs, whole_input=True, is_generator=yields)
 

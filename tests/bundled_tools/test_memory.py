@@ -269,5 +269,5 @@ def test_custom_memory_store_works_and_scopes_can_be_limited(tmp_path: Path) -> 
     assert all("there are no notes of the scope 'project' here; user would be fine" in told for told in only[1:])
     assert [("project", "Tea.", []), ("user", "Tea.", [])] == board.said
     for scopes in ((), "user", ["team"]):
-        with pytest.raises(DefinitionError, match="is no list of scopes"):
+        with pytest.raises(DefinitionError, match="is not a list of scopes"):
             memory_tools(scopes=scopes)

@@ -84,7 +84,10 @@ async def test_tools_are_executed_without_an_engine_and_never_raise() -> None:
     )
     assert (await registry.execute("double", {})).text.startswith("Invalid parameters for double: n: is required")
     assert (await registry.execute("double", {"n": object()})).is_error
-    assert "carried out by a run" in (await registry.execute("end_turn", {})).text
+    assert (
+        "runs only as part of an agent run; it cannot be executed on its own"
+        in (await registry.execute("end_turn", {})).text
+    )
 
 
 def bundled(root: Path) -> list[ToolLike]:

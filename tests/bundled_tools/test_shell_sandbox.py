@@ -212,8 +212,8 @@ async def test_no_sandboxed_command_writes_a_protected_file(host: Host) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"runner": lambda launch: launch}, "beside runner="),
-        ({"home": "real"}, "home='real'"),
+        ({"runner": lambda launch: launch}, "cannot combine sandbox=True with runner="),
+        ({"home": "real"}, "cannot combine sandbox=True with runner= or home='real'"),
     ],
 )
 def test_options_that_would_undo_a_sandbox_are_refused(tmp_path: Path, options: dict[str, Any], said: str) -> None:
@@ -240,7 +240,7 @@ def test_a_system_that_forbids_sandboxes_is_refused_with_the_reason(
     monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
 
     (tmp_path / "root").mkdir()
-    with pytest.raises(DefinitionError, match="cannot make a sandbox: setting up uid map"):
+    with pytest.raises(DefinitionError, match="cannot create a sandbox here: setting up uid map"):
         shell_tools(tmp_path / "root", sandbox=True)
 
 

@@ -123,5 +123,5 @@ async def test_failures_of_an_editor_terminal_are_tool_errors(
     "options", [{"limits": {"processes": 5}}, {"runner": lambda launch: launch}, {"sandbox": True}]
 )
 def test_options_without_effect_in_a_terminal_are_refused(tmp_path: Path, options: dict[str, Any]) -> None:
-    with pytest.raises(DefinitionError, match="do not hold in the terminals of an editor"):
+    with pytest.raises(DefinitionError, match="have no effect in an editor's terminals"):
         shell_tools(tmp_path, terminals=Editor(None), **options)

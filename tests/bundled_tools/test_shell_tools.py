@@ -812,7 +812,7 @@ async def test_a_background_job_needs_a_run_that_ends_it(root: Path) -> None:
     result = await Sh(root)(["sleep", "100"], process_type="BACKGROUND")
 
     assert result.is_error
-    assert "not called by one" in result.text
+    assert "so it can only be called in an agent run" in result.text
 
 
 # --- what is logged ---------------------------------------------------------------------------------------------
@@ -917,7 +917,7 @@ def test_a_system_without_process_groups_is_refused(root: Path, monkeypatch: pyt
         ({"timeout": 0}, "timeout=0"),
         ({"max_timeout": float("inf")}, "max_timeout=inf"),
         ({"home": "other"}, "home='other'"),
-        ({"shell": True}, "shell=True; None or 'bash' would be fine"),
+        ({"shell": True}, "shell=True; use None or 'bash'"),
         ({"runner": "bwrap"}, "runner='bwrap'"),
         ({"env": "PATH"}, "env="),
         ({"env": ["A=B"]}, "'A=B'"),

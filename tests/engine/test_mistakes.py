@@ -363,7 +363,7 @@ def test_text_from_a_tool_annotated_otherwise_is_reported(annotation: Any, is_to
     seen: list[Any] = []
     run(handle_steps, tools=[tool(count)], observers=[seen.append])
 
-    assert is_told == any("returned a text" in event.message for event in seen if isinstance(event, Warned))
+    assert is_told == any("returned a string" in event.message for event in seen if isinstance(event, Warned))
 
 
 @pytest.mark.parametrize(

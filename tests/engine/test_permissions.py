@@ -622,7 +622,7 @@ def test_policy_judges_the_validated_value_of_an_aliased_input(name, aliased):
 
 
 def test_alias_path_into_an_object_is_refused_at_tool_definition():
-    with pytest.raises(DefinitionError, match="an alias is one name"):
+    with pytest.raises(DefinitionError, match="is a path into another value; use a single name"):
 
         @tool
         def put(path: Annotated[str, Field(validation_alias=AliasPath("a", "b"))]) -> str:

@@ -363,7 +363,9 @@ def test_agents_that_cannot_be_tools_are_refused_at_engine_construction():
         built(AgentDefinition("set-output"))
     with pytest.raises(DefinitionError, match=r"'odd': its params have no JSON Schema.*no schema for this"):
         built(AgentDefinition("odd", input_schema=Strange))
-    with pytest.raises(DefinitionError, match="'listy': params are an object, but their schema says 'array'"):
+    with pytest.raises(
+        DefinitionError, match="'listy': the schema of its params must have the type 'object', not 'array'"
+    ):
         built(AgentDefinition("listy", input_schema={"type": "array"}))
 
 
@@ -447,7 +449,7 @@ async def test_task_tool_lists_its_agents_and_returns_the_final_text():
 
     with pytest.raises(DefinitionError, match=r"no agent has a description.*'crash'"):
         task_tool([CRASH])
-    with pytest.raises(DefinitionError, match="nothing to offer"):
+    with pytest.raises(DefinitionError, match="no agent has a description; describe at least one"):
         task_tool([])
     with pytest.raises(DefinitionError, match="two agents have the same id"):
         task_tool([talker, talker])

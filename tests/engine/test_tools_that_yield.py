@@ -93,10 +93,10 @@ def plain(a: int) -> Steps[int]:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"idempotent": True, "retries": 1}, "retries= means nothing"),
-        ({"idempotent": True}, "idempotent= means nothing"),
-        ({"in_thread": False}, "in_thread= means nothing"),
-        ({"deferred": True}, "deferred= means nothing"),
+        ({"idempotent": True, "retries": 1}, "retries= has no effect; remove it"),
+        ({"idempotent": True}, "idempotent= has no effect; remove it"),
+        ({"in_thread": False}, "in_thread= has no effect; remove it"),
+        ({"deferred": True}, "deferred= has no effect; remove it"),
     ],
 )
 def test_option_useless_for_a_yielding_tool_is_refused_with_remedy(options: Any, said: str) -> None:
@@ -136,9 +136,9 @@ async def asynchronous(a: int) -> Any:
     ("fn", "said"),
     [
         (needing, "is a dependency"),
-        (with_tool_context, "takes a StepContext, or none"),
-        (plain_with_step_context, "is for tools that yield"),
-        (late, "must be the first parameter"),
+        (with_tool_context, "use a StepContext, or no context"),
+        (plain_with_step_context, "does not yield; use a ToolContext"),
+        (late, "make it the first parameter"),
         (asynchronous, "is an async generator"),
     ],
 )
@@ -164,7 +164,7 @@ def test_equal_tool_names_are_reported_when_one_is_carried() -> None:
 
 @pytest.mark.spec("programs:PG4")
 def test_only_a_tool_that_yields_carries_others() -> None:
-    with pytest.raises(DefinitionError, match="uses= is for tools that are generator functions"):
+    with pytest.raises(DefinitionError, match="remove uses=, or make it a generator function"):
         tool(uses=[Ledger().tool()], name="x")(lambda: "x")
 
 

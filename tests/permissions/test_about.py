@@ -250,7 +250,7 @@ def test_declared_and_named_paths_are_judged_equally(path: str) -> None:
 @pytest.mark.spec("requirements:X70")
 @pytest.mark.parametrize(
     ("about", "said"),
-    [("{nmae}", r"is about 'nmae', which is none of its parameters; they are: name"), (3, "a text or a list of texts"), ([""], "a text or a list"), (["{name}", None], "a text or a list")],
+    [("{nmae}", r"uses 'nmae' in about=, but has no such parameter; its parameters: name"), (3, "a string or a list of strings"), ([""], "a string or a list"), (["{name}", None], "a string or a list")],
 )  # fmt: skip
 def test_an_invalid_about_is_refused_where_the_tool_is_made(about: Any, said: str) -> None:
     with pytest.raises(DefinitionError, match=said):

@@ -156,5 +156,5 @@ def test_a_channel_is_trusted_but_no_address_in_its_name() -> None:
 
 
 def test_a_text_that_is_no_parameter_is_refused() -> None:
-    with pytest.raises(DefinitionError, match=r"has the text 'boby', which is none of its parameters"):
+    with pytest.raises(DefinitionError, match=r"uses 'boby' in texts=, but has no such parameter"):
         Tool("send", "Send.", {"type": "object", "properties": PERSON}, lambda _: "sent", texts=["boby"])

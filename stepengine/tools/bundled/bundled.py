@@ -90,7 +90,7 @@ class FileTools(PathPolicy):
     def make_tools(self, root: Folder) -> list[Tool]:
         """Return the tools for a root folder."""
         if self.delete and not self.write:
-            msg = "file_tools(delete=True) goes with write=True: what may delete files may change them"
+            msg = "file_tools(delete=True) needs write=True as well"
             raise DefinitionError(msg)
         from stepengine.tools.bundled.files.proposals import make_proposal_tools
         from stepengine.tools.bundled.files.read_tools import make_read_tools
@@ -267,20 +267,18 @@ class ShellTools:
         times = f"timeout={self.timeout!r} and max_timeout={self.max_timeout!r}"
         problem = ""
         if os.name != "posix" or not sys.executable:
-            problem = "need a POSIX system and a Python program; there are no process groups to end commands with here"
+            problem = "need a POSIX system and sys.executable; without process groups they cannot stop commands"
         elif not (0 < self.timeout <= self.max_timeout and math.isfinite(self.max_timeout)):
-            problem = f"have {times}; seconds, the first at most the second, are fine"
+            problem = f"have {times}; use seconds above 0, with timeout at most max_timeout"
         elif wrong := [name for name, values in CHOICES.items() if getattr(self, name) not in values]:
             name = wrong[0]
-            problem = f"have {name}={getattr(self, name)!r}; {' or '.join(map(repr, CHOICES[name]))} would be fine"
+            problem = f"have {name}={getattr(self, name)!r}; use {' or '.join(map(repr, CHOICES[name]))}"
         elif self.runner is not None and not callable(self.runner):
-            problem = f"have runner={self.runner!r}; a function from a Launch to a Launch would be fine"
+            problem = f"have runner={self.runner!r}; use a function that takes a Launch and returns one"
         elif self.sandbox and (self.runner is not None or self.home == "real"):
-            problem = "have sandbox=True beside runner= or home='real'; a sandbox is a runner, and shows no home"
+            problem = "cannot combine sandbox=True with runner= or home='real'; the sandbox is a runner and hides the home folder"
         elif self.terminals is not None and (self.sandbox or self.runner is not None or self.limits):
-            problem = (
-                "have terminals= beside sandbox=, runner= or limits=, which do not hold in the terminals of an editor"
-            )
+            problem = "cannot combine terminals= with sandbox=, runner= or limits=, which have no effect in an editor's terminals"
         if problem:
             msg = f"the shell tools {problem}"
             raise DefinitionError(msg)
@@ -291,8 +289,8 @@ def _check_local_options(root: Folder, **lent: object) -> None:
     named = [f"{name}=" for name, value in lent.items() if value is not None]
     if named and isinstance(root, Workspace) and root.system is not None:
         msg = (
-            f"{' and '.join(named)} of this machine cannot be used in the workspace {root.name}; leave it out, or work in a folder of "
-            "this machine (Workspace.bubblewrap is a sandbox by itself)"
+            f"{' and '.join(named)} cannot be used in the workspace {root.name}, which is not on this machine; leave it out, or use a "
+            "local folder (Workspace.bubblewrap is already a sandbox)"
         )
         raise DefinitionError(msg)
 
@@ -354,7 +352,7 @@ def web_tools(
 
     made = make_web_tools(search, docs, fetch)
     if not made:
-        msg = 'web_tools needs something to work with, such as search=SearxngSearch(url) or fetch=SafeFetcher(allow="public")'
+        msg = 'web_tools needs search=, docs= or fetch=, such as search=SearxngSearch(url) or fetch=SafeFetcher(allow="public")'
         raise DefinitionError(msg)
     for one in made:
         one.confine()  # they open no file

@@ -49,5 +49,5 @@ class FileChangeHook:
     @timeout.validator
     def _check_timeout(self, _: Any, value: object) -> None:
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= COMMAND_MAX_SECONDS:
-            msg = f"the hook {self.name!r} has timeout={value!r}; write seconds of more than 0 and at most {COMMAND_MAX_SECONDS:g}"
+            msg = f"the hook {self.name!r} has timeout={value!r}; use more than 0 and at most {COMMAND_MAX_SECONDS:g} seconds"
             raise DefinitionError(msg)

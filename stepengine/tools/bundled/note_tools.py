@@ -64,9 +64,7 @@ def make_memory_tools(store: MemoryStore | None, scopes: Sequence[str]) -> list[
     """Return the tools; ``memory_tools`` documents them."""
     known = get_args(Scope)
     if isinstance(scopes, str) or not scopes or not set(scopes) <= set(known):
-        msg = (
-            f"memory_tools(scopes={scopes!r}) is no list of scopes; {known!r}, or one of them in a list, would be fine"
-        )
+        msg = f"memory_tools(scopes={scopes!r}) is not a list of scopes; use {known!r}, or a list with one of them"
         raise DefinitionError(msg)
     notes, allowed = FileMemory() if store is None else store, cast("tuple[Scope, ...]", tuple(scopes))
     return [make(notes, allowed) for make in (_make_remember_tool, _make_recall_tool, _make_forget_tool)]

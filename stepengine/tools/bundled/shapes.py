@@ -45,17 +45,17 @@ __all__ = (
     "WrittenFile",
 )
 
-OfFile = Annotated[str, Doc("The file, below the root.")]
+OfFile = Annotated[str, Doc("The path of the file, relative to the root folder.")]
 Message = Annotated[str, Doc("What happened, in a sentence.")]
-Incomplete = Annotated[str, Doc("What is left out, and why; not there when nothing is.")]
-Problem = Annotated[str, Doc("Why there is nothing else in this entry.")]
+Incomplete = Annotated[str, Doc("What is left out, and why; absent if nothing is.")]
+Problem = Annotated[str, Doc("Why this entry has no other data.")]
 Seconds = Annotated[float, Doc("How long it ran.")]
-ExitCode = Annotated[int | None, Doc("What the program ended with; `null` when a signal ended it.")]
-Signal = Annotated[str, Doc("The signal that ended it, such as `SIGTERM`.")]
-Shown = Annotated[str, Doc("The command, as it is shown to people.")]
-Printed = Annotated[str, Doc("What it printed: beginning and end, at most 50,000 characters.")]
-Problems = Annotated[str, Doc("What it printed as errors, likewise; not there when it printed none.")]
-IsCut = Annotated[bool, Doc("Whether something that it printed is left out.")]
+ExitCode = Annotated[int | None, Doc("The exit code; `null` if a signal ended the program.")]
+Signal = Annotated[str, Doc("The signal that ended the program, such as `SIGTERM`.")]
+Shown = Annotated[str, Doc("The command in the form shown to people.")]
+Printed = Annotated[str, Doc("Its standard output: start and end, at most 50,000 characters.")]
+Problems = Annotated[str, Doc("Its standard error, cut likewise; absent if empty.")]
+IsCut = Annotated[bool, Doc("Whether a part of its output is left out.")]
 
 
 # --- what goes in ----------------------------------------------------------------------------------------------------
@@ -122,11 +122,11 @@ class FileEntry(TypedDict):
     """A file that was read, or why it was not."""
 
     path: Annotated[str, Doc("The path as it was given.")]
-    content: NotRequired[Annotated[str, Doc("The lines, exactly; not there beside `error`.")]]
-    total_lines: NotRequired[Annotated[int | None, Doc("How many lines the file has; `null` when it is too large.")]]
+    content: NotRequired[Annotated[str, Doc("The exact lines; absent with `error`.")]]
+    total_lines: NotRequired[Annotated[int | None, Doc("How many lines the file has; `null` if it is too large.")]]
     offset: NotRequired[Annotated[int, Doc("The first line of `content`, counting from 1.")]]
-    has_more: NotRequired[Annotated[bool, Doc("Whether lines follow that are not in `content`.")]]
-    hash: NotRequired[Annotated[str, Doc("For `expected_hash`; not there for files over 10 MB.")]]
+    has_more: NotRequired[Annotated[bool, Doc("Whether more lines follow after `content`.")]]
+    hash: NotRequired[Annotated[str, Doc("For `expected_hash`; absent for files over 10 MB.")]]
     message: NotRequired[Incomplete]
     error: NotRequired[Problem]
 
@@ -136,7 +136,7 @@ class Listing(TypedDict):
 
     files: Annotated[list[str], Doc("Names of files, sorted.")]
     directories: Annotated[list[str], Doc("Names of folders, sorted.")]
-    path: Annotated[str, Doc("The folder, below the root.")]
+    path: Annotated[str, Doc("The path of the folder, relative to the root folder.")]
     message: NotRequired[Incomplete]
 
 
@@ -144,7 +144,7 @@ class TreeEntry(TypedDict):
     """A folder as a tree, a file with its names, or why there is neither."""
 
     path: Annotated[str, Doc("The folder or file.")]
-    type: NotRequired[Annotated[Literal["directory", "file"], Doc("What it is; not there beside `error`.")]]
+    type: NotRequired[Annotated[Literal["directory", "file"], Doc("The kind of entry; absent with `error`.")]]
     printed_tree: NotRequired[Annotated[str, Doc("Of a folder: the tree.")]]
     token_count: NotRequired[Annotated[int, Doc("Of a folder: about how many tokens the tree has.")]]
     truncation_level: NotRequired[
@@ -169,7 +169,7 @@ class EditedFile(TypedDict):
 
     file: OfFile
     message: Message
-    unified_diff: Annotated[str, Doc("The change, in git's form; at most 20,000 characters.")]
+    unified_diff: Annotated[str, Doc("The change as a git diff; at most 20,000 characters.")]
 
 
 # --- searches --------------------------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ class FilesByPattern(TypedDict):
     """Files that fit a pattern."""
 
     files: Annotated[list[str], Doc("Files, sorted by path; at most `max_results`.")]
-    count: Annotated[int, Doc("How many there are in all.")]
+    count: Annotated[int, Doc("The total number of files.")]
     message: Message
 
 
@@ -187,7 +187,7 @@ class FilesByDescription(TypedDict):
     """Files that fit a description."""
 
     files: Annotated[list[str], Doc("Files, best first.")]
-    symbols: Annotated[dict[str, list[str]], Doc("For files with fitting top-level names: those.")]
+    symbols: Annotated[dict[str, list[str]], Doc("The matching top-level names, by file.")]
     message: Message
 
 
@@ -196,17 +196,17 @@ class Match(TypedDict):
 
     path: OfFile
     line: NotRequired[Annotated[int, Doc("The line, counting from 1.")]]
-    count: NotRequired[Annotated[int, Doc("With `-c`: how many matches the file has.")]]
+    count: NotRequired[Annotated[int, Doc("With `-c`: the number of matches in the file.")]]
 
 
 class SearchResult(TypedDict):
     """What a search found."""
 
-    stdout: Annotated[str, Doc("Files with their matching lines, to be read.")]
+    stdout: Annotated[str, Doc("Files with their matching lines, as text.")]
     message: Message
-    count: Annotated[int, Doc("How many entries `matches` has.")]
-    matches: Annotated[list[Match], Doc("The matches, to decide by.")]
-    stderr: NotRequired[Annotated[str, Doc("Problems of the search; not there when there were none.")]]
+    count: Annotated[int, Doc("The number of entries in `matches`.")]
+    matches: Annotated[list[Match], Doc("The matches, as data.")]
+    stderr: NotRequired[Annotated[str, Doc("Problems of the search; absent if there were none.")]]
 
 
 # --- programs --------------------------------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ class CommandResult(TypedDict):
     exit_code: ExitCode
     signal: NotRequired[Signal]
     duration_seconds: Seconds
-    message: NotRequired[Annotated[str, Doc("Why it was stopped; not there when it ended by itself.")]]
+    message: NotRequired[Annotated[str, Doc("Why it was stopped; absent if it ended by itself.")]]
     stdout: Printed
     stderr: NotRequired[Problems]
     truncated: IsCut
@@ -230,9 +230,9 @@ class StartedJob(TypedDict):
 
     command: Shown
     job_id: Annotated[str, Doc("For `check_job` and `kill_job`.")]
-    pid: Annotated[int, Doc("The number of the process.")]
+    pid: Annotated[int, Doc("The process id.")]
     message: Message
-    output_file: Annotated[str, Doc("Holds what it prints, up to 16 MiB, until the run ends.")]
+    output_file: Annotated[str, Doc("The file with its output, up to 16 MiB; deleted when the run ends.")]
 
 
 class JobStatus(TypedDict):
@@ -240,14 +240,14 @@ class JobStatus(TypedDict):
 
     job_id: Annotated[str, Doc("The job.")]
     command: Shown
-    status: Annotated[Literal["running", "exited"], Doc("Whether it still runs.")]
+    status: Annotated[Literal["running", "exited"], Doc("Whether it is still running.")]
     exit_code: NotRequired[ExitCode]
     signal: NotRequired[Signal]
     duration_seconds: Seconds
-    output_file: Annotated[str, Doc("Holds what it prints, up to 16 MiB, until the run ends.")]
+    output_file: Annotated[str, Doc("The file with its output, up to 16 MiB; deleted when the run ends.")]
     found: NotRequired[Annotated[bool, Doc("With `wait_for`: whether the text was printed.")]]
-    message: NotRequired[Annotated[str, Doc("What is special about it; not there when nothing is.")]]
-    stdout: Annotated[str, Doc("What it printed since the last look.")]
+    message: NotRequired[Annotated[str, Doc("Remarks about the job; absent if there are none.")]]
+    stdout: Annotated[str, Doc("Its output since the last check.")]
     stderr: NotRequired[Problems]
     truncated: IsCut
 
@@ -260,7 +260,7 @@ class HookEntry(TypedDict):
     exit_code: NotRequired[ExitCode]
     signal: NotRequired[Signal]
     duration_seconds: NotRequired[Seconds]
-    message: NotRequired[Annotated[str, Doc("Why it was stopped; not there when it ended by itself.")]]
+    message: NotRequired[Annotated[str, Doc("Why it was stopped; absent if it ended by itself.")]]
     stdout: NotRequired[Printed]
     stderr: NotRequired[Problems]
     truncated: NotRequired[IsCut]
@@ -275,7 +275,7 @@ class WebHit(TypedDict):
 
     title: Annotated[str, Doc("Its title.")]
     url: Annotated[str, Doc("Its address.")]
-    snippet: Annotated[str, Doc("Some words of it.")]
+    snippet: Annotated[str, Doc("An excerpt.")]
 
 
 class WebResults(TypedDict):
@@ -288,7 +288,7 @@ class WebResults(TypedDict):
 class Documentation(TypedDict):
     """What the documentation of a library says."""
 
-    documentation: Annotated[str, Doc("The text; it says at its end when it was cut.")]
+    documentation: Annotated[str, Doc("The text; a note at its end reports a cut.")]
     message: NotRequired[Incomplete]
 
 
@@ -298,12 +298,12 @@ class WebPage(TypedDict):
     url: Annotated[str, Doc("The address as it was given.")]
     final_url: Annotated[str, Doc("Where redirects led.")]
     status: Annotated[int, Doc("The HTTP status.")]
-    content_type: NotRequired[Annotated[str, Doc("What the server calls it.")]]
+    content_type: NotRequired[Annotated[str, Doc("The content type that the server sent.")]]
     title: NotRequired[Annotated[str, Doc("Its title, if it has one.")]]
     description: NotRequired[Annotated[str, Doc("Its description, if it has one.")]]
     text: Annotated[str, Doc("The text; HTML as Markdown.")]
     truncated: Annotated[bool, Doc("Whether text is left out.")]
-    message: NotRequired[Annotated[str, Doc("What is missing, and why; not there when nothing is.")]]
+    message: NotRequired[Annotated[str, Doc("What is missing, and why; absent if nothing is.")]]
 
 
 # --- agents, people --------------------------------------------------------------------------------------------------
@@ -315,9 +315,7 @@ class ChildEntry(TypedDict):
     agent_type: Annotated[str, Doc("The agent's id.")]
     run_id: NotRequired[Annotated[str, Doc("Its run; absent if it was refused.")]]
     status: Annotated[str, Doc("How its run ended; `failed` if it was refused.")]
-    output: NotRequired[
-        Annotated[Any, Doc("Its output, as its `output_mode` says; beside `error` what it had by then.")]
-    ]
+    output: NotRequired[Annotated[Any, Doc("Its output by its `output_mode`; with `error`, the output until then.")]]
     error: NotRequired[Annotated[str, Doc("Why it did not complete.")]]
 
 
@@ -326,38 +324,40 @@ class AgentFacts(TypedDict):
 
     id: Annotated[str, Doc("Its id.")]
     full_agent_id: Annotated[str, Doc("The same.")]
-    display_name: Annotated[str, Doc("How people call it.")]
+    display_name: Annotated[str, Doc("Its name for people.")]
     model: Annotated[str | None, Doc("Its model.")]
     tool_names: Annotated[list[str], Doc("Its tools.")]
     spawnable_agents: Annotated[list[str], Doc("Ids of the agents that it may run.")]
-    include_message_history: Annotated[bool, Doc("Whether it goes on from its parent's history.")]
-    spawner_prompt: Annotated[str, Doc("What it is for.")]
-    input_schema: Annotated[dict[str, Any], Doc("`prompt`, what to tell it; `params`, a JSON Schema or `null`.")]
-    output_mode: Annotated[str, Doc("What of its run is its output.")]
+    include_message_history: Annotated[bool, Doc("Whether it continues from its parent's history.")]
+    spawner_prompt: Annotated[str, Doc("Its purpose.")]
+    input_schema: Annotated[
+        dict[str, Any], Doc("`prompt`: a description of its prompt; `params`: a JSON Schema or `null`.")
+    ]
+    output_mode: Annotated[str, Doc("Which part of its run is its output.")]
     output_schema: Annotated[dict[str, Any] | None, Doc("The JSON Schema of its output, if it has one.")]
 
 
 class AgentInfo(TypedDict):
     """An agent that was looked up."""
 
-    found: Annotated[bool, Doc("Whether there is one.")]
-    agent: NotRequired[Annotated[AgentFacts, Doc("What is told of it.")]]
-    error: NotRequired[Annotated[str, Doc("Why nothing is told.")]]
+    found: Annotated[bool, Doc("Whether the agent exists.")]
+    agent: NotRequired[Annotated[AgentFacts, Doc("The facts about the agent.")]]
+    error: NotRequired[Annotated[str, Doc("Why there are no facts.")]]
 
 
 class AnswerGiven(TypedDict):
     """The answer to one question."""
 
-    question_index: Annotated[int, Doc("Which question, counting from 0.")]
-    selected: NotRequired[Annotated[list[str], Doc("The options that were chosen.")]]
-    text: NotRequired[Annotated[str, Doc("What was written instead.")]]
+    question_index: Annotated[int, Doc("The index of the question, counting from 0.")]
+    selected: NotRequired[Annotated[list[str], Doc("The chosen options.")]]
+    text: NotRequired[Annotated[str, Doc("The free text that was written instead.")]]
 
 
 class Answers(TypedDict):
     """What a person answered."""
 
     answers: NotRequired[Annotated[list[AnswerGiven], Doc("An entry for each question.")]]
-    skipped: NotRequired[Annotated[bool, Doc("`true` in place of `answers` when none was answered.")]]
+    skipped: NotRequired[Annotated[bool, Doc("`true` instead of `answers` if none was answered.")]]
 
 
 class Confirmation(TypedDict):

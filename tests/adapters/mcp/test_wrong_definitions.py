@@ -59,7 +59,7 @@ WRONG_TOOLS: dict[str, tuple[Any, str]] = {
     "properties-list": (with_inputs(properties=[]), "inputSchema.properties"),
     "parameter-null": (with_inputs(properties={"a": None}), "inputSchema.properties.a"),
     "required-null": (with_inputs(required=None), "#/required: None"),
-    "type-unknown": (with_inputs(properties={"a": {"type": "any"}}), "'any' is no type"),
+    "type-unknown": (with_inputs(properties={"a": {"type": "any"}}), "'any' is not a type"),
     "reference-null": (with_inputs(properties={"a": {"$ref": None}}), "None does not fit the keyword"),
     "reference-lost": (with_inputs(properties={"a": {"$ref": "#/$defs/A"}}), "'#/$defs/A' does not exist"),
     "schema-null": ({"inputSchema": None}, "inputSchema"),

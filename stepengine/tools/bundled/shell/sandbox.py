@@ -46,12 +46,12 @@ def make_bubblewrap_runner(root: Sequence[str]) -> Runner:
     """
     program = find_program(PROGRAM, os.environ.get("PATH", DEFAULT_PATH), root)
     if not root:
-        msg = "shell_tools(sandbox=True) needs a root that is not /: commands may write everywhere below it"
+        msg = "shell_tools(sandbox=True) needs a root other than /, since commands may write everywhere below the root"
         raise DefinitionError(msg)
     if program is None:
         msg = (
-            "shell_tools(sandbox=True) needs bubblewrap, and there is no program bwrap on the search path outside of the root; install it (Debian "
-            "and Fedora: package bubblewrap), or run the whole process in a container and leave sandbox= out"
+            "shell_tools(sandbox=True) needs bubblewrap, but there is no program bwrap on the search path outside of the root; install it "
+            "(Debian and Fedora: package bubblewrap), or run the whole process in a container and leave out sandbox="
         )
         raise DefinitionError(msg)
     _probe_sandbox(program, "/" + "/".join(root))
@@ -93,7 +93,7 @@ def _probe_sandbox(program: str, root: str) -> None:
         said, failed = str(error), True
     if failed:
         msg = (
-            f"shell_tools(sandbox=True): bubblewrap is here and cannot make a sandbox: {said[:500] or 'it gave no reason'}. "
-            "Containers often forbid it; such a container is the sandbox then, and sandbox= is left out"
+            f"shell_tools(sandbox=True): bubblewrap cannot create a sandbox here: {said[:500] or 'it gave no reason'}. "
+            "Containers often forbid it. Inside a container, leave out sandbox=: the container is the sandbox"
         )
         raise DefinitionError(msg)

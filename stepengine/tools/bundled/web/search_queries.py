@@ -143,7 +143,7 @@ class BraveSearch:
 
     def __init__(self, key: str, *, url: str = BRAVE, country: str = "", seconds: float = WEB_SECONDS) -> None:
         if not key or not key.isascii() or not key.isprintable() or key != key.strip():
-            msg = "BraveSearch needs a subscription token: ASCII, without blanks around it"
+            msg = "BraveSearch needs a subscription token in ASCII, without spaces around it"
             raise DefinitionError(msg)
         GIVEN.add(key, "brave_api_key", os.environ)
         self._key = key
