@@ -218,7 +218,7 @@ class Budgets:
 
     def refuse_child_start(self, path: str, effect: Spawn) -> None:
         """Refuse the planned start of a child, because another child of its group failed."""
-        self._refusals.refuse(path, (effect,), AgentError("given up, because another child failed"))
+        self._refusals.refuse(path, (effect,), AgentError("not started, because another child failed"))
 
     # --- the second count ---------------------------------------------------------------------------------------------
 
@@ -242,7 +242,7 @@ class Budgets:
             if node.token_limit is not None and (is_open or node.tokens + reserved + call.tokens > node.token_limit):
                 raise_violation(
                     "I8",
-                    f"the model call {format_address((path, effect.seq))} needs {call.tokens} tokens and was let through, with "
+                    f"the model call {format_address((path, effect.seq))} needs {call.tokens} tokens and was allowed, with "
                     f"{node.tokens} of {node.token_limit} used and {reserved} reserved",
                 )
             node.held[path, effect.seq] = call
@@ -267,7 +267,8 @@ class Budgets:
         for what, number, most in due:
             if most is not None and number > most:
                 raise_violation(
-                    "I8", f"{format_address((path, effect.seq))} starts {what} number {number}, and {most} are allowed"
+                    "I8",
+                    f"{format_address((path, effect.seq))} starts {what} number {number}, but only {most} are allowed",
                 )
 
 

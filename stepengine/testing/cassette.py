@@ -112,11 +112,11 @@ class LeftOut:
     def __str__(self) -> str:
         why = {
             "error_status": f"status {self.status}",
-            "no_reply": "there was no reply",
+            "no_reply": "the request got no reply",
             "not_read": "the reply was not read to its end",
             "cut": "the stream ended before its last event",
-            "presigned": "the URL is a credential itself, so a replay cannot answer it",
-            "other_client": "it was opened by no library that is recorded, such as http.client, httpx or aiohttp",
+            "presigned": "the URL itself is a credential, so a replay cannot answer it",
+            "other_client": "it did not use a recorded library, such as http.client, httpx or aiohttp",
         }
         return f"{self.method} {self.url}: {why[self.reason]}"
 
@@ -239,7 +239,7 @@ class Cassette:
         """A line for each body in which only known secrets are searched, because it is no text."""
         return tuple(
             [
-                f"{interaction.request.method} {interaction.request.url}: its {what} is no text"
+                f"{interaction.request.method} {interaction.request.url}: its {what} is not text"
                 for interaction in self.complete
                 for what, message in (("body", interaction.request), ("reply", interaction.response))
                 if has_binary_body(message)
@@ -330,7 +330,9 @@ class Cassette:
         # What was not played comes first, since its message tells of the misses, too.
         if unused:
             rest = "".join(f"\n  {i}: {held[i].request.method} {held[i].request.url}" for i in unused)
-            missed = f"; {len(self.misses)} requests were missed, the first: {self.misses[0]}" if self.misses else ""
+            missed = (
+                f"; {len(self.misses)} requests had no recording; the first: {self.misses[0]}" if self.misses else ""
+            )
             msg = f"{len(unused)} of {len(held)} interactions of {self._source_name} were not played:{rest}{missed}"
             raise CassetteUnused(msg, unused=unused)
         if self.misses:
@@ -353,7 +355,7 @@ class Cassette:
         """
         target = self.path if path is None else Path(path)
         if target is None:
-            msg = "this cassette has no path; give one to save()"
+            msg = "this cassette has no path; pass one to save()"
             raise DataError(msg)
         CASSETTE_FILE.check(target)
         for exchange in [*self.open_exchanges]:
@@ -363,14 +365,16 @@ class Cassette:
         data = dump_cassette(kept, self.extras)
         hits = _find_remaining_secrets(parse_cassette(data, str(target)), cleaner)
         if hits and target.exists():
-            raise _make_secret_error(hits, f"{target} stays as it was")
+            raise _make_secret_error(hits, f"{target} is unchanged")
         clean = [interaction for index, interaction in enumerate(kept) if index not in hits]
         if clean or not hits:
             target.parent.mkdir(parents=True, exist_ok=True)
             replace_path(target, dump_cassette(clean, self.extras) if hits else data)
             self.path = self.path or target
         if hits:
-            raise _make_secret_error(hits, f"{target} has the other {len(clean)}" if clean else "nothing was written")
+            raise _make_secret_error(
+                hits, f"{target} contains the other {len(clean)}" if clean else "nothing was written"
+            )
         return target
 
     def record_left_out(self, left: LeftOut) -> None:
@@ -467,7 +471,9 @@ def _iter_remaining_secrets(interaction: Interaction, cleaner: Cleaner) -> Itera
 
 def _make_secret_error(hits: Mapping[int, _Hit], outcome: str) -> SecretFound:
     """Return the error about interactions with secrets; *outcome* describes the file."""
-    listed = "\n".join([f"  {hit.exchange} holds a secret at {hit.place} (rule {hit.rule})" for hit in hits.values()])
-    msg = f"{len(hits)} recorded interaction(s) hold a secret and were not written; {outcome}. Take it out of the traffic\n{listed}"
+    listed = "\n".join(
+        [f"  {hit.exchange} contains a secret at {hit.place} (rule {hit.rule})" for hit in hits.values()]
+    )
+    msg = f"{len(hits)} recorded interaction(s) contain a secret and were not written; {outcome}. Remove it from the traffic\n{listed}"
     first = next(iter(hits.values()))
     return SecretFound(msg, path=first.place, rule=first.rule)

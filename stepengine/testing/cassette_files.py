@@ -205,10 +205,10 @@ def parse_cassette_and_extras(data: bytes, source: str) -> tuple[tuple[Interacti
         raise DataError(msg)
     tree = _load_yaml(data, source)
     if not isinstance(tree, dict) or not isinstance(tree.get("interactions"), list):
-        msg = f"{source} is not a cassette: it has no list of interactions at its top"
+        msg = f"{source} is not a cassette: it has no list `interactions` at its top level"
         raise DataError(msg)
     if tree.get("version", 1) != 1:
-        msg = f"{source} has cassette version {tree['version']!r}; this reads version 1"
+        msg = f"{source} has cassette version {tree['version']!r}; only version 1 is supported"
         raise DataError(msg)
     _refuse_unknown_keys(tree, TOP_KEYS, source, "$")
     extras = tree.get("x_stepengine") or {}
@@ -263,7 +263,9 @@ def _load_yaml(data: bytes, source: str) -> Any:
         raise DataError(msg) from None
     except (ValueError, LookupError, AttributeError, TypeError) as error:
         # What PyYAML's constructors raise for a value that is not of the type that its tag or its form announces.
-        msg = f"{source} cannot be read as plain YAML: it holds a value that is not of its type ({type(error).__name__}: {error})"
+        msg = (
+            f"{source} cannot be read as plain YAML: a value does not match its type ({type(error).__name__}: {error})"
+        )
         raise DataError(msg) from None
 
 
@@ -372,7 +374,7 @@ def _restore_body(body: bytes, style: Any, source: str, at: str) -> bytes:
     try:
         return restore_json(body.decode(), style).encode()
     except ValueError:
-        msg = f"{source}: {at}.response.body is not JSON, as {at}.x_stepengine.json says; correct the body, or take that line out"
+        msg = f"{source}: {at}.response.body is not JSON, although {at}.x_stepengine.json declares it; correct the body, or remove that line"
         raise DataError(msg, path=f"{at}.response.body") from None
 
 
@@ -460,14 +462,14 @@ def _parse_header_values(values: object, source: str, at: str) -> Iterator[str]:
         elif isinstance(value, str):
             yield value
         else:
-            raise _make_invalid_value_error(value, "a text, or a list of texts", source, at)
+            raise _make_invalid_value_error(value, "a string, or a list of strings", source, at)
 
 
 def _encode_text(text: str, source: str, at: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        raise _make_invalid_value_error(text, "text that UTF-8 can hold", source, at) from None
+        raise _make_invalid_value_error(text, "text that UTF-8 can encode", source, at) from None
 
 
 def _parse_text(value: object, source: str, at: str) -> str:
@@ -475,7 +477,7 @@ def _parse_text(value: object, source: str, at: str) -> str:
         return value.decode("latin-1")
     if isinstance(value, str):
         return value
-    raise _make_invalid_value_error(value, "a text", source, at)
+    raise _make_invalid_value_error(value, "a string", source, at)
 
 
 def _parse_url(value: object, source: str, at: str) -> str:
@@ -495,14 +497,16 @@ def _check_mapping(value: Any, source: str, at: str) -> None:
 def _refuse_unknown_keys(value: dict[str, object], known: set[str], source: str, at: str) -> None:
     for key in value:
         if key not in known:
-            msg = f"{source}: {at} has the unknown key {key!r}; known are {list_names(sorted(known), key, quoted=True)}"
+            msg = (
+                f"{source}: {at} has the unknown key {key!r}; known keys: {list_names(sorted(known), key, quoted=True)}"
+            )
             raise DataError(msg, path=f"{at}.{key}")
 
 
 def _make_invalid_value_error(value: object, fine: str, source: str, at: str) -> DataError:
     shown = repr(value)
     shown = cut_after(shown, SHOWN_CHARACTERS)
-    return DataError(f"{source}: {at} is {shown}; {fine} would be fine", path=at)
+    return DataError(f"{source}: {at} is {shown}; use {fine}", path=at)
 
 
 ENDLESS = 1 << 30

@@ -243,7 +243,7 @@ def _reject_constant(text: str) -> Any:
 def _reject_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):
-        msg = "a name stands twice in an object"
+        msg = "an object contains a name twice"
         raise ValueError(msg)
     return made
 

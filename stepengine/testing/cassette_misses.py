@@ -197,11 +197,11 @@ def _to_json(value: object) -> str:
 
 CAUSES = {
     "no_file": "the cassette has not been recorded yet",
-    "empty": "the cassette holds no interaction",
+    "empty": "the cassette contains no interaction",
     "query_differs": "another query",
     "headers_differ": "another header",
     "secret_differs": "the recorded requests of this kind were made with other secrets",
-    "used_up": "the request is made more often than it was recorded",
+    "used_up": "the request is sent more often than it was recorded",
 }
 
 
@@ -212,7 +212,7 @@ def _describe_cause(request: RecordedRequest, at: Situation, reason: str, candid
         return f"another base URL: nothing was recorded for {here.host}, only for {list_names(known, here.host)}"
     if reason == "path_unknown":
         known = sorted({f"{k.request.method} {parse_request_place(k.request.url).path}" for k in at.recorded})
-        return f"another endpoint: recorded were {list_names(known)}"
+        return f"another endpoint: the recorded ones are {list_names(known)}"
     if reason in CAUSES:
         return CAUSES[reason]
     return _describe_body_cause(request, candidates[0].differences) if candidates else "another body"

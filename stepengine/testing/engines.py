@@ -78,7 +78,7 @@ class Clock:
         """
         passed = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
         if passed < timedelta():
-            msg = f"the clock would go back by {-passed}; time only passes, so begin with an earlier Clock(start)"
+            msg = f"a clock cannot go back, here by {-passed}; start with an earlier Clock(start)"
             raise ValueError(msg)
         with self._lock:
             self._ms += passed // timedelta(milliseconds=1)
@@ -117,7 +117,7 @@ class Clock:
             ValueError: when this clock does not wait, so that nobody ever sleeps.
         """
         if not self._waits:
-            msg = "nobody sleeps by a clock that does not wait; make it with Clock(waits=True)"
+            msg = "nothing sleeps on a clock that does not wait; create it with Clock(waits=True)"
             raise ValueError(msg)
         wake = _Wake()
         with self._lock:

@@ -73,22 +73,22 @@ ON_RECORD = ("failure", "timeout", "crash", "crash_after", *TURNED)
 MEANINGS: Mapping[str, str] = {
     "failure": "the effect fails",
     "timeout": "the effect takes too long and fails",
-    "limit": "the effect is refused because a limit is spent",
-    "unknown": "nobody knows whether the effect happened",
-    "cancel": "somebody cancels the run meanwhile",
+    "limit": "the effect is refused because a limit is used up",
+    "unknown": "it is unknown whether the effect happened",
+    "cancel": "the run is cancelled meanwhile",
     "shutdown": "the engine is shut down meanwhile",
-    "suspend": "nobody answers, so the run is suspended",
+    "suspend": "no answer comes, so the run is suspended",
     "slow": "the effect takes minutes",
     "duplicate": "a message is sent to the run meanwhile, and delivered twice",
-    "late": "the message comes when its run has no patience left, or after minutes",
-    "never": "the message never comes",
-    "lost_wake": "the process dies while the run waits, and nobody wakes it for hours after its time has come",
-    "other_answer": "somebody answers the other way",
-    "empty": "the model says nothing",
-    "cut": "the reply is cut at its limit of tokens, half of its text is lost, and so are its calls",
+    "late": "the message arrives after the wait has timed out, or minutes late",
+    "never": "the message never arrives",
+    "lost_wake": "the process dies while the run waits, and the run wakes hours too late",
+    "other_answer": "the question gets the opposite answer",
+    "empty": "the model returns an empty reply",
+    "cut": "the reply is cut at its token limit; half of its text and all its calls are lost",
     "crash": "the process dies before the effect happens, and the run is resumed",
-    "crash_inside": "the process dies when the effect has happened and its result is not recorded, and the run is resumed",
-    "crash_after": "the process dies when the result of the effect has just been recorded, and the run is resumed",
+    "crash_inside": "the process dies after the effect, before its result is recorded, and the run is resumed",
+    "crash_after": "the process dies just after the result of the effect is recorded, and the run is resumed",
 }
 """What the kinds mean, for whoever reads a failure."""
 
@@ -108,7 +108,7 @@ def validate_fault_kind(kind: str) -> str:
     """
     if kind in KINDS:
         return kind
-    msg = f"{kind!r} is not a kind of fault; there are {list_names(KINDS, kind)}"
+    msg = f"{kind!r} is not a kind of fault; valid kinds: {list_names(KINDS, kind)}"
     raise DataError(msg)
 
 

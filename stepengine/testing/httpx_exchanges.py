@@ -84,7 +84,7 @@ def make_cut_reply_error(module: Any, found: Interaction) -> Exception | None:
     """Return the error of *module* behind a reply that was recorded without its end; None for a complete one."""
     if found.complete:
         return None
-    return module.RemoteProtocolError("the recorded reply ends here: the program did not read more of it")  # type: ignore[no-any-return]
+    return module.RemoteProtocolError("the recorded reply ends here, because the program read no further")  # type: ignore[no-any-return]
 
 
 class PlayedBody:

@@ -87,7 +87,7 @@ def check_installation(config: Path | None = None, *, reach: bool = False) -> It
     try:
         settings = Settings.load(Path.cwd(), config=config)
     except DefinitionError as problem:
-        yield Finding("settings", "wrong", problem.message, "repair the file or variable that it names")
+        yield Finding("settings", "wrong", problem.message, "correct the file or variable named in the message")
         settings = Settings()
     else:
         yield from _report_settings(settings)
@@ -108,11 +108,16 @@ def _check_versions() -> Iterator[Finding]:
     python = ".".join(map(str, sys.version_info[:3]))
     yield Finding(area, "ok", f"Python {python}, {sys.executable}")
     if sys.platform != "linux":
-        yield Finding(area, "note", f"the tests of stepengine run on Linux, and this is {sys.platform}")
+        yield Finding(area, "note", f"stepengine is tested on Linux only; this system is {sys.platform}")
     try:
         own = metadata.distribution("stepengine")
     except metadata.PackageNotFoundError:
-        yield Finding(area, "wrong", "stepengine is not installed here", find_install_source().pip_install_command())
+        yield Finding(
+            area,
+            "wrong",
+            "stepengine is not installed in this environment",
+            find_install_source().pip_install_command(),
+        )
         return
     yield Finding(area, "ok", f"stepengine {own.version}, {Path(__file__).parents[1]}")
     for name in ("anthropic", "openai", "google-genai"):
@@ -131,7 +136,7 @@ def _check_extras(requirements: Iterable[str]) -> Iterator[Finding]:
             needed.setdefault(extra[1] if extra else "", []).append(named[0])
     for name in [name for name in needed.pop("") if _find_version(name) is None]:
         repair = find_install_source().pip_install_command()
-        yield Finding(area, "wrong", f"{name} is not installed, and stepengine needs it", repair)
+        yield Finding(area, "wrong", f"{name} is not installed, but stepengine needs it", repair)
     for name in DEVELOPMENT:
         needed.pop(name, None)
     here = [extra for extra, names in needed.items() if all(map(_find_version, names))]
@@ -140,7 +145,10 @@ def _check_extras(requirements: Iterable[str]) -> Iterator[Finding]:
     yield Finding(area, "ok", text, f"{find_install_source().pip_install_command('NAME')} adds one" if other else "")
     if "test" in other:
         yield Finding(
-            area, "note", "the test kit lacks what it needs", find_install_source().pip_install_command("test")
+            area,
+            "note",
+            "packages that the test kit needs are missing",
+            find_install_source().pip_install_command("test"),
         )
 
 
@@ -174,7 +182,7 @@ def _check_keys(providers: list[ListedProvider]) -> Iterator[Finding]:
     if not usable:
         free = ", ".join([p.prefix for p in providers if p.key == "not needed"])
         repair = "set ANTHROPIC_API_KEY, OPENAI_API_KEY or GEMINI_API_KEY; `stepengine agents models` names the others"
-        yield Finding(area, "note", f"no key is set; usable without one, where their server runs: {free}", repair)
+        yield Finding(area, "note", f"no key is set; these providers need none if their server runs: {free}", repair)
     yield from _check_key_formats(providers)
 
 
@@ -187,7 +195,7 @@ def _check_key_formats(providers: list[ListedProvider]) -> Iterator[Finding]:
     found = {name: prefix for name, prefix in variables.items() if name in os.environ}
     for name, prefix in found.items():
         if why := _describe_key_problem(os.environ[name], prefix):
-            yield Finding(area, "wrong", f"{name} {why}", f"set {name} to the key alone, as {prefix} shows it")
+            yield Finding(area, "wrong", f"{name} {why}", f"set {name} to the key alone, as {prefix} displays it")
     if {"GEMINI_API_KEY", "GOOGLE_API_KEY"} <= set(found):
         yield Finding(
             area,
@@ -200,7 +208,7 @@ def _describe_key_problem(key: str, prefix: str) -> str:
     """Return the problem of a key of the provider *prefix*: a wrong format, or the look of another provider's key; ``""`` for none."""
     bare = key.strip()
     if not bare:
-        return "is set and empty"
+        return "is set but empty"
     if len(bare) > KEY_LONGEST:
         return f"has more than {KEY_LONGEST:,} characters"
     if bare[0] in "\"'" or bare[-1] in "\"'":
@@ -212,7 +220,7 @@ def _describe_key_problem(key: str, prefix: str) -> str:
     other = next((family for start, family in FAMILIES.items() if bare.startswith(start)), prefix)
     # A gateway of one's own may want any key; only the providers that keys tell apart are compared.
     known = {*FAMILIES.values(), "openai"}
-    return f"begins like a key of {other}" if other != prefix and prefix in known else ""
+    return f"starts like a key of {other}" if other != prefix and prefix in known else ""
 
 
 def _check_recording(settings: Settings) -> Iterator[Finding]:
@@ -224,7 +232,7 @@ def _check_recording(settings: Settings) -> Iterator[Finding]:
         )
         return
     if folder is None:
-        yield Finding(area, "wrong", "no home folder found to record runs in", "set STEPENGINE_STATE_DIR")
+        yield Finding(area, "wrong", "there is no home folder to record runs in", "set STEPENGINE_STATE_DIR")
         return
     try:
         runs = list_runs()
@@ -233,14 +241,17 @@ def _check_recording(settings: Settings) -> Iterator[Finding]:
         return
     there = next((place for place in (folder, *folder.parents) if place.exists()), folder)
     if not os.access(there, os.W_OK):
-        yield Finding(area, "wrong", f"{there} cannot be written", "set STEPENGINE_STATE_DIR to a folder of your own")
+        yield Finding(area, "wrong", f"{there} is not writable", "set STEPENGINE_STATE_DIR to a folder of your own")
         return
     waiting = sum(run.status == "suspended" for run in runs)
     count = f"{len(runs)} runs, {waiting} of them waiting" if runs else "none yet"
     yield Finding(area, "ok", f"recorded in {folder}: {count}")
     if (free := shutil.disk_usage(there).free) < LOW_BYTES:
         yield Finding(
-            area, "wrong", f"its disk has {free // 1024**2} MiB left", "make room, or set STEPENGINE_STATE_DIR"
+            area,
+            "wrong",
+            f"the disk of the runs folder has {free // 1024**2} MiB left",
+            "free some space, or set STEPENGINE_STATE_DIR",
         )
 
 
@@ -252,7 +263,7 @@ def _check_agents(settings: Settings) -> Iterator[Finding]:
             yield Finding(area, "wrong", "\n  ".join([str(one.problem), *getattr(one.problem, "__notes__", ())]))
         elif one.agent is not None and one.hidden_by is not None:
             yield Finding(
-                area, "note", f"{one.source} is hidden: {one.agent.id} means {one.hidden_by}", "rename one of them"
+                area, "note", f"{one.source} is hidden: {one.agent.id} refers to {one.hidden_by}", "rename one of them"
             )
     local = Path(os.path.realpath("agents"))  # a link may lead in a circle
     own = [one for one in found if local in one.source.parents]
@@ -260,21 +271,21 @@ def _check_agents(settings: Settings) -> Iterator[Finding]:
     yield from _find_undeclared_tools(found)
     for folder in settings.agent_folders:
         if not folder.is_dir():
-            yield Finding(area, "wrong", f"there is no folder {folder}, which the setting `agents` names")
+            yield Finding(area, "wrong", f"the setting `agents` names the folder {folder}, which does not exist")
     if Path("agents").is_dir() and not Path("agents/__init__.py").exists():
         spec = find_spec("agents")
         if spec is not None and spec.origin is not None:
-            repair = "where tests import from your agents, put an empty agents/__init__.py beside them"
-            yield Finding(area, "note", f"`import agents` means the installed package in {spec.origin}", repair)
+            repair = "if tests import your agents, add an empty agents/__init__.py"
+            yield Finding(area, "note", f"`import agents` imports the installed package in {spec.origin}", repair)
 
 
 def _report_agent_counts(count: int, own: int) -> Iterator[Finding]:
     """Yield the numbers of agent files, and before them a note if the local folder is not trusted."""
     foreign = find_untrusted_folder(LOCAL)
     if foreign is not None:
-        how = f"look at it, then: {foreign.trust_command}"
+        how = f"review it, then run: {foreign.trust_command}"
         yield Finding("agents", "note", f"not run, because it is not trusted: {foreign}", how)
-    repair = "" if own or foreign else "`stepengine init my-agent` makes a project that has one"
+    repair = "" if own or foreign else "`stepengine init my-agent` creates a project with one"
     yield Finding("agents", "ok", f"{count} agent files, {own} of them in ./agents", repair)
 
 
@@ -293,7 +304,7 @@ def _find_undeclared_tools(found: Iterable[ListedAgent]) -> Iterator[Finding]:
         yield Finding(
             "agents",
             "note",
-            f"rules about files follow no links for {', '.join(names)} of {source}: their calls do not declare files",
+            f"path rules do not follow links for the tools {', '.join(names)} of {source}, which do not declare their files",
             'declare them with @tool(about="{name_of_a_parameter}"), or about=() for a tool that touches no files',
         )
 
@@ -312,21 +323,21 @@ def _check_environment(providers: list[ListedProvider]) -> Iterator[Finding]:
         yield Finding(
             area,
             "note",
-            f"{name} is set, and nothing reads it",
-            "`stepengine config show --help` shows how to write one",
+            f"{name} is set, but nothing reads it",
+            "`stepengine config show --help` explains how to name a setting",
         )
     for name in TAKEN:
         for path in (Path(f"{name}.py"), Path(name, "__init__.py")):
             if path.exists() and not Path(name, "cli").is_dir():
-                repair = "rename it: Python takes it for the package of that name"
-                yield Finding(area, "wrong", f"{path} is called like a package that is needed", repair)
+                repair = "rename it: Python imports it instead of that package"
+                yield Finding(area, "wrong", f"{path} has the name of a required package", repair)
     proxies = [name for name in PROXIES if os.environ.get(name)]
     if proxies:
         yield Finding(area, "note", f"{', '.join(proxies)}: requests to providers go through a proxy")
     if os.environ.get("CI"):
         yield Finding(area, "note", "CI is set: tests replay and refuse to record")
     if not shutil.which("git"):
-        yield Finding(area, "note", "git is not installed: agents know less about repositories")
+        yield Finding(area, "note", "git is not installed: agents get less information about repositories")
     yield Finding(area, "ok", f"working folder {Path.cwd()}")
 
 
@@ -364,6 +375,6 @@ def _check_provider_address(client: httpx2.Client, one: ListedProvider, url: str
                 "network", "note", f"{one.prefix}: nothing answers at {url}: {why}", "start it if you need it"
             )
         return Finding(
-            "network", "wrong", f"{one.prefix}: {url} cannot be reached: {why}", "look at network, proxy and firewall"
+            "network", "wrong", f"{one.prefix}: {url} cannot be reached: {why}", "check network, proxy and firewall"
         )
     return Finding("network", "ok", f"{one.prefix}: {url} answers (HTTP {status})")

@@ -91,7 +91,7 @@ def find_pairing_problem(messages: Sequence[Message]) -> str | None:
     for message in messages:
         if isinstance(message, ToolMessage):
             if not waiting or waiting[0] != message.tool_call_id:
-                return f"a result for {message.tool_call_id!r} stands where {waiting[:1] or 'none'} is due"
+                return f"a result for {message.tool_call_id!r} is where {waiting[:1] or 'none'} is expected"
             waiting.pop(0)
             continue
         if waiting:
@@ -148,7 +148,7 @@ def _describe_difference(whose: str, one: Any, other: object, *but: str) -> str:
         name = field.name
         ours, theirs = getattr(one, name), getattr(other, name)
         if name not in but and ours != theirs and (name != "error" or repr(ours) != repr(theirs)):
-            return f"the {whose}{name} of the run is {_shorten_repr(ours)}, and was {_shorten_repr(theirs)}"
+            return f"the {whose}{name} of the run is {_shorten_repr(ours)}, but was {_shorten_repr(theirs)}"
     return ""
 
 
@@ -237,28 +237,26 @@ class WatchedRun:
         if isinstance(asked, ToolCall):
             names = [r.tool_name for r in result.tool_results]
             if names != [asked.tool]:
-                self._add_violation("I1", f"the handler's call of {asked.tool!r} was answered with results of {names}")
+                self._add_violation("I1", f"the handler's call of {asked.tool!r} got results of {names}")
         self._check_sent_tool_results(result)
         if isinstance(asked, Parallel) and len(result.value or ()) != len(asked.calls):
-            self._add_violation(
-                "I1", f"a Parallel of {len(asked.calls)} was answered with {len(result.value or ())} values"
-            )
+            self._add_violation("I1", f"a Parallel of {len(asked.calls)} got {len(result.value or ())} values")
         if isinstance(asked, GenerateN) and len(result.n_responses) > asked.n:
-            self._add_violation("I1", f"{asked.n} candidates were asked for and {len(result.n_responses)} came")
+            self._add_violation("I1", f"{asked.n} candidates were requested, but {len(result.n_responses)} returned")
         if isinstance(asked, AgentCall) and getattr(result.value, "agent_id", None) is None:
-            self._add_violation("I1", f"the child {asked.agent_id!r} was answered with {result.value!r}")
+            self._add_violation("I1", f"the child {asked.agent_id!r} returned {result.value!r}")
 
     def check_thrown_error(self, error: BaseException) -> None:
         """Check the error that is thrown into the handler. A stop is never thrown."""
         if not isinstance(error, StepEngineError | LimitReached | GeneratorExit):
-            self._add_violation("I12", f"the handler was thrown {error!r}, which it must not see")
+            self._add_violation("I12", f"{error!r} was thrown into the handler, which must not see it")
 
     def _check_sent_tool_results(self, result: StepResult) -> None:
         for given in () if self.plan.hooks else result.tool_results:
             due = self._results.get(given.tool_call_id)
             if due is not None and due.content != given.content:
                 self._add_violation(
-                    "I1", f"call {due.tool_call_id!r} gave {due.text!r}, and the handler was sent {given.text!r}"
+                    "I1", f"call {due.tool_call_id!r} returned {due.text!r}, but the handler received {given.text!r}"
                 )
 
     def _check_state(self, state: AgentState) -> None:
@@ -292,10 +290,10 @@ class WatchedRun:
         if isinstance(effect, Compute):
             return
         if self._stop is not None:
-            raise_violation("I7", f"{protocol_token(effect)} was asked for after the run was stopped")
+            raise_violation("I7", f"{protocol_token(effect)} was requested after the run was stopped")
         for leaf in effect.effects if isinstance(effect, Gather) else (effect,):
             if leaf.seq != self._next:
-                raise_violation("I2", f"{protocol_token(leaf)} has the number {leaf.seq}, and {self._next} is due")
+                raise_violation("I2", f"{protocol_token(leaf)} has the number {leaf.seq}, but {self._next} is expected")
             self._next += 1
 
     def _check_event(self, event: object) -> None:
@@ -305,26 +303,26 @@ class WatchedRun:
             self._check_step_end(event)
         if isinstance(event, StepStarted):
             if self._step is not None:
-                raise_violation("I9", f"step {event.step} began while step {self._step} was under way")
+                raise_violation("I9", f"step {event.step} started while step {self._step} was running")
             self._step = event.step
             self._replied = False
             limit = self.plan.limits.max_steps
             if limit is not None and self._steps >= limit:
-                raise_violation("I8", f"a step began after {self._steps} of {limit} that are allowed")
+                raise_violation("I8", f"a step started after {self._steps} of {limit} allowed steps")
         if isinstance(event, PhaseChanged) and event.phase in (RunPhase.DONE, RunPhase.FAILED):
             self._is_over = True
             self.expect_handler_closed()
             if self._step is not None:
-                raise_violation("I9", f"the run is over, and step {self._step} has no end")
+                raise_violation("I9", f"the run has ended, but step {self._step} has not")
 
     def _check_step_end(self, event: StepFinished) -> None:
         if event.step != self._step:
-            raise_violation("I9", f"step {event.step} ended while step {self._step} was under way")
+            raise_violation("I9", f"step {event.step} ended while step {self._step} was running")
         self._step = None
         if self._stop is not None:
             self._left_as = event.status
         elif event.status not in (RunStatus.COMPLETED, RunStatus.FAILED):
-            raise_violation("I9", f"step {event.step} ended as {event.status.value}, and nothing stopped it")
+            raise_violation("I9", f"step {event.step} ended as {event.status.value}, but nothing stopped it")
 
     def expect_handler_closed(self) -> None:
         """Check that every handler that was entered was left once (I6)."""
@@ -335,7 +333,9 @@ class WatchedRun:
         before, self._places = self._places, _advanced(self._places, token)
         if not self._places:
             over = self._is_over and token not in AT_THE_END
-            raise_violation("I7" if over else "I9", f"{token} must not come in the state {' or '.join(sorted(before))}")
+            raise_violation(
+                "I7" if over else "I9", f"{token} must not occur in the state {' or '.join(sorted(before))}"
+            )
 
     def check_outcomes(self, effects: Iterable[Leaf], outcomes: Iterable[Single]) -> None:
         """Check the outcomes that the world returns for effects."""
@@ -411,17 +411,15 @@ class WatchedRun:
 
     def _check_status(self, finished: Finished) -> None:
         if isinstance(finished.error, TranscriptError):
-            raise_violation("I1", f"the run made a history that does not pair: {finished.error}")
+            raise_violation("I1", f"calls and results in the history of the run do not match: {finished.error}")
         due = {"suspended": RunStatus.SUSPENDED, "cancelled": RunStatus.CANCELLED, "shutdown": RunStatus.CANCELLED}
         if self._stop is not None and finished.status is not due[self._stop.kind]:
-            raise_violation("I12", f"the run was stopped ({self._stop.kind}) and ended as {finished.status.value}")
+            raise_violation("I12", f"the run was stopped ({self._stop.kind}) but ended as {finished.status.value}")
         limited = (RunStatus.FAILED, RunStatus.MAX_STEPS)
         if self._left_as not in (None, finished.status):
-            raise_violation(
-                "I12", f"a step that was stopped ended as {self._left_as}, its run as {finished.status.value}"
-            )
+            raise_violation("I12", f"a stopped step ended as {self._left_as}, but its run as {finished.status.value}")
         if self._stop is None and self._limit is not None and finished.status not in limited:
-            raise_violation("I8", f"the run was refused more ({self._limit.kind}) and ended as {finished.status.value}")
+            raise_violation("I8", f"the run exceeded a limit ({self._limit.kind}) but ended as {finished.status.value}")
         if (finished.status is RunStatus.FAILED) != (finished.error is not None) and self._stop is None:
             raise_violation("R1", f"the run ended as {finished.status.value} with the error {finished.error!r}")
 
@@ -436,12 +434,12 @@ class WatchedRun:
             ("sum by agent", sum(spent.by_agent.values(), Usage())),
         ):
             if _numbers(usage) != _numbers(due):
-                raise_violation("I10", f"the {told} is {usage}, and {due} was used")
+                raise_violation("I10", f"the {told} is {usage}, but {due} was used")
         # A child that was refused is told of as well; it has no run.
         listed = [child for child in finished.children if child.run_id]
         ran = [child for child in self._ran if child.run_id]
         if listed != ran:
-            raise_violation("I10", f"{len(ran)} children ran, and the run tells of {len(listed)}")
+            raise_violation("I10", f"{len(ran)} children ran, but the run reports {len(listed)}")
 
     def _check_history_results(self, history: Iterable[Message]) -> None:
         """Check that each call has its own result, and that no input is lost; runs with hooks or replaced messages are skipped."""
@@ -452,12 +450,13 @@ class WatchedRun:
             due = self._results.get(message.tool_call_id) if isinstance(message, ToolMessage) else None
             if due is not None and (message.content, message.status) != (due.content, due.status):  # type: ignore[union-attr]
                 raise_violation(
-                    "I1", f"call {due.tool_call_id!r} gave {due.text!r}, and its result says {message.text!r}"
+                    "I1",
+                    f"call {due.tool_call_id!r} returned {due.text!r}, but its result in the history is {message.text!r}",
                 )
         held = Counter([message.text for message in messages])
         for sent, times in Counter([message.text for message in self._inputs]).items():
             if held[sent] != times:
-                raise_violation("R1", f"{sent!r} was sent to the run and is not in its history")
+                raise_violation("R1", f"{sent!r} was sent to the run but is not in its history")
 
     def _check_old_states_unchanged(self) -> None:
         """Append to every state that was seen, and check that no state has changed (I5)."""

@@ -75,7 +75,7 @@ def check_package(path: Path = Path(), *, write: bool = False, imports: bool = F
         DefinitionError: when it is neither a project with agents nor a wheel, or it cannot be built.
     """
     if write and path.is_file():
-        msg = f"--write changes {FILE!r} in a project; {str(path)!r} is a wheel"
+        msg = f"--write changes {FILE!r} in a project, but {str(path)!r} is a wheel; pass the project folder"
         raise DefinitionError(msg)
     found = PackageCheck()
     with tempfile.TemporaryDirectory(prefix="stepengine-package-") as name:
@@ -110,20 +110,20 @@ def _unpack_wheel(path: Path, scratch: Path) -> Path:
             starts_as_zip = file.read(len(ZIP_START)) == ZIP_START
         if not starts_as_zip:
             # Programs differ in what they make of a zip file behind something else, and so in what was checked.
-            msg = f"{wheel.name} is not a wheel: it does not start like a zip file; build it again"
+            msg = f"{wheel.name} is not a wheel: it does not start like a zip file; rebuild it"
             raise DefinitionError(msg)
         with zipfile.ZipFile(wheel) as opened:
             members = opened.infolist()
             if len(members) > WHEEL_FILES or sum(info.file_size for info in members) > WHEEL_BYTES:
-                msg = f"{wheel.name} holds more than {WHEEL_FILES:,} files or {WHEEL_BYTES:,} bytes"
+                msg = f"{wheel.name} contains more than {WHEEL_FILES:,} files or {WHEEL_BYTES:,} bytes"
                 raise DefinitionError(msg)
             seen = set[str]()
             for info in members:
                 # Programs that install a wheel differ in which one of two they take, and so in what was checked.
                 is_twice = info.filename.casefold() in seen
                 seen.add(info.filename.casefold())
-                if why := "is in it twice" if is_twice else _find_member_problem(info):
-                    msg = f"{wheel.name} is not installed safely: its member {info.filename[:SHOWN_CHARS]!r} {why}"
+                if why := "occurs twice" if is_twice else _find_member_problem(info):
+                    msg = f"{wheel.name} cannot be installed safely: its member {info.filename[:SHOWN_CHARS]!r} {why}"
                     raise DefinitionError(msg)
             opened.extractall(site)
     # What zip files may hold is open-ended, and each kind of damage has an error of its own.
@@ -137,10 +137,10 @@ def _unpack_wheel(path: Path, scratch: Path) -> Path:
         zlib.error,
         lzma.LZMAError,
     ) as error:
-        msg = f"{str(path)!r} is not a wheel: {error}; the folder of a project, or a *.whl, would be fine"
+        msg = f"{str(path)!r} is not a wheel: {error}; pass a project folder or a *.whl file"
         raise DefinitionError(msg) from None
     if len([*site.glob("*.dist-info")]) != 1:
-        msg = f"{wheel.name} holds no package: a wheel has one folder *.dist-info"
+        msg = f"{wheel.name} contains no package: a wheel needs exactly one folder *.dist-info"
         raise DefinitionError(msg)
     return site
 
@@ -154,13 +154,13 @@ def _find_member_problem(info: zipfile.ZipInfo) -> str:
         or "\\" in info.orig_filename
         or ":" in info.orig_filename
     ):
-        return "has a name that leads elsewhere"
+        return "has a name that points outside the wheel"
     if len(names) > WHEEL_DEPTH or len(info.orig_filename.encode()) > NAME_BYTES:
         return f"has a name of more than {WHEEL_DEPTH} folders or {NAME_BYTES:,} bytes"
     if info.flag_bits & ENCRYPTED:
         return "is encrypted"
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        return "is compressed in a way that wheels are not"
+        return "uses a compression that wheels do not allow"
     return ""
 
 
@@ -174,11 +174,11 @@ def _build_wheel(project: Path, scratch: Path) -> Path:
         msg = f"{project / 'pyproject.toml'} cannot be read: {error}"
         raise DefinitionError(msg) from None
     if find_spec("pip") is None:
-        msg = "building needs pip, which this environment has not; pass the wheel instead of the folder"
+        msg = "building needs pip, which is not installed here; install it, or pass a wheel instead of the folder"
         raise DefinitionError(msg)
     system = told.get("build-system", {})
     if not isinstance(system, dict):
-        msg = f"{project / 'pyproject.toml'} has {system!r} as build-system; a table `[build-system]` would be fine"
+        msg = f"{project / 'pyproject.toml'} has {system!r} as build-system; use a table `[build-system]`"
         raise DefinitionError(msg)
     backend = str(system.get("build-backend", "setuptools.build_meta"))
     alone = ["--no-build-isolation"] if find_spec(backend.partition(".")[0]) is not None else []
@@ -204,7 +204,7 @@ def _build_wheel(project: Path, scratch: Path) -> Path:
         raise DefinitionError(msg) from None
     wheels = [*target.glob("*.whl")]
     if done.returncode or len(wheels) != 1:
-        msg = f"{str(project)!r} cannot be built: {done.stderr.strip()[-2000:] or 'no wheel came of it'}"
+        msg = f"{str(project)!r} cannot be built: {done.stderr.strip()[-2000:] or 'the build did not produce exactly one wheel'}"
         raise DefinitionError(msg)
     return wheels[0]
 
@@ -240,9 +240,9 @@ def _probe_package(site: Path, path: Path, scratch: Path) -> dict[str, Any]:
     try:
         told: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        last = (done.stderr.strip() or "it said nothing").rpartition("\n")[2][:500]
+        last = (done.stderr.strip() or "no error output").rpartition("\n")[2][:500]
         return {
-            "problems": [f"importing it ended the process with {done.returncode}: {last}"],
+            "problems": [f"importing it ended the process with exit code {done.returncode}: {last}"],
             "agents": {},
             "site": site,
         }
@@ -267,7 +267,7 @@ def _read_agent_package(site: Path) -> Package:
         msg = f"its metadata cannot be read: {error}"
         raise DefinitionError(msg) from None
     if len(entries) != 1:
-        msg = f"it has {len(entries)} entries in the group {GROUP!r}; one, called like its publisher, would be fine"
+        msg = f"it has {len(entries)} entries in the group {GROUP!r}; it needs exactly one, named like its publisher"
         raise DefinitionError(msg)
     module = entries[0].module.split(".")
     if not all(part.isidentifier() for part in module):
@@ -275,7 +275,7 @@ def _read_agent_package(site: Path) -> Package:
         raise DefinitionError(msg)
     folder = _find_declaration_folder(site, module)
     if folder is None:
-        msg = f"no {FILE} lies in {entries[0].module!r}"
+        msg = f"there is no {FILE} in {entries[0].module!r}"
         raise DefinitionError(msg)
     declared = read_declaration(folder / FILE)
     return Package(
@@ -309,9 +309,9 @@ def _check_without_import(site: Path, path: Path, found: PackageCheck) -> None:
         found.problems += _find_missing_scopes(said, agents)
         found.notes += _find_undeclared_hosts(package.folder, package.hosts)
     found.problems += _find_leaked_data(site, path)
-    found.notes.append("its code was not run, so nothing is known of what it does; --import runs it with your rights")
+    found.notes.append("its code was not run, so its behaviour is unknown; --import runs it with your rights")
     if not found.problems:
-        found.good.append("its metadata and its declaration can be read; no keys, no paths of a machine")
+        found.good.append("its metadata and its declaration can be read; no keys, no machine-specific paths")
 
 
 # --- what is looked at ------------------------------------------------------------------------------------------------
@@ -332,7 +332,7 @@ def _write_declaration(project: Path, told: Mapping[str, Any]) -> str:
             before = {**json.loads(file.read_bytes())}
         except (ValueError, TypeError, RecursionError) as error:
             # Folders and hosts are known to its author alone: written over they would be lost.
-            msg = f"{file.relative_to(project)} cannot be read, and is left as it is: {error}; mend or remove it first"
+            msg = f"{file.relative_to(project)} cannot be read and is unchanged: {error}; repair or remove it first"
             raise DefinitionError(msg) from None
     kept = {name: before.get(name, []) for name in ("reads", "writes", "hosts")}
     file.write_text(json.dumps({"format": FORMAT, "agents": told["agents"], **kept}, indent=2) + "\n", encoding="utf-8")
@@ -344,7 +344,7 @@ def _check_loaded_package(scratch: Path, path: Path, told: Mapping[str, Any], fo
     site: Path = told["site"]
     folder = _find_declaration_folder(site, told["module"].split("."))
     if folder is None:
-        found.problems.append(f"no {FILE} lies in {told['module']!r}; --write creates it")
+        found.problems.append(f"there is no {FILE} in {told['module']!r}; --write creates it")
         return
     try:
         said = read_declaration(folder / FILE)
@@ -358,7 +358,7 @@ def _check_loaded_package(scratch: Path, path: Path, told: Mapping[str, Any], fo
     found.notes += _find_undeclared_hosts(folder, said["hosts"])
     if not found.problems:
         found.good.append(
-            f"loads without its author's folder: {', '.join(f'{package.publisher}/{one}' for one in package.agents)}"
+            f"loads without the folder of its author: {', '.join(f'{package.publisher}/{one}' for one in package.agents)}"
         )
         found.good.append(f"{FILE} matches the code; no keys, no machine-specific paths")
         _replay_recorded_runs(package, scratch, site, found)
@@ -368,16 +368,16 @@ def _find_declaration_differences(said: Mapping[str, Any], there: Mapping[str, A
     """Yield the differences between the declaration and the code."""
     for agent_id in sorted({*said, *there}):
         if agent_id not in there or agent_id not in said:
-            where = "declared, and its code has none" if agent_id in said else "not declared"
+            where = "declared but not in the code" if agent_id in said else "not declared"
             yield f"the agent {agent_id!r} is {where}; --write corrects it"
             continue
         tools, declared = there[agent_id]["tools"], said[agent_id].tools
         for name in sorted({*tools, *declared}):
             if tools.get(name) != declared.get(name):
-                now = f"of the category {tools[name]!r}" if name in tools else "not there"
-                yield f"the tool {name!r} of {agent_id!r} is {now}, and declared as {declared.get(name, 'nothing')!r}; --write corrects it"
+                now = f"of the category {tools[name]!r}" if name in tools else "missing in the code"
+                yield f"the tool {name!r} of {agent_id!r} is {now}, but declared as {declared.get(name, 'nothing')!r}; --write corrects it"
         if {*there[agent_id]["spawns"]} != {*said[agent_id].spawns}:
-            yield f"{agent_id!r} may spawn {there[agent_id]['spawns']}, and declared is {[*said[agent_id].spawns]}; --write corrects it"
+            yield f"{agent_id!r} may spawn {there[agent_id]['spawns']}, but declared are {[*said[agent_id].spawns]}; --write corrects it"
 
 
 def _find_missing_scopes(said: Mapping[str, Any], agents: Mapping[str, Any]) -> Iterator[str]:
@@ -386,10 +386,10 @@ def _find_missing_scopes(said: Mapping[str, Any], agents: Mapping[str, Any]) -> 
     for kind, member in FOLDERS.items():
         having = sorted([name for of, name in kinds if of == kind])
         if having and not said[member]:
-            example = '["api.example.com"]' if member == "hosts" else '["."] for the folder that it works in'
+            example = '["api.example.com"]' if member == "hosts" else '["."] for its working folder'
             yield (
                 f"{', '.join(having)} {'is' if len(having) == 1 else 'are'} of the category {kind!r}, "
-                f"and {member!r} is empty; say what, such as {example}"
+                f"and {member!r} is empty; declare them, such as {example}"
             )
 
 
@@ -404,7 +404,7 @@ def _find_leaked_data(site: Path, path: Path) -> Iterator[str]:
             home = HOMES.search(line)
             if home is not None or (own in line and len(own) > 1):
                 shown = home[0] if home is not None else own
-                yield f"{file.relative_to(site)}:{number} holds a path of a machine: {shown.decode('utf-8', 'replace')}"
+                yield f"{file.relative_to(site)}:{number} contains a machine-specific path: {shown.decode('utf-8', 'replace')}"
 
 
 def _find_undeclared_hosts(folder: Path, hosts: Sequence[str]) -> Iterator[str]:
@@ -428,14 +428,14 @@ def _replay_recorded_runs(package: Any, scratch: Path, site: Path, found: Packag
         try:
             done = _run_python_isolated(["-m", "stepengine", "test", full], site, scratch)
         except subprocess.TimeoutExpired:
-            found.problems.append(f"repeating the runs of {full} took more than {SECONDS} seconds")
+            found.problems.append(f"replaying the runs of {full} took more than {SECONDS} seconds")
             continue
         said = done.stdout.strip().rpartition("\n")[2]
         if done.returncode == 0:
-            found.good.append(f"{full} repeats its recorded runs: {said}")
+            found.good.append(f"{full} replays its recorded runs: {said}")
         elif "no recorded run" in done.stderr:
             found.notes.append(
-                f"{full} comes with no recorded run; one below recordings/ lets others try it without a key"
+                f"{full} has no recorded run; add one in recordings/ so that others can try it without a key"
             )
         else:
-            found.problems.append(f"{full} does not repeat its recorded runs: {(done.stdout + done.stderr).strip()}")
+            found.problems.append(f"{full} does not replay its recorded runs: {(done.stdout + done.stderr).strip()}")

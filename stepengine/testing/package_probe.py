@@ -36,7 +36,7 @@ def probe_package(site: str, project: str, out: str) -> None:
     entries = [*dist.entry_points.select(group=GROUP)]
     if len(entries) != 1:
         told["problems"].append(
-            f"it has {len(entries)} entries in the group {GROUP!r}; one, called like its publisher, would be fine"
+            f"it has {len(entries)} entries in the group {GROUP!r}; it needs exactly one, named like its publisher"
         )
     else:
         told |= {"publisher": entries[0].name, "module": entries[0].module}

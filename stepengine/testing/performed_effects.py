@@ -127,7 +127,7 @@ class EffectRecords:
     @property
     def repetition_prefix(self) -> str:
         """The words that begin a message about a repeated effect."""
-        return "repeated over its records," if self.is_replay else "after a crash"
+        return "in a replay of its records," if self.is_replay else "after a crash"
 
     def start_effects(self, path: str, members: Sequence[Leaf]) -> None:
         """Record that effects of a run start."""
@@ -152,7 +152,9 @@ class EffectRecords:
         """Check that a replay asked for all recorded effects."""
         missing = self.performed.keys() - self._met
         if missing:
-            raise_violation("I3", f"repeated over its records, the run does not ask for {format_address(min(missing))}")
+            raise_violation(
+                "I3", f"in a replay of its records, the run does not request {format_address(min(missing))}"
+            )
 
     def is_recorded(self, at: Address) -> bool:
         """Return whether the journal must have the outcome of an effect, which it has unless the effect was stopped."""
@@ -181,7 +183,8 @@ class EffectRecords:
             return False
         if self.is_replay:
             raise_violation(
-                "I3", f"{self.repetition_prefix} the run asks for {_describe_item(item)} which it did not do before"
+                "I3",
+                f"{self.repetition_prefix} the run requests {_describe_item(item)}, which it did not request before",
             )
         if len(self.performed) >= MAX_EFFECTS:
             raise_violation(
@@ -198,9 +201,9 @@ class EffectRecords:
         recorded, due = self.performed[item.address]
         if not _is_same_effect(recorded, item.effect):
             place, now = format_address(item.address), describe_effect(item.effect)
-            raise_violation("I3", f"{self.repetition_prefix} {place} is {now}, and was {describe_effect(recorded)}")
+            raise_violation("I3", f"{self.repetition_prefix} {place} is {now}, but was {describe_effect(recorded)}")
         if not _is_equal_outcome(outcome, due):
-            given = f"gives {describe_outcome(outcome)}, and gave {describe_outcome(due)}"
+            given = f"returns {describe_outcome(outcome)}, but returned {describe_outcome(due)} before"
             raise_violation("I3", f"{self.repetition_prefix} {_describe_item(item)} {given}")
 
     def _expect_world_outcome(self, item: Item, outcome: Single) -> None:
@@ -210,7 +213,7 @@ class EffectRecords:
         if given is not None:
             was_lost = is_doubtful and isinstance(item.effect, CallModel)
             if not _is_equal_outcome(_with_last_request_usage(outcome, given) if was_lost else outcome, given):
-                sent = f"gave {describe_outcome(given)}, and the run is sent {describe_outcome(outcome)}"
+                sent = f"returned {describe_outcome(given)}, but the run receives {describe_outcome(outcome)}"
                 raise_violation("R1", f"{_describe_item(item)} {sent}")
         elif (at in self.lost and has_lost_or_stopped(outcome)) or (
             isinstance(outcome, Stop) and self._has_recorded_end(at[0])
@@ -221,7 +224,7 @@ class EffectRecords:
             self.has_unknown = True
         else:
             raise_violation(
-                "R1", f"{_describe_item(item)} did not happen, and the run is sent {describe_outcome(outcome)}"
+                "R1", f"{_describe_item(item)} did not happen, but the run receives {describe_outcome(outcome)}"
             )
 
     def _has_recorded_end(self, path: str) -> bool:

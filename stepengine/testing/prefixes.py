@@ -77,12 +77,12 @@ def _require_prefix(
         first, second = format_address(earlier.path, earlier.seq), format_address(later.path, later.seq)
         is_gone = index >= len(new)
         msg = (
-            f"the request of effect {second} in {name} does not begin with that of {first}, so the provider's prompt cache is "
-            f"lost from byte {sent + len(text[:same].encode())} on\n"
+            f"the request of effect {second} in {name} does not start with the request of {first}, so the provider's "
+            f"prompt cache is lost from byte {sent + len(text[:same].encode())} on\n"
             f"  first difference in {place}{'' if is_gone else f', character {same}'}\n"
             f"    {first:<6} {_cut_window(text, same)}\n"
             f"    {second:<6} {'(absent)' if is_gone else _cut_window(other, same)}\n"
-            f"  a request may only grow at its end; where history is cut on purpose, say cut_at=({second!r},)"
+            f"  a request may only grow at its end; if history is cut on purpose, pass cut_at=({second!r},)"
         )
         raise AssertionError(msg)
 

@@ -67,7 +67,7 @@ def error_from_json(form: Any) -> Exception:
     told = form if isinstance(form, Mapping) else {}
     name = str(told.get("type", "an error"))
     if name == CANCELLED:
-        return WasCancelled("the program cancelled this request when it was recorded, and does not now")
+        return WasCancelled("the program cancelled this request in the recording, but does not cancel it now")
     module, _, kind_name = name.rpartition(".")
     arguments = [_argument_from_json(one) for one in told.get("arguments") or ()]
     if module.partition(".")[0] in MODULES:
@@ -80,7 +80,7 @@ def error_from_json(form: Any) -> Exception:
                 return error
         except (ImportError, AttributeError, TypeError):
             pass
-    return OSError(f"{name} was recorded here")
+    return OSError(f"the recorded request failed with {name}")
 
 
 def _argument_from_json(value: Any) -> Any:

@@ -299,9 +299,8 @@ class CassetteFixture(Cassette):
             return
         if self.calls and not self.fresh.left_out:
             msg = (
-                f"{self.calls} model calls were made, but no request came by the cassette {self._source_name}: this client does not "
-                "use the given transport, so nothing can be recorded of it. Give it transport=cassette.transport(), or a "
-                "client of cassette.clients()"
+                f"{self.calls} model calls were made, but no request went through the cassette {self._source_name}: this client does "
+                "not use the given transport. Give it transport=cassette.transport(), or use a client of cassette.clients()"
             )
             raise AssertionError(msg)
         if self._requested and self._keeps and not self.allow_unused and (self.mode == "rewrite" or not self.existed):
@@ -331,7 +330,7 @@ class CassetteFixture(Cassette):
             lines.append("  to record error replies: @pytest.mark.stepengine(record_errors=True)")
         if "not_read" in reasons:
             lines.append("  to record a stream: read it to its end")
-        lines += [f"  not looked into: {line}" for line in self.fresh.unscanned_bodies]
+        lines += [f"  not searched for secrets: {line}" for line in self.fresh.unscanned_bodies]
         return lines + [line for shared in self._shared.values() for line in shared.list_remarks()]
 
     def _check_unused(self) -> None:
@@ -520,12 +519,12 @@ class JournalFixture(SelfOpeningJournal):
         """
         if self.begun is not None:
             msg = (
-                f"{self.name} holds one run, and this is the second one of its test; give it a name: journal('second')"
+                f"{self.name} stores one run, but its test starts a second one; give that one a name: journal('second')"
             )
             raise self._record_problem(msg)
         if self.replaying and not self.existed:
             msg = (
-                f"there is no journal {self.name}, and in the mode {self.mode!r} nothing is recorded\n"
+                f"there is no journal {self.name}, and the mode {self.mode!r} records nothing\n"
                 f"  to record it: {self._command} --stepengine-record=once"
             )
             raise self._record_problem(msg)
@@ -572,8 +571,8 @@ class JournalFixture(SelfOpeningJournal):
             JournalError: always.
         """
         msg = (
-            f"{self.name} is the journal of a test: engine.run(..., journal=journal) records and repeats it. Give answers with "
-            "answers=; to resume a run in a test, record it into a journal of its own, such as FileJournal(tmp_path / 'run.jsonl')"
+            f"{self.name} is the journal of a test: engine.run(..., journal=journal) records and replays it. Give answers with "
+            "answers=; to resume a run in a test, record it in a separate journal, such as FileJournal(tmp_path / 'run.jsonl')"
         )
         raise JournalError(msg)
 
@@ -614,8 +613,8 @@ class JournalFixture(SelfOpeningJournal):
             raise self.misses[0]
         for one in [] if self.allow_unused or not self.replaying else self._list_unused_journals_of_test():
             msg = (
-                f"the test did not run the journal {display_path(one)}: no run was given it as journal=\n"
-                "  delete the file when it is not needed any more, or mark the test with "
+                f"the test did not use the journal {display_path(one)}: no run got it as journal=\n"
+                "  delete the file if it is no longer needed, or mark the test with "
                 "@pytest.mark.stepengine(allow_unused=True)"
             )
             raise AssertionError(msg)

@@ -100,8 +100,8 @@ def _parse_line(item: object, index: int) -> _ScriptLine:
     if 1 <= len(parts) <= 2 and (isinstance(parts[0], YIELDABLES) or callable(parts[0])):  # noqa: PLR2004
         return _ScriptLine(*parts)
     msg = (
-        f"item {index} of the script is {item!r}; an item is (expected, reply) or expected alone, and expected is a "
-        "yieldable, a class of them, or a function that says whether one fits"
+        f"item {index} of the script is {item!r}; write (expected, reply) or expected alone, where expected is a "
+        "yieldable, a class of them, or a function that returns whether a yield fits"
     )
     raise DataError(msg)
 
@@ -109,7 +109,7 @@ def _parse_line(item: object, index: int) -> _ScriptLine:
 def _require_expected_yield(walk: Walk, lines: list[_ScriptLine], index: int) -> None:
     if walk.finished:
         raise _make_script_error(
-            walk, lines, f"the handler returned {_shorten_repr(walk.returned)} before its script was over"
+            walk, lines, f"the handler returned {_shorten_repr(walk.returned)} before the end of the script"
         )
     if not lines[index].matches(walk.asked):
         raise _make_script_error(walk, lines, "the handler yielded something else")
@@ -117,7 +117,7 @@ def _require_expected_yield(walk: Walk, lines: list[_ScriptLine], index: int) ->
 
 def _require_handler_end(walk: Walk, lines: list[_ScriptLine]) -> None:
     if not walk.finished:
-        raise _make_script_error(walk, lines, "the script is over, and the handler goes on")
+        raise _make_script_error(walk, lines, "the script has ended, but the handler continues")
 
 
 def _send_or_throw_reply(walk: Walk, line: _ScriptLine) -> None:
@@ -163,7 +163,7 @@ def _describe_expected(expected: Any) -> str:
         return f"any {expected.__name__}"
     if isinstance(expected, YIELDABLES):
         return _shorten_repr(expected)
-    return f"what {getattr(expected, '__qualname__', repr(expected))} accepts"
+    return f"a yield that {getattr(expected, '__qualname__', repr(expected))} accepts"
 
 
 def _shorten_repr(value: object, of: _ScriptLine | None = None) -> str:

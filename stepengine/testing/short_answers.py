@@ -46,7 +46,7 @@ from stepengine.runtime.messages import make_message_checker
 __tracebackhide__ = True  # a failed test ends at its author's line
 
 
-MISFIT = " is no answer to "
+MISFIT = " is not an answer to "
 
 
 @frozen
@@ -123,7 +123,7 @@ def _answer_member(yielded: object, answer: object, place: HandlerPlace) -> Any:
         return ChildResult(agent_id=yielded.agent_id, status=RunStatus.FAILED, error=_to_child_error(answer))
     if isinstance(yielded, Perform):
         return _to_perform_error(yielded, answer)
-    raise _make_invalid_answer_error(yielded, answer, "an answer, since it does not fail")
+    raise _make_invalid_answer_error(yielded, answer, "a value, since it cannot fail")
 
 
 def _to_child_error(error: Exception) -> StepEngineError:
@@ -181,7 +181,7 @@ def _answer_sleep(yielded: Sleep, answer: object, place: HandlerPlace) -> dateti
     if isinstance(answer, datetime) and answer.utcoffset() is not None and answer >= place.now:
         return answer.astimezone(UTC)
     raise _make_invalid_answer_error(
-        yielded, answer, f"nothing, or a date with a time zone that is not before {place.now.isoformat()}"
+        yielded, answer, f"nothing, or a date with a time zone, not before {place.now.isoformat()}"
     )
 
 
@@ -193,7 +193,7 @@ def _answer_receive(yielded: Receive[Any], answer: Any, _: HandlerPlace) -> Any:
     message = freeze(answer)
     problem = make_message_checker(yielded.topic, yielded.schema)(message)
     if problem:
-        raise _make_invalid_answer_error(yielded, answer, f"what fits its schema ({problem})")
+        raise _make_invalid_answer_error(yielded, answer, f"a message that fits its schema ({problem})")
     return message
 
 
@@ -210,9 +210,7 @@ def _answer_start(yielded: Start[Any], answer: Any, place: HandlerPlace) -> Any:
     fits = all(isinstance(ref, ChildRef) for ref in given) and len({ref.path for ref in given}) == len(yielded.calls)
     if not fits or [ref.agent_id for ref in given] != [call.agent_id for call in yielded.calls]:
         of = ", ".join([repr(call.agent_id) for call in yielded.calls])
-        raise _make_invalid_answer_error(
-            yielded, answer, f"nothing, or a ChildRef for each of {of}, with a path of its own"
-        )
+        raise _make_invalid_answer_error(yielded, answer, f"nothing, or a ChildRef for each of {of}, with its own path")
     return given[0] if len(given) == 1 else tuple(given)
 
 
@@ -229,7 +227,9 @@ def _answer_wait(yielded: Wait[Any], answer: object, _: HandlerPlace) -> Waited[
             yielded, answer, "a Waited with each of its children once, by the ids of their references"
         )
     if len(waited.done) < yielded.need and yielded.timeout is None:
-        raise _make_invalid_answer_error(yielded, answer, f"how {yielded.need} of them ended, since it has no timeout")
+        raise _make_invalid_answer_error(
+            yielded, answer, f"the results of at least {yielded.need} of them, since it has no timeout"
+        )
     return waited
 
 
@@ -239,7 +239,7 @@ def _map_results_to_children(yielded: Wait[Any], answer: Any) -> Mapping[ChildRe
         return {}
     if isinstance(answer, Mapping) and answer and all(isinstance(ref, ChildRef) for ref in answer):
         if not {*answer} <= {*yielded.refs}:
-            raise _make_invalid_answer_error(yielded, answer, "no child that it does not wait for")
+            raise _make_invalid_answer_error(yielded, answer, "only children that it waits for")
         return answer
     answers = [answer] if len(yielded.refs) == 1 else answer
     if not isinstance(answers, list | tuple) or len(answers) != len(yielded.refs):
@@ -252,7 +252,7 @@ def _make_background_child_result(ref: ChildRef[Any], answer: object, yielded: o
     if isinstance(answer, Exception):
         return ChildResult(agent_id=ref.agent_id, run_id=ref.id, status=RunStatus.FAILED, error=_to_child_error(answer))
     if isinstance(answer, ChildResult) and answer.run_id not in ("", ref.id):
-        raise _make_invalid_answer_error(yielded, answer, f"a ChildResult whose run_id is {ref.id!r}, or that has none")
+        raise _make_invalid_answer_error(yielded, answer, f"a ChildResult with run_id {ref.id!r} or without one")
     return attrs.evolve(_make_child_result(yielded, ref.agent_id, answer), run_id=ref.id)
 
 
@@ -293,7 +293,9 @@ def _make_child_result(yielded: object, agent_id: str, answer: object) -> ChildR
     if isinstance(answer, ChildResult):
         return answer
     if isinstance(answer, BaseException):
-        raise _make_invalid_answer_error(yielded, answer, "a ChildResult, or its output; throw an error that ends it")
+        raise _make_invalid_answer_error(
+            yielded, answer, "a ChildResult, or its output; to end the handler with an error, use throw"
+        )
     return ChildResult(agent_id=agent_id, output=answer, text=answer if isinstance(answer, str) else "")
 
 
@@ -306,7 +308,7 @@ def _answer_step(yielded: object, answer: object, place: HandlerPlace) -> StepRe
     reply = _make_reply(yielded, answer)
     if reply.tool_calls:
         raise _make_invalid_answer_error(
-            yielded, answer, "a StepResult, since the results of tool calls belong into its history"
+            yielded, answer, "a StepResult, since its history must contain the results of tool calls"
         )
     history = state.message_history.append(AssistantMessage(reply.content))
     complete = yielded is Sentinel.STEP_ALL or reply.stop_reason is StopReason.END_TURN

@@ -67,22 +67,22 @@ MAX_EFFECTS = 12
 RULES: Mapping[str, str] = {
     "I1": "every tool call has one result, its own, in call order",
     "I2": "effects are numbered 0, 1, 2, ... on every path",
-    "I3": "the same answers lead to the same effects and the same end, after a crash and at every repetition",
-    "I4": "usage never shrinks, and a cost that is unknown stays so",
-    "I5": "a state that somebody was shown never changes",
-    "I6": "a handler that was entered is left once, before the end of its run is told",
+    "I3": "the same answers lead to the same effects and the same end, after a crash and in every replay",
+    "I4": "usage never shrinks, and an unknown cost stays unknown",
+    "I5": "a state never changes after it was seen",
+    "I6": "a started handler is closed once, before the end of its run is reported",
     "I7": "nothing happens after the end",
-    "I8": "no limit is exceeded, and a run that was refused something says so",
+    "I8": "no limit is exceeded, and a run that was refused something reports it",
     "I9": "events come in the order of a step",
-    "I10": "what a run and its children used adds up",
-    "I11": "a run that dies and is resumed ends as it would have",
-    "I12": "a stopped run ends as stopped, and its handler is closed and sees nothing of it",
-    "R3": "what may have happened before a crash, and must not happen twice, does not happen again",
+    "I10": "the usage of a run and of its children adds up",
+    "I11": "a run that dies and is resumed ends as without a crash",
+    "I12": "a stopped run ends as stopped, and its handler is closed and does not see the stop",
+    "R3": "an effect that may have happened before a crash, and must not happen twice, is not repeated",
     "R1": "a run ends, and nothing that was sent to it is lost",
     "WT3": "no child in the background outlives the run that started it",
     "WT4": "the order in which children in the background end changes nothing, with orders=",
-    "own": "what the author says that must always hold, with invariants=",
-    "handler": "a handler lets out no error of its own; list those that it may with may_raise=(...,)",
+    "own": "the author's own rules always hold, with invariants=",
+    "handler": "a handler raises no error of its own; list allowed errors with may_raise=(...,)",
 }
 """What the rows say, for whoever reads a failure."""
 
@@ -196,7 +196,7 @@ def simulate(
     for definition in known:
         if not isinstance(definition, AgentDefinition):
             hint = "; simulate an agent that has the tool" if isinstance(definition, ToolLike) else ""
-            msg = f"simulate takes an AgentDefinition, such as load_agent('reviewer') gives, not {definition!r}{hint}"
+            msg = f"simulate takes an AgentDefinition, such as load_agent('reviewer') returns, not {definition!r}{hint}"
             raise DataError(msg)
     # Where a recorded run has left its record, what is drawn would say more of chance than of the agent.
     said: Replies = () if history is not None and replies is None else replies
@@ -229,7 +229,7 @@ def simulate(
         statuses[finished.status] += 1
         happened.update([fault.kind for fault in world.faults.happened])
     if not runs:
-        msg = "simulate was given no seeds, so nothing was run; range(100) is the default"
+        msg = "simulate got no seeds, so it ran nothing; the default is range(100)"
         raise DataError(msg)
     return Simulated(runs, effects, dict(statuses), dict(happened))
 
@@ -277,8 +277,8 @@ def _describe_first_difference(first: World, world: World) -> str:
         asked, other = before.get(at), now.get(at)
         if asked is None or other is None or describe_effect(asked[0]) != describe_effect(other[0]):
             said = ["nothing" if one is None else describe_effect(one[0]) for one in (other, asked)]
-            return f"they part at {format_address(at)}, which is {said[0]}, and was {said[1]}"
-    return "they ask for the same effects, and differ in what the handler makes of them"
+            return f"they differ at {format_address(at)}, which is {said[0]}, but was {said[1]}"
+    return "they request the same effects, but the handler uses the results differently"
 
 
 def _setting_from_record(setting: SimulationSetting, history: History) -> SimulationSetting:
@@ -395,8 +395,8 @@ def _iter_single_faults_and_crash_pairs(
     calm.run()
     if len(calm.effects.performed) > MAX_EFFECTS:
         msg = (
-            f"a run of agent {setting.agent.id!r} has {len(calm.effects.performed)} effects when nothing goes wrong, and seeds=None goes "
-            f"through runs of at most {MAX_EFFECTS}; give a shorter conversation with replies=[...], or seeds=range(1_000)"
+            f"a run of agent {setting.agent.id!r} has {len(calm.effects.performed)} effects without faults, but seeds=None "
+            f"tries runs of at most {MAX_EFFECTS}; give a shorter conversation with replies=[...], or seeds=range(1_000)"
         )
         raise DataError(msg)
     single = _list_single_faults(calm, kinds)
@@ -426,7 +426,7 @@ def _make_shrunk_failure(setting: SimulationSetting, seed: int, world: World, vi
 def _make_error(
     setting: SimulationSetting, seed: int, faults: tuple[Fault, ...], world: World, violation: Violation
 ) -> SimulationFailed:
-    listed = "".join(f"\n  {fault!r}: {MEANINGS[fault.kind]}" for fault in faults) or " none, it fails without any"
+    listed = "".join(f"\n  {fault!r}: {MEANINGS[fault.kind]}" for fault in faults) or " none, it fails without faults"
     given = f"[{', '.join(map(repr, faults))}]" if faults else "()"
     dropped = len(world.lines) - MAX_SHOWN
     lines = [f"  ... {dropped} lines before"] * (dropped > 0) + world.lines[-MAX_SHOWN:]
@@ -434,10 +434,10 @@ def _make_error(
     hint = _format_hint(world, violation)
     msg = (
         f"agent {setting.agent.id!r} breaks {violation}\n"
-        f"{violation.row} says: {RULES[violation.row]}\n"
-        f"seed: {seed}\nfaults (the fewest that do it):{listed}\n"
-        f"what happened (number of the effect, what was asked for, what came back):\n{happened}\n"
-        f"{hint}again, with the other arguments as they were: simulate(agent, seeds=[{seed}], faults={given})"
+        f"{violation.row} requires: {RULES[violation.row]}\n"
+        f"seed: {seed}\nfaults (the fewest that cause it):{listed}\n"
+        f"what happened (number of the effect, request, result):\n{happened}\n"
+        f"{hint}to repeat it, with the other arguments unchanged: simulate(agent, seeds=[{seed}], faults={given})"
     )
     return SimulationFailed(msg, seed=seed, faults=faults, row=violation.row)
 
@@ -446,11 +446,11 @@ def _format_hint(world: World, violation: Violation) -> str:
     """Return a hint for the author of the agent, as a line; ``""`` if there is none."""
     if violation.row == "I3":
         return (
-            "hint: a handler may depend only on its context and on what it is sent; chance is ctx.random, time is ctx.now, and "
-            "everything else comes through Perform\n"
+            "hint: a handler may depend only on its context and on the values sent to it; use ctx.random, ctx.now and, for "
+            "everything else, Perform\n"
         )
     made_up = world.list_unscripted_names() if violation.row == "handler" else ()
     if not made_up:
         return ""
     example = f"results={{{made_up[0]!r}: ...}}"
-    return f"hint: nobody said what {', '.join(map(repr, made_up))} gives, so that was made up; say it with {example}\n"
+    return f"hint: no results were given for {', '.join(map(repr, made_up))}, so they are made up; pass {example}\n"

@@ -60,7 +60,7 @@ class ReplayTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         seed: int = 0,
     ) -> None:
         if chunks not in ("events", "whole", "recorded", "random") and not (isinstance(chunks, int) and chunks > 0):
-            msg = f"chunks is 'events', 'whole', 'recorded', 'random' or a number of bytes, not {chunks!r}"
+            msg = f"chunks must be 'events', 'whole', 'recorded', 'random' or a number of bytes, not {chunks!r}"
             raise DataError(msg)
         self.cassette = cassette
         self._chunks = chunks
@@ -149,7 +149,7 @@ class RecordTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send the request of a sync client with the inner transport, and record request and response."""
         if not isinstance(self.inner, httpx2.BaseTransport):
-            msg = f"RecordTransport holds an async {type(self.inner).__name__}; a sync client needs a sync transport"
+            msg = f"RecordTransport wraps an async {type(self.inner).__name__}; a sync client needs a sync transport"
             raise DataError(msg)
         request.read()
         exchange = self._start_exchange(request)
@@ -161,7 +161,7 @@ class RecordTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send the request of an async client with the inner transport, and record request and response."""
         if not isinstance(self.inner, httpx2.AsyncBaseTransport):
-            msg = f"RecordTransport holds a sync {type(self.inner).__name__}; an async client needs an async transport"
+            msg = f"RecordTransport wraps a sync {type(self.inner).__name__}; an async client needs an async transport"
             raise DataError(msg)
         await request.aread()
         exchange = self._start_exchange(request)

@@ -347,12 +347,12 @@ def _find_handler(
         return _make_tool_body(handler, params), None
     if not isinstance(handler, AgentDefinition):
         if isinstance(handler, str):
-            msg = f"a handler or an AgentDefinition is walked, not {handler!r}; load_agent(id) gives the agent of an id"
+            msg = f"Walk takes a handler or an AgentDefinition, not {handler!r}; load_agent(id) returns the agent with an id"
             raise DefinitionError(msg)
         check_handler(getattr(handler, "__name__", repr(handler)), handler)
         return handler, None
     if handler.handle_steps is None:
-        msg = f"agent {handler.id!r} has no handle_steps to walk; it behaves as one whose handler is `yield STEP_ALL`"
+        msg = f"agent {handler.id!r} has no handle_steps to walk; it behaves as if its handler were `yield STEP_ALL`"
         raise DefinitionError(msg)
     return handler.handle_steps, handler
 

@@ -347,9 +347,9 @@ class World:
         """
         self.effects.start_replay()
         told = len(self.lines)
-        self.lines.append("   the run is repeated over its records")
+        self.lines.append("   the run is replayed from its records")
         again = self._run_process(JournaledRun.replay(self._journal))
-        expect_same_end("I3", "when it is repeated over its records", again, finished)
+        expect_same_end("I3", "when it is replayed from its records", again, finished)
         self.effects.expect_all_repeated()
         del self.lines[told:]
 
@@ -452,7 +452,7 @@ class SimulatedProcess:
         left = self.backstage.list_running_children(plan.path)
         if left and finished.status not in (RunStatus.SUSPENDED, RunStatus.CANCELLED):
             raise_violation(
-                "WT3", f"the run {plan.path or 'root'} has ended, and its children at {', '.join(left)} have not"
+                "WT3", f"the run {plan.path or 'root'} has ended, but its children at {', '.join(left)} have not"
             )
         return finished
 
@@ -484,7 +484,7 @@ class SimulatedProcess:
                 said = holds(state, tuple(self._events))
             except AssertionError as error:
                 raise_violation(
-                    "own", f"{name} does not hold in the run {path or 'root'}: {str(error) or 'it says no more'}"
+                    "own", f"{name} does not hold in the run {path or 'root'}: {str(error) or 'no message'}"
                 )
             if said is False:
                 raise_violation("own", f"{name} does not hold in the run {path or 'root'}")

@@ -88,9 +88,9 @@ def test_doctor_reports_set_keys_without_their_values(monkeypatch: pytest.Monkey
     [
         ("ANTHROPIC_API_KEY", f'"{KEY}"', "has quotation marks around it"),
         ("ANTHROPIC_API_KEY", f"{KEY} {KEY}", "has white space in it"),
-        ("ANTHROPIC_API_KEY", "  ", "is set and empty"),
+        ("ANTHROPIC_API_KEY", "  ", "is set but empty"),
         ("ANTHROPIC_API_KEY", "your-key-here", "is a placeholder"),
-        ("OPENAI_API_KEY", KEY, "begins like a key of anthropic"),
+        ("OPENAI_API_KEY", KEY, "starts like a key of anthropic"),
         ("OPENAI_API_KEY", "x" * 5000, "has more than 4,096 characters"),
     ],
 )
@@ -119,10 +119,10 @@ def test_doctor_names_the_place_of_each_problem(somewhere: Path, monkeypatch: py
     assert doctor().exit_code == 1
     told = {one["area"]: one["text"] for one in wrong()}
     assert "STEPENGINE_LIMITS__MAX_STEPS: limits.max_steps is 'many'" in told["settings"]
-    assert "openai.py is called like a package that is needed" in told["surroundings"]
+    assert "openai.py has the name of a required package" in told["surroundings"]
     assert "mine.py" in told["agents"]
     notes = [one["text"] for one in found() if one["state"] == "note"]
-    assert "STEPENGINE_MODLE is set, and nothing reads it" in notes
+    assert "STEPENGINE_MODLE is set, but nothing reads it" in notes
 
 
 @pytest.mark.deep
@@ -219,9 +219,9 @@ def test_doctor_lists_once_own_tools_that_declare_no_files(somewhere: Path) -> N
     told = [one for one in found() if "rules about files" in one["text"]]
 
     file = somewhere / "agents/shop.py"
-    assert [("note", f"rules about files follow no links for pay of {file}: their calls do not declare files")] == [
-        (one["state"], one["text"]) for one in told
-    ]
+    assert [
+        ("note", f"path rules do not follow links for the tools pay of {file}, which do not declare their files")
+    ] == [(one["state"], one["text"]) for one in told]
 
 
 @pytest.mark.deep

@@ -74,7 +74,7 @@ def test_check_write_updates_tools_and_keeps_folders_and_hosts(project: Path) ->
     changed(file, '"find_todos": "read"', '"other": "read"')
     said = typed("agents", "check", project)
     assert 1 == said.exit_code
-    assert "the tool 'find_todos' of 'todos' is of the category 'read', and declared as 'nothing'" in " ".join(
+    assert "the tool 'find_todos' of 'todos' is of the category 'read', but declared as 'nothing'" in " ".join(
         said.output.split()
     )
     assert "the tool 'other' of 'todos' is not there" in " ".join(said.output.split())
@@ -114,8 +114,8 @@ def test_check_finds_private_modules_keys_and_machine_paths(project: Path) -> No
     said = typed("agents", "check", project, "--json")
     assert 1 == said.exit_code
     problems = "\n".join(json.loads(said.output)["problems"])
-    assert "todo_plans/todos.py:4 holds a path of a machine: /home/somebody" in problems
-    assert "todo_plans/notes.txt:2 holds a path of a machine" in problems
+    assert "todo_plans/todos.py:4 contains a machine-specific path: /home/somebody" in problems
+    assert "todo_plans/notes.txt:2 contains a machine-specific path" in problems
     assert "todo_plans/notes.txt" in problems.replace("todo_plans/notes.txt:2", "")
 
 
@@ -126,7 +126,7 @@ def test_check_reports_a_recorded_run_that_diverges(project: Path) -> None:
     said = typed("agents", "check", project)
 
     assert 1 == said.exit_code
-    assert "todo-plans/todos does not repeat its recorded runs" in " ".join(said.output.split())
+    assert "todo-plans/todos does not replay its recorded runs" in " ".join(said.output.split())
 
 
 @pytest.mark.deep

@@ -204,4 +204,4 @@ def test_model_calls_bypassing_the_cassette_fail_a_recording_test(run, monkeypat
     )
     failed = run(body, "--stepengine-record=once")
     failed.assert_outcomes(failed=1)
-    failed.stdout.fnmatch_lines(["*1 model calls were made, but no request came by the cassette*test_one.yaml*"])
+    failed.stdout.fnmatch_lines(["*1 model calls were made, but no request went through the cassette*test_one.yaml*"])

@@ -68,7 +68,7 @@ def test_a_divergence_fails_with_place_field_and_commands(run, pytester, agent_t
     other = run(agent_test(0).replace('"go"', '"stop"'))
     other.stdout.fnmatch_lines(['*/prompt*recorded "go"*now "stop"*'])
     left = run("\ndef test_one(journal):\n    pass\n")
-    left.stdout.fnmatch_lines(["*the test did not run the journal journals/test_it/test_one.jsonl*"])
+    left.stdout.fnmatch_lines(["*the test did not use the journal journals/test_it/test_one.jsonl*"])
     left.stdout.no_fnmatch_line("*recordings.py*")
     run("\n@pytest.mark.stepengine(allow_unused=True)\ndef test_one(journal):\n    pass\n").assert_outcomes(passed=1)
     assert first == (pytester.path / FILE).read_bytes()
@@ -164,7 +164,7 @@ def test_a_test_with_two_runs_names_the_second(run, pytester, agent_test):
     run(agent_test(0, named)).assert_outcomes(passed=1)
     only = run(agent_test(0, TWICE.replace("SECOND", "")))
     only.assert_outcomes(failed=1)
-    only.stdout.fnmatch_lines(["*did not run the journal journals/test_it/test_one.second.jsonl*"])
+    only.stdout.fnmatch_lines(["*did not use the journal journals/test_it/test_one.second.jsonl*"])
 
 
 @pytest.mark.deep

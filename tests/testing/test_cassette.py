@@ -173,9 +173,9 @@ def test_equal_requests_are_answered_in_recorded_order_each_once():
 @pytest.mark.parametrize(
     ("recorded", "now", "reason", "cause"),
     [
-        ([], ask(1), "empty", "the cassette holds no interaction"),
+        ([], ask(1), "empty", "the cassette contains no interaction"),
         ([ask(1)], ask(1, "http://127.0.0.1:9/v1/messages"), "host_unknown", "nothing was recorded for 127.0.0.1"),
-        ([ask(1)], ask(1, URL + "/x"), "path_unknown", "recorded were POST /v1/messages"),
+        ([ask(1)], ask(1, URL + "/x"), "path_unknown", "the recorded ones are POST /v1/messages"),
         ([ask(1)], ask(1, URL + "?alt=sse"), "query_differs", "another query"),
         ([ask({"temperature": 1})], ask({}), "body_differs", "temperature changed"),
         ([ask({"messages": []})], ask({"messages": [{}]}), "body_differs", "the conversation is longer from message 0 on"),

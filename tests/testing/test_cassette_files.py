@@ -149,7 +149,7 @@ def test_a_file_beyond_the_size_cap_is_refused(monkeypatch):
         (b"\xff\xfe\x00", "cannot be read as plain YAML"),
         (b"interactions: []\nversion: 2", "has cassette version 2"),
         (b"interactions: []\nsurprise: 2", r"\$ has the unknown key 'surprise'"),
-        (b"interactions: [3]", r"interactions\[0\] is 3; a mapping would be fine"),
+        (b"interactions: [3]", r"interactions\[0\] is 3; use a mapping"),
         (file_of(more="  surprise: 1\n"), r"interactions\[0\] has the unknown key 'surprise'"),
         (file_of("body: [a]"), r"interactions\[0\]\.request\.body is \['a'\]"),
         (file_of("parsed_body: {a: .nan}"), r"interactions\[0\]\.request\.parsed_body is not JSON"),
@@ -161,15 +161,15 @@ def test_a_file_beyond_the_size_cap_is_refused(monkeypatch):
         (file_of().replace(b"code: 200", b"code: ok"), r"interactions\[0\]\.response\.status is"),
         (file_of().replace(b"headers: {}", b"headers: {a: 3}", 1), r"interactions\[0\]\.request\.headers\.a is 3"),
         (file_of().replace(b"method: POST", b"method: 3"), r"interactions\[0\]\.request\.method is 3"),
-        (file_of("body: !!int x"), "a value that is not of its type"),
-        (file_of(f"body: {'9' * 5_000}"), "a value that is not of its type"),
+        (file_of("body: !!int x"), "a value does not match its type"),
+        (file_of(f"body: {'9' * 5_000}"), "a value does not match its type"),
         (
             file_of().replace(b".com/", b".com:port/"),
-            r"interactions\[0\]\.request\.uri is .*'https://host/path' would be fine",
+            r"interactions\[0\]\.request\.uri is .*; use an address such as 'https://host/path'",
         ),
         (
             file_of().replace(b"//api", b"//[api"),
-            r"interactions\[0\]\.request\.uri is .*'https://host/path' would be fine",
+            r"interactions\[0\]\.request\.uri is .*; use an address such as 'https://host/path'",
         ),
     ],
 )
@@ -369,7 +369,7 @@ def test_a_file_is_replaced_atomically(tmp_path, monkeypatch):
 
 
 def test_saving_needs_a_path_and_loading_needs_a_file(tmp_path):
-    with pytest.raises(DataError, match="give one to save"):
+    with pytest.raises(DataError, match="pass one to save"):
         Cassette().save()
     with pytest.raises(FileNotFoundError):
         Cassette.load(Path(tmp_path / "none.yaml"))

@@ -90,7 +90,7 @@ async def test_a_clock_without_waiting_advances_in_sleep():
     clock = Clock()
     await clock.sleep(3600)
     assert (clock.now() - Clock().now(), clock.sleepers) == (HOUR, 0)
-    with pytest.raises(ValueError, match=r"make it with Clock\(waits=True\)"):
+    with pytest.raises(ValueError, match=r"create it with Clock\(waits=True\)"):
         await clock.asleep()
-    with pytest.raises(ValueError, match="the clock would go back"):
+    with pytest.raises(ValueError, match="a clock cannot go back"):
         Clock(waits=True).advance(seconds=-1)

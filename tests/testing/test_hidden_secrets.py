@@ -217,7 +217,7 @@ def test_a_body_that_is_no_text_is_reported() -> None:
     for number, reply in enumerate([picture, RecordedResponse(200, body=b"text")]):
         cassette.finish(cassette.reserve(), Interaction(RecordedRequest("GET", f"{URL}/{number}"), reply))
 
-    assert (f"GET {URL}/0: its reply is no text",) == cassette.unscanned_bodies
+    assert (f"GET {URL}/0: its reply is not text",) == cassette.unscanned_bodies
 
 
 PIECES = st.sampled_from(

@@ -126,7 +126,7 @@ def test_older_clients_are_patched_and_everything_is_restored_afterwards(server,
 def test_a_second_patch_is_refused_and_nested_transports_record_once(server, tmp_path):
     patch, other = CassetteFixture(tmp_path / "a.yaml", "once"), CassetteFixture(tmp_path / "b.yaml", "once")
     with patch.patch():
-        with pytest.raises(DataError, match=r"this process is patched for .*a\.yaml already"), other.patch():
+        with pytest.raises(DataError, match=r"this process is already patched for .*a\.yaml"), other.patch():
             pass
         with httpx2.Client(transport=other.transport()) as client:
             client.post(f"{server.url}/v1/chat/completions", json=ASKED)

@@ -51,7 +51,7 @@ def test_a_rewritten_history_is_reported_with_the_first_different_byte():
     with pytest.raises(AssertionError) as caught:
         assert_prefix_stable(result)
     said = str(caught.value)
-    assert "the request of effect #1 in the journal in memory does not begin with that of #0" in said
+    assert "the request of effect #1 in the journal in memory does not start with the request of #0" in said
     lines = said.splitlines()
     assert lines[1].startswith("  first difference in /messages/0, character ")
     assert ('go"' in lines[2], 'gone"' in lines[3], "#0" in lines[2], "#1" in lines[3]) == (True,) * 4

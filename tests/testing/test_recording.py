@@ -255,7 +255,7 @@ def test_the_final_scan_refuses_to_write_a_missed_secret(tmp_path, monkeypatch, 
     monkeypatch.setattr(Cleaner, "clean_response", lambda _, response: response)
     held = cassette_of(RecordedResponse(200, "OK", (), body.encode()))
 
-    with pytest.raises(SecretFound, match=r"interactions\[0\], GET .* holds a secret at response/body") as caught:
+    with pytest.raises(SecretFound, match=r"interactions\[0\], GET .* contains a secret at response/body") as caught:
         held.save(tmp_path / "c.yaml")
 
     assert [] == list(tmp_path.iterdir())
@@ -281,7 +281,7 @@ def test_a_recording_with_a_secret_keeps_its_other_exchanges(tmp_path, monkeypat
     kept = [interaction.response.body for interaction in Cassette.load(file).interactions]
     assert ([b"before"] if exists else [b"one", b"three"]) == kept
     assert "interactions[1]" in caught.value.message
-    assert ("stays as it was" if exists else "has the other 2") in caught.value.message
+    assert ("is unchanged" if exists else "contains the other 2") in caught.value.message
     assert KEY not in caught.value.message
 
 
@@ -352,7 +352,7 @@ def test_a_request_for_credentials_is_answered_and_never_recorded(server, path, 
         client.post(f"{server}/v1/messages", json={"text": "how does grant_type=refresh_token work?"})
 
     assert ["/v1/messages"] == [urlsplit(i.request.url).path for i in cassette.interactions]
-    assert ("X-Amz-Signature" in path) == ("the URL is a credential itself" in "".join(map(str, cassette.left_out)))
+    assert ("X-Amz-Signature" in path) == ("the URL itself is a credential" in "".join(map(str, cassette.left_out)))
 
 
 @pytest.mark.spec("replay:K15")
@@ -428,4 +428,4 @@ def test_a_request_without_a_reply_is_named_and_not_stored(tmp_path, method):
 
     assert [0] == saved
     assert () == fixture.fresh.interactions
-    assert [f"  not recorded: {method} http://h.test/: there was no reply"] == fixture.list_remarks()
+    assert [f"  not recorded: {method} http://h.test/: the request got no reply"] == fixture.list_remarks()

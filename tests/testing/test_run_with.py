@@ -61,14 +61,14 @@ def test_a_handler_that_keeps_to_its_script_returns_its_value(script, returned):
         ),
         (
             [(LIST, ["a.py"])],
-            ["the script is over, and the handler goes on", "expected at 1:\n  the end of the handler"],
+            ["the script has ended, but the handler continues", "expected at 1:\n  the end of the handler"],
         ),
         (
             [(LIST, ["a.py"]), (TEST, "passed"), STEP_ALL],
-            ["the handler returned 'fine' before its script was over", "expected at 2:\n  STEP_ALL"],
+            ["the handler returned 'fine' before the end of the script", "expected at 2:\n  STEP_ALL"],
         ),
         ([(AgentCall, "x")], ["exchange so far:\n  nothing", "any AgentCall"]),
-        ([(callable, "x")], ["what callable accepts"]),
+        ([(callable, "x")], ["a yield that callable accepts"]),
     ],
 )
 def test_a_mismatch_shows_the_whole_exchange_so_far(script, told):

@@ -101,7 +101,7 @@ def test_a_failing_seed_is_shrunk_and_printed_with_its_command():
     assert (1, True) == (fault.seq, fault.kind in ("failure", "timeout"))
     assert "agent 'careless' breaks handler" in told
     assert "test_simulate.py" in told
-    assert "handler says: a handler lets out no error of its own" in told
+    assert "handler requires: a handler raises no error of its own" in told
     assert f"{fault!r}: the effect " in told
     assert "hint:" not in told
     assert "1  tool search {'q': 'x'} (handler)   !! " in told
@@ -151,7 +151,7 @@ def test_a_crash_reveals_a_handler_with_hidden_inputs():
     agent = AgentDefinition("forgetful", tools=["read"], handle_steps=forgetful)
     with pytest.raises(SimulationFailed, match=r"I3: after a crash the run diverged .*effect #0 of forgetful"):
         simulate(agent, [1], faults=[Fault(1, "crash")])
-    with pytest.raises(SimulationFailed, match=r"I3: repeated over its records, the run diverged .*effect #0"):
+    with pytest.raises(SimulationFailed, match=r"I3: in a replay of its records, the run diverged .*effect #0"):
         simulate(agent, [0], faults=())
 
 
@@ -194,7 +194,7 @@ def test_a_run_that_never_gets_anywhere_does_not_pass():
 
 
 def test_an_invalid_fault_is_refused():
-    with pytest.raises(DataError, match="'boom' is not a kind of fault; there are failure, timeout"):
+    with pytest.raises(DataError, match="'boom' is not a kind of fault; valid kinds: failure, timeout"):
         simulate(KID, faults=["boom"])
     with pytest.raises(DataError, match="not a kind of fault"):
         Fault(1, "boom")
@@ -210,7 +210,7 @@ def counting(ctx):
 @pytest.mark.parametrize(
     ("handler", "hint"),
     [
-        (careless, "hint: nobody said what 'search' gives, so that was made up; say it with results={'search': ...}"),
+        (careless, "hint: no results were given for 'search', so they are made up; pass results={'search': ...}"),
         (counting, "hint: a handler may depend only on its context"),
     ],
 )
@@ -219,4 +219,4 @@ def test_a_failure_explains_the_next_steps(handler, hint):
     with pytest.raises(SimulationFailed) as failed:
         simulate(agent, [0], faults=())
     assert hint in str(failed.value)
-    assert "faults (the fewest that do it): none, it fails without any" in str(failed.value)
+    assert "faults (the fewest that cause it): none, it fails without faults" in str(failed.value)

@@ -73,9 +73,7 @@ def test_a_run_too_long_for_exhaustion_is_refused():
             yield ToolCall("read", {"n": n})
 
     agent = AgentDefinition("long", tools=["read"], handle_steps=long)
-    with pytest.raises(
-        DataError, match=r"agent 'long' has 13 effects when nothing goes wrong, and seeds=None .* at most 12"
-    ):
+    with pytest.raises(DataError, match=r"agent 'long' has 13 effects without faults, but seeds=None .* at most 12"):
         simulate(agent, None)
 
 
@@ -97,7 +95,7 @@ def test_a_handler_with_hidden_inputs_is_found_without_a_crash():
 
     agent = AgentDefinition("counting", handle_steps=counting)
     with pytest.raises(
-        SimulationFailed, match=r"I3: repeated over its records, .* at its end(?s:.*)/output +recorded 0 +now 1"
+        SimulationFailed, match=r"I3: in a replay of its records, .* at its end(?s:.*)/output +recorded 0 +now 1"
     ):
         simulate(agent, None)
 

@@ -165,7 +165,7 @@ def test_a_replayer_that_confuses_stopped_with_waiting_runs_is_found(kind, monke
     agent = AgentDefinition("asking", handle_steps=asking)
     assert 2 == simulate(agent, None, faults=[kind]).runs
     monkeypatch.setattr(history.History, "stop", None)
-    with pytest.raises(SimulationFailed, match=r"status of the run is .*SUSPENDED.*, and was .*CANCELLED") as failed:
+    with pytest.raises(SimulationFailed, match=r"status of the run is .*SUSPENDED.*, but was .*CANCELLED") as failed:
         simulate(agent, None, faults=[kind])
     assert "I3" == failed.value.row
 

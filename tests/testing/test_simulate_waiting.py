@@ -98,7 +98,7 @@ def test_an_order_dependent_handler_is_reported_with_both_orders():
     said = str(caught.value)
     assert caught.value.row == "WT4"
     assert "when children end in the order " in said
-    assert "they part at 3" in said
+    assert "they differ at 3" in said
 
 
 @pytest.mark.deep
@@ -127,7 +127,7 @@ def test_a_lost_wake_reveals_a_handler_with_its_own_clock():
         if woke - before > timedelta(hours=1):
             raise ValueError("too late")
 
-    with pytest.raises(SimulationFailed, match="nobody wakes it for hours") as caught:
+    with pytest.raises(SimulationFailed, match="the run wakes hours too late") as caught:
         simulate(parent(handle_steps), seeds=range(200))
 
     assert caught.value.faults == (Fault(0, "lost_wake"),)

@@ -72,7 +72,7 @@ def test_a_stream_is_cut_into_events_or_as_configured():
     assert 50 < len({tuple(pieces) for pieces in shuffled})
     ends = [{len(b"".join(pieces[:n])) for n in range(len(pieces))} for pieces in shuffled]
     assert any(split in places for places in ends)
-    with pytest.raises(DataError, match="chunks is"):
+    with pytest.raises(DataError, match="chunks must be"):
         ReplayTransport(held, "slow")
     with pytest.raises(DataError, match="record with keep_chunks=True"):
         pieces_of(cassette_of(RecordedResponse(200, "OK", SSE, STREAM)), "recorded")

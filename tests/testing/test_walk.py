@@ -369,7 +369,7 @@ async def not_a_generator(ctx):
         (not_a_generator, "is async"),
         (AgentDefinition("plain"), "has no handle_steps to walk"),
         (double, "is not a generator function"),
-        ("tidy", r"is walked, not 'tidy'; load_agent\(id\) gives the agent"),
+        ("tidy", r"Walk takes a handler or an AgentDefinition, not 'tidy'; load_agent\(id\) returns the agent"),
     ],
 )
 def test_only_handlers_can_be_walked(handler, said):

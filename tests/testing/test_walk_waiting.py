@@ -133,27 +133,27 @@ def test_a_parallel_wait_takes_as_long_as_its_longest_member():
 
 BAD = {
     "naive date": (Sleep(1), datetime(2026, 1, 1), "nothing, or a date with a time zone"),  # noqa: DTZ001
-    "a date before": (Sleep(1), START - HOUR, "nothing, or a date with a time zone that is not before 2025-01-01"),
+    "a date before": (Sleep(1), START - HOUR, "nothing, or a date with a time zone, not before 2025-01-01"),
     "seconds": (Sleep(1), 3, "nothing, or a date"),
     "no message": (Receive("a"), None, "a message, since it has no timeout"),
-    "a message that does not fit": (Receive("a", schema=Order), {"number": "x"}, "what fits its schema"),
-    "a message that is not JSON": (Receive("a"), object(), "is no answer to"),
+    "a message that does not fit": (Receive("a", schema=Order), {"number": "x"}, "a message that fits its schema"),
+    "a message that is not JSON": (Receive("a"), object(), "is not an answer to"),
     "too few references": (Start(AgentCall("x"), AgentCall("y")), A, "a ChildRef for each of 'x', 'y'"),
     "another child": (Start(AgentCall("x")), A, "a ChildRef for each of 'x'"),
     "too few ends": (Wait(A, B), ["x"], "how each of its children ended"),
-    "an end of another": (Wait(A), {B: 1}, "no child that it does not wait for"),
-    "not enough": (Wait(A, B), {A: 1}, "how 2 of them ended, since it has no timeout"),
+    "an end of another": (Wait(A), {B: 1}, "only children that it waits for"),
+    "not enough": (Wait(A, B), {A: 1}, "the results of at least 2 of them, since it has no timeout"),
     "a result of another": (
         Wait(A),
         ChildResult(agent_id="reader", run_id="z"),
-        "a ChildResult whose run_id is 'walk-0'",
+        "a ChildResult with run_id 'walk-0' or without one",
     ),
     "a Waited of another": (Wait(A), Waited((), (B,)), "a Waited with each of its children once"),
     "text for a bool": (Send(A, "x"), "yes", "a bool"),
     "no pair": (Race(Sleep(1)), "x", "a pair of the number of the first"),
     "no such member": (Race(Sleep(1)), (1, None), "a pair of the number of the first"),
     "a winner that does not fit": (Race(Sleep(1)), (0, "x"), "nothing, or a date"),
-    "a sleeper that fails": (Parallel(Sleep(1)), [OSError("x")], "an answer, since it does not fail"),
+    "a sleeper that fails": (Parallel(Sleep(1)), [OSError("x")], "a value, since it cannot fail"),
 }
 
 
@@ -163,7 +163,7 @@ def test_a_wrong_answer_is_refused_with_the_right_form(case):
     asked, answer, said = BAD[case]
     walk = Walk(asks(asked))
 
-    with pytest.raises(DataError, match="is no answer to") as caught:
+    with pytest.raises(DataError, match="is not an answer to") as caught:
         walk.send(answer)
 
     assert said in caught.value.message

@@ -50,7 +50,7 @@ def _check_interactor_type(make: MakeInteractor) -> None:
     validate_interactor(make([]), "the surface")
 
 
-@INTERACTOR.add("text", "A question without options returns the text that the person says, unchanged.")
+@INTERACTOR.add("text", "A question without options returns the text of the answer, unchanged.")
 def _check_free_text_answer(make: MakeInteractor) -> None:
     for said in ("four, at the window", "ünïcode 漢字", "no"):
         require_equal([said], _run_with_questions(make([said]), Ask("Which table?")).output, "answer")
@@ -63,19 +63,19 @@ def _check_option_answer(make: MakeInteractor) -> None:
         require_equal([said], found, "answer")
 
 
-@INTERACTOR.add("invalid", "An invalid answer is asked again; no other answer is made of it.")
+@INTERACTOR.add("invalid", "After an invalid answer the question is asked again; the answer is not converted.")
 def _check_invalid_answer(make: MakeInteractor) -> None:
     found = _run_with_questions(make(["sideways", "right"]), Ask("Where to?", options=["left", "right"])).output
     require_equal(["right"], found, "answer after an invalid one")
 
 
-@INTERACTOR.add("order", "Each question gets the answer that was given to it.")
+@INTERACTOR.add("order", "Each question gets its own answer.")
 def _check_answer_order(make: MakeInteractor) -> None:
     names = ["one", "two", "three"]
     require_equal(names, _run_with_questions(make(names), *[Ask(f"Name {n}?") for n in range(3)]).output, "answers")
 
 
-@INTERACTOR.add("together", "Of questions that are open at the same time each gets one answer.")
+@INTERACTOR.add("together", "If several questions are open at the same time, each gets one answer.")
 def _check_parallel_questions(make: MakeInteractor) -> None:
     def handle(_ctx: Any) -> Any:
         return list((yield from Parallel(Ask("First?"), Ask("Second?"))))
@@ -84,7 +84,9 @@ def _check_parallel_questions(make: MakeInteractor) -> None:
         require_equal(["one", "two"], sorted(engine.run_sync("asker").unwrap()), "answers")
 
 
-@INTERACTOR.add("permission", "A call runs with its own input only after a yes to it; a yes or no counts for one call.")
+@INTERACTOR.add(
+    "permission", "A call runs with its own input only after its approval; an approval or denial counts for one call."
+)
 def _check_permission_answers(make: MakeInteractor) -> None:
     rung: list[str] = []
 
@@ -101,7 +103,7 @@ def _check_permission_answers(make: MakeInteractor) -> None:
     agent, asks = AgentDefinition("ringer", tools=[ring], handle_steps=handle), make(["no", "yes", "no"])
     with Engine([agent], interactor=asks, permissions=Policy()) as engine:
         engine.run_sync("ringer")
-    require_equal(["two"], rung, "calls that ran after no, yes and no")
+    require_equal(["two"], rung, "calls that ran after a denial, an approval and a denial")
 
 
 @INTERACTOR.add("gone", "When the person has left, the question stays open and the run waits for an answer.")

@@ -158,7 +158,7 @@ def _check_separate_journals(make: MakeJournal) -> None:
     _require_same_records(two, make("two").records(), "the second journal")
 
 
-@JOURNAL.add("append", "Committed records are read in order, while the writer is open and after it is closed.")
+@JOURNAL.add("append", "Committed records can be read in order, both while the writer is open and after it is closed.")
 def _check_append_order(make: MakeJournal) -> None:
     records = _make_records(20)
     require_equal([], list(make("append").records()), "records of a new journal")
@@ -277,7 +277,7 @@ def _check_mailbox_delivery(make: MakeJournal) -> None:
 
 @JOURNAL.add(
     "foreign bytes",
-    "A writer appends nothing behind bytes of another writer, and bytes of another program are refused.",
+    "A writer appends nothing after bytes of another writer, and rejects bytes of another program.",
 )
 def _check_foreign_bytes(make: MakeJournal) -> None:
     journal = make("foreign")
@@ -292,7 +292,7 @@ def _check_foreign_bytes(make: MakeJournal) -> None:
         before = make("foreign").content()
         _require_line_journal(make("foreign")).append_bytes(b"bytes of another writer\n", len(before))
         writer.append(records[-1])
-        require_error(JournalWriteFailed, writer.commit, "a commit behind bytes of another writer")
+        require_error(JournalWriteFailed, writer.commit, "a commit after bytes of another writer")
     finally:
         writer.close()
     require_equal(before + b"bytes of another writer\n", make("foreign").content(), "stored bytes")
@@ -303,7 +303,7 @@ def _check_foreign_bytes(make: MakeJournal) -> None:
         )
 
 
-@JOURNAL.add("torn line", "A last line that was cut off is removed before anything is appended; all before it stays.")
+@JOURNAL.add("torn line", "An incomplete last line is removed before an append; all earlier lines are kept.")
 def _check_torn_line_repair(make: MakeJournal) -> None:
     if not isinstance(make("torn"), LineJournal):
         return
@@ -365,7 +365,7 @@ def _make_importable_reference(make: MakeJournal) -> tuple[str, str, list[Any]]:
     is_plain = all(isinstance(value, str | int | float | Path) for value in given)
     require(
         found is function and module != "__main__" and is_plain and not getattr(make, "keywords", None),
-        "make cannot be found by another process; use a function or class of a module, or functools.partial of one with texts, numbers and paths",
+        "another process cannot import make; use a function or class of a module, or functools.partial of one with strings, numbers and paths",
     )
     return module, name, [{"path": str(value)} if isinstance(value, Path) else value for value in given]
 
@@ -382,7 +382,7 @@ def record_until_killed(module: str, name: str, arguments: Sequence[Any]) -> Non
 
 def _require_line_journal(journal: Journal) -> LineJournal:
     if not isinstance(journal, LineJournal):
-        msg = "make returns a LineJournal for some names, and another journal for others"
+        msg = "make returns a LineJournal for some names and another class for others; return one class"
         raise TypeError(msg)
     return journal
 

@@ -50,7 +50,7 @@ class Promises(Generic[Make]):
         if unchecked:
             reasons = "\n".join([f"{name!r}: {why}" for name, why in unchecked.items()])
             skipped = [name for name in self._checks if name in unchecked or name in skip]
-            msg = f"promises that were not checked:\n{reasons}\nTo leave them out: {self._call}, skip={skipped})"
+            msg = f"unchecked promises:\n{reasons}\nTo leave them out: {self._call}, skip={skipped})"
             raise AssertionError(msg)
 
     def _check_promise(self, name: str, make: Make) -> None:
@@ -94,7 +94,7 @@ def require_error(kinds: type[BaseException], action: Callable[[], object], what
     except kinds as error:
         return error
     except Exception as error:
-        msg = f"{what}: expected {kinds.__name__}, and {type(error).__name__} was raised: {error}"
+        msg = f"{what}: expected {kinds.__name__}, but {type(error).__name__} was raised: {error}"
         raise AssertionError(msg) from error
-    msg = f"{what}: expected {kinds.__name__}, and nothing was raised"
+    msg = f"{what}: expected {kinds.__name__}, but nothing was raised"
     raise AssertionError(msg)

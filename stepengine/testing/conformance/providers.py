@@ -45,7 +45,7 @@ CANCEL_SECONDS = 10.0
 """Closing a connection takes milliseconds; a busy machine gets some more."""
 BLOCKED_SECONDS = 2.0
 """A loop that does not run for so long is blocked by the request that ended meanwhile, and not by a busy machine."""
-NOT_CANCELLED = f"{CANCEL_SECONDS:g} seconds after it was cancelled the request still waits"
+NOT_CANCELLED = f"{CANCEL_SECONDS:g} seconds after its cancellation, the request still waits"
 BLOCKED = "the provider blocks the event loop: await an asynchronous client, or call a blocking one with `await asyncio.to_thread(...)`"
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = ToolSpec("weather", "Look up the weather of a city.", SCHEMA)
@@ -75,7 +75,7 @@ def check_provider(make: MakeProvider, model: str, *, only: str = "", skip: Coll
 # --- promises -------------------------------------------------------------------------------------------------------
 
 
-@PROVIDER.add("name", "`name` has letters and no slash, and `strip_prefix` removes it from a model string.")
+@PROVIDER.add("name", "`name` contains letters and no slash; `strip_prefix` removes it from a model string.")
 def _check_name(given: tuple[MakeProvider, str]) -> None:
     provider = _make_provider(given, "normal")
     require(provider.name and "/" not in provider.name, f"`name` is {provider.name!r}")
@@ -94,7 +94,7 @@ def _check_complete(given: tuple[MakeProvider, str]) -> None:
 
 
 @PROVIDER.add(
-    "stream", "`stream` yields the reply in pieces, and last exactly one ReplyDone with what `complete` returns."
+    "stream", "`stream` yields the reply in pieces, then exactly one ReplyDone with the result of `complete`."
 )
 def _check_stream(given: tuple[MakeProvider, str]) -> None:
     async def ask(provider: Provider) -> tuple[list[ModelDelta], ModelReply]:
@@ -133,7 +133,7 @@ def _check_tool_calls(given: tuple[MakeProvider, str]) -> None:
     require("rain" in answer.text, f"the result 'rain' was not sent: the server answered {answer.text!r}")
 
 
-@PROVIDER.add("run", "An agent with a tool comes to the model's last answer.")
+@PROVIDER.add("run", "An agent with a tool returns the model's last answer.")
 def _check_agent_run(given: tuple[MakeProvider, str]) -> None:
     cities: list[Any] = []
     provider = _make_provider(given, "normal")
@@ -168,7 +168,7 @@ def _check_concurrency(given: tuple[MakeProvider, str]) -> None:
 
 @PROVIDER.add(
     "reuse",
-    "A provider works again after `close`, in another event loop, and after a stream that was not read to its end.",
+    "A provider works again after `close`, in another event loop, and after a partly read stream.",
 )
 def _check_reuse_after_close(given: tuple[MakeProvider, str]) -> None:
     provider = _make_provider(given, "normal")
@@ -187,16 +187,14 @@ def _check_reuse_after_close(given: tuple[MakeProvider, str]) -> None:
         _require_answer(asyncio.run(ask(name)), name)
 
 
-@PROVIDER.add(
-    "refused", "A refusal is a ModelError with retryable=True, and the provider does not try again by itself."
-)
+@PROVIDER.add("refused", "A refusal raises a ModelError with retryable=True; the provider itself does not retry.")
 def _check_refusal_is_retryable(given: tuple[MakeProvider, str]) -> None:
     for ask in (_request_whole_reply, _collect_stream):
         error = _request_expecting_error(given, "refused", ask)
         require(error.retryable, f"retryable is False in {error!r}")
 
 
-@PROVIDER.add("cut", "A stream that ends too early raises ModelError; no ReplyDone comes.")
+@PROVIDER.add("cut", "A stream that ends too early raises ModelError without a ReplyDone.")
 def _check_cut_stream(given: tuple[MakeProvider, str]) -> None:
     error = _request_expecting_error(given, "cut", _collect_stream)
     require(error.retryable, f"retryable is False in {error!r}")
@@ -209,7 +207,7 @@ def _check_unreachable_server(given: tuple[MakeProvider, str]) -> None:
         require(error.retryable, f"retryable is False in {error!r}")
 
 
-@PROVIDER.add("cancel", "A request that waits can be cancelled at once, and leaves no task.")
+@PROVIDER.add("cancel", "A waiting request can be cancelled immediately and leaves no task behind.")
 def _check_request_cancellation(given: tuple[MakeProvider, str]) -> None:
     async def cancel(
         ask: Callable[[Provider, ModelRequest], Awaitable[Any]], loop_runs: threading.Event, provider: Provider
@@ -222,7 +220,7 @@ def _check_request_cancellation(given: tuple[MakeProvider, str]) -> None:
         end = _describe_task_end(task) if task.done() else ""
         require(not end or time.monotonic() - start < BLOCKED_SECONDS, BLOCKED)
         loop_runs.set()
-        require(not end, f"the server should be silent, and the request has ended with {end}")
+        require(not end, f"the server sends nothing, but the request ended with {end}")
         task.cancel()
         await asyncio.wait([task], timeout=CANCEL_SECONDS)
         require(task.done(), NOT_CANCELLED)
@@ -249,7 +247,7 @@ def _make_provider(given: tuple[MakeProvider, str], situation: Situation) -> Pro
         msg = f"make({situation!r}) returned None"
         raise UncheckedPromise(msg)
     if not isinstance(provider, Provider):
-        msg = f"make({situation!r}) returned {provider!r}, which is no Provider"
+        msg = f"make({situation!r}) returned {provider!r}, which is not a Provider"
         raise TypeError(msg)
     return provider
 
@@ -325,8 +323,8 @@ def _request_expecting_error(
 
 
 def _require_answer(reply: ModelReply, text: str) -> None:
-    require(isinstance(reply, ModelReply), f"{reply!r} is no ModelReply")
-    require(text in reply.text, f"the server was asked to repeat {text!r}, the reply is {reply.text!r}")
+    require(isinstance(reply, ModelReply), f"{reply!r} is not a ModelReply")
+    require(text in reply.text, f"the server should repeat {text!r}, the reply is {reply.text!r}")
     require_equal(StopReason.END_TURN, reply.stop_reason, "stop reason of a whole answer")
 
 

@@ -103,14 +103,14 @@ def _expect_raised(turn: ProgramTurn, what: str) -> ProgramRaised:
     return turn
 
 
-@SANDBOX.add("name", "It has a name, the same one each time, for journals.")
+@SANDBOX.add("name", "It has a name for journals, always the same one.")
 def _check_name(make: MakeSandbox) -> None:
     with _use_sandbox(make) as first, _use_sandbox(make) as second:
         require(first.name, "`name` is empty")
         require_equal(first.name, second.name, "name of a second object")
 
 
-@SANDBOX.add("check", "The check refuses a syntax error at its line, and no program that runs.")
+@SANDBOX.add("check", "The check rejects a syntax error with its line, and accepts every program that runs.")
 def _check_syntax_check(make: MakeSandbox) -> None:
     with _use_sandbox(make) as sandbox:
         wrong = sandbox.check("x = 1\nx = = 2", STUBS, (), StopSignal()).refused
@@ -186,7 +186,9 @@ def _check_failed_call(make: MakeSandbox) -> None:
                     session.answer({second.id: CallAnswer("still nobody", kind)}, NOW), "a failed program"
                 )
                 require_equal(5, failed.line, f"line of an uncaught {kind}")
-                require("still nobody" in failed.text, f"the text lacks that of the call: {failed.text!r}")
+                require(
+                    "still nobody" in failed.text, f"the text does not contain the text of the call: {failed.text!r}"
+                )
 
 
 @SANDBOX.add("error", "An exception is a result with its class, text and line, and the session remains usable.")
@@ -210,12 +212,12 @@ def _require_limit_error(make: MakeSandbox, kind: str, codes: Collection[str], *
         for code in codes:
             with _open_session(sandbox, **limits) as session:
                 failed = _expect_raised(session.feed(code, NOW), f"the program {code!r}")
-                require_equal(kind, failed.kind, f"`kind` of a program over a limit, which says {failed.text!r}")
+                require_equal(kind, failed.kind, f"`kind` of a program over a limit, with the text {failed.text!r}")
                 require(
                     len(session.printed) <= PRINTED, f"it printed {len(session.printed):,} characters of {PRINTED:,}"
                 )
             with _open_session(sandbox) as other:
-                require_equal(ProgramEnded(2), other.feed("1 + 1", NOW), "result in another session behind it")
+                require_equal(ProgramEnded(2), other.feed("1 + 1", NOW), "result in a later session")
 
 
 @SANDBOX.add("time", "A program that computes longer than `seconds` ends with `TimeoutError`.")
@@ -256,7 +258,7 @@ def _require_secret_invisible(make: MakeSandbox, codes: Collection[str], secret:
                 require(secret not in came, f"the host's secret is visible to the program {code!r}")
 
 
-@SANDBOX.add("files", "A program reads, lists and writes no file of the host.")
+@SANDBOX.add("files", "A program cannot read, list or write files of the host.")
 def _check_no_file_access(make: MakeSandbox) -> None:
     secret = secrets.token_hex(8)
     with tempfile.TemporaryDirectory() as folder:
@@ -284,7 +286,7 @@ def _check_no_file_access(make: MakeSandbox) -> None:
         require(not new.exists(), "a program created a file")
 
 
-@SANDBOX.add("environment", "A program does not see the environment of the host.")
+@SANDBOX.add("environment", "A program cannot see the environment of the host.")
 def _check_no_environment_access(make: MakeSandbox) -> None:
     name, secret = f"STEPENGINE_CHECK_{secrets.token_hex(4)}", secrets.token_hex(8)
     os.environ[name] = secret
@@ -305,7 +307,7 @@ def _check_no_environment_access(make: MakeSandbox) -> None:
         del os.environ[name]
 
 
-@SANDBOX.add("network", "A program connects to nothing.")
+@SANDBOX.add("network", "A program cannot connect to anything.")
 def _check_no_network_access(make: MakeSandbox) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setblocking(False)
@@ -326,7 +328,7 @@ def _check_no_network_access(make: MakeSandbox) -> None:
                     require(False, f"the program {code!r} connected")
 
 
-@SANDBOX.add("imports", "A program imports no module of the host, and none that reaches the operating system.")
+@SANDBOX.add("imports", "A program cannot import modules of the host or modules that reach the operating system.")
 def _check_no_host_imports(make: MakeSandbox) -> None:
     with tempfile.TemporaryDirectory() as folder:
         module = f"own_{secrets.token_hex(4)}"
@@ -362,7 +364,7 @@ found
 """
 
 
-@SANDBOX.add("equal", "Equal programs with equal seeds, times and answers give equal results, also elsewhere.")
+@SANDBOX.add("equal", "Equal programs with equal seeds, times and answers give equal results, also in another session.")
 def _check_deterministic_results(make: MakeSandbox) -> None:
     def run() -> list[Any]:
         came: list[Any] = []
@@ -377,7 +379,7 @@ def _check_deterministic_results(make: MakeSandbox) -> None:
     require_equal(run(), run(), "turns and output of the same program in another session")
 
 
-@SANDBOX.add("many", "Many sessions wait at the same time, and each goes on with its own variables.")
+@SANDBOX.add("many", "Many sessions wait at the same time, and each continues with its own variables.")
 def _check_many_sessions(make: MakeSandbox) -> None:
     with _use_sandbox(make) as sandbox, contextlib.ExitStack() as stack:
         sessions = [stack.enter_context(_open_session(sandbox)) for _ in range(10)]
@@ -407,7 +409,7 @@ def _check_close_ends_program(make: MakeSandbox) -> None:
                 time.sleep(seconds)
                 session.close()
                 thread.join(2 * SLOW_SECONDS)
-            require(came, "the program runs on")
+            require(came, "the program is still running")
             turn = came.pop()
             is_ended = isinstance(turn, ToolError) or (isinstance(turn, ProgramRaised) and turn.is_fatal)
             require(is_ended and getattr(turn, "kind", "") != "TimeoutError", f"the program was not ended: {turn!r}")
@@ -416,7 +418,7 @@ def _check_close_ends_program(make: MakeSandbox) -> None:
             session.close()
             session.close()
         with _open_session(sandbox) as session:
-            require_equal(ProgramEnded(2), session.feed("1 + 1", NOW), "result in another session behind it")
+            require_equal(ProgramEnded(2), session.feed("1 + 1", NOW), "result in a later session")
 
 
 def _count_resources() -> Mapping[str, int]:
@@ -432,7 +434,7 @@ def _count_resources() -> Mapping[str, int]:
     return counts
 
 
-@SANDBOX.add("left", "Sessions that were closed leave no threads, descriptors and processes behind.")
+@SANDBOX.add("left", "Closed sessions leave no threads, descriptors or processes behind.")
 def _check_no_leaked_resources(make: MakeSandbox) -> None:
     def use(sandbox: Sandbox) -> None:
         with _open_session(sandbox) as waiting, _open_session(sandbox, seconds=0.1) as late, _open_session(sandbox):
@@ -452,7 +454,7 @@ def _check_no_leaked_resources(make: MakeSandbox) -> None:
         require(not more, f"15 sessions left behind: {more}")
 
 
-@SANDBOX.add("run", "In a run, a program calls tools, and a later process finds its variables again.")
+@SANDBOX.add("run", "In a run, a program calls tools, and a later process restores its variables.")
 def _check_agent_run(make: MakeSandbox) -> None:
     def handle(_ctx: Any) -> Any:
         yield from ToolCall(
@@ -468,7 +470,7 @@ def _check_agent_run(make: MakeSandbox) -> None:
     journal = MemoryJournal()
     with _use_sandbox(make) as sandbox, Engine([make_agent(sandbox)]) as engine:
         waiting = engine.run_sync("caller", journal=journal)
-    require_equal(1, len(waiting.pending_questions), f"open questions of a run, which says {waiting.error!r}")
+    require_equal(1, len(waiting.pending_questions), f"open questions of a run with the error {waiting.error!r}")
     with _use_sandbox(make) as sandbox, Engine([make_agent(sandbox)]) as engine:
         result = engine.resume_sync(journal, answers={waiting.pending_questions[0].id: "yes"})
         output = result.unwrap()

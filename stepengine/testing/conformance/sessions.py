@@ -58,7 +58,7 @@ HISTORY: tuple[Message, ...] = (
 
 @SESSIONS.add(
     "history",
-    "`get_history` returns what `save_history` stored last, also to another object; nothing for an unknown id.",
+    "`get_history` returns the last history of `save_history`, also in another object; nothing for an unknown id.",
 )
 def _check_history(make: MakeSessions) -> None:
     if not isinstance(make(), SessionStore):
@@ -69,7 +69,7 @@ def _check_history(make: MakeSessions) -> None:
         require_equal(list(messages), list(_await_if_needed(make().get_history("history"))), "messages")
 
 
-@SESSIONS.add("ids", "Every id of 1 to 1,000 characters has a session of its own.")
+@SESSIONS.add("ids", "Every id of 1 to 1,000 characters has its own session.")
 def _check_distinct_ids(make: MakeSessions) -> None:
     if not isinstance(make(), SessionStore):
         return
@@ -80,7 +80,7 @@ def _check_distinct_ids(make: MakeSessions) -> None:
         require_equal([session_id], found, f"messages of the id {session_id[:20]!r}")
 
 
-@SESSIONS.add("state", "`get_state` returns what `save_state` stored, `None` for an unknown id.")
+@SESSIONS.add("state", "`get_state` returns the state of `save_state`; `None` for an unknown id.")
 def _check_state(make: MakeSessions) -> None:
     store = make()
     # A store of whole sessions keeps agent states, and the promise "question" checks those.
@@ -91,7 +91,7 @@ def _check_state(make: MakeSessions) -> None:
     require_equal(STATE, _await_if_needed(make().get_state("state")), "state")
 
 
-@SESSIONS.add("cache", "`get_cached` returns JSON values until their time is over.")
+@SESSIONS.add("cache", "`get_cached` returns JSON values until they expire.")
 def _check_cache(make: MakeSessions) -> None:
     store = make()
     if not isinstance(store, CacheStore):
@@ -110,7 +110,7 @@ def _check_cache(make: MakeSessions) -> None:
     )
 
 
-@SESSIONS.add("versions", "`save` raises SessionConflict if another writer saved since `load`, and changes nothing.")
+@SESSIONS.add("versions", "`save` raises SessionConflict and changes nothing if another writer saved after `load`.")
 def _check_save_conflict(make: MakeSessions) -> None:
     store = make()
     if not isinstance(store, VersionedStore):
@@ -121,7 +121,7 @@ def _check_save_conflict(make: MakeSessions) -> None:
         (1, list(HISTORY)), (saved.version, list(saved.messages)), "version and messages of the saved session"
     )
     first, second = _await_if_needed(make().load("versions")), _await_if_needed(make().load("versions"))
-    require_equal(saved, first, "the session that is loaded")
+    require_equal(saved, first, "the loaded session")
     _await_if_needed(make().save(attrs.evolve(first, messages=first.messages.append(UserMessage("first")))))
     try:
         _await_if_needed(make().save(attrs.evolve(second, messages=second.messages.append(UserMessage("second")))))
@@ -135,7 +135,7 @@ def _check_save_conflict(make: MakeSessions) -> None:
     )
 
 
-@SESSIONS.add("writers", "Of several threads that save one version, exactly one succeeds.")
+@SESSIONS.add("writers", "If several threads save one version, exactly one succeeds.")
 def _check_concurrent_saves(make: MakeSessions) -> None:
     if not isinstance(make(), VersionedStore):
         return
@@ -180,7 +180,7 @@ def _save_as_writer(
         ends[name] = error
 
 
-@SESSIONS.add("list", "`list` names each session once until `delete` removes it.")
+@SESSIONS.add("list", "`list` returns each session once until `delete` removes it.")
 def _check_list(make: MakeSessions) -> None:
     store = make()
     if not (isinstance(store, VersionedStore) and isinstance(store, DeletingStore) and hasattr(store, "list")):
@@ -200,7 +200,7 @@ def _check_list(make: MakeSessions) -> None:
     require_equal([], list(_await_if_needed(make().load("listed one")).messages), "messages of a deleted session")
 
 
-@SESSIONS.add("delete", "`delete` removes a session, also one that does not exist.")
+@SESSIONS.add("delete", "`delete` removes a session, and raises nothing if it does not exist.")
 def _check_delete(make: MakeSessions) -> None:
     store = make()
     if not isinstance(store, DeletingStore):
@@ -231,7 +231,8 @@ def _check_conversation(make: MakeSessions) -> None:
 
 
 @SESSIONS.add(
-    "question", "If the store keeps states, the next message answers a question, in another engine and store object."
+    "question",
+    "If the store saves states, the next message answers a question, also with another engine and store object.",
 )
 def _check_answer_in_next_message(make: MakeSessions) -> None:
     if not isinstance(make(), StateStore | VersionedStore):

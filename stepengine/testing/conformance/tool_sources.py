@@ -61,13 +61,11 @@ def _run_calling_agent(given: _Given, source: ToolSource, **options: Any) -> Any
         return engine.run_sync("caller", **options)
 
 
-@TOOL_SOURCE.add(
-    "source", "It has a name, `pre_run` and `aclose`, and each tool has a description and an object as its schema."
-)
+@TOOL_SOURCE.add("source", "It has a name, `pre_run` and `aclose`; each tool has a description and an object schema.")
 def _check_tool_definitions(given: _Given) -> None:
     source = given.make(True)
     require(isinstance(source, ToolSource), f"{source!r} lacks `name`, `pre_run` or `aclose`")
-    require(source.name and source.name == given.make(True).name, "`name` is empty, or another one each time")
+    require(source.name and source.name == given.make(True).name, "`name` is empty, or differs each time")
     result = _run_calling_agent(given, source)
     for name, shown in result.state.tool_definitions.items():
         require(shown.description, f"the tool {name!r} has no description")
@@ -81,7 +79,7 @@ def _check_repeated_calls(given: _Given) -> None:
     source = given.make(True)
     for _ in range(2):
         result = _run_calling_agent(given, source)
-        require_equal(RunStatus.COMPLETED, result.status, f"status of a run, which says {result.error!r}")
+        require_equal(RunStatus.COMPLETED, result.status, f"status of a run with the error {result.error!r}")
 
 
 @TOOL_SOURCE.add("engines", "Closing one engine leaves the source usable for another engine.")
@@ -116,7 +114,7 @@ def _check_resume_with_new_source(given: _Given) -> None:
     journal = MemoryJournal()
     with Engine([_make_asking_agent(given)]) as engine:
         waiting = engine.run_sync("caller", journal=journal)
-    require_equal(1, len(waiting.pending_questions), f"open questions of a run, which says {waiting.error!r}")
+    require_equal(1, len(waiting.pending_questions), f"open questions of a run with the error {waiting.error!r}")
     with Engine([_make_asking_agent(given)]) as engine:
         result = engine.resume_sync(journal, answers={waiting.pending_questions[0].id: "yes"})
     require_equal("yes", result.unwrap()[2], "answer in the resumed run")

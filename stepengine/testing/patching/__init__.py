@@ -68,7 +68,7 @@ def patch_clients(exchanges: Exchanges, name: str = "a cassette") -> Iterator[No
     """
     if _active:
         msg = (
-            f"this process is patched for {_active[0][0]} already, so {name} cannot be recorded or replayed by a patch at the same time. "
+            f"this process is already patched for {_active[0][0]}, so a patch cannot record or replay {name} at the same time. "
             "Give one of the clients transport=cassette.transport() instead"
         )
         raise DataError(msg)

@@ -69,7 +69,7 @@ def patch_library(module: Any, exchanges: Exchanges) -> Callable[[], None]:
         DataError: if this aiohttp has no client middlewares.
     """
     if not hasattr(module, "ClientMiddlewareType"):
-        msg = f"aiohttp {module.__version__} cannot be recorded or replayed: pip install 'aiohttp>=3.12'"
+        msg = f"aiohttp {module.__version__} cannot be recorded or replayed; run: pip install 'aiohttp>=3.12'"
         raise DataError(msg)
     middleware = _make_middleware(exchanges)
     originals = {name: getattr(module.ClientSession, name) for name in METHODS}
@@ -133,7 +133,7 @@ def _make_middleware(exchanges: Exchanges) -> Any:
 
 def _restore_error(found: Interaction, request: Any) -> Exception:
     """Return the recorded error in place of a reply. A connector error contains its request."""
-    error = found.error or ConnectionError("there was no reply")
+    error = found.error or ConnectionError("the request got no reply")
     if not hasattr(error, "os_error"):
         return error
     return type(error)(request.connection_key, error.os_error)
@@ -149,7 +149,7 @@ def _record_response(response: Any, exchange: Exchange, traffic: _Traffic) -> No
     """Record a live reply, of which bytes may have arrived before."""
     headers = headers_from_raw(response.raw_headers)
     if response.status == UPGRADED:
-        exchange.finish_with_error(ConnectionError("the connection became one of a websocket"))
+        exchange.finish_with_error(ConnectionError("the connection was upgraded to a websocket"))
         return
     reason = (response.reason or "").encode(errors="surrogateescape").decode("latin-1")
     if not exchange.start_reply(response.status, reason, headers):

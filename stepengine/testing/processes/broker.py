@@ -261,7 +261,7 @@ def record_program(path: Path | str, command: Sequence[str], *, freeze: Iterable
     """
     kinds = [*freeze]
     if unknown := {*kinds}.difference(KINDS):
-        msg = f"freeze has the unknown word {min(unknown)!r}; it takes {', '.join(KINDS)}"
+        msg = f"freeze has the unknown value {min(unknown)!r}; valid values: {', '.join(KINDS)}"
         raise DefinitionError(msg)
     _check_command(command)
     CASSETTE_FILE.check(path)  # before the program, whose recording would be lost
