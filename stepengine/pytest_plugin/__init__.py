@@ -73,41 +73,41 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--stepengine-record",
         choices=MODES,
-        help="none: replay (default); once: record what has no file; new: record what is not known, too; "
-        "extend: so, and drop what is not used; rewrite: record again",
+        help="none: replay (default); once: record if there is no file; new: also record what is missing; "
+        "extend: like new, and drop what is not used; rewrite: record everything again",
     )
-    group.addoption(
-        "--stepengine-allow-live", action="store_true", help="record even when CI is set, and run tests that are live"
-    )
+    group.addoption("--stepengine-allow-live", action="store_true", help="record even if CI is set, and run live tests")
     group.addoption(
         "--stepengine-network",
         choices=("block", "allow", "all"),
         default="block",
-        help="block: in tests that replay (default); allow: nowhere; all: in every test that does not record",
+        help="where to block the network. block: in tests that replay (default); allow: nowhere; all: in every test that does not record",
     )
     group.addoption(
         "--stepengine-orphans",
         choices=("report", "fail", "delete", "off"),
         default="report",
-        help="what becomes of recordings that no test owns, when a whole suite was collected",
+        help="what to do with recordings that no test uses, if the whole suite was collected",
     )
     group.addoption(
         "--stepengine-diff",
         choices=("short", "full"),
         default="short",
-        help="how much of a miss or a divergence is shown",
+        help="how much of a miss or a divergence to show",
     )
     parser.addini("stepengine_record", "how tests record; see --stepengine-record", default="")
     for name in ("cassette", "journal"):
         parser.addini(
             f"stepengine_{name}_dir",
-            f"folder of {name}s, in the folder of the test, or in that of the project with {ROOT}/ before it",
+            f"folder of {name}s, relative to the folder of the test, or with {ROOT}/ at its start to that of the project",
             default=f"{name}s",
         )
     parser.addini("stepengine_network_allow", "hosts that replaying tests may reach", type="linelist", default=[])
-    parser.addini("stepengine_redact", "regular expressions of what no recording may hold", type="linelist", default=[])
     parser.addini(
-        "stepengine_allow_secrets", "hashes of values that look like secrets and are none", type="linelist", default=[]
+        "stepengine_redact", "regular expressions for text that no recording may contain", type="linelist", default=[]
+    )
+    parser.addini(
+        "stepengine_allow_secrets", "hashes of values that look like secrets but are not", type="linelist", default=[]
     )
 
 
@@ -151,7 +151,7 @@ def stepengine_cassette(request: pytest.FixtureRequest) -> CassetteFixture:
     grouped = getattr(item.config.option, "loadgroup", False) and item.get_closest_marker("xdist_group")
     if hasattr(item.config, "workerinput") and not grouped:
         cassette.refuse_sharing(
-            "other processes may record it now: record without -n, or put those tests into one group with "
+            "other processes may be recording it: record without -n, or put those tests into one group with "
             "@pytest.mark.xdist_group and run with --dist=loadgroup"
         )
     cassette.add_to_files(item.config.stash[SHARED])

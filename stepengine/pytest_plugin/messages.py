@@ -58,7 +58,7 @@ def add_advice_note(item: pytest.Item, error: BaseException, *, replays: bool = 
     command = rerun_command(item)
     kept = "every effect" if error.kind == "end" else f"the effects before {error.address or 'it'}"
     note = (
-        f"if the change is meant, record it\n"
+        f"if the change is intended, record it\n"
         f"  keeping {kept}: {command} --stepengine-record=extend\n"
         f"  all of it: {command} --stepengine-record=rewrite"
     )
@@ -74,7 +74,7 @@ def _describe_environment_problem(error: BaseException) -> str:
         if error.reason != "host_unknown":
             return ""
         return (
-            "the fixture `stepengine_cassette` keeps the base URLs of the environment: they have to be those with which the cassette "
+            "the fixture `stepengine_cassette` uses the base URLs of the environment; set the same ones as when the cassette "
             f"was recorded\n  set now: {_format_base_urls() or 'none'}"
         )
     said = "\n".join(f"{type(one).__name__} {one}" for one in _iter_causes(error))
@@ -82,9 +82,9 @@ def _describe_environment_problem(error: BaseException) -> str:
     if not names and not CREDENTIAL.search(said):
         return ""
     return (
-        "a test that replays has placeholders for keys: the fixture `stepengine_cassette` replaces those that are set, and adds those of "
-        "the recorded providers, or of Anthropic, Google and OpenAI where there is no recording\n"
-        f"  for another one, in the test: monkeypatch.setenv({(names or ['NAME_API_KEY'])[0]!r}, 'replay')"
+        "a replaying test has placeholders for keys. The fixture `stepengine_cassette` replaces the keys that are set. It adds keys of the "
+        "recorded providers, or of Anthropic, Google and OpenAI if there is no recording\n"
+        f"  for another key, in the test: monkeypatch.setenv({(names or ['NAME_API_KEY'])[0]!r}, 'replay')"
     )
 
 
@@ -176,7 +176,7 @@ def print_recordings_summary(terminal: Any, orphans: list[Any], orphan_action: s
     if orphans:
         count, one = len(orphans), len(orphans) == 1
         gone = f" {'was' if one else 'were'} deleted" if orphan_action == "delete" else ""
-        terminal.line(f"{count} recording{'' if one else 's'} that no test owns{gone}:")
+        terminal.line(f"{count} recording{'' if one else 's'} that no test uses{gone}:")
         for path in orphans:
             terminal.line(f"  {path}")
         if orphan_action != "delete":

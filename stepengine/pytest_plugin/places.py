@@ -80,5 +80,5 @@ def get_extra_cassette(item: pytest.Item, name: str) -> Path:
     for path in (folder / name, folder.parent / name):
         if path.is_file():
             return path
-    msg = f"{node_id_without_group(item)}: there is no cassette {name!r} in {folder} or {folder.parent}, which the mark's extra names"
+    msg = f"{node_id_without_group(item)}: there is no cassette {name!r} in {folder} or {folder.parent}; the mark names it in extra="
     raise pytest.UsageError(msg)

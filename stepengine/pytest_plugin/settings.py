@@ -55,13 +55,13 @@ def refuse_unusable_modes(config: pytest.Config) -> None:
         if mode:
             _refuse_unknown_mode(mode)
     if given not in (None, "none") and not may_record(config):
-        msg = f"the mode {given!r} would record in CI; give --stepengine-allow-live as well if that is meant"
+        msg = f"the mode {given!r} would record in CI; add --stepengine-allow-live if that is intended"
         raise pytest.UsageError(msg)
 
 
 def _refuse_unknown_mode(mode: object) -> None:
     if mode not in MODES:
-        msg = f"{mode!r} is not a mode of recording; there are {', '.join(MODES)}"
+        msg = f"{mode!r} is not a recording mode; valid modes: {', '.join(MODES)}"
         raise pytest.UsageError(msg)
 
 
@@ -87,7 +87,9 @@ def read_mark_arguments(item: pytest.Item) -> dict[str, Any]:
             raise pytest.UsageError(msg)
     chunks = given.get("chunks", "events")
     if chunks not in CHUNKS and not (isinstance(chunks, int) and chunks > 0):
-        msg = f"the mark stepengine takes as chunks {', '.join(map(repr, CHUNKS))} or a number of bytes, not {chunks!r}"
+        msg = (
+            f"the mark stepengine takes chunks= as {', '.join(map(repr, CHUNKS))} or a number of bytes, not {chunks!r}"
+        )
         raise pytest.UsageError(msg)
     return given
 

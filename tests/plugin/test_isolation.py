@@ -130,7 +130,7 @@ def test_recording_in_ci_needs_allow_live(run, monkeypatch, pytester):
     for mode in ("once", "new", "extend", "rewrite"):
         refused = run(ONE, f"--stepengine-record={mode}")
         assert pytest.ExitCode.USAGE_ERROR == refused.ret
-        refused.stderr.fnmatch_lines(["*would record in CI; give --stepengine-allow-live*"])
+        refused.stderr.fnmatch_lines(["*would record in CI; add --stepengine-allow-live if that is intended*"])
     pytester.makeini("[pytest]\nstepengine_record = once\n")
     run(ONE).assert_outcomes(failed=1)
     assert not file.exists()

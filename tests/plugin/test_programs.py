@@ -137,7 +137,7 @@ def test_a_key_without_a_placeholder_is_explained(run):
     failed = run(MISSING)
     failed.assert_outcomes(failed=1)
     failed.stdout.fnmatch_lines([
-        "*KeyError: 'GROQ_API_KEY'*", "*a test that replays has placeholders for keys: the fixture `stepengine_cassette`*",
+        "*KeyError: 'GROQ_API_KEY'*", "*a replaying test has placeholders for keys. The fixture `stepengine_cassette`*",
         "*monkeypatch.setenv('GROQ_API_KEY', 'replay')*",
     ])  # fmt: skip
 
@@ -241,6 +241,6 @@ def test_the_engine_uses_the_base_url_of_the_environment(project, server, monkey
         moved.assert_outcomes(failed=1)
         moved.stdout.fnmatch_lines([
             "*another base URL: nothing was recorded for elsewhere.test*",
-            "*the fixture `stepengine_cassette` keeps the base URLs of the environment*",
+            "*the fixture `stepengine_cassette` uses the base URLs of the environment*",
             "*ANTHROPIC_BASE_URL=https://elsewhere.test*",
         ])  # fmt: skip
