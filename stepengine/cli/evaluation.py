@@ -219,7 +219,7 @@ def run_reporting_errors(command: Callable[[], Exit]) -> Exit:
             code = Exit.TERMINATED if interrupted.number == signal.SIGTERM else Exit.INTERRUPTED
             return print_error(f"{name}: stopped; nothing was changed", code)
         except ReplayDivergence as error:
-            return print_error(error.message.partition("\n  to go on")[0], Exit.DIVERGED)
+            return print_error(error.message.partition("\n  to continue")[0], Exit.DIVERGED)
         except StepEngineError as error:
             return print_error(error.message)
 

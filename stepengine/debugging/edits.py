@@ -448,7 +448,7 @@ def error_text(error: BaseException) -> str:
     Errors other than the engine's start with file and line in the author's code; see ``find_error_location``.
     """
     if isinstance(error, ReplayDivergence):
-        return error.message.partition("\n  to go on")[0]
+        return error.message.partition("\n  to continue")[0]
     if isinstance(error, StepEngineError):
         return error.message
     file, line = find_error_location(error)

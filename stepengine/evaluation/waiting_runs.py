@@ -22,7 +22,7 @@ from stepengine.journal.pending_items import open_questions
 from stepengine.journal.show import agent_id_of
 
 ENDED, READY, KEEP, DIVERGES, FAILED = "ended", "ready", "keep", "diverges", "failed"
-ADVICE = "\n  to go on "
+ADVICE = "\n  to continue "
 
 
 @frozen

@@ -27,7 +27,7 @@ from stepengine.journal.signing import (
 
 SHOWN_CHANGES = 20
 """About one screen of changes; further ones are only counted."""
-FALSE_SIGNATURE = "record {}, a signature, was altered or is not of its key"
+FALSE_SIGNATURE = "record {}, a signature, was altered or was made with another key"
 WRONG_CHECKSUM = "record {} was altered: its checksum is wrong"
 
 
@@ -50,13 +50,13 @@ def restore_verified_chain(key: SigningKey, content: bytes, history: History) ->
     scan.scan_lines(content)
     if scan.problems:
         msg = (
-            f"{history.name} is not as it was signed: {'; '.join(limit_shown_problems(scan.problems))}. Nothing was run; `stepengine journal check --key` tells "
-            "the same"
+            f"{history.name} does not match its signatures: {'; '.join(limit_shown_problems(scan.problems))}. Nothing was run. `stepengine journal check --key` "
+            "lists the problems"
         )
         raise JournalCorrupt(msg)
     if scan.others:
         theirs = ", ".join(sorted({key_fingerprint(other) for other in scan.others}))
-        msg = f"{history.name} is signed by {theirs}, and {key.path} is {key_fingerprint(key.public)}; go on with the key it began with"
+        msg = f"{history.name} is signed with {theirs}, but {key.path} has the key {key_fingerprint(key.public)}. Resume with the first key"
         raise JournalError(msg)
     return SignatureChain(
         key,
@@ -165,7 +165,7 @@ class JournalScan:
         if signature.found:
             first, to = self.count - min(signature.found, len(self.marks)), self.count - 1
             self._found.append(
-                f"{_format_record_range(first, to)} stood there unsigned when the run was resumed, and was signed then"
+                f"{_format_record_range(first, to)} was unsigned when the run was resumed, and was signed then"
             )
         self.last, self.signature, self.marks = self.count, signature, []
         self.digests.append(self.hash.hexdigest())
@@ -174,14 +174,14 @@ class JournalScan:
         """Yield a sentence for each part of the journal that no signature covers."""
         yield from self._found
         if self._torn:
-            yield f"{self._torn} bytes at the end belong to no whole record: a crash left them, or the end was cut off"
+            yield f"{self._torn} bytes at the end are not a whole record: a crash interrupted the write, or the end was cut off"
         if self.signature is None:
             return
         if self.count > self.last:
-            behind = " and stands behind the signature that closed the journal" if self.signature.closes else ""
-            yield f"{_format_record_range(self.last + 1, self.count)} is not signed{behind}: it may be anybody's"
+            behind = " and follows the signature that closed the journal" if self.signature.closes else ""
+            yield f"{_format_record_range(self.last + 1, self.count)} is not signed{behind}: anyone may have written it"
         elif not self.signature.closes:
-            yield f"record {self.count} is the last one and closes nothing: a crash ended the run, or what followed was removed"
+            yield f"record {self.count} is the last one and does not close the journal: a crash ended the run, or later records were removed"
 
     # --- what a signature says of what stands before it ---------------------------------------------------------------
 
@@ -195,7 +195,7 @@ class JournalScan:
         gap = signature.records - len(expected) - (0 if self.signature is None else self.signature.records + 1)
         marks = self.marks
         if gap < 0:
-            self.problems.append(f"record {self.count}, a signature, does not follow: it was moved or repeated")
+            self.problems.append(f"record {self.count}, a signature, is out of order: it was moved or repeated")
             return
         if gap:
             there = max(0, len(marks) - len(expected))
@@ -205,7 +205,7 @@ class JournalScan:
         if len(self.problems) == known and not known:
             wrong = [WRONG_CHECKSUM.format(number) for number in self._unchecked if number < self.count]
             self.problems += wrong or [
-                f"{_format_record_range(1, self.count - 1)} may have been altered: together they are not what was signed"
+                f"{_format_record_range(1, self.count - 1)} may have been altered: together they do not match their signature"
             ]
 
     def _report_missing_records(self, gap: int, there: int, first: int) -> None:
@@ -215,7 +215,7 @@ class JournalScan:
             self.problems.append(FALSE_SIGNATURE.format(number))
         if there < gap - 1:
             self.problems.append(
-                f"{_format_record_count(gap - there)} before record {first + there} was removed, the signature among them"
+                f"{_format_record_count(gap - there)} before record {first + there} was removed, including the signature"
             )
         elif not false:
             self.problems.append(

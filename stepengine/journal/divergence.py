@@ -114,22 +114,22 @@ def _format_advice(history: History, path: str, seq: int, *, can_keep: bool) -> 
     if can_keep:
         how = 'engine.resume(journal, on_divergence="keep")'
         lines += [
-            "  to go on where the run stopped, with what is recorded:",
-            f"    {how}  or  stepengine resume {file} --on-divergence keep   asks no model again",
+            "  to continue where the run stopped, with the recorded results:",
+            f"    {how}  or  stepengine resume {file} --on-divergence keep   calls no model again",
         ]
     how = 'engine.resume(journal, on_divergence="extend")'
     lines += [
-        "  to go on from here with the new code:",
-        f"    {how}  or  stepengine resume {file} --on-divergence extend   keeps what is still equal and records the rest again",
+        "  to continue from here with the new code:",
+        f"    {how}  or  stepengine resume {file} --on-divergence extend   keeps the effects that still match and records the rest again",
     ]
     if seq > 0:
         at = format_address(path, seq - 1)
         lines.append(
-            f"    engine.fork(journal, at={at!r})  or  stepengine fork {file} --at '{at}'   goes on in another journal"
+            f"    engine.fork(journal, at={at!r})  or  stepengine fork {file} --at '{at}'   continues in another journal"
         )
     lines.append("    --stepengine-record=extend in a test, or =rewrite to record it all again")
     lines += [
-        f"  to look at what led here, with the variables: stepengine debug {file}",
+        f"  to inspect the steps and variables before this: stepengine debug {file}",
         "  to compare two journals: diff(a, b)  or  stepengine compare diff A B",
     ]
     return "\n".join(lines)
@@ -228,7 +228,7 @@ def guess_cause(history: History, address: Address, fp: str, fields: Sequence[Fi
     for (path, seq), intent in history.intents.items():
         if path == address[0] and seq != address[1] and intent.fp and intent.fp == fp:
             what = "inserted" if seq < address[1] else "removed"
-            return f"the same effect was recorded as {format_address(path, seq)}, so one was {what} before it"
+            return f"the same effect was recorded as {format_address(path, seq)}, so an effect was {what} before it"
     pointer = fields[0].pointer if fields else ""
     for start, cause in CAUSES.items():
         if pointer.startswith(start):
@@ -238,17 +238,17 @@ def guess_cause(history: History, address: Address, fp: str, fields: Sequence[Fi
 
 CAUSES = {
     "/model": "another model",
-    "/system_prompt": "the system prompt was changed, or it depends on something that is not recorded",
+    "/system_prompt": "the system prompt was changed, or it depends on a value that is not recorded",
     "/tools": "the tools of the agent, or their descriptions or schemas, were changed",
     "/settings": "the model settings were changed",
-    "/messages": "a prompt was changed, a hook changes the history differently, or the handler uses something that is not "
-    "recorded: the clock (use ctx.now()), chance (use ctx.random), the environment, the order of a set",
-    "/input": "the handler was edited, or computes the input from something that is not recorded: the clock (use "
-    "ctx.now()), chance (use ctx.random), files, the environment",
-    "/name": "the function was renamed, or another one is called; its name and its arguments are what it is known by",
-    "/args": "the handler was edited, or computes an argument from something that is not recorded: the clock (use "
-    "ctx.now()), chance (use ctx.random), the environment, the order of a set",
-    "/kwargs": "the handler was edited, or computes an argument from something that is not recorded",
+    "/messages": "a prompt was changed, a hook changes the history differently, or the handler uses a value that is not "
+    "recorded: the clock (use ctx.now()), a random number (use ctx.random), the environment, the order of a set",
+    "/input": "the handler was edited, or computes the input from a value that is not recorded: the clock (use "
+    "ctx.now()), a random number (use ctx.random), files, the environment",
+    "/name": "the function was renamed, or another one is called; replay matches a call by function name and arguments",
+    "/args": "the handler was edited, or computes an argument from a value that is not recorded: the clock (use "
+    "ctx.now()), a random number (use ctx.random), the environment, the order of a set",
+    "/kwargs": "the handler was edited, or computes an argument from a value that is not recorded",
     "/type": "the handler yields something else here",
 }
 
@@ -295,12 +295,12 @@ class DivergenceErrors:
         """Return the error for a root run that starts differently from its record."""
         known = self._history.intents[ROOT]
         fields = compare_effects(RecordedRequests(self._history), known, asked, self._prints.redactor)
-        said = "the run is started with something else"
+        said = "the run starts with different arguments"
         return make_divergence_error(self._history, ROOT, "changed", asked=said, fields=fields)
 
     def make_extra_effect_error(self, asked: Intent, item: Item) -> ReplayDivergence:
         """Return the error for an effect after the recorded end of a run."""
-        said = f"{describe_effect(asked.effect)} is asked for, but the recorded run had ended before it"
+        said = f"{describe_effect(asked.effect)} is requested, but the recorded run ended before it"
         return self._make_error("extra", said, item)
 
     def make_undecodable_error(self, why: str, item: Item) -> ReplayDivergence:
@@ -314,13 +314,13 @@ class DivergenceErrors:
         fields = (
             compare_child_results(self._prints.redactor, known.value, ours) if isinstance(ours, ChildResult) else ()
         )
-        said = f"the child {known.value.agent_id} ended in another way"
+        said = f"the child {known.value.agent_id} ended differently"
         hint = "the child's handler computes its output differently"
         return self._make_error("changed", said, item, fields=fields, hint=hint)
 
     def make_unrecorded_error(self, asked: Intent, item: Item) -> ReplayDivergence:
         """Return the error for an unrecorded effect that must not be performed."""
-        said = f"{describe_effect(asked.effect)} with this input is not recorded, was not made up, and must not be performed here"
+        said = f"{describe_effect(asked.effect)} with this input is not recorded, has no simulated result, and must not be performed here"
         return self._make_error("extra", said, item)
 
     def make_different_result_error(
@@ -332,7 +332,7 @@ class DivergenceErrors:
     ) -> ReplayDivergence:
         """Return the error for a repeated effect or tool body with a different result."""
         fields = compare_outcomes(self._prints.redactor, known, now)
-        said = f"{describe_effect(self._history.intents[item.address].effect)} has another result than was recorded"
+        said = f"{describe_effect(self._history.intents[item.address].effect)} has a different result than the recorded one"
         return self._make_error(kind, said, item, fields=fields)
 
     def _make_error(
@@ -364,4 +364,8 @@ class DivergenceErrors:
         call, body = self._history.intents.get(get_starter_address(item.path)), item.plan.body
         form = {} if call is None or body is None else self._history.form(call)
         then, now = form.get("sandbox", ""), "" if body is None else get_sandbox_name(item.plan, body.tool_name)
-        return "" if not then or then == now else f"the program ran in {then}, and runs in {now or 'none'} now"
+        return (
+            ""
+            if not then or then == now
+            else f"the program ran in {then} when it was recorded, and runs in {now or 'none'} now"
+        )

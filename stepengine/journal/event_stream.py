@@ -148,7 +148,7 @@ class EventProjection:
             try:
                 events = list(self._make_record_events(history, record))
             except UNREADABLE as error:
-                msg = f"{history.name} holds a record that no run writes: {type(error).__name__}: {error}"
+                msg = f"{history.name} contains an invalid record: {type(error).__name__}: {error}"
                 raise JournalCorrupt(msg) from error
             for event in events:
                 # It was made for this moment and nobody has seen it yet, so it is stamped and not copied.

@@ -44,14 +44,14 @@ Fate: TypeAlias = Literal["restored", "removed", "created", "unchanged"]
 LISTED_FILES = 20
 """About one screen of files; further ones are only counted."""
 CHANGES: tuple[Fate, ...] = ("restored", "removed", "created")
-CHANGED = "it was changed since"
-BETWEEN = "it was changed by somebody else between two writes of the run"
-DOUBTFUL = "a write of it was cut off and done again, so nobody knows what it held before"
+CHANGED = "it was changed later"
+BETWEEN = "another program changed it between two writes of the run"
+DOUBTFUL = "a write of it was interrupted and repeated, so its earlier content is unknown"
 LOST = {
-    LARGE: "not undoable: it had more than 4 MiB, which no journal keeps",
-    "": "not undoable: the journal does not keep what it held, because that may be a secret",
+    LARGE: "not undoable: it had more than 4 MiB, too much for a journal to store",
+    "": "not undoable: the journal does not store its content, which may be a secret",
 }
-ELSEWHERE = "it was written below another folder than those that were given"
+ELSEWHERE = "it was written outside of the given folders"
 
 
 @frozen(kw_only=True)
@@ -63,7 +63,7 @@ class UndoResult:
         restored: Files that hold again what they held before.
         removed: Files that the run had made, and folders that it had made for them and that are empty.
         created: Files that the run had deleted, and that are there again.
-        unchanged: Files that were as before already.
+        unchanged: Files that were unchanged.
         left: Files that were left alone, each with why; only where that was asked for.
         unknown: Calls that were begun and of which nobody knows whether they happened, such as ``"#3 tool_call str_replace"``.
         others: What else may have changed the world and keeps nothing to undo it by, such as
@@ -89,9 +89,11 @@ class UndoResult:
         lines = [f"{word:8}  {path}" for word, path in rows]
         lines += [f"{'left':8}  {path}: {why}" for path, why in self.left]
         if self.unchanged:
-            lines.append(f"{len(self.unchanged)} as before already")
-        lines += [f"not known: {call} was begun, and whether it happened stands nowhere" for call in self.unknown]
-        lines += [f"not undone: {call}, which keeps nothing to undo it by" for call in self.others]
+            lines.append(f"{len(self.unchanged)} unchanged")
+        lines += [
+            f"unknown: {call} started, and the journal does not record whether it finished" for call in self.unknown
+        ]
+        lines += [f"not undone: {call}, which records no undo data" for call in self.others]
         return "\n".join(lines or ["the run wrote no files"])
 
 
@@ -200,7 +202,7 @@ def refuse_untrusted_journal(
         # All of them: who trusts the journal agrees to each change.
         listed = "; ".join([f"{path} {change}" for path, change in rows])
         msg = (
-            f"nothing was undone: no run of yours is known to have written {journal.name}, and it decides what is written: "
+            f"nothing was undone: {journal.name} is not known to come from a run of yours, and it would change these files: "
             f"{listed}. If you trust it: {remedy}"
         )
         raise UndoRefused(msg, files=rows)
@@ -270,14 +272,14 @@ def _list_created_folders(files: Iterable[_WrittenFile]) -> Iterator[tuple[Root,
 def _make_refused_error(stuck: Sequence[tuple[str, str]]) -> UndoRefused:
     listed = "; ".join([f"{path}: {why}" for path, why in stuck[:LISTED_FILES]])
     more = f"; and {len(stuck) - LISTED_FILES} more" if len(stuck) > LISTED_FILES else ""
-    msg = f"nothing was undone, because of {len(stuck)} of the files: {listed}{more}. partial=True (--partial) undoes the rest"
+    msg = f"nothing was undone, because {len(stuck)} of the files cannot be restored: {listed}{more}. partial=True (--partial) undoes the rest"
     return UndoRefused(msg, files=stuck)
 
 
 def _open_roots(root: Roots, options: UndoOptions, held: ExitStack) -> dict[str, Root]:
     folders = [root] if isinstance(root, str | os.PathLike | Workspace) else list(root)
     if not folders or (options.moved and len(folders) > 1):
-        msg = "undo takes the folder that file_tools was given, or several; with moved=True exactly one"
+        msg = "undo needs the folder that you passed to file_tools, or several; with moved=True exactly one"
         raise DefinitionError(msg)
     made = [Root(folder, options.policy) for folder in folders]
     for each in made:
@@ -409,7 +411,7 @@ class _WrittenFile:
         elif now == self._old_hash and (old is None or info is None or stat.S_IMODE(info.st_mode) & 0o777 == old.mode):
             self.fate = "unchanged"
         elif now not in self._states:
-            self.problem = CHANGED if now is not None else "it was deleted since"
+            self.problem = CHANGED if now is not None else "it was deleted later"
         elif old is None:
             self.fate = "removed"
         elif old.content is None:
@@ -455,7 +457,7 @@ class _WrittenFile:
             why = self.problem or CHANGED
         except ToolError as error:
             why = error.message
-        msg = f"{self.path} was changed while the run was undone, so undoing ended there: {why}; undo again to go on"
+        msg = f"{self.path} was changed during the undo, which stopped there: {why}. Run the undo again to finish it"
         raise UndoRefused(msg, files=[(self.path, why)])
 
     def _write_or_unlink(self, folder: Fd, name: str, info: os.stat_result | None) -> None:

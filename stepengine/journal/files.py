@@ -69,11 +69,11 @@ class FileJournal(LineJournal):
             msg = f"the path of a journal holds a NUL character: {str(path)!r}"
             raise JournalError(msg)
         if sync not in get_args(Sync):
-            msg = f"sync is one of {', '.join(get_args(Sync))}, not {sync!r}"
+            msg = f"sync must be one of {', '.join(get_args(Sync))}, not {sync!r}"
             raise JournalError(msg)
         self.path = to_path(path, "FileJournal(path)")
         if self.path.name.endswith(MAIL):
-            msg = f"{str(path)!r} is the name of a mailbox; its journal is {str(path).removesuffix(MAIL)!r}"
+            msg = f"{str(path)!r} is a mailbox; name its journal {str(path).removesuffix(MAIL)!r}"
             raise JournalError(msg)
         self.sync: Sync = sync
         self.unsafe_no_lock = unsafe_no_lock
@@ -368,5 +368,5 @@ def _make_changed_error(size: int | None, at: int) -> OSError:
     if size is None:
         why = "the file was moved, deleted or replaced during the run"
     else:
-        why = f"somebody else wrote to it: it has {size} bytes, this run left {at}"
+        why = f"another program wrote to it: it has {size} bytes, and this run wrote {at}"
     return OSError(errno.ESTALE, why)

@@ -76,7 +76,7 @@ def branch(
     """
     source = as_journal(journal)
     if source.forks >= MAX_FORKS:
-        msg = f"{source.name} has {source.forks} forks already, as many as one run may have; fork one of those"
+        msg = f"{source.name} has {source.forks} forks already, the most that one run may have; fork one of its forks instead"
         raise JournalError(msg)
     history = source.history()
     root = history.root

@@ -133,7 +133,7 @@ class History:
             problem = self._append_record(record)
             if problem:
                 where = f"record {number} of {self.name}"
-                msg = f"{where} does not follow from those before it: {problem}; a record is missing, repeated or moved"
+                msg = f"{where} does not fit the records before it: {problem}; a record is missing, repeated or moved"
                 raise JournalCorrupt(msg)
 
     @property
@@ -177,7 +177,7 @@ class History:
     def _append_record(self, record: Record) -> str:
         """Append a record; return the reason if it is invalid here, or ``""``."""
         if (self.head is None) != (isinstance(record, Head)):
-            return "the head stands first and only there"
+            return "the head must be the first record, and no other record may be a head"
         # Of these two there are most; a `match` would ask of each what it is not.
         if isinstance(record, Intent):
             return self._append_and_check_intent(record)
@@ -232,7 +232,7 @@ class History:
         if expected is None:
             expected = 0
             if path.count(".") >= MAX_LEVELS:
-                return f"runs are nested deeper than {MAX_LEVELS} levels, which no run does"
+                return f"runs are nested deeper than {MAX_LEVELS} levels, more than any run"
             if get_starter_address(path) not in self.intents:
                 return f"nothing started a run at path {path!r}"
         if seq != expected:
@@ -242,7 +242,7 @@ class History:
             return ""
         # Else each effect could name another group, whose effects would be looked at again for each.
         if record.gather not in {None, seq, before.gather}:
-            return f"it began together with #{record.gather}, and the effect before it did not"
+            return f"it started together with #{record.gather}, and the effect before it did not"
         first = seq - 1 if before.gather is None else before.gather
         is_same_group = record.gather is not None and record.gather == before.gather
         may_start = is_same_group or all((path, number) in self.results for number in range(first, seq))
@@ -277,7 +277,7 @@ class History:
             if address not in self._sound:
                 check_effect(form, is_start=address == ROOT)
                 if form["type"] != intent.type:
-                    msg = f"its effect is a {intent.type} at the start of its line, and a {form['type']} behind that"
+                    msg = f"its effect is a {intent.type} at the start of its line, and a {form['type']} after that"
                     raise ValueError(msg)
                 self._sound.add(address)
         return form
@@ -296,7 +296,7 @@ class History:
         """Return the error for a record whose content cannot be read because of *error*."""
         number = next((n for n, known in enumerate(self.records, 1) if known is record), 0)
         why = error.message if isinstance(error, StepEngineError) else f"{type(error).__name__}: {error}"
-        return JournalCorrupt(f"record {number} of {self.name} holds what no run writes: {why}")
+        return JournalCorrupt(f"record {number} of {self.name} is not valid: {why}")
 
     def outcome(self, result: Result) -> Value | Failure:
         """
@@ -330,11 +330,11 @@ class History:
         children = asked["children"]
         for path in told.done:
             if (path, -1) not in self.results:
-                msg = f"it tells of the end of the child at {path[:SHOWN_CHARS]!r}, which has none"
+                msg = f"it reports the end of the child at {path[:SHOWN_CHARS]!r}, which has not ended"
                 raise ValueError(msg)
         need = 0 if "timeout" in asked else asked.get("need", len(children))
         if len(told.done) < need or sorted((*told.done, *told.open)) != sorted(children):
-            msg = "it tells of fewer ends, or of other children, than the wait is for"
+            msg = "it reports too few ended children, or children that the wait does not name"
             raise ValueError(msg)
 
     def _fill_blobs(self, result: Result) -> Mapping[str, object]:
@@ -457,11 +457,11 @@ def describe_plan_changes(head: Head, plan: RunPlan, name: str) -> list[str]:
     """Return a sentence for each difference between the present plan and *head*; they are hints only."""
     changes: list[str] = []
     if head.engine != engine_version():
-        changes.append(f"{name} was recorded by stepengine {head.engine}; this is {engine_version()}")
+        changes.append(f"{name} was recorded by stepengine {head.engine}; this is stepengine {engine_version()}")
     hooks = _list_hook_names(plan)
     if tuple(head.hooks) != hooks:
         was, now = ", ".join(head.hooks) or "none", ", ".join(hooks) or "none"
-        changes.append(f"{name} was recorded with other hooks; then: {was}; now: {now}")
+        changes.append(f"{name} was recorded with other hooks: {was}; the hooks are now: {now}")
     return [*changes, *describe_package_changes(head, plan.packages, name)]
 
 
@@ -470,7 +470,7 @@ def describe_package_changes(head: Head, packages: Mapping[str, str], name: str)
     for agent, was in sorted(head.packages.items()):
         now = packages.get(agent)
         if now != was:
-            yield f"{name} was recorded with {agent} of {was}; {f'installed is {now}' if now else 'now it is of no package'}"
+            yield f"{name} was recorded with {agent} of {was}; {f'{now} is installed now' if now else 'now no package has it'}"
 
 
 def _format_utc_time(when: datetime) -> str:

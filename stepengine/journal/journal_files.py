@@ -123,7 +123,7 @@ def check_regular_file(path: Path, status: os.stat_result) -> None:
         msg = f"{path} is a symbolic link; give the path of the journal itself"
         raise JournalError(msg)
     if not stat.S_ISREG(status.st_mode):
-        msg = f"{path} is not a regular file; a journal is one"
+        msg = f"{path} is not a regular file; a journal must be one"
         raise JournalError(msg)
 
 
@@ -153,9 +153,9 @@ def make_missing_file_error(path: Path) -> JournalMissing:
         alike = [one.name for one in path.parent.iterdir() if one.suffix == path.suffix and one.is_file()]
     near = suggest_names(path.name, alike)
     beside = (
-        f"beside it {format_names_with_verb(near, len(alike))}"
+        f"in the same folder {format_names_with_verb(near, len(alike))}"
         if near
-        else f"no file *{path.suffix} is beside it; {TO_RECORD}"
+        else f"its folder has no *{path.suffix} file; {TO_RECORD}"
     )
     msg = f"there is no journal {str(path)!r}; {beside}"
     return JournalMissing(msg, path=str(path), beside=near)
@@ -264,7 +264,7 @@ def _refuse_unlocked(path: Path, why: str, *, unsafe_no_lock: bool) -> None:
     if not unsafe_no_lock:
         msg = (
             f"{path} cannot be locked ({why}), so two writers could damage it; put it on a local file system, or pass "
-            "unsafe_no_lock=True if you are sure that nobody else writes it"
+            "unsafe_no_lock=True if you are sure that no other process writes it"
         )
         raise JournalError(msg)
 
@@ -275,7 +275,7 @@ def _make_locked_error(path: Path, owner: int | None) -> JournalLocked:
     else:
         who = f"process {owner} on {socket.gethostname()}" if owner else "another process"
     since = f", which started at {started}" if owner and (started := _process_start_time(owner)) else ""
-    msg = f"{path} is written by {who}{since}; one run has one owner. For several processes see stepengine.durable"
+    msg = f"{path} is being written by {who}{since}; only one process can write a journal. For several processes see stepengine.durable"
     return JournalLocked(msg, pid=owner, host=socket.gethostname())
 
 

@@ -83,7 +83,7 @@ def check(journal: JournalLike, *, allow_secrets: Iterable[str] = ()) -> Journal
         return JournalReport(source.name, problems=(error.message,))
     problems = [*_find_line_problems(content, reading, source.name), *_find_record_problems(history)]
     if not reading.records:
-        problems.append(f"{source.name} holds no record")
+        problems.append(f"{source.name} contains no records")
     return JournalReport(
         source.name,
         len(reading.records),
@@ -107,7 +107,7 @@ def _find_record_problems(history: History) -> Iterator[str]:
     prints = Fingerprints(Redactor({}, shapes=False))
     for record in history.records:
         if isinstance(record, Blob) and record.fp != fingerprint(record.data):
-            yield f"the blob {record.fp} is not what its fingerprint says"
+            yield f"the blob {record.fp} does not match its fingerprint"
         elif isinstance(record, (Intent, Result)):
             yield from _find_effect_problems(history, record, prints)
 
@@ -120,7 +120,7 @@ def _find_effect_problems(history: History, record: Intent | Result, prints: Fin
             return
         form = history.form(record)
         if form["type"] != "model_call" and record.fp != prints.for_effect(form):
-            yield f"the fingerprint of the intent {where} is not that of its effect"
+            yield f"the fingerprint of the intent {where} does not match its effect"
     except (StepEngineError, *UNREADABLE) as error:
         yield f"the {record.kind} of {where} cannot be read: {error}"
 
@@ -233,7 +233,7 @@ def repair(journal: JournalLike, until: int, into: JournalLike) -> Journal:
     reading = read_lines(b"".join([line + b"\n" for line in (lines[:until] if until > 0 else lines)]), source.name)
     whole = len(reading.records)
     if until != whole:
-        msg = f"{source.name} has {whole} whole records, and until is {until}; it is a number from 1 to {whole}"
+        msg = f"{source.name} has {whole} whole records; until must be a number from 1 to {whole}, not {until}"
         raise JournalError(msg)
     replace_with_derived(target, reading.records, source)
     return target
@@ -244,7 +244,7 @@ def _parse_edited_line(number: int, line: bytes, name: str) -> Mapping[str, obje
     try:
         line.decode()
     except UnicodeDecodeError as error:
-        msg = f"{where} is not UTF-8: {error}; sealing is for lines that were edited, see `stepengine journal repair` for damage"
+        msg = f"{where} is not UTF-8: {error}; seal only edited lines; for damage use `stepengine journal repair`"
         raise JournalCorrupt(msg) from error
     return parse_members(line, where)
 

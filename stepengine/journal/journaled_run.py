@@ -333,7 +333,7 @@ def _warn_of_redacted_params(name: str, opening: RecordedStart) -> Iterator[str]
     if names:
         told = ", ".join(names)
         yield (
-            f"{name} does not keep the secrets that the params of this run held ({told}): what goes on is given "
-            f"{f'<redacted:{names[0]}>'!r} in place of the value; give agents the name of a secret, and look up its value "
+            f"{name} does not store the secrets from the params of this run ({told}): the resumed run gets "
+            f"{f'<redacted:{names[0]}>'!r} in place of the value. Pass agents the name of a secret, and look up its value "
             "in the function or tool that needs it"
         )

@@ -211,7 +211,7 @@ class LockedStore:
         """Raise unless the disk has room again for an effect's outcome."""
         folder = self.journal.folder
         if folder is not None and not reserve.restore_full_reserve(folder):
-            why = f"the disk is full; an effect begins only where {RESERVE_BYTES // 1024} KiB are left for what comes of it"
+            why = f"the disk is full; an effect starts only if {RESERVE_BYTES // 1024} KiB are free for its result"
             # What is under way may still be recorded: the writer is not broken.
             raise self.make_write_error(why)
 
@@ -245,11 +245,11 @@ class LockedStore:
     def make_write_error(self, why: str, error: Exception | None = None) -> JournalWriteFailed:
         """Return the error for lines that cannot be stored; its message tells how to continue."""
         if self.size and getattr(error, "errno", 0) == errno.ESTALE:
-            then = "What was committed before is in the file that this run wrote to; if you still have it, resume from that"
+            then = "The records committed before are in the file that this run wrote to. If you still have that file, resume from it"
         elif self.size:
-            then = "What was committed before is whole; resume from it"
+            then = "The records committed before are intact. Resume from them"
         else:
-            then = "Nothing was run or recorded; start the run again, in the same journal if you like"
+            then = "Nothing was run or recorded. Start the run again; you can use the same journal"
         msg = f"{self.journal.name} cannot be written: {why}. {then}"
         return JournalWriteFailed(msg)
 
@@ -260,7 +260,9 @@ class LockedStore:
         try:
             self._unlock()
         except OSError as error:
-            msg = f"{self.journal.name} cannot be unlocked: {describe_os_error(error)}. What was committed is whole"
+            msg = (
+                f"{self.journal.name} cannot be unlocked: {describe_os_error(error)}. The committed records are intact"
+            )
             raise JournalError(msg) from error
 
 

@@ -64,7 +64,7 @@ ESCAPED_DOLLAR = rb"\u0024"
 
 
 def _reject_constant(name: str) -> object:
-    msg = f"{name} is not a number of JSON"
+    msg = f"{name} is not a JSON number"
     raise ValueError(msg)
 
 
@@ -220,7 +220,7 @@ def parse_members(line: bytes, where: object) -> Mapping[str, object]:
 
 
 def _make_depth_error(where: object) -> JournalCorrupt:
-    msg = f"{where} is nested deeper than {MAX_LINE_DEPTH_LEVELS} levels, which no run writes"
+    msg = f"{where} is nested deeper than {MAX_LINE_DEPTH_LEVELS} levels, more than any run"
     return JournalCorrupt(msg)
 
 
@@ -355,7 +355,7 @@ def parse_head(line: bytes, name: str) -> Head | None:
     where = RecordPosition(JournalBytes(line, name), 0)
     record = parse_record(parse_members(body, where), where)
     if not isinstance(record, Head):
-        msg = f"{where} is not a head; perhaps this is not a journal"
+        msg = f"{where} is not a head; this file may not be a journal"
         raise JournalCorrupt(msg)
     return record
 
@@ -418,7 +418,7 @@ def _make_damage_error(
     why = "its checksum does not follow from the record before it" if is_moved else "its checksum is wrong"
     file = format_file_argument(source.name)
     msg = (
-        f"{RecordPosition(source, offset)} is damaged: {why}. Nothing was run. If it was edited by hand: `stepengine journal repair {file} --seal` shows what was "
+        f"{RecordPosition(source, offset)} is damaged: {why}. Nothing was run. If you edited it manually: `stepengine journal repair {file} --seal` shows what was "
         "edited and makes it valid. "
     )
     if records:
@@ -427,7 +427,7 @@ def _make_damage_error(
             "which can be resumed"
         )
     else:
-        msg += "It is the first one: perhaps this is not a journal"
+        msg += "It is the first record: this file may not be a journal"
     return JournalCorrupt(msg)
 
 
@@ -448,7 +448,7 @@ def _check_starts_journal(line: bytes, offset: int, source: JournalBytes) -> Non
 
 
 def _make_no_journal_error(name: str) -> JournalCorrupt:
-    msg = f"{name} is not a journal: record 1 (byte 0) is other text. Name the journal of a run; `stepengine runs` lists the recorded ones"
+    msg = f"{name} is not a journal: record 1 (byte 0) is text, not a record. Name the journal of a run; `stepengine runs` lists them"
     return JournalCorrupt(msg)
 
 
@@ -463,7 +463,7 @@ def parse_members_strictly(line: bytes, where: str) -> Mapping[str, object]:
     def once(pairs: list[tuple[str, object]]) -> dict[str, Any]:
         members = dict(pairs)
         if len(members) != len(pairs):
-            msg = f"{where} has a member twice"
+            msg = f"{where} has a duplicate member"
             raise JournalCorrupt(msg)
         return members
 
@@ -474,6 +474,6 @@ def parse_members_strictly(line: bytes, where: str) -> Mapping[str, object]:
         msg = f"{where} cannot be read: {type(error).__name__}: {error}"
         raise JournalCorrupt(msg) from error
     if not is_ours:
-        msg = f"{where} is not written as stepengine writes"
+        msg = f"{where} is not in the exact form that stepengine writes"
         raise JournalCorrupt(msg)
     return members

@@ -95,7 +95,7 @@ def _freeze_value(value: Any) -> Any:
     try:
         return freeze(value)
     except DataError as error:
-        msg = f"the value of a mailbox message is JSON: {error}"
+        msg = f"the value of a mailbox message must be JSON: {error}"
         raise InputError(msg) from error
 
 
@@ -142,20 +142,18 @@ class MailboxMessage:
 def _find_message_problem(letter: Any) -> str:
     """Return the reason why a mailbox message is invalid, or ``""``."""
     if not isinstance(letter.kind, str) or letter.kind not in KINDS:
-        return (
-            f"a mailbox message is one of {', '.join(get_args(MailboxMessageKind))}, not {_shorten_value(letter.kind)}"
-        )
+        return f"the kind of a mailbox message must be one of {', '.join(get_args(MailboxMessageKind))}, not {_shorten_value(letter.kind)}"
     if not _is_valid_name(letter.id):
-        return f"the id of a mailbox message has 1 to {MAX_NAME_CHARS} printable characters, which {_shorten_value(letter.id)} has not"
+        return f"the id of a mailbox message must be 1 to {MAX_NAME_CHARS} printable characters, not {_shorten_value(letter.id)}"
     try:
         is_path = isinstance(letter.path, str) and len(letter.path) <= MAX_PATH_CHARS
         check_address(letter.path if is_path else "?", 0)
     except ValueError:
-        return f'a mailbox message goes to the path of a run, such as "" or "3.2", which {_shorten_value(letter.path)} is not'
+        return f'the path of a mailbox message must be the path of a run, such as "" or "3.2", not {_shorten_value(letter.path)}'
     sent = letter.sent
     # What is near the ends of the calendar cannot be told in another time zone.
     if not isinstance(sent, datetime) or sent.tzinfo is None or not 1 < sent.year < LAST_YEAR:
-        return f"a mailbox message was sent at a time with its zone, not at {_shorten_value(sent)}"
+        return f"the time of a mailbox message must be a datetime with a time zone, not {_shorten_value(sent)}"
     return _find_topic_problem(letter) or _find_value_problem(letter)
 
 
@@ -163,15 +161,15 @@ def _find_topic_problem(letter: Any) -> str:
     topic, given = letter.topic, _shorten_value(letter.topic)
     if letter.kind == "message":
         if not isinstance(topic, str) or not 1 <= len(topic) <= MAX_NAME_CHARS or not TOPIC.issuperset(topic):
-            return f"a topic has 1 to {MAX_NAME_CHARS} ASCII letters, digits and _ - . : /, which {given} has not"
+            return f"a topic must be 1 to {MAX_NAME_CHARS} ASCII letters, digits and _ - . : /, not {given}"
     elif letter.kind == "answer":
         if not _is_valid_name(topic):
-            return f"the topic of an answer is the id of its question, 1 to {MAX_NAME_CHARS} printable characters, not {given}"
+            return f"the topic of an answer must be the id of its question, 1 to {MAX_NAME_CHARS} printable characters, not {given}"
     elif letter.kind == "result":
         if not isinstance(topic, str) or not topic.isascii() or not topic.isdecimal() or len(topic) > MAX_CALL_DIGITS:
-            return f"the topic of a result is the number of its call, such as '3', not {given}"
+            return f"the topic of a result must be the number of its call, such as '3', not {given}"
     elif topic != "":
-        return f"a mailbox message of the kind {letter.kind!r} has no topic, and {given} was given"
+        return f"a mailbox message of the kind {letter.kind!r} must have no topic, not {given}"
     return ""
 
 
@@ -185,13 +183,13 @@ def _find_value_problem(letter: MailboxMessage) -> str:
         except (StepEngineError, *UNREADABLE):
             is_answer = False
         if not is_answer:
-            return f"an answer is a bool, a text or the stored form of an Answer, not {_shorten_value(value)}"
+            return f"an answer must be a bool, a text or the stored form of an Answer, not {_shorten_value(value)}"
     if letter.kind in ("cancel", "input") and not isinstance(value, str):
-        return f"the value of a mailbox message of the kind {letter.kind!r} is a text, not {_shorten_value(value)}"
+        return f"the value of a mailbox message of the kind {letter.kind!r} must be a text, not {_shorten_value(value)}"
     size = len(to_compact_json(value).encode())
     if size > MAX_VALUE_BYTES:
         return (
-            f"the value of a mailbox message has at most {MAX_VALUE_BYTES:,} bytes as JSON, and this one has {size:,}"
+            f"the value of a mailbox message may have at most {MAX_VALUE_BYTES:,} bytes as JSON; this one has {size:,}"
         )
     return ""
 
@@ -360,7 +358,7 @@ class Mailbox(abc.ABC):
         # and posted a second time.
         for what, text in (("id", letter.id), ("topic", letter.topic)):
             if redactor.may_contain_secret(text) and redactor.text(text) != text:
-                msg = f"the {what} of a mailbox message holds a secret; it is written as it is, so nothing was sent"
+                msg = f"the {what} of a mailbox message contains a secret and would be stored in plain text, so nothing was sent"
                 raise InputError(msg)
         text = to_compact_json(letter.value)
         if not redactor.may_contain_secret(text):
@@ -375,13 +373,13 @@ class Mailbox(abc.ABC):
         # The time at which it was sent may differ: whoever posts again because it did not hear of the first time does
         # so later.
         if known is None or known.letter.content != stored.letter.content:
-            msg = f"{self.name} has another mailbox message with the id {stored.letter.id!r}; every message needs an id of its own"
+            msg = f"{self.name} has another mailbox message with the id {stored.letter.id!r}; give every message its own id"
             raise InputError(msg)
 
     def _check_capacity(self, count: int, size: int) -> None:
         """Raise if the mailbox would hold too many mailbox messages or bytes."""
         if count > MAX_LETTERS or size > MAX_MAILBOX_BYTES:
-            msg = f"{self.name} is full: it takes {MAX_LETTERS:,} mailbox messages and {MAX_MAILBOX_BYTES:,} bytes; nothing was sent"
+            msg = f"{self.name} is full: it holds at most {MAX_LETTERS:,} mailbox messages and {MAX_MAILBOX_BYTES:,} bytes; nothing was sent"
             raise JournalWriteFailed(msg)
 
 
@@ -637,7 +635,9 @@ class _MailboxFile:
             self._check_trusted(descriptor)
             size = os.fstat(descriptor).st_size
             if size > MAX_MAILBOX_BYTES + MAX_LETTER_BYTES:
-                msg = f"{self._path} has {size:,} bytes, and a mailbox has at most {MAX_MAILBOX_BYTES:,}; remove it"
+                msg = (
+                    f"{self._path} has {size:,} bytes, and a mailbox may have at most {MAX_MAILBOX_BYTES:,}; remove it"
+                )
                 raise JournalCorrupt(msg)
             return os.pread(descriptor, size, start)
         finally:
@@ -750,14 +750,14 @@ class _MailboxFile:
             if error.errno != errno.ELOOP:
                 raise
             # A link at the place of the mailbox would let whoever made it choose the file that is appended to.
-            msg = f"{self._path} is a symbolic link; the mailbox of a journal is a file beside it"
+            msg = f"{self._path} is a symbolic link; a mailbox must be a regular file next to its journal"
             raise JournalError(msg) from error
 
     def _check_trusted(self, descriptor: int) -> None:
         """Raise if it is no regular file, or others than the journal's owner can write to it."""
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
-            msg = f"{self._path} is not a regular file; a mailbox is one"
+            msg = f"{self._path} is not a regular file; a mailbox must be one"
             raise JournalError(msg)
         if os.name != "posix":
             return
@@ -768,9 +768,9 @@ class _MailboxFile:
         except FileNotFoundError:
             raise self._journal.make_missing_error() from None
         if status.st_uid != owner or status.st_mode & OTHERS_WRITE_BITS:
-            whose = "belongs to somebody else" if status.st_uid != owner else "may be written by others"
+            whose = "has another owner than the journal" if status.st_uid != owner else "is writable by other users"
             msg = (
-                f"{self._path} {whose} than the journal, so anybody may have posted what is in it; remove it, or make it private "
+                f"{self._path} {whose}, so anyone may have sent the messages in it. Remove it, or make it private "
                 "if you trust its messages"
             )
             raise JournalError(msg)

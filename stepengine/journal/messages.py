@@ -106,11 +106,11 @@ def match_answers(
         question = questions.get(name)
         if question is None:
             there = f"open are: {list_names(questions, name, quoted=True)}" if questions else "none is open"
-            msg = f"no question {name[:SHOWN_CHARS]!r} is open ({there}); nothing was taken"
+            msg = f"no question {name[:SHOWN_CHARS]!r} is open ({there}); no answer was sent"
             raise AnswerRejected(msg)
         answer = to_answer(value, question)
         if problem := answer_problem(answer, question):
-            msg = f"{problem}; nothing was taken"
+            msg = f"{problem}; no answer was sent"
             raise AnswerRejected(msg)
         given[name] = answer if by is None else attrs.evolve(answer, by=by)
     return given
@@ -176,8 +176,8 @@ def _find_waiting_call(history: History, call_id: str, path: str | None) -> tupl
     found = [a for a, name in waiting.items() if name == call_id and path in (None, a[0])]
     if len(found) != 1:
         listed = list_names([f"{name[:SHOWN_CHARS]!r} at path {a[0]!r}" for a, name in waiting.items()])
-        what = "waits for its result" if not found else "is one call: several wait, and a path says which"
-        msg = f"no call {call_id[:SHOWN_CHARS]!r} {what}; waiting are: {listed}"
+        what = "waits for its result" if not found else "can be chosen: several calls with this id wait, so pass a path"
+        msg = f"no call {call_id[:SHOWN_CHARS]!r} {what}; waiting calls: {listed}"
         raise ToolError(msg)
     return found[0]
 
@@ -206,7 +206,7 @@ def _read_open_run(journal: Journal, path: str = "") -> History:
     history = journal.history()
     if history.is_complete or history.tree.has_ended(path):
         which = f"the child at {path!r}" if path and not history.is_complete else "the run"
-        msg = f"{which} in {journal.name} has ended and takes no messages; nothing was sent"
+        msg = f"{which} in {journal.name} has ended and accepts no messages; nothing was sent"
         raise StepEngineError(msg)
     return history
 

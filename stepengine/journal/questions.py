@@ -43,7 +43,7 @@ def split_answers(
         AnswerRejected: when they are no mapping.
     """
     if given is not None and not isinstance(given, Mapping):
-        msg = f"answers go by the question's id or text, such as {{'q3': 'yes'}}, and not in a {type(given).__name__}"
+        msg = f"answers must be a mapping from the id or text of a question, such as {{'q3': 'yes'}}, not a {type(given).__name__}"
         raise AnswerRejected(msg)
     answers: dict[str, AnswerLike] = {}
     decisions: dict[str, AnswerLike] = {}
@@ -138,7 +138,7 @@ def _describe_rejection(history: History, key: str) -> str:
     for intent in [i for i in history.intents.values() if i.type == "ask"]:
         for question in questions_of(history.form(intent)):
             if key in (question.id, question.text):
-                return "was answered already"
+                return "is already answered"
     return "is not a question of this run"
 
 
@@ -148,7 +148,7 @@ def _format_open_questions(waiting: Mapping[str, Question]) -> str:
 
 def _check_question_answer(question: Question, answer: object) -> None:
     if not isinstance(answer, str | bool | Answer):
-        msg = f"the answer to {question.id!r} is a string, a bool or an Answer, not a {type(answer).__name__}"
+        msg = f"the answer to {question.id!r} must be a string, a bool or an Answer, not a {type(answer).__name__}"
         raise AnswerRejected(msg)
     check_answer(answer, question)
 
@@ -207,7 +207,7 @@ def _check_decision(history: History, key: str, answer: object, *, is_known: boo
     """Raise unless *answer* decides clearly whether an effect in doubt is repeated."""
     known = [question.id for question in make_doubt_questions(history, is_known=is_known)]
     if key not in (*known, *[question.id for question in make_pending_call_questions(history)]):
-        msg = f"{key!r} is not an effect in doubt of this run; in doubt are: {list_names(known, key)}"
+        msg = f"{key!r} is not an effect in doubt of this run; effects in doubt: {list_names(known, key)}"
         raise AnswerRejected(msg)
     if isinstance(answer, Answer) and answer.result is not ABSENT:
         _check_stated_result(history, key, answer)
@@ -215,7 +215,7 @@ def _check_decision(history: History, key: str, answer: object, *, is_known: boo
     said = answer.value if isinstance(answer, Answer) else answer
     if not isinstance(said, bool) and said not in YES_OR_NO:
         msg = (
-            f"the answer to {key!r} is 'yes' (do it again), 'no' (the handler gets UnknownOutcome) or what came of it "
+            f"the answer to {key!r} must be 'yes' (do it again), 'no' (the handler gets UnknownOutcome) or the result "
             f"(Answer(result=...), on the command line result:TEXT), not {said!r}"
         )
         raise AnswerRejected(msg)
@@ -224,13 +224,13 @@ def _check_decision(history: History, key: str, answer: object, *, is_known: boo
 def _check_stated_result(history: History, key: str, answer: Answer) -> None:
     """Raise unless the stated result of an effect in doubt is a possible one."""
     if answer.value or answer.declined:
-        msg = f"the answer to {key!r} has a result, and something else beside it"
+        msg = f"the answer to {key!r} has a result and another value; give only one of them"
         raise AnswerRejected(msg)
     intent = next(i for a, i in history.intents.items() if f"{DOUBT}{format_address(*a)}" == key)
     try:
         make_edited_outcome(history, intent, answer.result, 0)
     except JournalError as error:
-        msg = f"the answer to {key!r} is not a result of it: {error.message}"
+        msg = f"the answer to {key!r} is not a possible result of the effect: {error.message}"
         raise AnswerRejected(msg) from None
 
 
@@ -318,7 +318,7 @@ def make_edited_outcome(history: History, intent: Intent, value: object, at: int
     if intent.starts_child_or_body and intent.type == "tool_call":
         what = "a program" if get_program(history.form(intent)) is not None else "a tool that yields"
         msg = (
-            f"the result of {where}, a call of {what}, follows from what that asks for; fork at one of its effects, such as "
+            f"the result of {where}, a call of {what}, follows from its own effects; fork at one of them, such as "
             f"{format_address(child_path(intent.path, intent.seq), 0)}, or at the reply that asked for the call"
         )
         raise JournalError(msg)

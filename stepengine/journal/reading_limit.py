@@ -58,8 +58,8 @@ class ReadingLimit:
             if self._made <= self._most:
                 return
             self._problem = (
-                f"up to this record, texts and messages that are named again make more than {self._most:,} bytes "
-                f"of a journal of {stored:,}"
+                f"up to this record, references to earlier texts and messages expand to more than {self._most:,} bytes "
+                f"in a journal of {stored:,} bytes"
             )
         raise DataError(self._problem)
 

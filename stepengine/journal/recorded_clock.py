@@ -76,7 +76,7 @@ class ReplayPace:
 
     def __init__(self, speed: float) -> None:
         if not speed > 0:
-            msg = f"speed is {speed!r}; it is a number above 0, such as 1.0 for as fast as recorded"
+            msg = f"speed must be a number above 0, such as 1.0 for as fast as recorded, not {speed!r}"
             raise JournalError(msg)
         self._speed = speed
         self.sleep: Callable[[float], Awaitable[None]] = asyncio.sleep

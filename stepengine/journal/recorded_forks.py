@@ -160,7 +160,7 @@ def _parse_dollars(dollars: Decimal | float | str) -> Decimal:
         amount = Decimal("NaN")
     if amount.is_finite() and amount > 0:
         return amount
-    msg = f"a budget is an amount of US dollars above 0, such as 0.50, not {dollars!r}"
+    msg = f"a budget must be an amount of US dollars above 0, such as 0.50, not {dollars!r}"
     raise JournalError(msg)
 
 
@@ -264,7 +264,7 @@ async def fork_from_record(
     """
     source = as_journal(journal)
     if tools not in get_args(ForkTools):
-        msg = f"tools is one of {', '.join(get_args(ForkTools))}, not {tools!r}"
+        msg = f"tools must be one of {', '.join(get_args(ForkTools))}, not {tools!r}"
         raise JournalError(msg)
     rules = _ForkRules(find_address_after(source, at), tools, simulate, reuse)
     if tools != "recorded":
@@ -300,7 +300,7 @@ def find_address_after(source: Journal, at: int | str | None) -> Address | None:
     path, last = parse_address(at)
     address = (path, last + 1)
     if address not in source.history().intents:
-        msg = f"{source.name} has no effect after {format_address(path, last)} that could be asked for anew"
+        msg = f"{source.name} has no effect after {format_address(path, last)} to request again"
         raise JournalError(msg)
     return address
 
@@ -313,7 +313,7 @@ def _check_reached_fork_address(
         raise error
     if rules.at is not None and not count.broke_at:
         where = format_address(*rules.at)
-        msg = f"the run ended before effect {where} of {source.name} was asked for: {error or 'the code does less now'}"
+        msg = f"the run ended before effect {where} of {source.name} was requested: {error or 'the code now does less'}"
         raise JournalError(msg) from error
 
 

@@ -63,7 +63,7 @@ def parse_address(at: int | str) -> Address:
     # `True` is an `int` to Python, and would mean effect 1.
     found = None if isinstance(at, bool) else TEXT_FORM.fullmatch(str(at))
     if found is None:
-        msg = f"an address is a number of an effect, or text such as '#5' or '3.2#1' (effect 1 of the child 3.2), not {at!r}"
+        msg = f"an address must be the number of an effect, or text such as '#5' or '3.2#1' (effect 1 of the child 3.2), not {at!r}"
         raise JournalError(msg)
     return found["path"] or "", int(found["seq"])
 
@@ -176,7 +176,7 @@ def check_no_repeats(history: History, cut: JournalCut, act: str, *, undone: boo
         more = f" and {len(lost) - LISTED_EFFECTS} more" if len(lost) > LISTED_EFFECTS else ""
         msg = (
             f"{act} cuts off effects that changed the world and may happen again: {listed}{more}. "
-            "Pass allow_repeat=True (--allow-repeat) to go on"
+            "Pass allow_repeat=True (--allow-repeat) to continue"
         )
         raise JournalError(msg)
 
@@ -198,7 +198,7 @@ def parse_live_kinds(names: Collection[str], *, has_pace: bool) -> frozenset[str
         msg = f"live={wrong[0]!r} is not a kind of effect that a replay can perform; those are: {list_names(LIVE_KINDS, wrong[0])}"
         raise JournalError(msg)
     if "model_call" in given and (len(given) > 1 or has_pace):
-        msg = "live='model_call' goes alone: new replies lead to other calls, which have no recorded result or pace"
+        msg = "live='model_call' cannot be combined: new replies lead to other calls, which have no recorded result or pace"
         raise JournalError(msg)
     return frozenset(given)
 
@@ -413,7 +413,7 @@ class RecordedPart:
             return None
         if not fields:
             return None
-        said = "every effect is as recorded, but the run ends in another way"
+        said = "every effect matches its record, but the run ends differently"
         location = getattr(finished.error, "where", "") or self.handler_line
         return make_divergence_error(
             self.history, ROOT, "end", asked=said, agent_id=finished.state.agent_id, location=location, fields=fields

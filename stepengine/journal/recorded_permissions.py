@@ -86,8 +86,8 @@ class RecordedPermissions:
             if self._mode.cuts_off:
                 return True
             msg = (
-                f"{self._past.history.name} was written by others, and its record at {format_address(*address)} is no permission for the "
-                f"call of {item.effect.questions[0].tool_name!r}. Fork the run before that, and you are asked"  # type: ignore[union-attr]
+                f"{self._past.history.name} was written by others, and its record at {format_address(*address)} does not approve the "
+                f"call of {item.effect.questions[0].tool_name!r}. Fork the run before that address to be asked for approval"  # type: ignore[union-attr]
             )
             raise self._writer.keep_first_fatal_error(JournalError(msg))
         if not self._leeway.doubts_yes:

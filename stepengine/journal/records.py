@@ -119,7 +119,7 @@ def check_effect(form: Mapping[str, Any], *, is_start: bool) -> None:
     # What is not known here is refused and not left out, as an input is: an effect of a newer version may have changed
     # the world, and a run that goes on without it would do it again.
     if row is None or (is_start and form["type"] != "agent_call"):
-        msg = f"{form['type'][:SHOWN_CHARS]!r} is not an effect that may stand here"
+        msg = f"{form['type'][:SHOWN_CHARS]!r} is not an effect that can be here"
         raise ValueError(msg)
     check_members(form, row.members, "the effect")
     check = _check_root_start if is_start else MORE.get(form["type"])
@@ -162,7 +162,7 @@ def _check_request(request: Mapping[str, Any]) -> None:
     for spec in request.get("tools", ()):
         check_members(spec, TOOL, "a tool")
         if set(spec) != set(TOOL):
-            msg = "a tool has a name, a description and an input_schema, and nothing else"
+            msg = "a tool should have a name, a description and an input_schema, and nothing else"
             raise ValueError(msg)
 
 
@@ -179,7 +179,7 @@ MORE: Mapping[str, Callable[[Mapping[str, Any]], None]] = {
 def _check_stored_types(values: Sequence[object], kind: Any) -> None:
     for value in values:
         if not isinstance(made := decode_stored(value), kind):
-            msg = f"a {type(made).__name__} stands where it cannot"
+            msg = f"a {type(made).__name__} is not allowed here"
             raise ValueError(msg)  # noqa: TRY004 - one kind of error for whatever was read
 
 
@@ -195,7 +195,7 @@ def check_outcome(effect: str, outcome: Value | Failure, asked: int = 0) -> None
         msg = f"a {type(value).__name__} is not an outcome of this {effect}"
         raise ValueError(msg)
     if not all(isinstance(message, UserMessage) for message in outcome.inputs):
-        msg = "what was sent to the run meanwhile is not a user message"
+        msg = "an input of the run is not a user message"
         raise ValueError(msg)
 
 
@@ -216,7 +216,7 @@ def parse_stopped_usage(said: Mapping[str, Any]) -> PartialUsage:
     _check_stored_types([said["usage"]], Usage)
     cost = parse_amount(said["cost"]) if "cost" in said else None
     if "cost" in said and (cost is None or cost < 0):
-        msg = f"a cost is a number of dollars, not {said['cost'][:SHOWN_CHARS]!r}"
+        msg = f"a cost must be a number of dollars, not {said['cost'][:SHOWN_CHARS]!r}"
         raise ValueError(msg)
     return PartialUsage(decode_stored(said["usage"]), cost)
 
@@ -227,13 +227,13 @@ def _check_answer_input(said: Mapping[str, Any]) -> None:
 
 def _check_computed_values(said: Mapping[str, Any]) -> None:
     if not all(value is None or isinstance(value, Mapping) for value in said["values"]):
-        msg = "what the work of a body came to is an object"
+        msg = "the computed values of a tool body should be objects"
         raise ValueError(msg)
 
 
 def _check_stop_input(said: Mapping[str, Any]) -> None:
     if said["kind"] not in get_args(StopKind):
-        msg = f"a run stops for one of {', '.join(get_args(StopKind))}, not {said['kind'][:SHOWN_CHARS]!r}"
+        msg = f"the kind of a stop must be one of {', '.join(get_args(StopKind))}, not {said['kind'][:SHOWN_CHARS]!r}"
         raise ValueError(msg)
     _check_stored_types([said["error"]] if "error" in said else [], StepEngineError)
 
@@ -661,7 +661,7 @@ def parse_record(members: Mapping[str, object], where: object) -> Record:
     """
     kind = members.get("kind")
     if not isinstance(kind, str):
-        msg = f"{where} does not say of which kind it is"
+        msg = f"{where} has no kind"
         raise JournalCorrupt(msg)
     make = _MAKERS.get(kind)
     if make is None:
@@ -672,7 +672,7 @@ def parse_record(members: Mapping[str, object], where: object) -> Record:
     except JournalVersion:
         raise
     except (StepEngineError, *UNREADABLE) as error:
-        msg = f"{where} is no {kind} record: {type(error).__name__}: {error}"
+        msg = f"{where} is not a valid {kind} record: {type(error).__name__}: {error}"
         raise JournalCorrupt(msg) from error
 
 
@@ -688,7 +688,7 @@ def _parse_head(members: Mapping[str, Any]) -> Head:
     form = _get_member(members, "format", str)
     name, _, major = form.partition("/")
     if name != NAME or not major.isdecimal():
-        msg = f"the format {form!r} is not one of ours"
+        msg = f"the format {form!r} is not a stepengine format"
         raise ValueError(msg)
     if int(major) != MAJOR_VERSION:
         engine = members.get("engine")
@@ -750,14 +750,14 @@ def _parse_intent(members: Mapping[str, Any]) -> Intent:
 def _parse_program_line(members: Mapping[str, object]) -> int:
     line: int = _get_member(members, "program_line", int)
     if not 0 < line < MAX_SEQ:
-        msg = f"program_line {line} should be from 1 on and below {MAX_SEQ}"
+        msg = f"program_line {line} should be at least 1 and below {MAX_SEQ}"
         raise ValueError(msg)
     return line
 
 
 def _parse_result(members: Mapping[str, object]) -> Result:
     if ("value" in members) == ("error" in members):
-        msg = "it has either a value or an error"
+        msg = "it should have either a value or an error"
         raise ValueError(msg)
     extras = {name: _get_member(members, name, list) for name in EXTRAS if name in members}
     check_attempts(extras.get("attempts", ()))

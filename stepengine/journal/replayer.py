@@ -380,7 +380,7 @@ class Replayer:
         """Return the recorded result of a tool body that gave another one now, if accepted; else raise."""
         past = self._past
         if not isinstance(outcome, Value):
-            msg = f"the body of the tool {item.effect.tool_name!r} was stopped where it is recorded to have ended"  # type: ignore[union-attr]
+            msg = f"the body of the tool {item.effect.tool_name!r} was stopped, but the record shows that it ended"  # type: ignore[union-attr]
             raise self._writer.keep_first_fatal_error(JournalError(msg))
         error = self._errors.make_different_result_error(recorded, outcome, item, "changed")
         fp = past.fingerprint_result(outcome.value)

@@ -95,7 +95,7 @@ def _warn_on_index_errors(run: JournaledRun, entry: WakeEntry) -> Iterator[None]
     except StepEngineError as error:
         finder = f"`stepengine resume --due {shlex.quote(str(entry.place))}`" if entry.journals is None else "a Waker"
         run.writer.warnings.append(
-            f"when {entry.run!r} is to be woken could not be noted: {error.message}; {finder} finds it in its journal"
+            f"the wake time of {entry.run!r} could not be stored: {error.message}; {finder} finds it in the journal"
         )
 
 
@@ -137,7 +137,7 @@ def _warn_of_replaced_effects(run: JournaledRun) -> None:
             f" and {len(places) - LISTED_EFFECTS} more" if len(places) > LISTED_EFFECTS else ""
         )
         run.writer.warnings.append(
-            f"the run does something else than {run.writer.source.name} holds at {listed}; what is recorded there was kept"
+            f"the run differs from {run.writer.source.name} at {listed}; the recorded effects were kept"
         )
 
 

@@ -176,7 +176,7 @@ class RunMailbox:
         problem = answer_problem(answer, question)
         # Whoever wrote the journal could put a mailbox message beside it, and say of a permission that it is another question.
         if asks_again:
-            problem = f"{question.id!r} is asked again, since whoever posted the answer may be anybody"
+            problem = f"{question.id!r} is asked again, because anyone may have sent the answer"
         if problem:
             self._record_refusal(letter, problem)
         elif not self._journal.answers.has_answer(question):
@@ -187,7 +187,7 @@ class RunMailbox:
             Input("", -1, self._journal.timing.last, {"type": "rejected_message", "id": letter.id, "why": why})
         )
         self._known.add(letter.id)
-        self._journal.writer.warnings.append(f"an answer that was sent was left out: {why}")
+        self._journal.writer.warnings.append(f"an answer from the mailbox was ignored: {why}")
 
     def _record_new_messages(self, letters: Sequence[MailboxMessage]) -> list[Message]:
         """Record mailbox messages, each once, and return the messages that need action."""

@@ -83,8 +83,8 @@ def _check_same_workspace(run: JournaledRun, history: History, workspace: str) -
     if recorded and recorded != workspace and run.mode.appends_to_source(history):
         now = workspace or "a folder of this machine"
         msg = (
-            f"{run.writer.source.name} has a run that works in {recorded!r}, and would go on in {now}; "
-            "Engine(workspace=...), or --workspace, with the place that it began in would be fine, or a fork"
+            f"{run.writer.source.name} has a run that works in {recorded!r}, and would continue in {now}. "
+            "Pass the original workspace with Engine(workspace=...) or --workspace, or fork the run"
         )
         raise JournalError(msg)
 

@@ -134,7 +134,7 @@ class RunWriter:
         self._release = weakref.finalize(self, self._commits.close)
         if writer.repaired:
             self.warnings.append(
-                f"{self.source.name}: {writer.repaired} bytes of a record that was cut off by a crash were removed"
+                f"{self.source.name}: {writer.repaired} bytes of an incomplete record were removed, left by a crash"
             )
         return writer
 
@@ -283,7 +283,9 @@ def _add_outcome_note(error: StepEngineError, item: Item, outcome: Value | Failu
     said = cut_end(str(getattr(value, "text", value)), MAX_NOTED_CHARS)
     asked = Intent(*item.address, encode_effect(item))
     what = f"{asked.type} {asked.path}#{asked.seq}"
-    error.add_note(f"{what} happened, but its result is not in the journal, so resuming calls it in doubt: {said}")
+    error.add_note(
+        f"{what} happened, but its result is not in the journal, so a resumed run treats it as in doubt: {said}"
+    )
 
 
 def _ignore_record(_: Record) -> None:

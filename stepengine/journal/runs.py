@@ -105,9 +105,7 @@ async def resume(
     _check_choice("in_doubt", in_doubt, get_args(InDoubt))
     _check_choice("on_divergence", on_divergence, (*get_args(OnDivergence), "extend"))
     if allow_repeat and on_divergence != "extend":
-        msg = (
-            "allow_repeat=True needs on_divergence='extend': nothing else that resumes a run cuts off what is recorded"
-        )
+        msg = "allow_repeat=True needs on_divergence='extend': no other way to resume a run discards recorded effects"
         raise JournalError(msg)
     taken = as_journal(journal)
     asks_again = taken.is_there() and not has_trusted_permissions(taken, trust=trust)
@@ -252,7 +250,7 @@ async def fork(
         UndoRefused: as ``branch``.
     """
     if at is None:
-        msg = "fork() needs at=, the last effect to keep; with tools= the first difference is the default"
+        msg = "fork() needs at=, the last effect to keep; only with tools= it defaults to the first difference"
         raise InputError(msg, issues=("at is missing",))
     # With it comes what brings files back, which no other run needs.
     from stepengine.journal.forks import branch
@@ -295,7 +293,7 @@ def _drop_approvals_of_others(made: Journal, edited: int | str | None) -> None:
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        msg = f"{name} is one of {', '.join(choices)}, not {value!r}"
+        msg = f"{name} must be one of {', '.join(choices)}, not {value!r}"
         raise JournalError(msg)
 
 

@@ -100,7 +100,7 @@ def _find_secrets_in_file(file: Path, texts: Redactor, others: Redactor) -> Iter
         msg = f"{str(file)!r} cannot be read: {error.strerror or error}"
         raise DataError(msg) from error
     if len(data) > MAX_SCANNED_BYTES:
-        msg = f"{str(file)!r} has more than {MAX_SCANNED_BYTES} bytes, which is the most that is scanned"
+        msg = f"{str(file)!r} has more than {MAX_SCANNED_BYTES} bytes, the most that a scan reads"
         raise DataError(msg)
     is_text = b"\0" not in data[:TEXT_TEST_BYTES]
     text = data.decode("utf-8" if is_text else "latin-1", errors="replace")

@@ -76,7 +76,9 @@ class SigningKey:
         self, path: str | os.PathLike[str], *, records: int = SIGNED_RECORDS, seconds: float = SIGNED_SECONDS
     ) -> None:
         if type(records) is not int or records < 1 or not seconds > 0:
-            msg = f"a signature follows after a number of records from 1 on and of seconds above 0, not {records!r} and {seconds!r}"
+            msg = (
+                f"records must be a whole number from 1, and seconds a number above 0, not {records!r} and {seconds!r}"
+            )
             raise JournalError(msg)
         self.path = Path(path).expanduser()
         self.records = records
@@ -115,7 +117,7 @@ def _read_private_key(path: Path) -> bytes:
         msg = f"the signing key {str(path)!r} cannot be read: {describe_os_error(error)}"
         raise JournalError(msg) from error
     if stat.S_ISREG(status.st_mode) and status.st_mode & OTHERS_BITS:
-        msg = f"the signing key {str(path)!r} may be read or changed by others; make it yours alone with `chmod 600`"
+        msg = f"the signing key {str(path)!r} can be read or changed by other users; run `chmod 600` on it"
         raise JournalError(msg)
     return data
 
@@ -140,18 +142,18 @@ def _parse_private_key(path: Path, data: bytes) -> Any:
         key = load_ssh_private_key(data, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         # The library's words may hold a piece of what was no key.
-        why = "it has a passphrase" if isinstance(error, TypeError) else "it is not a private key in OpenSSH's form"
+        why = "it has a passphrase" if isinstance(error, TypeError) else "it is not a private key in OpenSSH format"
         msg = f"{str(path)!r} cannot sign a journal: {why}; {make}"
         raise JournalError(msg) from None
     if not isinstance(key, Ed25519PrivateKey):
-        msg = f"{str(path)!r} cannot sign a journal: it is a {type(key).__name__}, no ed25519 key; {make}"
+        msg = f"{str(path)!r} cannot sign a journal: it is a {type(key).__name__}, not an ed25519 key; {make}"
         raise JournalError(msg)
     return key
 
 
 def make_missing_package_error() -> JournalError:
     """Return the error for the missing extra."""
-    return JournalError("signing journals and verifying them needs the extra: pip install 'stepengine[sign]'")
+    return JournalError("signing and verifying journals needs an extra: pip install 'stepengine[sign]'")
 
 
 def key_fingerprint(public: str) -> str:

@@ -140,7 +140,7 @@ def open_journal(place: str | Path, run: str, journals: Journals | None = None) 
     where = Path(place)
     if journals is not None:
         if run not in journals:
-            msg = f"the store of {str(where)!r} has no journal {run!r} any more"
+            msg = f"the store of {str(where)!r} no longer has a journal {run!r}"
             raise JournalMissing(msg)
         return journals[run]
     return FileJournal(where / run) if where.is_dir() else SqliteJournal(where, run)
@@ -153,7 +153,7 @@ def find_sleeping_runs(place: str | Path, journals: Journals | None = None) -> I
         try:
             found = read_wake_row(journal, name)
         except JournalError as error:
-            logger.warning("whether a run sleeps is not known: %s", error)
+            logger.warning("cannot read whether a run sleeps: %s", error)
             continue
         if found is not None:
             yield found

@@ -34,7 +34,7 @@ def as_journal(journal: JournalLike) -> Journal:
         from stepengine.journal.sqlite import SqliteJournal
 
         return SqliteJournal(database[0], database[1] or None)
-    msg = f"a journal is a MemoryJournal, FileJournal or SqliteJournal, or the path of a file, not a {type(journal).__name__}"
+    msg = f"a journal must be a MemoryJournal, FileJournal or SqliteJournal, or the path of a file, not a {type(journal).__name__}"
     raise JournalError(msg)
 
 
@@ -52,7 +52,7 @@ def bind_fork_journal(journal: Journal, run: str) -> Journal:
     """
     target = journal.bind_run(run)
     if target.records():
-        msg = f"{target.name} holds a run already; a fork needs a journal of its own"
+        msg = f"{target.name} holds a run already; a fork needs its own journal"
         raise JournalError(msg)
     return target
 

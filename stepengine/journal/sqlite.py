@@ -130,7 +130,7 @@ class SqliteJournal(LineJournal):
         if not known:
             return make_missing_file_error(self.path)
         near = suggest_names(self.run or "", known)
-        msg = f"there is no run {self.run!r} in {self.path}; in it {format_names_with_verb(near, len(known))}"
+        msg = f"there is no run {self.run!r} in {self.path}; in that file {format_names_with_verb(near, len(known))}"
         return JournalMissing(msg, path=str(self.path), beside=near)
 
     def bind_run(self, run: str) -> Journal:
@@ -160,7 +160,7 @@ class SqliteJournal(LineJournal):
         with _open_for_writing(self.path) as database:
             size = _read_run_size(database, run)
             if size != at:
-                raise OSError(errno.ESTALE, f"somebody else wrote to it: it has {size} bytes, and {at} were expected")
+                raise OSError(errno.ESTALE, f"another program wrote to it: it has {size} bytes, and {at} were expected")
             database.executemany(INSERT, _make_rows(run, at, data))
 
     def replace_bytes(self, data: bytes) -> None:
@@ -250,7 +250,7 @@ class SqliteJournal(LineJournal):
         if len(known) != 1:
             listed = list_names(known)
             msg = (
-                f"{self.path} is a file of many runs; say which with SqliteJournal(path, run=...). There are: {listed}"
+                f"{self.path} is a file of many runs; choose one with SqliteJournal(path, run=...). Its runs: {listed}"
             )
             raise JournalError(msg)
         return known[0]
@@ -570,7 +570,7 @@ def _check_row_order(rows: Iterable[tuple[Any, Any]]) -> Iterator[tuple[int, byt
         if type(number) is not int or (last is not None and number <= last):
             import sqlite3
 
-            msg = f"it is damaged: the row {number!r} of a run is not in order"
+            msg = f"it is damaged: the row {number!r} of a run is out of order"
             raise sqlite3.DatabaseError(msg)
         last = number
         yield number, line if isinstance(line, bytes) else b"\n"

@@ -82,11 +82,11 @@ class SqliteMailbox(Mailbox):
         given = (MAX_LETTER_BYTES + 1, name, min(after, MAX_INT), MAX_LETTERS + 1)
         for count, (number, line) in enumerate(database.execute(wanted, given), 1):
             if not isinstance(line, bytes):
-                msg = f"mailbox message {number} of {self._path} is damaged: it is no bytes"
+                msg = f"mailbox message {number} of {self._path} is damaged: it is not bytes"
                 raise JournalCorrupt(msg)
             size += len(line)
             if count > MAX_LETTERS or size > MAX_MAILBOX_BYTES:
-                msg = f"mailbox message {number} of {self._path} is one more than anybody can have posted"
+                msg = f"mailbox message {number} of {self._path} is over the limit of a mailbox"
                 raise JournalCorrupt(msg)
             yield number, line
 

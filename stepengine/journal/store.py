@@ -179,7 +179,7 @@ class Journal(abc.ABC):
         sign: SigningKey | str | Path | None = None,
     ) -> None:
         if type(inline) is not int or inline < MIN_INLINE_CHARS:
-            msg = f"inline is the number of characters that a text in a record may have, from {MIN_INLINE_CHARS:,} on, not {inline!r}"
+            msg = f"inline must be the most characters that a text in a record may have, at least {MIN_INLINE_CHARS:,}, not {inline!r}"
             raise JournalError(msg)
         self.redact: Redact = redact if isinstance(redact, str) else "all"
         # The environment is read when the journal is made: secrets that are in it are known by value, and replaced
@@ -192,7 +192,7 @@ class Journal(abc.ABC):
         self.inline = inline
         self.signing = _load_signing_key(sign) if isinstance(sign, str | Path) else sign
         if self.signing is not None and stable:
-            msg = "a stable recording is put in order when it has ended, and says nothing of when: sign no such journal"
+            msg = "a journal with stable=True cannot be signed: its records are sorted and lose their times when the run ends. Leave out stable or sign"
             raise JournalError(msg)
         self.forks = 0
         self.extended: Extension | None = None
@@ -239,8 +239,8 @@ class Journal(abc.ABC):
             from stepengine.journal.signing import key_fingerprint
 
             msg = (
-                f"{self.name} is signed, by {key_fingerprint(head.signed)}; go on with that key, as in FileJournal(path, sign=KEY) or "
-                "`stepengine resume --sign KEY`, or fork it, which makes a journal of its own"
+                f"{self.name} is signed with {key_fingerprint(head.signed)}. Resume it with that key, as in FileJournal(path, sign=KEY) or "
+                "`stepengine resume --sign KEY`, or fork it into another journal"
             )
             raise JournalError(msg)
 
@@ -317,7 +317,7 @@ class Journal(abc.ABC):
         Raises:
             JournalError: when this kind of journal has none.
         """
-        msg = f"{self.name} has no mailbox; a FileJournal, SqliteJournal or MemoryJournal has one"
+        msg = f"{self.name} has no mailbox; use a FileJournal, SqliteJournal or MemoryJournal"
         raise JournalError(msg)
 
     def make_start_position(self) -> JournalPosition:
@@ -459,7 +459,7 @@ class MemoryJournal(Journal):
     def __init__(self, lines: Iterable[bytes] | bytes | str = (), **options: Any) -> None:
         super().__init__(**options)
         if self.signing is not None:
-            msg = "a journal in memory has no bytes that could be signed; record into a FileJournal or an SqliteJournal"
+            msg = "a journal in memory cannot be signed; record into a FileJournal or an SqliteJournal"
             raise JournalError(msg)
         text = lines.encode() if isinstance(lines, str) else lines
         data = text if isinstance(text, bytes) else b"".join(text)
@@ -482,7 +482,7 @@ class MemoryJournal(Journal):
     def writer(self) -> Writer:
         """Lock the journal for writing."""
         if self._writer is not None:
-            msg = f"{self.name} is written by another run; every run needs a journal of its own"
+            msg = f"{self.name} is being written by another run; every run needs its own journal"
             raise JournalLocked(msg)
         self._writer = _MemoryWriter(self)
         return self._writer

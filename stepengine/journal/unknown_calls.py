@@ -72,7 +72,7 @@ def refuse_unknown_calls(journal: Journal, *, trust: bool | None = None) -> None
     found += [] if has_trusted_permissions(journal, trust=trust) else find_effective_approvals(history)
     if found:
         msg = (
-            f"{journal.name} was written or changed by others, and its {', '.join(found)} would run calls that only it asks for or approves; "
+            f"{journal.name} was written or changed by others, and its {', '.join(found)} would run calls that you did not request or approve; "
             "`stepengine resume` asks you first, and trust=True (--trust-journal) accepts them"
         )
         raise JournalError(msg)
@@ -157,8 +157,8 @@ class UnknownCalls:
         effect: Any = item.effect
         name = effect.call.name if isinstance(effect, CallFunction) else effect.tool_name
         return JournalError(
-            f"{self._past.history.name} was written or changed by others, and {format_address(*item.address)} would run {name!r} as only "
-            "it asks for; a replay asks nobody. trust=True (--trust-journal) replays it like your own"
+            f"{self._past.history.name} was written or changed by others, and {format_address(*item.address)} would run {name!r}, which "
+            "you did not request, and a replay cannot ask you. trust=True (--trust-journal) replays it like your own"
         )
 
     async def ask_person(self, item: Item, io: IO) -> Answer | Stop:

@@ -87,7 +87,7 @@ def verify(
     paths = [keys] if isinstance(keys, str | os.PathLike) else list(keys)
     trusted = [key for path in paths for key in read_public_keys(path)]
     if seen and (len(seen) != DIGEST_DIGITS or not set(seen) <= set("0123456789abcdef")):
-        msg = f"the digest that was seen is {DIGEST_DIGITS} hexadecimal digits, not {seen[:SHOWN_CHARS]!r}"
+        msg = f"the digest must be {DIGEST_DIGITS} hexadecimal digits, not {seen[:SHOWN_CHARS]!r}"
         raise JournalError(msg)
     source = as_journal(journal)
     if not source.is_there():
@@ -99,11 +99,11 @@ def verify(
     if last is None:
         names = ", ".join([key_fingerprint(key) for key in trusted])
         others = sorted({key_fingerprint(key) for key in scan.others})
-        by = f"; its signatures are by {', '.join(others)}" if others else "; it holds no signature"
-        problems.append(f"nothing in it is signed by {names}{by}")
+        by = f"; its signatures are made with {', '.join(others)}" if others else "; it has no signature"
+        problems.append(f"no record is signed with {names}{by}")
     if seen and seen not in scan.digests:
         problems.append(
-            f"it does not begin with what was seen before ({seen[:SEEN_DIGITS]}...): it was cut off, or is another journal"
+            f"it does not start with the records seen before ({seen[:SEEN_DIGITS]}...): it was cut off, or is another journal"
         )
     head = parse_head_line(content, source.name)
     return VerificationResult(
@@ -133,9 +133,9 @@ def read_public_keys(path: str | os.PathLike[str]) -> list[str]:
     except OSError as error:
         msg = f"the public key {os.fspath(path)!r} cannot be read: {describe_os_error(error)}"
         raise JournalError(msg) from error
-    fine = f"it holds lines such as '{TYPE} AAAA... comment', as the .pub file beside a private key does"
+    fine = f"it must have lines such as '{TYPE} AAAA... comment', like the .pub file next to a private key"
     if data.startswith(b"-----BEGIN"):
-        msg = f"{os.fspath(path)!r} is a private key, which no one needs who verifies; give the one in its .pub file"
+        msg = f"{os.fspath(path)!r} is a private key; verification needs the public key in its .pub file"
         raise JournalError(msg)
     found: list[str] = []
     for line in data.decode("utf-8", "replace").splitlines():
@@ -148,7 +148,7 @@ def read_public_keys(path: str | os.PathLike[str]) -> list[str]:
             raise JournalError(msg)
         found.append(base64.b64encode(blob).decode())
     if not found or len(data) > MAX_KEY_BYTES:
-        what = "is too long for a file of keys" if found else "holds no public key"
+        what = "is too long for a key file" if found else "holds no public key"
         msg = f"{os.fspath(path)!r} {what}; {fine}"
         raise JournalError(msg)
     return found

@@ -87,15 +87,15 @@ class Sleeping:
 
     def __attrs_post_init__(self) -> None:
         if not 1 <= len(self.run) <= MAX_NAME_CHARS or len(self.agent_id) > MAX_NAME_CHARS:
-            msg = f"the name of a run and the id of its agent have at most {MAX_NAME_CHARS:,} characters"
+            msg = f"the name of a run and the id of its agent may have at most {MAX_NAME_CHARS:,} characters"
             raise InputError(msg)
         if self.wakes_at is not None and self.wakes_at.tzinfo is None:
-            msg = f"a run wakes at a time with its zone, not at {self.wakes_at}"
+            msg = f"wakes_at needs a time zone, and {self.wakes_at} has none"
             raise InputError(msg)
         if len(self.kinds) > MAX_KINDS or not all(
             kind.isidentifier() and len(kind) < MAX_NAME_CHARS for kind in self.kinds
         ):
-            msg = f"what a run waits for are words such as question, time, message and child, at most {MAX_KINDS}"
+            msg = f"kinds must be at most {MAX_KINDS} words such as question, time, message and child"
             raise InputError(msg)
 
 
@@ -220,7 +220,7 @@ class WakeIndex:
     def rebuild(self) -> None:
         """Rebuild the index from the journals."""
         with self._using:
-            self._run_with_retries(lambda database: self._rebuild_index(database, _ANY, "that was asked for"))
+            self._run_with_retries(lambda database: self._rebuild_index(database, _ANY, "a caller requested it"))
 
     # --- the file -----------------------------------------------------------------------------------------------------
 
@@ -259,7 +259,7 @@ class WakeIndex:
                 if error.errno not in (errno.ESTALE, errno.ENOENT):
                     raise self._make_unusable_error(error) from error
             self._close_database()
-        msg = f"the index of waking {self._path} was removed or damaged again and again while it was used"
+        msg = f"the wake index {self._path} was repeatedly removed or damaged during its use"
         raise JournalWriteFailed(msg)
 
     def _open_database(self) -> Database:
@@ -287,9 +287,9 @@ class WakeIndex:
         with database.reading() as connection:
             state = _read_index_state(connection)
         if state is None:
-            self._rebuild_index(database, None, "there was none")
+            self._rebuild_index(database, None, "it was missing")
         elif state == (INDEX_VERSION, 0):
-            self._fill_from_journals(database, "it was not whole")
+            self._fill_from_journals(database, "it was incomplete")
         elif state != (INDEX_VERSION, 1):
             self._rebuild_index(database, state, f"it was of version {state[0]}")
 
@@ -307,14 +307,14 @@ class WakeIndex:
         with database.lock, database.writing() as connection:
             _insert_runs(connection, found, "IGNORE")
             connection.execute("UPDATE waking SET is_whole = 1")
-        logger.info("the index of waking %s was made anew, %d runs sleep: %s", self._path, len(found), why)
+        logger.info("rebuilt the wake index %s with %d sleeping runs: %s", self._path, len(found), why)
 
     def _discard_damaged_index(self, error: Exception) -> None:
         """Remove an unusable index; in a file of journals create only its tables again, and raise if that fails."""
         import sqlite3
 
         # As a text: a handler that keeps the error would keep its query, and so the database open.
-        logger.warning("the index of waking %s cannot be used, and is made anew: %s", self._path, str(error))
+        logger.warning("the wake index %s cannot be used, and is rebuilt: %s", self._path, str(error))
         if not self._is_own:
             try:
                 database = self._open_database()
@@ -328,9 +328,7 @@ class WakeIndex:
                 self._path.with_name(self._path.name + end).unlink(missing_ok=True)
 
     def _make_unusable_error(self, error: Exception) -> JournalWriteFailed:
-        return JournalWriteFailed(
-            f"the index of waking {self._path} cannot be used: {describe_error(error, BUSY_SECONDS)}"
-        )
+        return JournalWriteFailed(f"the wake index {self._path} cannot be used: {describe_error(error, BUSY_SECONDS)}")
 
 
 _ANY = object()
@@ -386,7 +384,7 @@ def _insert_runs(database: sqlite3.Connection, runs: Iterable[Sleeping], otherwi
 def _to_microseconds(when: datetime) -> int:
     """Return a time in microseconds, as the index stores it."""
     if when.tzinfo is None:
-        msg = f"a time has its zone, which {when} has not"
+        msg = f"a time needs a time zone, and {when} has none"
         raise InputError(msg)
     return (when - EPOCH) // MICROSECOND
 

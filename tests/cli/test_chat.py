@@ -457,7 +457,7 @@ def test_undo_lists_and_keeps_files_changed_since_the_turn(
     change = tool_call("write_file", {"path": "a.txt", "content": "colour\n"})
     result, _ = chats(tool_calls(WRITES, change), changed, typed="/mode accept_edits\nwrite\n/undo\ny\n")
 
-    assert 2 == result.stdout.count("left      b.txt: it was changed since")
+    assert 2 == result.stdout.count("left      b.txt: it was changed later")
     assert ("mine\n", "color\n") == (Path("b.txt").read_text(), Path("a.txt").read_text())
 
 

@@ -167,9 +167,9 @@ def test_effect_in_doubt_fails_without_a_terminal(cut_off: str) -> None:
     [
         (
             "doubt:#1=perhaps",
-            "is 'yes' (do it again), 'no' (the handler gets UnknownOutcome) or what came of it (Answer(result=...), ",
+            "must be 'yes' (do it again), 'no' (the handler gets UnknownOutcome) or the result (Answer(result=...), ",
         ),
-        ("doubt:#7=yes", "in doubt are: doubt:#1"),
+        ("doubt:#7=yes", "effects in doubt: doubt:#1"),
     ],
 )
 def test_invalid_answer_about_an_effect_in_doubt_changes_nothing(cut_off: str, answer: str, said: str) -> None:
@@ -188,7 +188,7 @@ def test_damaged_journal_is_not_called_resumable() -> None:
     Path("bad.jsonl").write_bytes(b"no journal\nat all\n")
     said = command("journal", "check", "bad.jsonl", code=1).stdout
     assert "BAD bad.jsonl  not usable as it is" in said
-    assert "bad.jsonl is not a journal: record 1 (byte 0) is other text" in said
+    assert "bad.jsonl is not a journal: record 1 (byte 0) is text, not a record" in said
     assert "repair" not in said  # there is nothing to keep
 
 

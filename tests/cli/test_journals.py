@@ -565,7 +565,7 @@ def test_failed_extend_leaves_the_file_unchanged(ended: str, scripted: Any) -> N
     ("arguments", "said"),
     [
         (["fork", "--at", "99"], "has no effect #99: the run there has the effects 0 to 4"),
-        (["fork", "--at", "9" * 5_000], "an address is a number of an effect"),
+        (["fork", "--at", "9" * 5_000], "an address must be the number of an effect"),
     ],
 )
 def test_unknown_address_is_rejected_and_leaves_no_file(ended: str, arguments: list[str], said: str) -> None:
@@ -582,14 +582,14 @@ def test_a_replay_may_let_tools_or_models_be_live(ended: str, scripted: Any) -> 
     message = command(
         "replay", ended, "--live", "tool_call", "--agent", edited(".upper()", ".title()"), "-q", code=5
     ).stderr
-    assert "tool_call shout has another result than was recorded" in message
+    assert "tool_call shout has a different result than the recorded one" in message
     scripted(text("short cut"))
     assert command("replay", ended, "--live", "model_call", "-q").stdout == "ONE yes\n"
     scripted(tool_call("shout", {"word": "never heard of"}))
     refused = command("replay", ended, "--live", "model_call", "-q", code=5).stderr
     assert "tool_call shout with this input is not recorded" in refused
     both = command("replay", ended, "--live", "model_call", "--live", "tool_call", code=2).stderr
-    assert "live='model_call' goes alone" in both
+    assert "live='model_call' cannot be combined" in both
     assert "live='luck' is not a kind" in command("replay", ended, "--live", "luck", code=2).stderr
 
 
@@ -675,7 +675,7 @@ def test_replay_waiting_reports_diverged_failed_and_ended_runs(asked: str, scrip
     said = command("replay", "--waiting", asked, "--agent", agent, "--on-divergence", "keep", code=5).stdout
     assert "diverges  run.jsonl  desk" in said
     assert "ask instead of model_call" in said
-    assert "to go on from here" not in said
+    assert "to continue from here" not in said
 
     Path("more").mkdir()
     Path("more/a.jsonl").write_bytes(Path(asked).read_bytes())

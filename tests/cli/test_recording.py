@@ -456,19 +456,19 @@ def test_undo_restores_and_lists_files_of_the_last_run(project: Path) -> None:
     assert listed == command("undo", "--last").stdout
     assert ["a.txt"] == sorted(path.name for path in project.rglob("*"))
     assert "as it was" == (project / "a.txt").read_text()
-    assert "2 as before already\n" == command("undo", list_recorded_runs()[0].stem).stdout
+    assert "2 unchanged\n" == command("undo", list_recorded_runs()[0].stem).stdout
 
 
 def test_undo_rejects_files_changed_since_unless_partial(project: Path) -> None:
     (project / "a.txt").write_text("by hand")
     refused = command("undo", "--last", code=1)
 
-    assert "changed   a.txt: it was changed since\n" == refused.stdout
+    assert "changed   a.txt: it was changed later\n" == refused.stdout
     assert "nothing was undone; --partial leaves these files" in refused.stderr
     assert (project / "new/b.txt").exists()
     done = command("undo", "--last", "--partial", "--cwd", "project").stdout
-    assert "removed   new/b.txt\nremoved   new/\nleft      a.txt: it was changed since\n" == done
-    assert "below another folder" in command("undo", "--last", "--cwd", ".", code=1).stdout
+    assert "removed   new/b.txt\nremoved   new/\nleft      a.txt: it was changed later\n" == done
+    assert "it was written outside of the given folders" in command("undo", "--last", "--cwd", ".", code=1).stdout
 
 
 def _send_journal() -> None:

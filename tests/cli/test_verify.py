@@ -52,7 +52,7 @@ def test_signed_run_resumes_with_its_key_and_verifies(key: Path, journal: str):
     (seen,) = json.loads(command("journal", "check", journal, "--key", public, "--json").stdout)
     assert (True, []) == (seen["ok"], seen["decisions"])
     again = ["resume", journal, "--agent", "./asker.py", "--answer", "q5=yes", "-q"]
-    assert "go on with that key" in command(*again, code=1).stderr
+    assert "Resume it with that key" in command(*again, code=1).stderr
     assert "said yes" in command(*again, "--sign", str(key)).stdout
 
     shown = command("journal", "check", journal, "--key", public, "--seen", seen["signature"]["digest"]).stdout
@@ -60,7 +60,7 @@ def test_signed_run_resumes_with_its_key_and_verifies(key: Path, journal: str):
     assert "yes  to 'Release 1.0?'" in shown
     other = f"{'0' * 64}"
     assert (
-        "it does not begin with what was seen"
+        "it does not start with the records seen before"
         in command("journal", "check", journal, "--key", public, "--seen", other, code=1).stdout
     )
 
@@ -83,7 +83,7 @@ def test_altered_and_unsigned_records_exit_with_1(key: Path):
     Path("run.jsonl").write_bytes(b"".join([*whole.splitlines(keepends=True), whole.splitlines(keepends=True)[-2]]))
     shown = command("journal", "check", "run.jsonl", "--key", public, code=1).stdout
     assert shown.startswith("UNSIGNED")
-    assert "stands behind the signature that closed the journal" in " ".join(shown.split())
+    assert "follows the signature that closed the journal" in " ".join(shown.split())
     assert command("journal", "check", "run.jsonl", "--key", public, "--allow-unsigned").stdout == shown_at_length(
         public
     )

@@ -167,7 +167,7 @@ def test_terminal_watch_shows_differences_and_moves_on_request(project: Path) ->
         (["--exec", "where"], "leave out --exec and --no-fork"),
         (["--no-fork"], "leave out --exec and --no-fork"),
         (["--at", "7"], "the run has 0 steps, so there is no step 7"),
-        (["--at", "?"], "an address is a number of an effect"),
+        (["--at", "?"], "an address must be the number of an effect"),
     ],
 )  # fmt: skip
 def test_invalid_watch_options_are_rejected(project: Path, words: list[str], said: str) -> None:

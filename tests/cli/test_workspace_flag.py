@@ -64,7 +64,7 @@ def test_tools_replay_and_undo_use_the_workspace(folder: Path) -> None:
     assert listed == json.loads(replayed.stdout)["output"], replayed.stderr
     elsewhere = command("undo", "run.jsonl", "--cwd", "project", code=1)
 
-    assert "written below another folder" in elsewhere.stderr + elsewhere.stdout
+    assert "written outside of the given folders" in elsewhere.stderr + elsewhere.stdout
     assert (folder / "project" / "new.txt").exists()
     unnamed = CliRunner().invoke(app, ["undo", "run.jsonl", "--workspace", "somewhere"])
     assert (1, True) == (unnamed.exit_code, "'somewhere' names no workspace" in unnamed.stderr)

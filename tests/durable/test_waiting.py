@@ -63,7 +63,7 @@ async def test_messages_arrive_once_in_order_and_invalid_ones_are_skipped(db: st
     async with worker_of([RECEIVING], db) as engine:
         result = await engine.result(run, waits=True)
         assert [{"n": 1}, None] == result.output
-        with pytest.raises(JournalError, match="takes no messages"):
+        with pytest.raises(JournalError, match="accepts no messages"):
             await engine.send_message(run, "order", {})
 
 

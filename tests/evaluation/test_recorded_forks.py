@@ -165,11 +165,11 @@ async def test_fork_options_depend_on_its_kind(
     office: Any,
 ) -> None:
     async with office.engine(by_the_book) as engine:
-        with pytest.raises(InputError, match="fork\\(\\) needs at=, the last effect to keep; with tools="):
+        with pytest.raises(InputError, match="fork\\(\\) needs at=, the last effect to keep; only with tools="):
             await engine.fork(office.journal)
-        with pytest.raises(InputError, match="fork\\(\\) takes no 'budget'"):
+        with pytest.raises(InputError, match="fork\\(\\) has no option 'budget'"):
             await engine.fork(office.journal, at=0, budget=1)
-        with pytest.raises(InputError, match="fork\\(\\) takes no 'edit'"):
+        with pytest.raises(InputError, match="fork\\(\\) has no option 'edit'"):
             await engine.fork(office.journal, tools="recorded", edit="x")
     assert [] == office.asked + office.functions
 
@@ -344,9 +344,9 @@ async def test_a_difference_before_the_place_is_a_divergence(office: Any) -> Non
     async with now.engine(by_the_book) as engine:
         with pytest.raises(ReplayDivergence, match=r"/tools/0/description"):
             await engine.fork(office.journal, at=before(model_calls(office.journal)[-1]), tools="recorded")
-        with pytest.raises(JournalError, match=r"has no effect after #99 that"):
+        with pytest.raises(JournalError, match=r"has no effect after #99 to request again"):
             await engine.fork(office.journal, at=99, tools="recorded")
-        with pytest.raises(JournalError, match="tools is one of recorded, idempotent, working-copy"):
+        with pytest.raises(JournalError, match="tools must be one of recorded, idempotent, working-copy"):
             await engine.fork(office.journal, tools="all")
 
     assert [] == now.asked

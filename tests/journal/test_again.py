@@ -94,7 +94,7 @@ def test_different_live_result_is_reported_with_both_values() -> None:
     error = caught.value
     assert (error.kind, error.address, later.asked) == ("live_result", "#1", [0])
     assert error.diff == (("/value/content/0/text", '"three left on 0"', '"none left on 0"'),)
-    assert "tool_call look has another result than was recorded" in error.message
+    assert "tool_call look has a different result than the recorded one" in error.message
     assert f"{__file__}:" in error.site
 
 
@@ -127,8 +127,8 @@ def test_live_model_stops_at_the_first_unrecorded_call() -> None:
     ("options", "said"),
     [
         ({"live": {"think"}}, "live='think' is not a kind"),
-        ({"live": {"model_call", "tool_call"}}, "live='model_call' goes alone"),
-        ({"live": {"model_call"}, "speed": 1.0}, "live='model_call' goes alone"),
+        ({"live": {"model_call", "tool_call"}}, "live='model_call' cannot be combined"),
+        ({"live": {"model_call"}, "speed": 1.0}, "live='model_call' cannot be combined"),
         ({"speed": 0}, "above 0"),
     ],
 )

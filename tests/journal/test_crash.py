@@ -314,6 +314,6 @@ def test_decision_about_an_effect_not_in_doubt_is_rejected(rig, key):
     payer, lines = doubtful_run(rig, done)
     journal = MemoryJournal(lines)
 
-    with pytest.raises(AnswerRejected, match=r"is not an effect in doubt of this run; in doubt are: doubt:#0$"):
+    with pytest.raises(AnswerRejected, match=r"is not an effect in doubt of this run; effects in doubt: doubt:#0$"):
         payer.resume(journal, {key: "yes"}, in_doubt="ask")
     assert (lines, []) == (journal.lines(), done)

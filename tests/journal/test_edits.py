@@ -158,7 +158,7 @@ def test_waiting_run_continues_after_an_edit_with_keep(shop, edit, store, tmp_pa
     (request,) = shop.model.calls
     assert (now.model, now.system, now.doc) == (request.model, request.system_prompt, request.tools[0].description)
     assert "41 fits" in [m.text for m in request.messages if m.role == "tool"]
-    assert "what is recorded there was kept" in result.warnings[-1]
+    assert "the recorded effects were kept" in result.warnings[-1]
 
     assert check(journal)
     replayed = shop.engine(now).replay_sync(journal)
@@ -221,7 +221,7 @@ def test_run_with_a_new_parameter_member_continues(shop):
     before, after = Engine([agent(size=(int, 41))]), Engine([agent(size=(int, 41), width=(int, 9))])
     shop.engines += [before, after]
     before.run_sync("seller", params={}, journal=journal)
-    with pytest.raises(ReplayDivergence, match="started with something else"):
+    with pytest.raises(ReplayDivergence, match="the run starts with different arguments"):
         after.resume_sync(journal, answers={"q0": "yes"})
     result = after.resume_sync(journal, answers={"q0": "yes"}, on_divergence="keep")
 
@@ -235,9 +235,9 @@ def test_invalid_options_are_rejected_and_change_nothing(shop):
     shop.waiting(journal)
     before = journal.lines()
     for wrong in ("bogus", None, lambda error: True):
-        with pytest.raises(JournalError, match="on_divergence is one of raise, stop, keep, extend, not"):
+        with pytest.raises(JournalError, match="on_divergence must be one of raise, stop, keep, extend, not"):
             shop.engine(Source()).resume_sync(journal, on_divergence=wrong)
-    with pytest.raises(JournalError, match="on_divergence is one of raise, stop, keep, not 'extend'"):
+    with pytest.raises(JournalError, match="on_divergence must be one of raise, stop, keep, not 'extend'"):
         shop.engine(Source()).replay_sync(journal, on_divergence="extend")
     with pytest.raises(JournalError, match="allow_repeat=True needs on_divergence='extend'"):
         shop.engine(Source()).resume_sync(journal, allow_repeat=True)

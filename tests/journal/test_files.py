@@ -279,7 +279,7 @@ def test_file_changed_by_another_program_stops_the_run(path, world, harm):
     result = run_performing(world, FileJournal(path), meddle)
     assert result.status is RunStatus.FAILED
     assert isinstance(result.error, JournalWriteFailed)
-    assert ("somebody else wrote" if harm == "grow" else "moved, deleted or replaced") in str(result.error)
+    assert ("another program wrote" if harm == "grow" else "moved, deleted or replaced") in str(result.error)
     assert "perform #0 happened, but its result is not in the journal" in result.error.__notes__[0]
     assert world.done == []
 
@@ -533,7 +533,7 @@ def test_runs_in_one_sqlite_file_are_separate_journals(tmp_path, world):
         assert world.rig().replay(result.journal).output == result.output
     assert results[0].journal.content() == b"".join(results[0].journal.lines())
     assert sorted(p.name for p in tmp_path.iterdir()) == ["runs.db"]
-    with pytest.raises(JournalError, match="say which"):
+    with pytest.raises(JournalError, match="choose one with"):
         store.records()
     with pytest.raises(JournalError, match="not a run id"):
         SqliteJournal(tmp_path / "runs.db", "../../x")
@@ -632,7 +632,7 @@ def test_invalid_sqlite_file_is_rejected_before_the_first_effect(tmp_path, world
 
 
 def test_non_journal_argument_is_rejected_with_alternatives():
-    with pytest.raises(JournalError, match="a journal is a MemoryJournal, FileJournal or SqliteJournal"):
+    with pytest.raises(JournalError, match="a journal must be a MemoryJournal, FileJournal or SqliteJournal"):
         as_journal(5)
 
 

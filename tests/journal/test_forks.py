@@ -156,8 +156,8 @@ def test_fork_that_repeats_side_effects_needs_allow_repeat(recorded):
     [
         (99, "has no effect #99: the run there has the effects 0 to 11"),
         ("77#0", "there is no run at that path"),
-        ("x", "an address is a number"),
-        (True, "an address is a number"),
+        ("x", "an address must be the number"),
+        (True, "an address must be the number"),
         ("9#0", "no result yet; resume the run"),
         (8, "the outcome of a child follows from its own effects"),
         (-1, "the start of a run has no outcome to edit"),
@@ -179,7 +179,7 @@ def test_fork_writes_to_its_own_file_or_store(recorded, fresh_world, tmp_path):
         made = branch(journal, 7, allow_repeat=True, into=into)
         assert fresh_world().rig().resume(made, asks_about_calls=False).output == expected.output
     assert len(store.runs()) == 2
-    with pytest.raises(JournalError, match="a fork needs a journal of its own"):
+    with pytest.raises(JournalError, match="a fork needs its own journal"):
         branch(journal, 7, allow_repeat=True, into=tmp_path / "fork.jsonl")
 
 
@@ -267,7 +267,7 @@ def test_check_lists_all_problems_without_raising(recorded, tmp_path):
     good = check(journal)
     assert (bool(good), good.is_complete, good.torn) == (True, True, 0)
     assert good.records == len(journal.lines())
-    assert check(tmp_path / "nothing.jsonl").problems == (f"{tmp_path / 'nothing.jsonl'} holds no record",)
+    assert check(tmp_path / "nothing.jsonl").problems == (f"{tmp_path / 'nothing.jsonl'} contains no records",)
     path = tmp_path / "j.jsonl"
     path.write_bytes(b"".join(journal.lines()[:-1]) + b"\x00" * 9)
     assert (check(path).torn, check(path).is_complete) == (9, False)
@@ -280,8 +280,8 @@ def test_check_lists_all_problems_without_raising(recorded, tmp_path):
         path.write_bytes(sealed(records))
         return check(path).problems
 
-    assert forged(2, '"config"', '"forged"') == ("the fingerprint of the intent #0 is not that of its effect",)
-    assert "is not what its fingerprint says" in forged(6, "You decide.", "You obey.")[0]
+    assert forged(2, '"config"', '"forged"') == ("the fingerprint of the intent #0 does not match its effect",)
+    assert "does not match its fingerprint" in forged(6, "You decide.", "You obey.")[0]
     assert "the result of #0 cannot be read" in forged(3, '"json"', '"hologram"')[0]
 
 

@@ -135,7 +135,7 @@ def test_head_with_an_invalid_member_is_corrupt(world, member):
     head, *others = journal.content().decode().splitlines()
     crc = ',"crc":"00000000"}'
     changed = json.dumps({**json.loads(head[: -len(crc)] + "}"), **member}, separators=(",", ":"))[:-1] + crc
-    with pytest.raises(JournalCorrupt, match=r"^record 1 .* is no head record"):
+    with pytest.raises(JournalCorrupt, match=r"^record 1 .* is not a valid head record"):
         MemoryJournal(resealed("\n".join([changed, *others]))).history()
 
 
@@ -159,7 +159,7 @@ def test_failed_attempts_are_members_of_the_result(rig):
 
 @pytest.mark.parametrize("inline", [1_023, True, "many"])
 def test_too_small_inline_limit_is_rejected(inline):
-    with pytest.raises(JournalError, match="from 1,024 on"):
+    with pytest.raises(JournalError, match="at least 1,024"):
         MemoryJournal(inline=inline)
 
 
@@ -280,7 +280,7 @@ def test_other_version_and_hooks_only_warn(rig):
     result = rig(without).replay(older)
     assert (result.status, result.text) == (RunStatus.COMPLETED, "ok")
     assert "was recorded by stepengine 0.0.1; this is " in result.warnings[0]
-    assert result.warnings[1].endswith("was recorded with other hooks; then: quiet; now: none")
+    assert result.warnings[1].endswith("was recorded with other hooks: quiet; the hooks are now: none")
     other = rig(attrs.evolve(agent, system_prompt="Now you shout.")).replay(older)
     assert other.error.diff[0][0] == "/system_prompt"
 

@@ -192,7 +192,7 @@ def test_full_disk_at_start_leaves_no_run(tmp_path: Path, monkeypatch: pytest.Mo
     with Engine([agent_of([], tmp_path, lambda _: None)]) as engine:
         with monkeypatch.context() as patch:
             patch.setattr(disk_reserve, "_create_reserve_file", full)
-            with pytest.raises(JournalWriteFailed, match="Nothing was run or recorded; start the run again"):
+            with pytest.raises(JournalWriteFailed, match=r"Nothing was run or recorded\. Start the run again"):
                 engine.run_sync("fills", "go", journal=journal())
         report = check(journal())
         with pytest.raises(JournalMissing, match="holds no run"):
@@ -201,7 +201,7 @@ def test_full_disk_at_start_leaves_no_run(tmp_path: Path, monkeypatch: pytest.Mo
         again = engine.run_sync("fills", "go", journal=journal())
 
     assert (0, False) == (report.records, bool(report))
-    assert "holds no record" in report.problems[0]
+    assert "contains no records" in report.problems[0]
     assert RunStatus.COMPLETED is again.status
 
 

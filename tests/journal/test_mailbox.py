@@ -211,9 +211,9 @@ def test_secrets_in_messages_are_redacted(store: Callable[..., Journal], tmp_pat
     box = store(secrets={"sesame-4711-sesame": "door"}).mailbox()
 
     box.send(message({"say": "sesame-4711-sesame!"}))
-    with pytest.raises(InputError, match="the id of a mailbox message holds a secret"):
+    with pytest.raises(InputError, match="the id of a mailbox message contains a secret"):
         box.send(message(id="sesame-4711-sesame"))
-    with pytest.raises(InputError, match="the topic of a mailbox message holds a secret"):
+    with pytest.raises(InputError, match="the topic of a mailbox message contains a secret"):
         box.send(message(topic="sesame-4711-sesame"))
 
     assert [{"say": "<redacted:door>!"}] == values(box)
@@ -240,24 +240,33 @@ def test_remaining_secret_shape_is_rejected(journal: FileJournal) -> None:
     [
         (
             {"kind": "mail", "value": ""},
-            "a mailbox message is one of message, answer, cancel, input, result, not 'mail'",
+            "the kind of a mailbox message must be one of message, answer, cancel, input, result, not 'mail'",
         ),
-        ({"kind": ["message"], "value": ""}, "a mailbox message is one of .* not 'list'"),
-        ({"kind": "message"}, "a topic has 1 to 200 ASCII letters"),
-        ({"kind": "message", "topic": "a b"}, "a topic has 1 to 200 ASCII letters"),
-        ({"kind": "message", "topic": "a", "id": ""}, "the id of a mailbox message has 1 to 200 printable characters"),
-        ({"kind": "message", "topic": "a", "id": "x\n"}, "the id of a mailbox message has"),
-        ({"kind": "message", "topic": "a", "path": "x"}, "a mailbox message goes to the path of a run"),
-        ({"kind": "message", "topic": "a", "value": float("nan")}, "the value of a mailbox message is JSON"),
+        ({"kind": ["message"], "value": ""}, "the kind of a mailbox message must be one of .* not 'list'"),
+        ({"kind": "message"}, "a topic must be 1 to 200 ASCII letters"),
+        ({"kind": "message", "topic": "a b"}, "a topic must be 1 to 200 ASCII letters"),
+        (
+            {"kind": "message", "topic": "a", "id": ""},
+            "the id of a mailbox message must be 1 to 200 printable characters",
+        ),
+        ({"kind": "message", "topic": "a", "id": "x\n"}, "the id of a mailbox message must be"),
+        ({"kind": "message", "topic": "a", "path": "x"}, "the path of a mailbox message must be the path of a run"),
+        ({"kind": "message", "topic": "a", "value": float("nan")}, "the value of a mailbox message must be JSON"),
         ({"kind": "message", "topic": "a", "value": "x" * mailbox.MAX_VALUE_BYTES}, "at most 1,048,576 bytes as JSON"),
-        ({"kind": "message", "topic": "a", "sent": datetime(2026, 1, 1)}, "a time with its zone"),  # noqa: DTZ001
-        ({"kind": "message", "topic": "a", "sent": datetime.max.replace(tzinfo=UTC)}, "a time with its zone"),
-        ({"kind": "answer", "value": "yes"}, "the topic of an answer is the id of its question"),
-        ({"kind": "answer", "topic": "q1", "value": 7}, "an answer is a bool, a text or the stored form"),
-        ({"kind": "answer", "topic": "q1", "value": {"type": "answer", "text": 7}}, "an answer is a bool"),
-        ({"kind": "cancel"}, "the value of a mailbox message of the kind 'cancel' is a text"),
-        ({"kind": "cancel", "value": "x", "topic": "t"}, "a mailbox message of the kind 'cancel' has no topic"),
-        ({"kind": "input", "value": True}, "the value of a mailbox message of the kind 'input' is a text"),
+        (
+            {"kind": "message", "topic": "a", "sent": datetime(2026, 1, 1)},  # noqa: DTZ001
+            "the time of a mailbox message must be a datetime with a time zone",
+        ),
+        (
+            {"kind": "message", "topic": "a", "sent": datetime.max.replace(tzinfo=UTC)},
+            "the time of a mailbox message must be a datetime with a time zone",
+        ),
+        ({"kind": "answer", "value": "yes"}, "the topic of an answer must be the id of its question"),
+        ({"kind": "answer", "topic": "q1", "value": 7}, "an answer must be a bool, a text or the stored form"),
+        ({"kind": "answer", "topic": "q1", "value": {"type": "answer", "text": 7}}, "an answer must be a bool"),
+        ({"kind": "cancel"}, "the value of a mailbox message of the kind 'cancel' must be a text"),
+        ({"kind": "cancel", "value": "x", "topic": "t"}, "a mailbox message of the kind 'cancel' must have no topic"),
+        ({"kind": "input", "value": True}, "the value of a mailbox message of the kind 'input' must be a text"),
     ],
 )
 def test_invalid_message_is_rejected_with_a_reason(given: dict[str, Any], why: str) -> None:
@@ -334,7 +343,7 @@ def test_mailbox_is_a_private_file_next_to_the_journal(journal: FileJournal) -> 
     assert box == mailbox_path(journal.path)
     assert 0o600 == stat.S_IMODE(box.stat().st_mode)
     assert [journal.path] == list(journal.path.parent.glob("*.jsonl"))
-    with pytest.raises(JournalError, match="is the name of a mailbox; its journal is"):
+    with pytest.raises(JournalError, match="is a mailbox; name its journal"):
         FileJournal(box)
 
 
@@ -423,7 +432,7 @@ def test_full_mailbox_rejects_messages(store: Callable[..., Journal], monkeypatc
     for n in range(3):
         box.send(message(n, id=str(n)))
 
-    with pytest.raises(JournalWriteFailed, match="is full: it takes 3 mailbox messages"):
+    with pytest.raises(JournalWriteFailed, match="is full: it holds at most 3 mailbox messages"):
         box.send(message(3))
     assert not box.send(message(2, id="2"))
     monkeypatch.setattr(mailbox, "MAX_LETTERS", 10)
@@ -465,7 +474,7 @@ def test_mailbox_writable_by_others_is_rejected(journal: FileJournal) -> None:
     mailbox_path(journal.path).chmod(0o622)
 
     for act in (journal.mailbox().read, lambda: journal.mailbox().send(message(2))):
-        with pytest.raises(JournalError, match="may be written by others"):
+        with pytest.raises(JournalError, match="is writable by other users"):
             act()
 
 
@@ -497,7 +506,7 @@ def test_oversized_mailbox_is_not_read(journal: FileJournal) -> None:
         file.truncate(1 << 40)
 
     for act in (journal.mailbox().read, lambda: journal.mailbox().send(message(2))):
-        with pytest.raises(JournalCorrupt, match="a mailbox has at most 67,108,864; remove it"):
+        with pytest.raises(JournalCorrupt, match="a mailbox may have at most 67,108,864; remove it"):
             act()
 
 

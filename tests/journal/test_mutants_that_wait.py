@@ -245,7 +245,9 @@ def test_recorded_end_of_a_child_without_an_end_is_rejected(good: list[list[byte
     for end in [one for one in _ends(whole) if one["path"]]:
         data = sealed([one for one in whole if one is not end])
         for way in ("replay", "resume"):
-            with pytest.raises(JournalError, match=f"tells of the end of the child at '{end['path']}', which has none"):
+            with pytest.raises(
+                JournalError, match=f"reports the end of the child at '{end['path']}', which has not ended"
+            ):
                 ways(data, tmp_path / "run.jsonl")[way]().unwrap()
 
 
@@ -268,7 +270,12 @@ def test_wait_that_reports_other_ends_than_asked_is_rejected(
     acts = ways(sealed(whole), tmp_path / "run.jsonl")
 
     for way in ("replay", "resume"):
-        with case(way), pytest.raises(JournalError, match="it tells of fewer ends, or of other children"):
+        with (
+            case(way),
+            pytest.raises(
+                JournalError, match="it reports too few ended children, or children that the wait does not name"
+            ),
+        ):
             acts[way]().unwrap()
 
 

@@ -23,7 +23,7 @@ FP = "ab" * 16
 HEAD = {"kind": "head", "format": "stepengine.journal/1", "engine": "0", "agent": "a", "definition": FP, "run": "r"}
 HEAD |= {"seed": "0", "created": "2026-01-01T00:00:00.000Z"}
 START = {"type": "agent_call", "agent_id": "a", "prompt": "go", "params": None, "run_id": "r"}
-LIMIT = r"record \d+ of .*run\.jsonl holds .* make more than [\d,]+ bytes of a journal of [\d,]+"
+LIMIT = r"record \d+ of .*run\.jsonl is not valid: .* expand to more than [\d,]+ bytes in a journal of [\d,]+"
 READERS: dict[str, Callable[[Path], object]] = {
     "show --json": describe_run,
     "show": render_text,
@@ -138,8 +138,8 @@ def test_inputs_at_one_address_count_separately_towards_the_limit(tmp_path: Path
 def test_html_page_and_check_report_the_reading_limit(tmp_path: Path) -> None:
     path = one_text_often(tmp_path / "run.jsonl", together=True)
 
-    assert any("make more than" in problem for problem in check(path).problems)
-    with pytest.raises(JournalError, match="make more than"):
+    assert any("expand to more than" in problem for problem in check(path).problems)
+    with pytest.raises(JournalError, match="expand to more than"):
         render_run(path)
 
 
@@ -197,7 +197,7 @@ def test_unaddable_cost_of_a_stopped_call_is_rejected(tmp_path: Path, cost: str)
     asked = calls_that_cost("1")[0]
     path = written(tmp_path / "run.jsonl", [HEAD, intent(-1, START), asked, stopped])
 
-    with pytest.raises(JournalCorrupt, match=r"record 4 .*a cost is a number of dollars"):
+    with pytest.raises(JournalCorrupt, match=r"record 4 .*a cost must be a number of dollars"):
         describe_run(path)
 
 

@@ -174,7 +174,7 @@ def test_newer_format_is_rejected_and_unknown_members_are_kept():
     head, *rest = [json.loads(line) for line in GOLDEN.read_bytes().splitlines()]
     with pytest.raises(JournalVersion, match=r"journal/2, written by stepengine 9.*upgrade"):
         MemoryJournal(sealed({**head, "format": "stepengine.journal/2", "engine": "9"}))
-    with pytest.raises(JournalCorrupt, match="not one of ours"):
+    with pytest.raises(JournalCorrupt, match="is not a stepengine format"):
         MemoryJournal(sealed({**head, "format": "other/1"}))
     with pytest.raises(JournalVersion, match="unknown kind 'snapshot'"):
         MemoryJournal(sealed(head) + sealed({"kind": "snapshot"}))

@@ -339,6 +339,6 @@ def test_resume_without_param_secrets_warns_by_name(rig, token):
     if token == TOKEN:
         assert got == [TOKEN, "<redacted:SHOP_TOKEN>"]
         (warning,) = again.warnings
-        assert "that the params of this run held (SHOP_TOKEN)" in warning
+        assert "from the params of this run (SHOP_TOKEN)" in warning
     else:
         assert (got, again.warnings) == ([token, token], ())

@@ -250,7 +250,7 @@ def test_edited_handler_divergence_names_step_line_field_and_fix(rig):
     assert "at step 7, effect #7 of editor: tool_call act changed" in message
     assert '/input/word                        recorded "old"   now "new"' in message
     assert (
-        "cause looks like: the handler was edited, or computes the input from something that is not recorded" in message
+        "cause looks like: the handler was edited, or computes the input from a value that is not recorded" in message
     )
     assert "engine.fork(journal, at='#6')" in message
 
@@ -275,7 +275,7 @@ def test_inserted_removed_and_reordered_effects_are_distinguished(rig):
     assert (inserted.kind, inserted.address) == ("changed", "#1")
     removed = divergence(rig, agent("a", "c", "step"), journal)
     assert (removed.kind, removed.address) == ("changed", "#1")
-    assert "the same effect was recorded as #2, so one was removed before it" in str(removed)
+    assert "the same effect was recorded as #2, so an effect was removed before it" in str(removed)
     swapped = divergence(rig, agent("b", "a", "c", "step"), journal)
     assert swapped.address == "#0"
     other = divergence(rig, agent("a", "step"), journal)
@@ -372,7 +372,7 @@ def test_diverging_child_stops_the_whole_tree(rig):
     error = divergence(rig, agent("b", output=1), journal)
     assert error.address in ("0#0", "1#0")
     ended = divergence(rig, agent("a", output=2), journal)
-    assert "the child kid ended in another way" in str(ended)
+    assert "the child kid ended differently" in str(ended)
     assert ended.diff[0] == ("/output", "1", "2")
     # Author code never sees that its child diverged.
     assert done == resumed == []

@@ -98,7 +98,7 @@ def test_edited_blob_is_found_by_its_new_fingerprint(path: Path) -> None:
     ("spoil", "said"),
     [
         (lambda lines: [*lines[:3], b"{oops\n", *lines[3:]], "is not JSON"),
-        (lambda lines: [*lines[:2], *lines[3:]], "does not follow from those before it"),
+        (lambda lines: [*lines[:2], *lines[3:]], "does not fit the records before it"),
         (lambda lines: [*lines[:3], b"\xff\xfe\n", *lines[3:]], "is not UTF-8"),
     ],
 )

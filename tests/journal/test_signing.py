@@ -239,15 +239,17 @@ def test_removed_altered_or_repeated_signature_is_reported(journal: Path, public
 
     changed = list(lines)
     changed[first - 1] = changed[first - 1].replace(b'"found":0', b'"found":3')
-    assert (f"record {first}, a signature, was altered or is not of its key",) == problems_of(changed, journal, public)
+    assert (f"record {first}, a signature, was altered or was made with another key",) == problems_of(
+        changed, journal, public
+    )
 
     without_both = [*lines[: first - 1], *lines[second:]]
     assert (
-        f"each of {second - first + 1} records before record {first} was removed, the signature among them",
+        f"each of {second - first + 1} records before record {first} was removed, including the signature",
     ) == problems_of(without_both, journal, public)
 
     repeated = [*lines[:second], lines[first - 1], *lines[second:]]
-    assert f"record {second + 1}, a signature, does not follow: it was moved or repeated" in problems_of(
+    assert f"record {second + 1}, a signature, is out of order: it was moved or repeated" in problems_of(
         repeated, journal, public
     )
 
@@ -266,7 +268,7 @@ def test_cut_tail_and_appended_record_are_reported(journal: Path, public: Path):
     journal.write_bytes(b"".join(lines[: signatures[0]]))
     (told,) = verify(journal, public).unsigned
     assert (
-        f"record {signatures[0]} is the last one and closes nothing: a crash ended the run, or what followed was removed"
+        f"record {signatures[0]} is the last one and does not close the journal: a crash ended the run, or later records were removed"
         == told
     )
 
@@ -275,7 +277,7 @@ def test_cut_tail_and_appended_record_are_reported(journal: Path, public: Path):
     journal.write_bytes(b"".join([*lines, forged + b',"crc":"%08x"}\n' % crc]))
     (told,) = verify(journal, public).unsigned
     assert told == (
-        f"record {count + 1} is not signed and stands behind the signature that closed the journal: it may be anybody's"
+        f"record {count + 1} is not signed and follows the signature that closed the journal: anyone may have written it"
     )
 
 
@@ -288,17 +290,17 @@ def test_truncation_after_a_closing_signature_needs_the_seen_digest(journal: Pat
 
     assert verify(journal, public)
     (told,) = verify(journal, public, seen=seen).problems
-    assert told.startswith("it does not begin with what was seen before")
+    assert told.startswith("it does not start with the records seen before")
 
 
 @pytest.mark.spec("reliability:JR45")
 async def test_other_or_missing_signatures_do_not_verify(journal: Path, public: Path, tmp_path: Path):
     other = new_key(tmp_path, "other")
     theirs = await recorded(FileJournal(tmp_path / "theirs.jsonl", sign=other))
-    assert "its signatures are by SHA256:" in verify(theirs, public).problems[0]
+    assert "its signatures are made with SHA256:" in verify(theirs, public).problems[0]
 
     plain = await recorded(FileJournal(tmp_path / "plain.jsonl"))
-    assert "it holds no signature" in verify(plain, public).problems[0]
+    assert "it has no signature" in verify(plain, public).problems[0]
 
     made_valid = tmp_path / "sealed.jsonl"
     lines = lines_of(journal)
@@ -380,7 +382,7 @@ async def test_crash_tail_is_reported_and_the_chain_continues(keys: Path, public
     (told,) = verified.unsigned
     assert told.startswith(("record", "each of the records"))
     assert f"{crashed.signed + 1}" in told
-    assert told.endswith("stood there unsigned when the run was resumed, and was signed then")
+    assert told.endswith("was unsigned when the run was resumed, and was signed then")
     assert verified.signed == verified.records
 
 
@@ -390,14 +392,14 @@ async def test_signed_run_resumes_only_unaltered_with_its_key(keys: Path, tmp_pa
     await recorded(FileJournal(path, sign=SigningKey(keys, records=5)), answered=False)
     before = path.read_bytes()
 
-    with pytest.raises(JournalError, match=r"is signed, by SHA256:\S+; go on with that key"):
+    with pytest.raises(JournalError, match=r"is signed with SHA256:\S+\. Resume it with that key"):
         await engine().resume(FileJournal(path), answers={"Go on?": "yes"})
-    with pytest.raises(JournalError, match="go on with the key it began with"):
+    with pytest.raises(JournalError, match="Resume with the first key"):
         await engine().resume(FileJournal(path, sign=new_key(tmp_path, "other")), answers={"Go on?": "yes"})
     assert before == path.read_bytes()
 
     path.write_bytes(resealed(before.replace(b"noted 2", b"noted 5")))
-    with pytest.raises(JournalCorrupt, match=r"is not as it was signed: record \d+ was altered"):
+    with pytest.raises(JournalCorrupt, match=r"does not match its signatures: record \d+ was altered"):
         await engine().resume(FileJournal(path, sign=keys), answers={"Go on?": "yes"})
 
 
@@ -414,7 +416,7 @@ async def test_fork_has_its_own_signatures_or_none(keys: Path, public: Path, tmp
     verified = verify(into, public)
     assert () == verified.problems
     assert verified.signed == verified.records
-    assert "stood there unsigned when the run was resumed" in verified.unsigned[0]
+    assert "was unsigned when the run was resumed" in verified.unsigned[0]
 
 
 def secrets_in(path: Path) -> list[str]:
@@ -495,7 +497,7 @@ async def test_agent_with_tools_in_the_keys_folder_is_rejected(whose: str, tmp_p
     )
     path = tmp_path / "run.jsonl"
     one = Engine([agent], models=ScriptedModel([]), tools=[near] if whose == "the engine" else [])
-    with pytest.raises(DefinitionError, match=r"works in a folder that the signing key '.*audit' is in"):
+    with pytest.raises(DefinitionError, match=r"works in a folder with the signing key '.*audit'"):
         await one.run(agent, "", journal=FileJournal(path, sign=key))
     assert not path.exists()
 
@@ -508,29 +510,27 @@ def test_unusable_signing_key_is_rejected_with_advice(keys: Path, tmp_path: Path
         return caught.value.message
 
     assert "cannot be read: No such file" in refused(tmp_path / "none")
-    assert "not a private key in OpenSSH's form" in refused(tmp_path)
+    assert "not a private key in OpenSSH format" in refused(tmp_path)
     rsa = generate_private_key(public_exponent=65537, key_size=2048)
-    assert "no ed25519 key; make one with `ssh-keygen -t ed25519" in refused(new_key(tmp_path, "rsa", rsa))
+    assert "not an ed25519 key; make one with `ssh-keygen -t ed25519" in refused(new_key(tmp_path, "rsa", rsa))
     (tmp_path / "junk").write_bytes(b"\xff" * 100_000)
     (tmp_path / "junk").chmod(0o600)
-    assert "not a private key in OpenSSH's form" in refused(tmp_path / "junk")
-    assert "not a private key in OpenSSH's form" in refused(
+    assert "not a private key in OpenSSH format" in refused(tmp_path / "junk")
+    assert "not a private key in OpenSSH format" in refused(
         _copied(keys.with_suffix(".pub"), tmp_path / "k.pub", 0o600)
     )
-    assert "may be read or changed by others" in refused(_copied(keys, tmp_path / "open", 0o640))
-    with pytest.raises(JournalError, match="a signature follows after a number of records from 1 on"):
+    assert "can be read or changed by other users" in refused(_copied(keys, tmp_path / "open", 0o640))
+    with pytest.raises(JournalError, match="records must be a whole number from 1, and seconds a number above 0"):
         SigningKey(keys, records=0)
-    with pytest.raises(JournalError, match="sign no such journal"):
+    with pytest.raises(JournalError, match="a journal with stable=True cannot be signed"):
         FileJournal(tmp_path / "s.jsonl", stable=True, sign=keys)
-    with pytest.raises(JournalError, match="a journal in memory has no bytes"):
+    with pytest.raises(JournalError, match="a journal in memory cannot be signed"):
         MemoryJournal(sign=keys)
 
 
 @pytest.mark.spec("reliability:JR45")
 def test_invalid_public_key_or_digest_is_rejected(journal: Path, keys: Path, tmp_path: Path):
-    with pytest.raises(
-        JournalError, match=r"is a private key, which no one needs who verifies; give the one in its \.pub"
-    ):
+    with pytest.raises(JournalError, match=r"is a private key; verification needs the public key in its \.pub"):
         verify(journal, keys)
     (tmp_path / "k").write_bytes(b"ssh-rsa AAAA\n")
     with pytest.raises(JournalError, match="holds a line that is not a public ed25519 key: 'ssh-rsa AAAA'"):

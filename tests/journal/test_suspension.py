@@ -175,7 +175,7 @@ def test_second_answer_to_a_long_question_has_a_short_error(rig):
     assert len(str(caught.value)) < 2_000
     rig(agent).resume(journal, {"q0": "yes"})
     for key in ("q0", long):
-        with pytest.raises(AnswerRejected, match="was answered already; open are: none") as caught:
+        with pytest.raises(AnswerRejected, match="is already answered; open are: none") as caught:
             rig(agent).resume(MemoryJournal(journal.lines()), {key: "no"})
         assert len(str(caught.value)) < 2_000
 
@@ -224,7 +224,7 @@ def test_partial_answers_of_one_call_are_kept(rig):
     assert len(ids) == 2
     half = rig(agent, ["unused"]).resume(MemoryJournal(journal.lines()), {ids[1]: "sure"})
     assert half.status is RunStatus.SUSPENDED
-    with pytest.raises(AnswerRejected, match="was answered already"):
+    with pytest.raises(AnswerRejected, match="is already answered"):
         rig(agent).resume(MemoryJournal(half.journal.lines()), {ids[1]: "no"})
     result = rig(agent, [text("thanks")]).resume(MemoryJournal(half.journal.lines()), {ids[0]: "never"})
     assert result.text == "thanks"

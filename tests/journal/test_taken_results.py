@@ -68,9 +68,9 @@ async def test_manual_result_resolves_an_effect_in_doubt_and_is_recorded(agent_i
     journal = MemoryJournal(lines[: at + 1])
     (key,) = [f"doubt:{address}" for address in list_effects_in_doubt(journal.history())]
     DONE.clear()
-    with pytest.raises(AnswerRejected, match="is not a result of it"):
+    with pytest.raises(AnswerRejected, match="is not a possible result of the effect"):
         await engine.resume(journal, answers={key: Answer(result=object())})
-    with pytest.raises(AnswerRejected, match="and something else beside it"):
+    with pytest.raises(AnswerRejected, match="has a result and another value"):
         await engine.resume(journal, answers={key: Answer("yes", result="x")})
     done = await engine.resume(journal, answers={key: Answer(result=result, by="Ann", reason="looked")})
     replayed = await engine.replay(journal)
@@ -86,4 +86,4 @@ async def test_manual_result_resolves_an_effect_in_doubt_and_is_recorded(agent_i
 def test_result_answer_is_invalid_for_a_normal_question():
     question = Question("q1", "Ship it?")
 
-    assert "about no effect in doubt" in answer_problem(Answer(result="yes"), question)
+    assert "not about an effect in doubt" in answer_problem(Answer(result="yes"), question)

@@ -708,7 +708,7 @@ def test_live_replay_performs_no_call_of_an_unknown_journal(
 
     assert [each for each in own.done if each.startswith("look")] == theirs.done
     assert own.done == trusted.done
-    assert bool(own.done) == ("a replay asks nobody" in str(result.error))
+    assert bool(own.done) == ("a replay cannot ask you" in str(result.error))
 
 
 def test_live_replay_of_unknown_killed_journal_stops_at_its_end(
@@ -766,7 +766,7 @@ def test_refusal_covers_every_case_where_resume_would_ask(
         except JournalError as raised:
             error = raised
         asks = resumed(cut, by_model=by_model)[1].status == "suspended"
-        assert not asks or "would run calls that only it asks for" in str(error)
+        assert not asks or "would run calls that you did not request or approve" in str(error)
         refused += error is not None
     assert refused < len(cuts)
 
@@ -896,7 +896,7 @@ def test_an_import_refuses_an_approval_that_its_record_hides(
     lie: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A database compares fingerprints alone."""
-    with pytest.raises(JournalError, match="asks for or approves"):
+    with pytest.raises(JournalError, match="did not request or approve"):
         refuse_unknown_calls(lying_journal(lie, tmp_path, monkeypatch))
 
 

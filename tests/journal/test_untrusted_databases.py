@@ -124,9 +124,9 @@ def circular(path: Path) -> Path:
 def test_circular_rows_are_damage(tmp_path: Path) -> None:
     path = circular(tmp_path / "runs.db")
 
-    with pytest.raises(JournalError, match=r"row \d+ .* not in order"):
+    with pytest.raises(JournalError, match=r"row \d+ .* out of order"):
         SqliteJournal(path, "r").records()
-    with pytest.raises(JournalError, match=r"row \d+ .* not in order"):
+    with pytest.raises(JournalError, match=r"row \d+ .* out of order"):
         SqliteJournal(path, "r").make_start_position().read_new_records()
 
 

@@ -161,7 +161,7 @@ def test_missing_index_is_rebuilt_once_from_the_journals(bench: Bench, caplog: p
         assert ["two"] == names(other.list_all())
 
     assert 1 == bench.readings
-    assert "was made anew, 2 runs sleep: there was none" in caplog.text
+    assert "with 2 sleeping runs: it was missing" in caplog.text
     assert 0o600 == stat.S_IMODE(bench.file.stat().st_mode)
 
 
@@ -202,7 +202,7 @@ def test_unusable_index_is_rebuilt(bench: Bench, damage: str, is_open: bool, cap
             assert bench.sleeping == index.list_all()
 
     assert 2 == bench.readings
-    assert "made anew" in caplog.text
+    assert "rebuilt the wake index" in caplog.text
 
 
 @pytest.mark.spec("reliability:JR49")

@@ -59,7 +59,9 @@ class Unreachable(LineJournal):
             raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
 
 
-@pytest.mark.parametrize(("fails", "then"), [("lock", "Nothing was run"), ("unlock", "What was committed is whole")])
+@pytest.mark.parametrize(
+    ("fails", "then"), [("lock", "Nothing was run"), ("unlock", "The committed records are intact")]
+)
 def test_failing_lock_is_a_journal_error(fails: str, then: str) -> None:
     journal = Unreachable(fails)
     with (

@@ -447,8 +447,8 @@ def test_undo_over_changed_files_is_refused_unless_partial(
         left = root.post(f"/runs/{run}/undo", json={"partial": True}).json()["left"]
 
     assert (409, "undo_refused") == (refused.status_code, kind_of(refused))
-    assert [["plan.txt", "it was changed since"]] == refused.json()["files"]
-    assert [{"path": "plan.txt", "why": "it was changed since"}] == left
+    assert [["plan.txt", "it was changed later"]] == refused.json()["files"]
+    assert [{"path": "plan.txt", "why": "it was changed later"}] == left
     assert "by hand" == plan.read_text()
 
 
