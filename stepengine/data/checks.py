@@ -31,7 +31,7 @@ class FieldCheck(NamedTuple):
 
     Attributes:
         test: Says whether it is.
-        words: The same in words, behind "is".
+        words: The same in words, behind "must be".
     """
 
     test: Callable[[Any], bool]
@@ -39,7 +39,7 @@ class FieldCheck(NamedTuple):
 
     def find_problem(self, name: str, value: object) -> str:
         """Return the problem with *value* for a message about *name*, or ``""``."""
-        return "" if self.test(value) else f"{name} is {self.words}, not {format_literal(value)}"
+        return "" if self.test(value) else f"{name} must be {self.words}, not {format_literal(value)}"
 
 
 class WrongArguments(DefinitionError, TypeError):
@@ -81,15 +81,15 @@ def _find_argument_problem(
     unknown = next((name for name in kwargs if name not in fields), None)
     if unknown is not None:
         if unknown in elsewhere:
-            hint = f"write {elsewhere[unknown]}. It takes"
+            hint = f"write {elsewhere[unknown]}. Valid arguments"
         else:
             near = find_nearest(unknown, fields, n=1)
-            hint = f"did you mean {near[0]!r}? It takes" if near else "it takes"
-        return f"{cls.__name__} takes no {unknown!r}; {hint}: {list_names(fields)}"
+            hint = f"did you mean {near[0]!r}? Valid arguments" if near else "valid arguments"
+        return f"{cls.__name__} has no argument {unknown!r}; {hint}: {list_names(fields)}"
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
-        return f"{cls.__name__}(...): {error}; it takes: {list_names(fields)}"
+        return f"{cls.__name__}(...): {error}; valid arguments: {list_names(fields)}"
     return ""
 
 
@@ -110,7 +110,7 @@ def find_iteration_mistake(value: object) -> str:
     if not isinstance(value, str | bytes | bytearray | Mapping):
         return ""
     shown = format_literal(value)
-    return f"a list is needed, not {shown}; write [{shown}]"
+    return f"expected a list, not {shown}; write [{shown}]"
 
 
 def make_validator(what: FieldCheck, error: type[StepEngineError] = DefinitionError) -> Validator:

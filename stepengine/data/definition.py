@@ -224,11 +224,11 @@ def check_handler(agent_id: str, handler: object) -> None:
         )
         raise DefinitionError(msg)
     if isgenerator(fn):
-        msg = f"{what} is a generator object; pass the function itself, it is called once per run"
+        msg = f"{what} is a generator object; pass the function itself, stepengine calls it once per run"
         raise DefinitionError(msg)
     if not isgeneratorfunction(fn):
         if isinstance(handler, ToolLike):
-            msg = f"handle_steps of {agent_id!r} is the tool {handler.spec.name!r}; a tool stands in tools=[...], and a handler calls it"
+            msg = f"handle_steps of {agent_id!r} is the tool {handler.spec.name!r}; list the tool in tools=[...] and call it from a handler"
             raise DefinitionError(msg)
         msg = f"{what} is not a generator function; it must contain a `yield`, such as `yield STEP_ALL`"
         raise DefinitionError(msg)
@@ -238,7 +238,7 @@ def check_handler(agent_id: str, handler: object) -> None:
 
 
 ELSEWHERE = {
-    "name": "the id, which stands first",
+    "name": "the id, as the first argument",
     "instructions": "system_prompt",
     "instruction": "system_prompt",
     "prompt": "system_prompt",
@@ -345,7 +345,7 @@ class AgentDefinition(Generic[Out]):
             known = [field.name for field in attrs.fields(AgentDefinition)]
             meant = [_suggest_field(name, known) for name in unknown]
             hint = f"; you may mean {', '.join(filter(None, meant))}" if any(meant) else ""
-            msg = f"agent {id!r} takes no {', '.join(map(repr, unknown))}{hint}; it takes: {list_names(known)}"
+            msg = f"agent {id!r} has no argument {', '.join(map(repr, unknown))}{hint}; valid arguments: {list_names(known)}"
             raise DefinitionError(msg)
         self.__attrs_init__(
             id=id,
@@ -400,7 +400,7 @@ def _suggest_field(name: str, known: Sequence[str]) -> str:
 def _tuple_from_list(agent_id: object, field: str, value: object) -> tuple[Any, ...]:
     if isinstance(value, (list, tuple)):
         return tuple(value)
-    msg = f"agent {agent_id!r}: {field} is a list, not {value!r}"
+    msg = f"agent {agent_id!r}: {field} must be a list, not {value!r}"
     raise DefinitionError(msg)
 
 
@@ -417,17 +417,17 @@ def _validate_agent(agent: AgentDefinition) -> None:
 
 def _field_problem(agent: AgentDefinition) -> str | None:
     if not _is_agent_id(agent.id):
-        return "an id is lower-case letters, digits and single hyphens, such as 'code-reviewer'"
+        return "an id must be lower-case letters, digits and single hyphens, such as 'code-reviewer'"
     if agent.model is not None and not (_is_storable_text(agent.model) and agent.model.strip()):
-        return f"model is a string such as 'anthropic/claude-sonnet-4-5' or None, not {agent.model!r}"
+        return f"model must be a string such as 'anthropic/claude-sonnet-4-5' or None, not {agent.model!r}"
     for field in ("display_name", "description", "instructions_prompt", "step_prompt"):
         if not _is_storable_text(getattr(agent, field)):
-            return f"{field} is text without lone surrogates, not {getattr(agent, field)!r}"
+            return f"{field} must be text without lone surrogates, not {getattr(agent, field)!r}"
     if not _is_storable_text(agent.system_prompt) and not hasattr(agent.system_prompt, "render"):
-        return f"system_prompt is text or has a method render(ctx), not {agent.system_prompt!r}"
+        return f"system_prompt must be text or an object with a method render(ctx), not {agent.system_prompt!r}"
     if get_origin(agent.output_schema) is not None:
         wanted = MODULES.sub("", repr(agent.output_schema))
-        return f"output_schema is a pydantic model class or a JSON Schema; for {wanted} write RootModel[{wanted}]"
+        return f"output_schema must be a pydantic model class or a JSON Schema; for {wanted} write RootModel[{wanted}]"
     return next(filter(None, [what.find_problem(field, getattr(agent, field)) for field, what in FIELDS.items()]), None)
 
 
@@ -457,20 +457,20 @@ def _listed_items_problem(agent: AgentDefinition) -> str | None:
     for tool in agent.tools:
         if not isinstance(tool, (str, ToolLike, ToolSource)):
             hint = f"; put @tool above def {tool.__name__}" if isinstance(tool, FunctionType) else ""
-            return f"tools holds tool names and Tool objects, not {tool!r}{hint}"
+            return f"tools must contain tool names and Tool objects, not {tool!r}{hint}"
     if len(set(agent.tool_names)) != len(agent.tool_names):
         return f"a tool is listed twice in {list(agent.tool_names)}"
     for child in agent.spawnable_agents:
         if not isinstance(child, (str, AgentDefinition)):
-            return f"spawnable_agents holds ids and definitions, not {child!r}"
+            return f"spawnable_agents must contain ids and definitions, not {child!r}"
     return None
 
 
 def _output_problem(agent: AgentDefinition) -> str | None:
     if agent.output_mode not in ("last_message", "all_messages", "structured_output"):
-        return f"output_mode is 'last_message', 'all_messages' or 'structured_output', not {agent.output_mode!r}"
+        return f"output_mode must be 'last_message', 'all_messages' or 'structured_output', not {agent.output_mode!r}"
     if type(agent.output_retries) is not int or agent.output_retries < 0:
-        return f"output_retries is how often an output is asked for again, 0 or more, not {agent.output_retries!r}"
+        return f"output_retries must be the number of repeated requests for an output, at least 0, not {agent.output_retries!r}"
     if agent.output_schema is not None and agent.output_mode != "structured_output":
         return f"output_schema needs output_mode='structured_output', not {agent.output_mode!r}"
     can_output = agent.handle_steps or agent.output_schema is not None or "set_output" in agent.tool_names
@@ -481,7 +481,7 @@ def _output_problem(agent: AgentDefinition) -> str | None:
 
 def _spawning_problem(agent: AgentDefinition) -> str | None:
     if agent.inherit_parent_system_prompt and agent.system_prompt:
-        return "inherit_parent_system_prompt excludes a system_prompt of its own"
+        return "inherit_parent_system_prompt cannot be combined with system_prompt"
     can_spawn = agent.handle_steps or {"spawn_agents", "spawn_agent_inline", "start_agents", "task", "hand_off"} & set(
         agent.tool_names
     )

@@ -178,7 +178,7 @@ def _to_hooks(value: object) -> tuple[Callable[..., object], ...]:
         hooks = tuple(value)
         if all(callable(hook) for hook in hooks):
             return hooks
-    msg = f"a point of Hooks takes functions, such as Hooks(pre_step=[check]), not {value!r}"
+    msg = f"a point of Hooks must be a function or a list of functions, such as Hooks(pre_step=[check]), not {value!r}"
     raise DefinitionError(msg)
 
 

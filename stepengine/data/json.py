@@ -22,7 +22,7 @@ JsonValue: TypeAlias = "str | int | float | bool | Mapping[str, JsonValue] | lis
 """A value of JSON."""
 
 NOT_YIELDED = "a generator does nothing by itself: write `yield from` before it, as in `found = yield from call(...)`"
-NOT_AWAITED = "it was not awaited: write `await` where that is possible, and `yield from Perform(fn, ...)` in a handler"
+NOT_AWAITED = "it was not awaited: write `await` in async code, and `yield from Perform(fn, ...)` in a handler"
 MAX_DEPTH_LEVELS = 200
 """
 A deeper value is refused. Real data has some ten levels, and Python's recursion limit of 1,000 frames is not reached

@@ -90,7 +90,9 @@ class Limits:
     )
     allow_unpriced: bool | None = _make_limit_field(FLAG)
     max_seconds: float | None = _make_limit_field(AMOUNT, setting="Seconds that a run may take.", tree_wide=True)
-    max_depth: int | None = _make_limit_field(COUNT, setting="How deep agents may spawn agents.", tree_wide=True)
+    max_depth: int | None = _make_limit_field(
+        COUNT, setting="How many levels deep agents may spawn agents.", tree_wide=True
+    )
     max_total_children: int | None = _make_limit_field(COUNT, tree_wide=True)
     max_children: int | None = _make_limit_field(COUNT)
     max_concurrent_children: int | None = _make_limit_field(COUNT)

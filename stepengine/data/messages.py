@@ -115,7 +115,7 @@ def _normalize_media_source(part: ImagePart | DocumentPart) -> None:
         msg = f"{name} needs exactly one of url=, data= and file_id="
         raise DataError(msg)
     if not isinstance(part.data, bytes | None):
-        msg = f"the data of {name} is bytes, not a {type(part.data).__name__}"
+        msg = f"the data of {name} must be bytes, not a {type(part.data).__name__}"
         raise DataError(msg)
     if part.file_id == "" or (part.file_id is None) != (part.provider == ""):
         msg = f"{name} needs file_id= together with provider=, the name of the provider that holds the file"
@@ -299,12 +299,12 @@ def to_parts(content: object, allowed: frozenset[type], where: str) -> tuple[Any
     if type(content) in allowed:
         return (content,)
     if not isinstance(content, (list, tuple)):
-        msg = f"{where} holds a string or a sequence of parts, not a {type(content).__name__}"
+        msg = f"{where} must contain a string or a sequence of parts, not a {type(content).__name__}"
         raise DataError(msg)
     parts = tuple([TextPart(p) if isinstance(p, str) else p for p in content])
     for part in parts:
         if type(part) not in allowed:
-            msg = f"{where} cannot hold a {type(part).__name__}"
+            msg = f"{where} cannot contain a {type(part).__name__}"
             raise DataError(msg)
     return parts
 
@@ -536,7 +536,7 @@ TimeToLive: TypeAlias = Literal["agent_step", "user_prompt"]
 def _validate_lifetime(value: TimeToLive) -> TimeToLive:
     if value in ("agent_step", "user_prompt"):
         return value
-    msg = f"the time-to-live of a message is 'agent_step', 'user_prompt' or None, not {value!r}"
+    msg = f"the time-to-live of a message must be 'agent_step', 'user_prompt' or None, not {value!r}"
     raise DataError(msg)
 
 

@@ -121,7 +121,7 @@ class Thinking:
         if effort is None and mode == "none":
             effort = "none"
         if effort == "none" and tokens is not None:
-            msg = f"Thinking('none') takes no tokens, but {tokens} are given; leave out one of them"
+            msg = f"Thinking('none') cannot be combined with a number of tokens ({tokens}); leave out one of them"
             raise DefinitionError(msg)
         budget = budget_tokens if tokens is None else tokens
         if effort == "none":

@@ -30,7 +30,7 @@ def bind_arguments(name: str, signature: inspect.Signature, /, *args: object, **
     try:
         return signature.bind(*args, **kwargs).arguments
     except TypeError as error:
-        msg = f"{name}: {error}; it takes: {list_names(signature.parameters, none='nothing')}"
+        msg = f"{name}: {error}; valid arguments: {list_names(signature.parameters, none='none')}"
         raise TypeError(msg) from None
 
 
@@ -86,5 +86,5 @@ class ToolName(str, Generic[P, R_co]):  # noqa: SLOT000  (a name with a function
         given: object = result.text if wanted is str or result.data is None else result.data
         if isinstance(given, wanted):
             return given  # type: ignore[return-value]  # the keys are the tool's promise
-        msg = f"tool {name!r} gave a {type(given).__name__}, not a {wanted.__name__}"
+        msg = f"tool {name!r} returned a {type(given).__name__}, not a {wanted.__name__}"
         raise ToolError(msg, tool_name=name, result=result)

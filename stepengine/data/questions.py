@@ -190,12 +190,12 @@ def answer_problem(value: AnswerLike, question: Question) -> str | None:
     answer = to_answer(value, question)
     said, is_permission = f"the answer to {question.id!r}", question.tool_name is not None
     if answer.edited_input is not None and not (is_permission and answer.agrees):
-        what = "refuses the call" if is_permission else "is to a question that is about no tool call"
+        what = "refuses the call" if is_permission else "answers a question that is not about a tool call"
         return f"{said} has an edited_input, but it {what}"
     if problem := _covers_problem(answer, question):
         return f"{said} {problem}"
     if answer.result is not ABSENT:
-        return f"{said} has a result, but it is to a question that is about no effect in doubt"
+        return f"{said} has a result, but the question is not about an effect in doubt"
     unknown = [option for option in answer.selected if option not in question.options]
     if unknown:
         return f"{said} selects {unknown}; its options are [{list_names(question.options, unknown[0], quoted=True)}]"
@@ -205,7 +205,7 @@ def answer_problem(value: AnswerLike, question: Question) -> str | None:
         return _number_problem(answer, question, said)
     if answer.selected or answer.declined or is_permission or question.allow_text or not question.options:
         return None
-    return f"{said} is {cut_after(answer.text, SHOWN_CHARS)!r}, which is none of its options: {list_names(question.options, answer.text, quoted=True)}"
+    return f"{said} is {cut_after(answer.text, SHOWN_CHARS)!r}, which is not one of its options: {list_names(question.options, answer.text, quoted=True)}"
 
 
 def check_answer(value: AnswerLike, question: Question) -> Answer:
@@ -241,7 +241,7 @@ def _number_problem(answer: Answer, question: Question, said: str) -> str | None
     if is_fine:
         return None
     what = "a whole number from 1" if question.number == "whole" else "a number above 0"
-    return f"{said} is {cut_after(answer.value, SHOWN_CHARS)!r}; it is {list_names(question.options, answer.value, quoted=True)} or {what}"
+    return f"{said} must be {list_names(question.options, answer.value, quoted=True)} or {what}, not {cut_after(answer.value, SHOWN_CHARS)!r}"
 
 
 def _covers_problem(answer: Answer, question: Question) -> str | None:
@@ -249,11 +249,11 @@ def _covers_problem(answer: Answer, question: Question) -> str | None:
     if not answer.covers:
         return None
     if answer.remember is None or not answer.agrees:
-        return f"covers {answer.covers!r}, but it makes no rule; that takes a yes with remember='session' or 'always'"
+        return f"covers {answer.covers!r}, but it makes no rule; a rule needs an approval with remember='session' or 'always'"
     if question.remember is None or find_offered_rule(question, answer.covers) is not None:
         return None
     offered = [str(rule["id"]) for rule in offered_rules(question)]
-    return f"covers {answer.covers!r}, which is not offered; offered are {offered}"
+    return f"covers {answer.covers!r}, which is not offered; offered rules: {offered}"
 
 
 def find_offered_rule(question: Question, covers: str) -> JsonDict | None:
@@ -294,7 +294,7 @@ def validate_interactor(given: Any, where: str) -> Interactor | None:
         return interactor
     hint = "; pass an instance, not the class" if isinstance(given, type) and callable(ask) else ""
     msg = (
-        f"{where} is an object with a method ask(question), plain or async, that returns a string, a bool or an Answer, "
+        f"{where} must be an object with a method ask(question), plain or async, that returns a string, a bool or an Answer, "
         f"not {given!r}{hint}"
     )
     raise DefinitionError(msg)

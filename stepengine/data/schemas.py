@@ -98,9 +98,9 @@ def find_keyword_problem(schema: Mapping[str, Any]) -> str:
         unknown = [word for word in part if word not in known and not word.startswith("x-")]
         hints = [(word, hint) for word in unknown if (hint := _find_meant_keyword(word, part[word]))]
         if hints:
-            return f"{at}: {hints[0][0]!r} is no keyword of JSON Schema and checks nothing; {hints[0][1]}"
+            return f"{at}: {hints[0][0]!r} is not a keyword of JSON Schema and is ignored; {hints[0][1]}"
         if at == "#" and unknown and len(unknown) == len(part):
-            return f"{at}: it has no keyword of JSON Schema, only {unknown[0]!r}; members are named below 'properties'"
+            return f"{at}: it has no keyword of JSON Schema, only {unknown[0]!r}; put members below 'properties'"
     return ""
 
 

@@ -158,7 +158,7 @@ class AgentState:
         state = _state_codec().from_json(data)
         if isinstance(state, AgentState):
             return state
-        msg = f"AgentState.from_json reads what AgentState.to_json made, not a stored {type(state).__name__}"
+        msg = f"AgentState.from_json needs the output of AgentState.to_json, not a stored {type(state).__name__}"
         raise DataError(msg)
 
 

@@ -100,7 +100,7 @@ def _require_used_result(method: str) -> None:
     caller = sys._getframe(2)  # noqa: SLF001 - only the frame shows the use of a result
     if caller.f_code.co_flags & CO_GENERATOR and discards_result(caller):
         msg = (
-            f"{method} returns a longer transcript and changes nothing, and its result is thrown away here; keep it, or change "
+            f"{method} returns a new transcript, and the result is not used here; use the result, or change "
             'the history of the run with `yield ToolCall("add_message", {"role": "user", "content": "..."})`'
         )
         raise TypeError(msg)
@@ -423,7 +423,7 @@ def _require_pairing(added: Sequence[Message], known: Mapping[str, int], length:
             hint = (
                 "; AgentState.from_dicts([...]) reads messages that are dicts" if isinstance(message, Mapping) else ""
             )
-            msg = f"a transcript holds user, assistant and tool messages, not a {kind.__name__}{hint}"
+            msg = f"a transcript can contain user, assistant and tool messages, not a {kind.__name__}{hint}"
             raise TranscriptError(msg)
     if waiting:
         _raise_unanswered(waiting)
@@ -437,11 +437,11 @@ def _raise_unanswered(waiting: list[ToolCallPart]) -> NoReturn:
 def _pop_answered_call(message: Any, waiting: list[ToolCallPart]) -> None:
     """Remove the next call from *waiting*; raise unless *message* is its result."""
     if not waiting:
-        msg = f"the result of {message.tool_call_id!r} ({message.tool_name}) stands beside no call"
+        msg = f"the result of {message.tool_call_id!r} ({message.tool_name}) has no call before it"
         raise TranscriptError(msg)
     call_id = waiting.pop().tool_call_id
     if call_id != message.tool_call_id:
-        msg = f"the result of {message.tool_call_id!r} stands where that of {call_id!r} belongs"
+        msg = f"expected the result of {call_id!r}, not the result of {message.tool_call_id!r}"
         raise TranscriptError(msg)
 
 

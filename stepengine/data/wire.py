@@ -76,7 +76,7 @@ def read_messages(messages: Iterable[object]) -> tuple[Message, ...]:
     """
     history = read_history(messages)
     if history.system_prompt:
-        msg = "a transcript holds no system message; read_history() returns it apart"
+        msg = "a transcript cannot contain a system message; read_history() returns it separately"
         raise DataError(msg)
     return history.messages
 

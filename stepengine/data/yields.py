@@ -120,7 +120,7 @@ def tool_name_of(tool: str | ToolLike) -> str:
     """
     name = tool if isinstance(tool, str) else getattr(getattr(tool, "spec", None), "name", None)
     if not isinstance(name, str) or not name:
-        msg = f"a tool is given as a Tool or by its name, not as {tool!r}"
+        msg = f"a tool must be a Tool or the name of a tool, not {tool!r}"
         raise BadYield(msg)
     return str(name)
 
@@ -130,7 +130,7 @@ def _freeze_tool_input(value: Mapping[str, object]) -> JsonDict:
         return freeze_object(
             {**value, "messages": _to_stored_messages(value["messages"])} if "messages" in value else value
         )
-    msg = f"the input of a ToolCall is an object such as {{'path': 'a.py'}}, not {value!r}"
+    msg = f"the input of a ToolCall must be an object such as {{'path': 'a.py'}}, not {value!r}"
     raise BadYield(msg)
 
 
@@ -146,14 +146,14 @@ def _to_stored_messages(messages: object) -> Any:
 def _check_flag(value: bool) -> bool:  # noqa: FBT001 - a converter has one positional argument
     if value is True or value is False:
         return value
-    msg = f"include_tool_call is True or False, not {value!r}"
+    msg = f"include_tool_call must be True or False, not {value!r}"
     raise BadYield(msg)
 
 
 def _check_prompt(value: str) -> str:
     if isinstance(value, str):
         return require_storable_text(value)
-    msg = f"a prompt or question is text, not {value!r}"
+    msg = f"a prompt or question must be text, not {value!r}"
     raise BadYield(msg)
 
 
@@ -201,7 +201,7 @@ def _freeze_params(value: Params) -> JsonValue:
     if isinstance(value, Mapping):
         return freeze_object(value)
     if not is_model(value):
-        msg = f"params is a JSON object or a pydantic model, not {value!r}"
+        msg = f"params must be a JSON object or a pydantic model, not {value!r}"
         raise BadYield(msg)
     return freeze_object(model_to_json(value))
 
@@ -316,7 +316,7 @@ def _check_options(value: Iterable[str]) -> tuple[str, ...]:
     """Return the options of an ``Ask`` as a tuple of texts; raise ``BadYield`` for a single option and for other values."""
     options = tuple(value)
     if find_iteration_mistake(value) or not all(isinstance(o, str) for o in options):
-        msg = f"the options of an Ask are a list of strings, not {value!r}"
+        msg = f"the options of an Ask must be a list of strings, not {value!r}"
         raise BadYield(msg)
     if len(options) == 1:
         msg = f"Ask needs no options or at least two, not only {options[0]!r}"
@@ -331,7 +331,7 @@ def _check_question_key(value: str | None) -> str | None:
     given: object = value
     plain = value.replace("_", "-").replace("-", "a") if isinstance(given, str) else ""
     if not (plain.isascii() and plain.isalnum()) or (value[0] == "q" and value[1:].isdecimal()):
-        msg = f"the key of an Ask is a name of letters, digits, '_' and '-' other than q and a number, not {value!r}"
+        msg = f"the key of an Ask must be a name of letters, digits, '_' and '-' (but not q and a number, such as 'q1'), not {value!r}"
         raise BadYield(msg)
     return value
 
@@ -372,7 +372,7 @@ def _describe_non_member(value: object) -> str:
     if isinstance(value, GeneratorType):
         if value.gi_code.co_name == "<genexpr>":
             return "a generator; write Parallel([...]) or Parallel(*...)"
-        return "a generator; a `call(...)` is for `yield from` alone, so write ToolCall(name, {...})"
+        return "a generator; `call(...)` works only with `yield from`, so write ToolCall(name, {...})"
     said = repr(value)
     # Addresses differ between processes, and this text is recorded in journals.
     return said if " at 0x" not in said else f"a {type(value).__name__}"
@@ -382,7 +382,7 @@ def _check_members(holder: str, values: Iterable[object]) -> None:
     for value in values:
         if not isinstance(value, Member):
             *names, last = [row.name for row in YIELDS if row.is_member]
-            msg = f"{holder} holds {', '.join(names)} and {last}, not {_describe_non_member(value)}"
+            msg = f"{holder} can contain {', '.join(names)} and {last}, not {_describe_non_member(value)}"
             raise BadYield(msg)
 
 
@@ -390,7 +390,7 @@ def _check_concurrency(value: int | None) -> int | None:
     number: object = value
     if value is None or (isinstance(number, int) and not isinstance(number, bool) and number >= 1):
         return value
-    msg = f"the concurrency of a Parallel is an integer from 1, or None, not {value!r}"
+    msg = f"the concurrency of a Parallel must be an integer of at least 1, or None, not {value!r}"
     raise BadYield(msg)
 
 
@@ -528,7 +528,7 @@ def _to_seconds(value: Any, what: str) -> float:
     seconds = value.total_seconds() if isinstance(value, timedelta) else value
     if isinstance(seconds, (int, float)) and not isinstance(seconds, bool) and 0 <= seconds <= MAX_PAUSE_SECONDS:
         return float(seconds)
-    msg = f"{what} is a number of seconds or a timedelta, from 0 to a hundred years, not {value!r}"
+    msg = f"{what} must be a number of seconds or a timedelta, from 0 to a hundred years, not {value!r}"
     raise BadYield(msg)
 
 
@@ -537,7 +537,7 @@ def _timeout_to_seconds(value: float | timedelta | None) -> float | None:
 
 
 def _pause_to_seconds(value: float | timedelta | None) -> float | None:
-    return None if value is None else _to_seconds(value, "how long to Sleep")
+    return None if value is None else _to_seconds(value, "the duration of a Sleep")
 
 
 def _check_date(value: datetime | None) -> datetime | None:
@@ -559,7 +559,7 @@ def check_topic(value: str) -> str:
     if is_name and all(sign.isalnum() or sign in TOPIC_SIGNS for sign in value):
         return value
     msg = (
-        f"a topic is a name of at most {MAX_TOPIC_CHARS} letters, digits and {' '.join(sorted(TOPIC_SIGNS))}, such as 'order/42', not "
+        f"a topic must be a name of at most {MAX_TOPIC_CHARS} letters, digits and {' '.join(sorted(TOPIC_SIGNS))}, such as 'order/42', not "
         f"{value!r}"
     )
     raise BadYield(msg)
@@ -605,7 +605,7 @@ def _freeze_message_schema(value: Any) -> Any:
         return freeze_object(value)
     if isinstance(value, type) and hasattr(value, "model_validate"):
         return value
-    msg = f"the schema of a Receive is a JSON Schema or a pydantic model, not {value!r}"
+    msg = f"the schema of a Receive must be a JSON Schema or a pydantic model, not {value!r}"
     raise BadYield(msg)
 
 
@@ -657,7 +657,7 @@ def _check_child_ref(value: Any) -> ChildRef[Any]:
     if isinstance(value, ChildRef):
         return value
     hint = f"; {YIELD_FROM}" if isinstance(value, StepResult) else ""
-    msg = f"a child in the background is named by the ChildRef that Start gave, not by {value!r}{hint}"
+    msg = f"a background child must be the ChildRef that Start returned, not {value!r}{hint}"
     raise BadYield(msg)
 
 
@@ -696,12 +696,10 @@ class Start(_Iterated, Generic[T_co]):
         wrong = next((call for call in given if not isinstance(call, AgentCall)), None)
         # One call returns a reference and several return a tuple, so no call at all would have no result of a known type.
         if wrong is not None or not calls:
-            msg = (
-                f"Start takes AgentCall(...), one or several, not {_describe_non_member(wrong) if calls else 'nothing'}"
-            )
+            msg = f"Start needs one or more AgentCall(...), not {_describe_non_member(wrong) if calls else 'nothing'}"
             raise BadYield(msg)
         if on_return not in ("cancel", "wait"):
-            msg = f"on_return is 'cancel' or 'wait', not {on_return!r}"
+            msg = f"on_return must be 'cancel' or 'wait', not {on_return!r}"
             raise BadYield(msg)
         self.__attrs_init__(calls, on_return)
 
@@ -743,7 +741,7 @@ class Wait(Member["Waited[Out]"], Generic[Out]):
         found = tuple(dict.fromkeys(map(_check_child_ref, given)))
         count: Any = {"all": len(found), "any": min(1, len(found))}.get(need, need) if isinstance(need, str) else need
         if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= len(found):
-            msg = f"need is 'all', 'any' or a number from 0 to {len(found)}, as many as are waited for, not {need!r}"
+            msg = f"need must be 'all', 'any' or a number from 0 to {len(found)}, the number of children, not {need!r}"
             raise BadYield(msg)
         self.__attrs_init__(found, count, _timeout_to_seconds(timeout))
 
@@ -861,8 +859,8 @@ SPECS = FieldCheck(
 
 
 YIELD_FROM = (
-    "it is what a bare `yield` is sent. For the value itself write `yield from`, as in `answer = yield from Ask(...)`, "
-    "or look at a field, such as `.value`, `.tool_result` or `.steps_complete`"
+    "a plain `yield` returns a StepResult. For the value itself write `yield from`, as in `answer = yield from Ask(...)`, "
+    "or read a field, such as `.value`, `.tool_result` or `.steps_complete`"
 )
 ANSWERS = (str, bool, int, float, complex, dict, list, tuple)
 """Types of the values that ``yield from`` returns; a comparison of these with a ``StepResult`` is a mistake."""
@@ -984,7 +982,7 @@ STEP_ALL = Sentinel.STEP_ALL
 
 def _to_tool_names(value: Iterable[str | ToolLike] | None) -> tuple[str, ...] | None:
     if isinstance(value, str):
-        msg = f"the tools of a StepWith are a list of tools or names, not {value!r}"
+        msg = f"the tools of a StepWith must be a list of tools or names, not {value!r}"
         raise BadYield(msg)
     return None if value is None else tuple(map(tool_name_of, value))
 
@@ -1014,7 +1012,7 @@ class StepWith(_Iterated):
 def _check_step_text(value: str) -> str:
     if isinstance(value, str):
         return require_storable_text(value)
-    msg = f"a StepText holds text, not {value!r}"
+    msg = f"the text of a StepText must be text, not {value!r}"
     raise BadYield(msg)
 
 
@@ -1071,7 +1069,7 @@ def _to_messages(value: str | Iterable[Message]) -> tuple[Message, ...]:
     if isinstance(value, str):
         return (UserMessage(value),)
     if not isinstance(value, Iterable):
-        msg = f"Complete takes a string or a sequence of messages, not {value!r}"
+        msg = f"Complete needs a string or a sequence of messages, not {value!r}"
         raise BadYield(msg)
     return tuple(Transcript(value))
 
@@ -1084,7 +1082,7 @@ def _check_reply_schema(_instance: object, _field: object, value: Any) -> None:
     if value is None or (isinstance(value, type) and hasattr(value, "model_validate")):
         return
     msg = (
-        f"the schema of a Complete is a pydantic model, not {value!r}; "
+        f"the schema of a Complete must be a pydantic model, not {value!r}; "
         "for a JSON Schema, pass settings=ModelSettings(response_schema=...) and parse the text of the reply"
     )
     raise BadYield(msg)
@@ -1126,7 +1124,7 @@ class Complete(_Iterated, Generic[Reply]):
 
     def __attrs_post_init__(self) -> None:
         if self.schema is not None and self.settings is not None and self.settings.response_schema is not None:
-            msg = "Complete has a schema and settings with another response_schema; leave one of them out"
+            msg = "Complete has a schema, and its settings have another response_schema; leave one of them out"
             raise BadYield(msg)
 
     def __iter__(self) -> Generator[Yieldable, StepResult, Reply]:

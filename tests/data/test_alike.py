@@ -62,10 +62,10 @@ def test_a_call_of_an_unknown_tool_names_the_nearest_five() -> None:
 def test_unknown_tools_and_children_get_the_nearest_five_names() -> None:
     agents = [AgentDefinition(name, model="test/x") for name in NAMES]
     lead = AgentDefinition("lead", model="test/x", tools=["spawn_agents"], spawnable_agents=["grappe"])
-    with pytest.raises(DefinitionError, match=r"known are: .*grape.* and 3 more; did you mean 'grape'"):
+    with pytest.raises(DefinitionError, match=r"known agents: .*grape.* and 3 more; did you mean 'grape'"):
         Engine([lead, *agents])
     user = AgentDefinition("user", model="test/x", tools=["grappe"])
-    with pytest.raises(DefinitionError, match=r"available are: grape, apple, .* and 15 more"):
+    with pytest.raises(DefinitionError, match=r"available: grape, apple, .* and 15 more"):
         Engine([user], tools=[_make_tool(name) for name in NAMES])
 
 

@@ -399,7 +399,7 @@ def test_tool_without_time_limit_survives_json():
 
 def test_from_json_names_the_type_it_received_instead() -> None:
     with pytest.raises(
-        DataError, match=r"AgentState\.from_json reads what AgentState\.to_json made, not a stored Usage"
+        DataError, match=r"AgentState\.from_json needs the output of AgentState\.to_json, not a stored Usage"
     ):
         AgentState.from_json(to_json(Usage()))
 

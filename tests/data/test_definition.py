@@ -85,7 +85,9 @@ FULL: dict[str, Any] = {
 
 @pytest.mark.spec("requirements:A1")
 def test_an_unknown_or_assigned_field_is_refused() -> None:
-    with pytest.raises(DefinitionError, match=r"agent 'a' takes no 'surprise'; it takes: id, model, display_name, "):
+    with pytest.raises(
+        DefinitionError, match=r"agent 'a' has no argument 'surprise'; valid arguments: id, model, display_name, "
+    ):
         AgentDefinition("a", surprise=1)  # type: ignore[arg-type]
     with pytest.raises(TypeError):
         AgentDefinition("a", "model")  # type: ignore[misc]
@@ -99,18 +101,22 @@ def test_field_name_of_another_library_suggests_ours(name: str, meant: str) -> N
 
     assert name not in ours
     assert {*re.findall(r"^\w+(?=$|=)", meant)} <= ours
-    with pytest.raises(DefinitionError, match=f"takes no '{name}'; you may mean {re.escape(meant)}; it takes: id, "):
+    with pytest.raises(
+        DefinitionError, match=f"has no argument '{name}'; you may mean {re.escape(meant)}; valid arguments: id, "
+    ):
         AgentDefinition("a", **{name: "x"})  # type: ignore[arg-type]
 
 
 def test_camel_case_fields_and_typos_get_suggestions() -> None:
     with pytest.raises(
         DefinitionError,
-        match="takes no 'displayName', 'toolNames', 'handleSteps', 'spawnerPrompt'; "
-        "you may mean display_name, tools, handle_steps, description; it takes: id, ",
+        match="has no argument 'displayName', 'toolNames', 'handleSteps', 'spawnerPrompt'; "
+        "you may mean display_name, tools, handle_steps, description; valid arguments: id, ",
     ):
         AgentDefinition("a", displayName="A", toolNames=[], handleSteps=None, spawnerPrompt="x")  # type: ignore[arg-type]
-    with pytest.raises(DefinitionError, match="takes no 'sytem_prompt'; you may mean system_prompt; it takes: id, "):
+    with pytest.raises(
+        DefinitionError, match="has no argument 'sytem_prompt'; you may mean system_prompt; valid arguments: id, "
+    ):
         AgentDefinition("a", sytem_prompt="x")  # type: ignore[arg-type]
 
 
@@ -207,7 +213,7 @@ def test_an_output_schema_means_structured_output() -> None:
 @pytest.mark.spec("requirements:A2", "generator-contract:S13")
 @pytest.mark.parametrize("agent_id", ["", "A", "a_b", "a-", "a\n", None])
 def test_an_id_that_is_not_kebab_case_is_refused(agent_id: Any) -> None:
-    with pytest.raises(DefinitionError, match="an id is lower-case letters, digits and single hyphens") as caught:
+    with pytest.raises(DefinitionError, match="an id must be lower-case letters, digits and single hyphens") as caught:
         AgentDefinition(agent_id)
 
     assert repr(agent_id) in caught.value.message
@@ -222,23 +228,26 @@ def test_ids_and_models_of_any_provider_are_accepted() -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "model empty": ({"model": " "}, "model is a string such as"),
-    "description": ({"description": 5}, "description is text"),
-    "step prompt": ({"step_prompt": "\ud800"}, "step_prompt is text without lone surrogates"),
-    "system prompt": ({"system_prompt": 5}, "system_prompt is text or has a method render"),
-    "limits": ({"limits": 5}, "limits is a Limits"),
-    "tools one string": ({"tools": "read_files"}, "tools is a list, not 'read_files'"),
-    "tools no tool": ({"tools": [5]}, "tools holds tool names and Tool objects, not 5"),
+    "model empty": ({"model": " "}, "model must be a string such as"),
+    "description": ({"description": 5}, "description must be text"),
+    "step prompt": ({"step_prompt": "\ud800"}, "step_prompt must be text without lone surrogates"),
+    "system prompt": ({"system_prompt": 5}, "system_prompt must be text or an object with a method render"),
+    "limits": ({"limits": 5}, "limits must be a Limits"),
+    "tools one string": ({"tools": "read_files"}, "tools must be a list, not 'read_files'"),
+    "tools no tool": ({"tools": [5]}, "tools must contain tool names and Tool objects, not 5"),
     "tool twice": (
         {"tools": ["add", FakeTool(ToolSpec("add"))]},
         "a tool is listed twice in ['add', 'add']",
     ),
-    "agents one string": ({"spawnable_agents": "helper", "handle_steps": handler}, "spawnable_agents is a list"),
+    "agents one string": ({"spawnable_agents": "helper", "handle_steps": handler}, "spawnable_agents must be a list"),
     "agents without a way": ({"spawnable_agents": ["b"]}, "spawnable_agents needs a spawning tool"),
-    "output mode": ({"output_mode": "json"}, "output_mode is 'last_message', 'all_messages' or"),
+    "output mode": ({"output_mode": "json"}, "output_mode must be 'last_message', 'all_messages' or"),
     "schema and mode": ({"output_mode": "all_messages", "output_schema": {}}, "output_schema needs output_mode="),
     "structured from nowhere": ({"output_mode": "structured_output"}, "structured_output needs an output_schema"),
-    "two prompts": ({"inherit_parent_system_prompt": True, "system_prompt": "x"}, "excludes a system_prompt"),
+    "two prompts": (
+        {"inherit_parent_system_prompt": True, "system_prompt": "x"},
+        "cannot be combined with system_prompt",
+    ),
 }
 
 
@@ -374,7 +383,7 @@ def test_every_kind_of_generator_function_is_accepted(fn: Callable[[Any], Any]) 
 @pytest.mark.spec("generator-contract:S12")
 @pytest.mark.parametrize("wrong", [-1, 1.5, True])
 def test_output_retries_must_be_a_whole_number(wrong):
-    with pytest.raises(DefinitionError, match="output_retries is how often an output is asked for again"):
+    with pytest.raises(DefinitionError, match="output_retries must be the number of repeated requests for an output"):
         AgentDefinition("a", output_retries=wrong)
 
 

@@ -82,7 +82,9 @@ def test_message_accepts_strings_and_its_own_parts_only(kind: Any) -> None:
             assert (TextPart("a"), part) == kind(["a", part]).content
         else:
             for content in (part, [part], ("a", part)):
-                with pytest.raises(DataError, match=f"cannot hold a {type(part).__name__}|not a {type(part).__name__}"):
+                with pytest.raises(
+                    DataError, match=f"cannot contain a {type(part).__name__}|not a {type(part).__name__}"
+                ):
                     kind(content)
     for wrong in (None, 5, {"a": 1}, {"a"}, [5], [None], (p for p in PARTS)):
         with pytest.raises(DataError):

@@ -206,9 +206,12 @@ def test_threads_that_append_to_one_version_get_distinct_versions() -> None:
 BROKEN: dict[str, tuple[list[Any], str]] = {
     "call without result": ([call("c1")], "the calls ['c1'] have no result"),
     "one of two results": ([call("c1", "c2"), result("c1")], "the calls ['c2'] have no result"),
-    "result without call": ([result("c1")], "stands beside no call"),
-    "result twice": ([*step("c1"), result("c1")], "stands beside no call"),
-    "results reordered": ([call("c1", "c2"), result("c2"), result("c1")], "where that of 'c1' belongs"),
+    "result without call": ([result("c1")], "has no call before it"),
+    "result twice": ([*step("c1"), result("c1")], "has no call before it"),
+    "results reordered": (
+        [call("c1", "c2"), result("c2"), result("c1")],
+        "expected the result of 'c1', not the result of 'c2'",
+    ),
     "text between": ([call("c1"), text, result("c1")], "the calls ['c1'] have no result right after"),
     "two calls before results": ([call("c1"), call("c2"), result("c1"), result("c2")], "['c1'] have no result"),
     "id twice in a message": ([call("c1", "c1"), result("c1"), result("c1")], "the call id 'c1' is used twice"),

@@ -324,5 +324,7 @@ def test_thinking_modes_are_spellings_and_stored_forms() -> None:
 
 @pytest.mark.parametrize("given", [{"effort": "none"}, {"mode": "none"}])
 def test_thinking_none_with_a_number_is_refused(given: Any) -> None:
-    with pytest.raises(DefinitionError, match=r"Thinking\('none'\) takes no tokens, but 16000 are given"):
+    with pytest.raises(
+        DefinitionError, match=r"Thinking\('none'\) cannot be combined with a number of tokens \(16000\)"
+    ):
         Thinking(tokens=16_000, **given)

@@ -112,7 +112,7 @@ def test_system_messages_move_to_the_system_prompt() -> None:
 
     assert "You add.\n\nBe brief." == state.system_prompt == read_history(dicts).system_prompt
     assert (Transcript(MESSAGES), "r") == (state.message_history, state.run_id)
-    with pytest.raises(DataError, match="a transcript holds no system message"):
+    with pytest.raises(DataError, match="a transcript cannot contain a system message"):
         Transcript.from_dicts(dicts)
 
 

@@ -34,7 +34,7 @@ WRONG: list[tuple[Any, dict[str, Any], str]] = [
     (Limits, {"max_cost_usd": Decimal("-0.01")}, "a number of at least 0 or None"),
     (Limits, {"on_max_steps": "explode"}, "'final_answer' or 'stop' or 'raise' or None, not 'explode'"),
     (ToolAnnotations, {"read_only": "yes"}, "True or False, not 'yes'"),
-    (Hooks, {"pre_step": 5}, r"takes functions, such as Hooks\(pre_step=\[check\]\), not "),
+    (Hooks, {"pre_step": 5}, r"must be a function or a list of functions, such as Hooks\(pre_step=\[check\]\), not "),
     (InputSchema, {"prompt": 3}, "'description': 'What to do'} or None, not 3"),
     (InputSchema, {"params": int}, r"a pydantic model class or a JSON Schema \(a dict\) or None, not the class int"),
 ]
@@ -64,7 +64,7 @@ def test_value_of_the_wrong_kind_is_rejected_with_its_field(kind: Any, written: 
 def test_invalid_yieldable_fields_are_rejected_on_construction(kind: Any, written: dict[str, Any]) -> None:
     (field,) = written
 
-    with pytest.raises(BadYield, match=rf"{kind.__name__}\({field}=...\) is .*, not "):
+    with pytest.raises(BadYield, match=rf"{kind.__name__}\({field}=...\) must be .*, not "):
         kind(**({"messages": "Hi", **written} if kind is Complete else written))
 
 
@@ -79,7 +79,7 @@ def test_invalid_yieldable_fields_are_rejected_on_construction(kind: Any, writte
     ],
 )
 def test_empty_definition_field_of_the_wrong_kind_is_rejected(field: str, value: Any) -> None:
-    with pytest.raises(DefinitionError, match=rf"agent 'a': {field} is .*, not "):
+    with pytest.raises(DefinitionError, match=rf"agent 'a': {field} must be .*, not "):
         AgentDefinition("a", **{field: value})
 
 

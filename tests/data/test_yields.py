@@ -162,29 +162,29 @@ def test_a_failed_perform_raises_its_error() -> None:
 # --- building -------------------------------------------------------------------------------------------------------
 
 BAD: dict[str, tuple[Callable[[], Any], str]] = {
-    "no tool name": (lambda: ToolCall(""), "a tool is given as a Tool or by its name, not as ''"),
-    "no tool": (lambda: ToolCall(fetch), "a tool is given as a Tool or by its name"),  # type: ignore[arg-type]
-    "input no object": (lambda: ToolCall("t", [1]), "the input of a ToolCall is an object"),  # type: ignore[arg-type]
-    "flag": (lambda: ToolCall("t", {}, 1), "include_tool_call is True or False, not 1"),  # type: ignore[arg-type]
+    "no tool name": (lambda: ToolCall(""), "a tool must be a Tool or the name of a tool, not ''"),
+    "no tool": (lambda: ToolCall(fetch), "a tool must be a Tool or the name of a tool"),  # type: ignore[arg-type]
+    "input no object": (lambda: ToolCall("t", [1]), "the input of a ToolCall must be an object"),  # type: ignore[arg-type]
+    "flag": (lambda: ToolCall("t", {}, 1), "include_tool_call must be True or False, not 1"),  # type: ignore[arg-type]
     "no agent": (lambda: AgentCall(5), "an AgentCall needs an AgentDefinition or the id"),  # type: ignore[arg-type]
-    "prompt": (lambda: AgentCall("a", 5), "a prompt or question is text, not 5"),  # type: ignore[arg-type]
-    "params": (lambda: AgentCall("a", "", [1]), "params is a JSON object or a pydantic model"),  # type: ignore[arg-type]
-    "params a class": (lambda: AgentCall("a", "", Model), "params is a JSON object or a pydantic model"),  # type: ignore[arg-type]
-    "tools one string": (lambda: StepWith(tools="add"), "the tools of a StepWith are a list"),
-    "text": (lambda: StepText(None), "a StepText holds text, not None"),  # type: ignore[arg-type]
+    "prompt": (lambda: AgentCall("a", 5), "a prompt or question must be text, not 5"),  # type: ignore[arg-type]
+    "params": (lambda: AgentCall("a", "", [1]), "params must be a JSON object or a pydantic model"),  # type: ignore[arg-type]
+    "params a class": (lambda: AgentCall("a", "", Model), "params must be a JSON object or a pydantic model"),  # type: ignore[arg-type]
+    "tools one string": (lambda: StepWith(tools="add"), "the tools of a StepWith must be a list"),
+    "text": (lambda: StepText(None), "the text of a StepText must be text, not None"),  # type: ignore[arg-type]
     "GenerateN(0)": (lambda: GenerateN(0), "GenerateN needs an integer from 1 to 64, not 0"),
     "GenerateN(True)": (lambda: GenerateN(True), "GenerateN needs an integer"),
-    "messages": (lambda: Complete(5), "Complete takes a string or a sequence of messages"),  # type: ignore[arg-type]
+    "messages": (lambda: Complete(5), "Complete needs a string or a sequence of messages"),  # type: ignore[arg-type]
     "no function": (lambda: Perform(fetch("u")), "Perform needs a function and its arguments, not 'u'"),  # type: ignore[call-overload]
     "no idempotent function": (lambda: Perform.idempotent(5), "Perform needs a function"),  # type: ignore[call-overload]
-    "question": (lambda: Ask(5), "a prompt or question is text, not 5"),  # type: ignore[arg-type]
+    "question": (lambda: Ask(5), "a prompt or question must be text, not 5"),  # type: ignore[arg-type]
     "one option": (lambda: Ask("?", ["yes"]), "Ask needs no options or at least two, not only 'yes'"),
-    "options one string": (lambda: Ask("?", "yes"), "the options of an Ask are a list of strings, not 'yes'"),
+    "options one string": (lambda: Ask("?", "yes"), "the options of an Ask must be a list of strings, not 'yes'"),
     "STEP in parallel": (
         lambda: Parallel(STEP),
-        "Parallel holds ToolCall, AgentCall, Perform, Ask, Sleep, Receive, Wait and Race, not STEP",
+        "Parallel can contain ToolCall, AgentCall, Perform, Ask, Sleep, Receive, Wait and Race, not STEP",
     ),  # type: ignore[call-overload]
-    "parallel in parallel": (lambda: Parallel([Parallel()]), "Parallel holds"),  # type: ignore[list-item]
+    "parallel in parallel": (lambda: Parallel([Parallel()]), "Parallel can contain"),  # type: ignore[list-item]
 }
 
 

@@ -674,7 +674,7 @@ def test_an_invalid_setting_is_refused_where_it_is_written():
     ]  # fmt: skip
     for each in wrong:
         (name,) = each
-        with pytest.raises(DefinitionError, match=rf"ModelSettings\({name}=...\) is "):
+        with pytest.raises(DefinitionError, match=rf"ModelSettings\({name}=...\) must be "):
             ModelSettings(**each)
     for make in (
         lambda: FileSearch([]),

@@ -261,7 +261,7 @@ def test_a_name_that_providers_refuse_is_refused(name: str) -> None:
         ({"retries": 1}, "idempotent"),
         (
             {"retries": -1, "annotations": ToolAnnotations(idempotent=True)},
-            "retries is a whole number of at least 0, not -1",
+            "retries must be a whole number of at least 0, not -1",
         ),
         (
             {"retries": 1, "idempotent": False},
