@@ -110,7 +110,7 @@ def find_yield_length_error(what: str, value: object) -> InputError | None:
     # The arguments of a function are its own, and may be anything: a record holds only what they are compared by.
     if isinstance(value, Perform) or not (why := find_length_problem(value)):
         return None
-    msg = f"{what} yielded a {type(value).__name__} that is too long: {why}; write what is long to a file and pass its path"
+    msg = f"{what} yielded a {type(value).__name__} that is too long: {why}; write long values to a file and pass its path"
     return InputError(msg, issues=(why,))
 
 
@@ -210,9 +210,9 @@ def _suggest_keyword(kind: type, word: str) -> str:
     names = [p.name for p in signature(kind).parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     near = did_you_mean(word, names).removeprefix("; ")
     return (
-        " It takes: ".join([part for part in (near, list_names(names)) if part])
+        " Valid arguments: ".join([part for part in (near, list_names(names)) if part])
         if near
-        else f"it takes: {list_names(names)}"
+        else f"valid arguments: {list_names(names)}"
     )
 
 
@@ -323,7 +323,7 @@ class Author:
             else:
                 break
         said = (
-            f"{self.what} yielded while it was closed, at {', '.join(yielded)}; that is not carried out"
+            f"{self.what} yielded while it was closed, at {', '.join(yielded)}; these yields are ignored"
             if yielded
             else ""
         )

@@ -46,8 +46,8 @@ class BackgroundChildRefs:
             return ref.path
         known = list_names([f"{one.agent_id!r} at {one.path!r}" for one in self._refs.values()])
         msg = (
-            f"the child {ref.agent_id!r} at {ref.path!r} was not started in the background by this run; only who started one may "
-            f"wait for it, tell it something or cancel it. Started here: {known}"
+            f"the child {ref.agent_id!r} at {ref.path!r} was not started in the background by this run; only the run that started a child may "
+            f"wait for it, message it or cancel it. Started here: {known}"
         )
         raise AgentError(msg)
 

@@ -525,8 +525,8 @@ def _apply_permission_answer(
     if answer.by == NOBODY:
         name = call.own_name
         call.run.side_events.warn_once(
-            f"agent {call.run.plan.definition.id!r}: calls of {name!r} need a person's approval, and nobody can be "
-            "asked in this run, so they do not run. Pass journal= and answer with engine.resume(journal, answers=...), or give the engine an interactor"
+            f"agent {call.run.plan.definition.id!r}: calls of {name!r} need a person's approval, but this run cannot "
+            "ask anyone, so they do not run. Pass journal= and answer with engine.resume(journal, answers=...), or pass an interactor to the engine"
         )
         reasons = describe_untrusted_origins(effect.questions[0].provenance)
         _deny_call(call, UNATTENDED.format(call.asked.tool_name) + (f" The reason: {reasons}." if reasons else ""))

@@ -78,7 +78,7 @@ class Budget:
         limit = self.limits.max_actions
         if limit is not None and self._actions > limit:
             msg = (
-                f"agent {self._agent_id!r} asked for more than {limit} actions; "
+                f"agent {self._agent_id!r} requested more than {limit} actions; "
                 "raise Limits(max_actions=...) or end the run earlier"
             )
             raise LimitReached(self.record_spent_budget(LimitExceeded(msg, kind="actions", limit=limit)))
@@ -91,7 +91,7 @@ class Budget:
         if most is not None and self._denials >= most:
             msg = (
                 f"{self._denials} tool calls of agent {self._agent_id!r} were denied, the last one of {tool_name!r}, and "
-                f"max_denials is {most}; allow what it needs, tell it in its prompt what it may not do, or raise "
+                f"max_denials is {most}; allow the calls it needs, name the forbidden calls in its prompt, or raise "
                 "Limits(max_denials=...)"
             )
             self.record_spent_budget(LimitExceeded(msg, kind="denials", limit=most))

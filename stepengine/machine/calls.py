@@ -223,7 +223,7 @@ def _advance_steps_to_result(call: ToolMember, author: Author) -> Flow[ToolResul
             asked = author.throw(error)
         else:
             asked = author.send(y.StepResult(run.snapshot.state(), value=value))
-    msg = f"{author.what} asked for more than {MAX_TOOL_YIELDS} things in one call"
+    msg = f"{author.what} yielded more than {MAX_TOOL_YIELDS} times in one call"
     raise HandlerError(msg, kind="RuntimeError", location=author.location)
 
 

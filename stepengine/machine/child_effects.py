@@ -145,7 +145,7 @@ class RequestedChildren:
         if refused:
             self._run.side_events.warn_once(
                 f"{len(refused)} of {len(self.results)} agents of one {tool_name!r} were not started: {refused[0]}. "
-                "Ask for them with map_agents or Parallel(AgentCall(...), ...), which have no such default, or raise the limit"
+                "Start them with map_agents or Parallel(AgentCall(...), ...), which have no such default, or raise the limit"
             )
 
 

@@ -44,7 +44,7 @@ def wait_for_child_report(run: RunState) -> Flow[bool]:
         run.progress.record_turn_end(complete=False)
         return True
     run.side_events.add_warnings(
-        f"the turn ended after {seconds:g} s of waiting for children in the background, which were ended with it"
+        f"the turn ended after it waited {seconds:g} s for background children, and ended them too"
     )
     return False
 

@@ -56,12 +56,12 @@ def _set_output(run: RunState, value: JsonDict) -> ToolResult:
 
 def _warn_of_output_mode(run: RunState) -> None:
     mode = run.plan.definition.output_mode
-    what = {"last_message": "in the place of its last message", "all_messages": "nowhere"}.get(mode)
+    what = {"last_message": "its last message", "all_messages": "all messages"}.get(mode)
     if what is None:
         return
     text = (
-        f"agent {run.plan.definition.id!r} calls set_output, but its output_mode is {mode!r}, where what is set stands {what}; "
-        "say output_mode='structured_output'"
+        f"agent {run.plan.definition.id!r} calls set_output, but with its output_mode {mode!r} the output is {what}; "
+        "set output_mode='structured_output'"
     )
     run.side_events.warn_once(text)
 

@@ -86,7 +86,7 @@ class EffectChannel:
         # A driver that answers with something else is a bug in that driver, and there are several (the loop, walks, the
         # simulation, the debugger). Without this it would show much later, as an AttributeError in an author's handler.
         if not isinstance(outcome, (Value, Failure, Stop)):
-            msg = f"the driver answered a {type(effect).__name__} with {outcome!r}"
+            msg = f"the driver returned {outcome!r} as the outcome of a {type(effect).__name__}"
             raise StepEngineError(msg)
         # The only clock of a run: the time of its latest outcome. Outcomes of a group may come back in another order
         # than they ended, hence the maximum; time never goes back (reliability:MP32).
@@ -105,7 +105,7 @@ class EffectChannel:
         # The number is checked, since outcomes belong to their effects by position alone: one that is missing would
         # give everybody behind it the result of its neighbour.
         if not isinstance(outcome, Gathered) or len(outcome.outcomes) != len(effects):
-            msg = f"the driver answered a Gather of {len(effects)} with {outcome!r}"
+            msg = f"the driver returned {outcome!r} as the outcome of a Gather of {len(effects)}"
             raise StepEngineError(msg)
         pairs = zip(outcome.outcomes, effects, strict=True)
         return Gathered(tuple([self.record_outcome(one, effect) for one, effect in pairs]))  # type: ignore[misc]  # none is a Gather

@@ -158,7 +158,7 @@ def _refuse_non_json_output(run: RunState, returned: Any, error: Exception) -> N
     if hint:
         msg = f"{what} returned a {kind.__name__}{hint}"
     elif run.plan.records_output and (problem := _find_json_problem(returned, error)):
-        msg = f"{what}: output is not JSON: {problem}; a run with a journal keeps its output, so return what is JSON"
+        msg = f"{what}: output is not JSON: {problem}; a run with a journal stores its output, so return JSON"
     else:
         return
     raise HandlerError(msg, kind=type(error).__name__, location=where)
@@ -175,7 +175,7 @@ def _refuse_long_output(run: RunState, output: JsonValue) -> None:
     if why := find_length_problem(output):
         where = location_of(unwrap_function(run.plan.definition.handle_steps))
         what = f"handle_steps of agent {run.plan.definition.id!r} ({where})"
-        msg = f"{what}: output is too long: {why}; write what is long to a file and return where it is"
+        msg = f"{what}: output is too long: {why}; write long values to a file and return its path"
         raise HandlerError(msg, kind="too_long", location=where)
 
 

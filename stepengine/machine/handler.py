@@ -101,7 +101,7 @@ def run_handler(run: RunState, author: Author) -> Flow[Any]:
         # By `type`: a value of the author may raise when it is asked for its class.
         while type(asked) is not ReturnValue:
             if throws >= MAX_LIMIT_THROWS:
-                run.side_events.add_warnings(f"{author.what} went on after its limit was spent and was closed")
+                run.side_events.add_warnings(f"{author.what} continued after its limit was spent, and was closed")
                 return None
             try:
                 answer = yield from _perform_yield(run, author, asked)
@@ -129,11 +129,11 @@ def run_handler(run: RunState, author: Author) -> Flow[Any]:
 def _output_from_return(run: RunState, author: Author, value: Any) -> Any:
     if isinstance(value, y.StepResult):
         if run.plan.body is not None:
-            msg = f"{author.what} returned a StepResult, which is no result of a tool; {y.YIELD_FROM}"
+            msg = f"{author.what} returned a StepResult, which is not a valid tool result; {y.YIELD_FROM}"
             raise BadYield(msg)
         # A handler of one line, `lambda ctx: (yield STEP)`, returns what its `yield` was sent without meaning it.
         run.side_events.add_warnings(
-            f"{author.what} returned a StepResult, which is taken for no output; {y.YIELD_FROM}"
+            f"{author.what} returned a StepResult, which is ignored, so the run has no output; {y.YIELD_FROM}"
         )
         return None
     return value
@@ -150,7 +150,7 @@ def _warn_of_ignored_failures(run: RunState, author: Author, asked: object, answ
     why = _describe_child_failures(asked, answer)
     if why and author.discards_answer:
         run.side_events.warn_each_time(
-            f"{author.what} ({author.location}) throws away what it spawned: {why}; look at the result, or spawn with `yield from AgentCall(...)`, which raises"
+            f"{author.what} ({author.location}) ignores a failed child: {why}; check the result, or spawn with `yield from AgentCall(...)`, which raises"
         )
 
 
@@ -204,7 +204,7 @@ def _run_compute(run: RunState, asked: Compute) -> Answer:
     value = freeze(cast("Value", outcome).value)
     if why := find_length_problem(value):
         body.computed.append(None)
-        msg = f"what the program asks for is too long: {why}"
+        msg = f"a request of the program is too long: {why}"
         raise InputError(msg, issues=(why,))
     body.computed.append(value)
     return _make_step_result(run, value=value)
@@ -291,8 +291,8 @@ def _make_own_call(run: RunState, author: Author, asked: y.ToolCall) -> ToolMemb
         body = run.plan.body
         if body is not None and _touches_conversation(binding):
             msg = (
-                f"{author.what} ({_short_location(author)}) calls {asked.tool!r}, which is about a conversation, and a tool has none: "
-                "return what is to be said, or let the agent that calls the tool do it"
+                f"{author.what} ({_short_location(author)}) calls {asked.tool!r}, which changes a conversation, and a tool has none: "
+                "return the text, or let the agent that calls the tool do it"
             )
             raise BadYield(msg, location=author.location)
         source: Source = "handler" if body is None else "tool"
@@ -422,7 +422,7 @@ def _make_member(run: RunState, author: Author, asked: Any, *, children: int) ->
     # Each of these may need several effects, one after the other, while a member of a group has to say all of its
     # effects at once.
     if run.tools.bindings[asked.tool].runs.how in ("spawns", "asks", "drives"):
-        msg = f"{asked.tool!r} cannot stand in Parallel; put AgentCall(...) or Ask(...) there instead"
+        msg = f"{asked.tool!r} cannot be in Parallel; use AgentCall(...) or Ask(...) there instead"
         raise ToolInputError(msg, tool_name=asked.tool, issues=(msg,))
     return call
 
@@ -432,7 +432,7 @@ def _make_member(run: RunState, author: Author, asked: Any, *, children: int) ->
 
 def _perform_generate_n(run: RunState, _: Author, asked: y.GenerateN) -> Answer:
     if asked.n > y.MAX_CANDIDATES:
-        msg = f"GenerateN({asked.n}) asks for more than {y.MAX_CANDIDATES} candidates"
+        msg = f"GenerateN({asked.n}) requests more than {y.MAX_CANDIDATES} candidates"
         run.budget.record_spent_budget(LimitExceeded(msg, kind="candidates", limit=y.MAX_CANDIDATES))
     elif run.budget.steps_left <= 0 and not (yield from ask_for_more_steps(run)):
         msg = f"agent {run.plan.definition.id!r} has no step left for GenerateN; raise Limits(max_steps=...)"

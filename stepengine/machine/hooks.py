@@ -171,7 +171,7 @@ def _call_optional_hook(
     except Stopped:
         if not was_stopped:
             raise
-        error = _make_hook_error(run, point, hook, "wanted something done, but the run was stopped", "Stopped")
+        error = _make_hook_error(run, point, hook, "yielded an action, but the run was stopped", "Stopped")
         yield from _report_dropped_failure(run, point, hook, error)
     except (StepEngineError, LimitReached) as error:
         yield from _report_dropped_failure(run, point, hook, error)

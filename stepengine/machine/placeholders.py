@@ -64,11 +64,11 @@ def _describe_unfilled(agent_id: str, name: str) -> str:
     placeholder = f"{{CODEBUFF_{name}}}"
     if name in PROJECT_NAMES:
         return (
-            f"agent {agent_id!r}: its prompt has {placeholder}, which is filled from the workspace, and there is none on this machine, so "
-            "it was sent as it is; use Engine(workspace=folder)"
+            f"agent {agent_id!r}: its prompt has {placeholder}, but the run has no workspace on this machine to fill it from, so "
+            "it was sent unchanged; use Engine(workspace=folder)"
         )
     return (
-        f"agent {agent_id!r}: its prompt has {placeholder}, which stands for nothing here, so it was sent as it is; these are filled: "
+        f"agent {agent_id!r}: its prompt has {placeholder}, which is unknown, so it was sent unchanged; known placeholders: "
         f"{', '.join(sorted([*RUN_NAMES, *PROJECT_NAMES]))}"
     )
 

@@ -315,8 +315,8 @@ def _warn_of_dropped_output(run: RunState, returned: object, agent_id: str) -> N
         return
     own = run.plan.definition.id
     run.side_events.warn_once(
-        f"agent {own!r} handed the conversation over to {agent_id!r}, whose output is that of the run; the value that handle_steps of "
-        f"{own!r} returned is left out. turn.agent_state.handed_to names the other agent; to use its output, call it with AgentCall(...)"
+        f"agent {own!r} handed the conversation over to {agent_id!r}, whose output is the output of the run; the value that handle_steps of "
+        f"{own!r} returned is ignored. turn.agent_state.handed_to names the other agent; to use its output, call it with AgentCall(...)"
     )
 
 
@@ -404,10 +404,10 @@ def _append_opening(run: RunState) -> Flow[None]:
     if unoffered:
         listed = " and ".join(unoffered)
         has_handler = run.plan.definition.handle_steps is not None
-        remedy = "its handler may call it without that" if has_handler else "the agent has no handler"
+        remedy = "its handler can still call it" if has_handler else "the agent has no handler"
         run.side_events.warn_once(
-            f"agent {run.plan.definition.id!r} lists {listed} in tools=, but no model is offered what only handlers may call; "
-            f"leave it out, {remedy}"
+            f"agent {run.plan.definition.id!r} lists {listed} in tools=, but only handlers may call it, so no model sees it; "
+            f"leave it out: {remedy}"
         )
     added: list[UserMessage] = []
     content = "\n\n".join(filter(str.strip, (plan.prompt, _format_params(plan))))

@@ -115,12 +115,12 @@ class SideEvents:
         data = reply.provider_data
         provider = data.get("provider", "a provider")
         told = [
-            f"{provider} does not take {name} of ModelSettings for the model {data.get('model', '')!r}, so requests were sent without "
-            "it; leave it out, or set unsupported='error' to have such requests refused"
+            f"{provider} does not support {name} of ModelSettings for the model {data.get('model', '')!r}, so requests were sent without "
+            "it; leave it out, or set unsupported='error' to make such requests fail"
             for name in _to_name_list(data.get("dropped"))
         ]
         told += [
-            f"a reply of {provider} came with {name!r}, which this version of stepengine does not read; the rest of it counts"
+            f"a reply of {provider} contains {name!r}, which this version of stepengine cannot read; the rest of the reply was used"
             for name in _to_name_list(data.get("unread"))
         ]
         for text in told:
@@ -141,12 +141,12 @@ class SideEvents:
     def _require_open(self, what: str) -> None:
         """Raise ``AgentError`` if the run has ended, or the caller is in another thread."""
         if self._is_closed:
-            msg = f"{what} was used after its run had ended, when nobody is told of anything any more"
+            msg = f"{what} was used after its run ended, so the event reaches no one"
             raise AgentError(msg)
         if not self._plan.here():
             msg = (
-                f"{what} of agent {self._plan.definition.id!r} was used from another thread; a run is told of things in its own thread "
-                "only. Return what the thread found from Perform(fn, ...) and say it in the handler"
+                f"{what} of agent {self._plan.definition.id!r} was used from another thread; a run accepts events only from its own "
+                "thread. Return the result of the thread from Perform(fn, ...) and report it in the handler"
             )
             raise AgentError(msg)
 

@@ -146,9 +146,7 @@ class RunQuestions:
         # An answer is given by name, perhaps days later and from another process; with two questions of one name it
         # would be a matter of chance which of them it answers.
         if key in self._keys:
-            msg = (
-                f"the key {key!r} names a question that this run has asked before; each has a name of its own, or none"
-            )
+            msg = f"the key {key!r} names an earlier question of this run; give each question its own key, or no key"
             raise BadYield(msg)
         self._keys.add(key)
         return key

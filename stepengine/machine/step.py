@@ -358,7 +358,7 @@ def _count_reply_and_make_calls(
     in_a_row = run.progress.thoughts_in_a_row
     if in_a_row >= MAX_THOUGHT_REPLIES:
         run.progress.mark_truncated()
-        run.side_events.add_warnings(f"the turn was ended after {in_a_row} replies in a row that were only thoughts")
+        run.side_events.add_warnings(f"the turn was ended after {in_a_row} consecutive replies with only thinking")
     reply = _assign_call_ids(run, model)
     return reply, make_calls_of_reply(run, reply.calls, _list_callable_tools(run, request))
 
@@ -533,9 +533,9 @@ def _warn_of_written_call(run: RunState, reply: ModelReply) -> None:
     if not mark:
         return
     run.side_events.warn_once(
-        f"agent {run.plan.definition.id!r}: the model wrote {mark!r} into its text, which looks like a tool call, and nothing was called. "
-        "OpenAIChatProvider(..., written_calls=True) reads <tool_call> and <codebuff_tool_call> blocks; a service that gives "
-        "models their tools wants prompts that show no such blocks"
+        f"agent {run.plan.definition.id!r}: the model wrote {mark!r} into its text, which looks like a tool call, but no tool was called. "
+        "OpenAIChatProvider(..., written_calls=True) reads <tool_call> and <codebuff_tool_call> blocks; with a service that "
+        "supports tool calls, remove such blocks from the prompts"
     )
 
 
@@ -638,8 +638,8 @@ def _warn_of_missing_answer(run: RunState, calls: Sequence[ToolMember]) -> None:
         return
     if all(call.asked.tool_name == "think_deeply" for call in calls):
         run.side_events.add_warnings(
-            f"the turn of agent {run.plan.definition.id!r} ended after 'think_deeply' alone, so it has no answer. Say in its prompt that it "
-            "calls 'think_deeply' together with its answer or with another tool"
+            f"the turn of agent {run.plan.definition.id!r} ended after 'think_deeply' alone, so it has no answer. Tell it in its prompt to call "
+            "'think_deeply' together with its answer or with another tool"
         )
 
 

@@ -46,7 +46,7 @@ def add_search_tool(offered: Mapping[str, ToolSpec], bindings: Mapping[str, Tool
         return offered
     if binding.runs != Control("find_tools"):
         msg = (
-            f"the tool {hidden[0]!r} has defer_loading=True and is found by {FIND_TOOLS!r}, but there is another tool of that "
+            f"the tool {hidden[0]!r} has defer_loading=True and is found by {FIND_TOOLS!r}, but the agent has another tool with that "
             "name; rename it"
         )
         raise DefinitionError(msg)

@@ -202,8 +202,8 @@ def test_unread_parts_of_a_reply_warn_once():
     told = [event.message for event in played.seen(Warned)]
 
     assert [text.partition(", which")[0] for text in told] == [
-        "a reply of openai came with 'choices[1]'",
-        "a reply of openai came with 'x'",
+        "a reply of openai contains 'choices[1]'",
+        "a reply of openai contains 'x'",
     ]
     assert told == list(played.warnings)
     assert () == run(reply("x", provider_data={"unread": 3})).warnings

@@ -174,7 +174,7 @@ def test_candidates_need_a_step_and_are_at_most_64():
 
     played = play(agent(greedy))
     assert played.error == LimitExceeded(
-        "GenerateN(10000) asks for more than 64 candidates", kind="candidates", limit=64
+        "GenerateN(10000) requests more than 64 candidates", kind="candidates", limit=64
     )
 
 

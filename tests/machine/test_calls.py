@@ -339,7 +339,7 @@ def test_expanding_tools_are_rejected_in_parallel():
     def handler(ctx):
         yield y.Parallel(y.ToolCall("spawn_agents", {"agents": [{"agent_type": "helper"}]}))
 
-    assert "put AgentCall(...) or Ask(...) there" in play(agent(handler)).error.message
+    assert "use AgentCall(...) or Ask(...) there instead" in play(agent(handler)).error.message
 
 
 @pytest.mark.spec("requirements:D15")

@@ -107,7 +107,7 @@ def test_yield_in_finally_is_ignored_and_reported_with_its_line():
     [notice] = played.seen(HandlerNotice)
     assert notice.kind == "handler_ignored_close"
     assert notice.message == (
-        f"handle_steps of agent 'tester' yielded while it was closed, at {line_of(__file__, 'clean up')}; that is not carried out"
+        f"handle_steps of agent 'tester' yielded while it was closed, at {line_of(__file__, 'clean up')}; these yields are ignored"
     )
     assert played.warnings == (notice.message,)
     assert (played.status, len(played.leaves)) == (RunStatus.CANCELLED, 1)
@@ -131,7 +131,7 @@ def test_several_yields_while_closing_give_one_notice():
 
     played = play(agent(handler), World(at={0: Stop("suspended")}))
     [notice] = played.seen(HandlerNotice)
-    assert f"at {line_of(__file__, 'first')}, {line_of(__file__, 'second')}; that" in notice.message
+    assert f"at {line_of(__file__, 'first')}, {line_of(__file__, 'second')}; these yields are ignored" in notice.message
     assert (log, played.status) == (["closed"], RunStatus.SUSPENDED)
 
 
@@ -166,7 +166,7 @@ def test_a_handler_that_swallows_everything_is_abandoned():
     played = play(agent(handler, limits=limits(max_steps=2)), World(replies=lambda _: reply("x")))
     assert played.status is RunStatus.MAX_STEPS
     assert [e.kind for e in played.seen(HandlerNotice)] == ["handler_ignored_close"]
-    assert "went on after its limit was spent" in played.warnings[0]
+    assert "continued after its limit was spent" in played.warnings[0]
     assert len(played.models) == 3
     stopped = play(agent(handler), World(at={0: Stop("cancelled")}))
     assert (stopped.status, len(stopped.leaves)) == (RunStatus.CANCELLED, 1)

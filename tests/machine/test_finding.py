@@ -67,7 +67,7 @@ def test_tool_named_find_tools_conflicts_with_hidden_tools(where: str) -> None:
     own = made("find_tools", "Mine.")
     tools = [HAMMER, own] if where == "agent" else [HAMMER]
     with pytest.raises(
-        DefinitionError, match=r"'use_hammer' has defer_loading=True .* another tool of that name; rename it"
+        DefinitionError, match=r"'use_hammer' has defer_loading=True .* another tool with that name; rename it"
     ):
         Engine([AgentDefinition("a", tools=tools)], tools=[own] if where == "engine" else (), models=ScriptedModel([]))
 

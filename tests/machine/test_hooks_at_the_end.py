@@ -70,7 +70,7 @@ def test_hooks_of_a_stopped_run_cannot_perform_effects():
     assert [q.text for q in log[0][0]] == ["Which?"]
     assert log[1][0].status is RunStatus.SUSPENDED
     assert len(log) == 2
-    assert played.seen(HookFailed)[0].error.endswith("wanted something done, but the run was stopped")
+    assert played.seen(HookFailed)[0].error.endswith("yielded an action, but the run was stopped")
     assert [e.point for e in played.seen(HookFailed)] == ["on_suspend"] * 3 + ["post_run"]
     assert len(played.seen(LogLine)) == 4
 

@@ -238,10 +238,10 @@ def test_set_output_in_another_mode_warns_once():
 
     assert warned("structured_output").warnings == ()
     [text] = warned("last_message").warnings
-    assert "output_mode is 'last_message', where what is set stands in the place of its last message" in text
+    assert "with its output_mode 'last_message' the output is its last message" in text
     assert warned("last_message").output == {"x": 2}
     [text] = warned("all_messages").warnings
-    assert "stands nowhere; say output_mode='structured_output'" in text
+    assert "with its output_mode 'all_messages' the output is all messages; set output_mode='structured_output'" in text
     assert [m["role"] for m in warned("all_messages").output] == ["user", "assistant"]
 
 

@@ -226,7 +226,7 @@ def test_three_thought_only_replies_in_a_row_end_the_turn(only):
 
     cut = run(world=World(replies=lambda k: reply(only)))
     assert (cut.status, cut.output, cut.text, len(cut.models)) == (RunStatus.TRUNCATED, "", "", 3)
-    assert "3 replies in a row that were only thoughts" in cut.warnings[0]
+    assert "3 consecutive replies with only thinking" in cut.warnings[0]
     text = only if isinstance(only, str) else ""
     assert [m.text for m in cut.history if m.role == "assistant"] == [text] * 3
 

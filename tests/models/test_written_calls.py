@@ -62,7 +62,7 @@ def put(x: int) -> str:
 
 
 WRITTEN = BLOCK.format('{"cb_tool_name": "put", "x": 1}')
-TOLD = "the model wrote {!r} into its text, which looks like a tool call, and nothing was called"
+TOLD = "the model wrote {!r} into its text, which looks like a tool call, but no tool was called"
 
 
 @pytest.mark.parametrize(

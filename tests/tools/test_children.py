@@ -133,7 +133,7 @@ async def test_a_turn_waits_no_longer_than_its_limit():
             result = await running
 
     assert result.text == "I wait."
-    assert any("60 s of waiting for children" in warning for warning in result.warnings)
+    assert any("it waited 60 s for background children" in warning for warning in result.warnings)
 
 
 @pytest.mark.spec("waiting:WT10")
@@ -182,7 +182,7 @@ async def test_child_tools_are_refused_in_parallel():
 
     result = await ran(by_hand(handle_steps))
     assert isinstance(result.error, ToolInputError)
-    assert "cannot stand in Parallel" in str(result.error)
+    assert "cannot be in Parallel" in str(result.error)
 
 
 @pytest.mark.spec("waiting:WT12")
