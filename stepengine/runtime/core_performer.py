@@ -305,8 +305,8 @@ class CorePerformer:
         if window is None or (size := estimated_tokens(request)) <= window:
             return
         msg = (
-            f"{request.model!r} takes {window} tokens, and the request has about {size}; shorten it with a context policy such as "
-            "truncate(), or leave oversize= of ModelSettings out to let the provider judge"
+            f"{request.model!r} accepts {window} tokens, and the request has about {size}; shorten it with a context policy such as "
+            "truncate(), or leave out oversize= of ModelSettings to let the provider decide"
         )
         raise ContextOverflow(msg, kind="context_overflow")
 
@@ -334,7 +334,7 @@ class CorePerformer:
         """
         # Providers may be anybody's. What they give goes into records and sums, so it is looked at once, here.
         if not isinstance(reply, ModelReply):
-            msg = f"the provider of {model!r} gave a {type(reply).__name__} instead of a ModelReply"
+            msg = f"the provider of {model!r} returned a {type(reply).__name__} instead of a ModelReply"
             raise ModelError(msg, kind="provider")
         if why := find_length_problem(reply):
             msg = f"the reply of {model!r} is too long: {why}"
@@ -607,7 +607,7 @@ def _fit_value_to_record(item: Item, value: object) -> object:
         msg = f"Perform({name}) returned a value that is too long: {why}; write it to a file and return its path"
         return PerformError(msg, kind="too_long")
     return InputError(
-        f"what arrived for the {type(item.effect).__name__} of {item.path!r} is too long: {why}", issues=(why,)
+        f"the value received for the {type(item.effect).__name__} of {item.path!r} is too long: {why}", issues=(why,)
     )
 
 
@@ -717,7 +717,7 @@ async def _stream_reply(provider: ModelProvider, request: ModelRequest, item: It
         raise
     if shown:
         io.emit(ReplyDiscarded(path=item.path, seq=item.effect.seq, model=request.model))
-    msg = f"the stream of {request.model!r} ended before its terminal marker; nothing of it counts"
+    msg = f"the stream of {request.model!r} ended before its terminal marker, so the partial reply was discarded"
     raise TruncatedReply(msg, retryable=True, kind="truncated")
 
 
@@ -743,7 +743,7 @@ def _emit_delta(delta: ModelDelta, calls: dict[int, tuple[str, str]], item: Item
 def _add_refusal(failed: ModelError, refusal: StepEngineError, spent: Usage | None) -> ModelError:
     """Return the error of an attempt that is not retried because of a limit, with what all attempts *spent*."""
     failed.usage = spent
-    failed.message = f"{failed.message}; there is no retry: {refusal.message}"
+    failed.message = f"{failed.message}; not retried: {refusal.message}"
     failed.args = (failed.message, *failed.args[1:])
     return failed
 

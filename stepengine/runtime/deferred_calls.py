@@ -103,8 +103,10 @@ class DeferredCalls:
         if len(found) != 1:
             listed = list_names([f"{key[1]!r} at path {key[0]!r}" for key in waiting])
             which = f"{call_id!r}" if path is None else f"{call_id!r} at path {path!r}"
-            what = "waits for its result" if not found else "is one call: several wait, and path= says which"
-            msg = f"no call {which} {what}; waiting are: {listed}"
+            what = (
+                "waits for its result" if not found else "can be chosen: several calls with this id wait, so pass path="
+            )
+            msg = f"no call {which} {what}; waiting calls: {listed}"
             raise ToolError(msg)
         call = waiting[found[0]]
         return (found[0][0], call.seq), call.result

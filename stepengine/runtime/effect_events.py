@@ -42,7 +42,7 @@ from stepengine.runtime.performer import Item, child_path, make_wait
 At: TypeAlias = dict[str, Any]
 """Where an event stands, and what else all of its kind have."""
 
-STOPPED = "the run ended before this gave a result"
+STOPPED = "the run ended before this returned a result"
 
 
 def make_start_events(item: Item, questions: Sequence[Question] = ()) -> Sequence[Event]:

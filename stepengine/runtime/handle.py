@@ -121,7 +121,7 @@ class TurnSequence:
         elif self._loop.is_closed():
             msg = (
                 f"the event loop of the run {self.tree.root.state.run_id!r} is closed, so no turn can start; start another run "
-                "with engine.start(...) in a loop that runs"
+                "with engine.start(...) in a running loop"
             )
             raise StepEngineError(msg)
         else:
@@ -188,7 +188,7 @@ class TurnSequence:
             inbox.clear()
 
     def _warn_of_unread_text(self, error: StepEngineError) -> None:
-        text = f"what was said after the turn had ended could not start another one: {error.message}"
+        text = f"the text sent after the turn ended could not start another turn: {error.message}"
         LOGGER.warning(text)
         self.tree.hub.emit(Warned(message=text))
 
@@ -366,7 +366,7 @@ class RunHandle(Generic[Out]):
                 self._turns.close()
             case _:
                 msg = (
-                    f"handle.send() takes an input such as UserInput('Go on.'), not {given!r}; handle.send_input(text) "
+                    f"handle.send() needs an input such as UserInput('Continue.'), not {given!r}; handle.send_input(text) "
                     "sends a text"
                 )
                 raise InputError(msg, issues=("given should be a RunInput",))
@@ -385,8 +385,8 @@ class RunHandle(Generic[Out]):
         """
         if self.done or self._turns.is_closing:
             msg = (
-                f"the run {self.run_id!r} has ended and takes no input; start another one with previous=result.state, go on "
-                "with a suspended one by start_resume(journal, answers=...), or start with keep_open=True"
+                f"the run {self.run_id!r} has ended and accepts no input; start another run with previous=result.state, resume "
+                "a suspended one with start_resume(journal, answers=...), or start with keep_open=True"
             )
             raise StepEngineError(msg)
         message = UserMessage(text)
@@ -440,7 +440,7 @@ class RunHandle(Generic[Out]):
         """
         message = Message(secrets.token_hex(MESSAGE_ID_BYTES) if id is None else id, path, check_topic(topic), value)
         if self.done:
-            msg = f"the run {self.run_id!r} has ended here and takes no messages; engine.send_message(journal, ...) keeps one for whoever resumes it"
+            msg = f"the run {self.run_id!r} has ended here and accepts no messages; engine.send_message(journal, ...) stores one until the run is resumed"
             raise StepEngineError(msg)
         mail = self._tree.mail
         is_new = mail.send(message)

@@ -126,7 +126,7 @@ class Watcher:
         # fails at each event would write a traceback for each delta of each reply.
         if self.errors == MAX_OBSERVER_ERRORS:
             self.put = _ignore_event
-            text = f"the observer {self.name!r} raised {self.errors} times and is not called any more"
+            text = f"the observer {self.name!r} raised {self.errors} times and is no longer called"
             LOGGER.warning(text)
             return text
         return None
@@ -451,7 +451,7 @@ def parse_event_id(after: object, *, like: str = "5d0c2a17") -> StreamPosition:
     epoch, _, index = after.partition("-") if isinstance(after, str) else ("", "", "")
     is_epoch = len(epoch) == 2 * EPOCH_BYTES and EPOCH_DIGITS.issuperset(epoch)
     if not (is_epoch and index.isascii() and index.isdigit() and len(index) <= MAX_INDEX_DIGITS):
-        msg = f"after={after!r} is not an id of an event; one is such as {like}-0"
+        msg = f"after={after!r} is not the id of an event; write one like {like}-0"
         raise StepEngineError(msg)
     return StreamPosition(epoch, int(index))
 
@@ -579,7 +579,7 @@ class EventNumbers:
         if position.epoch != epoch:
             return None
         if position.index >= self.next_index:
-            msg = f"after={event_id!r} names an event that was not yet; the newest one is {epoch}-{self.next_index - 1}"
+            msg = f"after={event_id!r} names an event that does not exist yet; the newest one is {epoch}-{self.next_index - 1}"
             raise StepEngineError(msg)
         return position.index
 
@@ -844,7 +844,7 @@ class Hub:
             StepEngineError: when *after* is not an id of an event.
         """
         if len(self.subscribers) >= MAX_SUBSCRIBERS:
-            msg = f"this run has {MAX_SUBSCRIBERS} subscribers already; close one, or pass events on from one of them"
+            msg = f"this run has {MAX_SUBSCRIBERS} subscribers already; close one, or forward events from one of them"
             raise LimitExceeded(msg, kind="readers", limit=MAX_SUBSCRIBERS)
         index = -1 if after is None else self.numbers.find_index(after)
         subscription = Subscription(self)

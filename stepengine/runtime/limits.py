@@ -212,8 +212,8 @@ class SpendingLedger:
         # (reliability:MP63).
         if cost is None:
             msg = (
-                f"max_cost_usd is {dollars}, but the price of the model {model!r} is unknown; pass Engine(pricing=...) that "
-                "knows it, or Limits(allow_unpriced=True)"
+                f"max_cost_usd is {dollars}, but the price of the model {model!r} is unknown; pass Engine(pricing=...) with "
+                "its price, or Limits(allow_unpriced=True)"
             )
             return LimitExceeded(msg, kind="unpriced_model", limit=float(dollars))
         spent = self.cost + self.reserved_cost
@@ -253,7 +253,7 @@ class SpendingLedger:
             if most is None and by_model:
                 most, started = ledger.limits.max_total_children, ledger.asked
             if most is not None and started + count > most:
-                more = "" if count == 1 else f", {count} more are asked for at once"
+                more = "" if count == 1 else f", {count} more are requested at once"
                 msg = f"the run tree has started {started} children{more}, and max_total_children is {most}; raise Limits(max_total_children=...)"
                 return LimitExceeded(msg, kind="children", limit=most)
         self.count_children(count, by_model=by_model)
@@ -737,7 +737,7 @@ def _find_depth_error(path: str, limits: Limits, what: str = "child") -> LimitEx
     depth, most = path.count(".") + 1, limits.max_depth
     if most is None or depth <= most:
         return None
-    msg = f"the {what} would stand {depth} levels below the root, and max_depth is {most}; raise Limits(max_depth=...)"
+    msg = f"the {what} would be {depth} levels below the root, and max_depth is {most}; raise Limits(max_depth=...)"
     return LimitExceeded(msg, kind="depth", limit=most)
 
 
@@ -759,7 +759,7 @@ def _find_siblings_error(count: int, given: Limits) -> LimitExceeded | None:
     most = given.max_children
     if most is None or count <= most:
         return None
-    msg = f"{count} children are asked for at once, and max_children is {most}; nothing has started, ask for fewer at a time or raise Limits(max_children=...)"
+    msg = f"{count} children are requested at once, and max_children is {most}; none has started. Request fewer at a time or raise Limits(max_children=...)"
     return LimitExceeded(msg, kind="children", limit=most)
 
 

@@ -212,7 +212,7 @@ class RunMessages:
             # Said once and not at each look, four times a second; it may go well again.
             if self._trouble != error.message:
                 self._trouble = error.message
-                self._warn(f"what other processes send to this run cannot be read: {error.message}")
+                self._warn(f"messages of other processes to this run cannot be read: {error.message}")
             return
         if self._is_over:
             return

@@ -68,4 +68,4 @@ def _deliver_answer(tree: SteerableTree, message: Message) -> None:
         if tree.questions.is_left_unanswered(message.topic):
             return  # it came in the moment in which the run is suspended, and is there for whoever resumes it
         tree.mail.refuse(message, error.message)
-        tree.hub.failures.warnings.append(f"an answer that was sent was left out: {error.message}")
+        tree.hub.failures.warnings.append(f"an answer from the mailbox was ignored: {error.message}")

@@ -103,7 +103,7 @@ class RememberedRules:
         try:
             self.store.add_rule(rule)
         except (StepEngineError, OSError) as error:
-            LOGGER.warning("%r is not kept for other processes: %s", rule["id"], error)
+            LOGGER.warning("the rule %r is not stored for other processes: %s", rule["id"], error)
 
     def find_covering_rule(self, question: Question) -> JsonDict | None:
         """Return the narrowest remembered rule that answers a question, or ``None``."""
@@ -111,7 +111,7 @@ class RememberedRules:
             # The narrowest first, so that what is told ("allowed by ...") says no more than what was allowed.
             return next((rule for rule in offered_rules(question) if self._is_remembered(rule)), None)
         except (StepEngineError, OSError) as error:
-            LOGGER.warning("what was allowed for good cannot be looked up: %s", error)
+            LOGGER.warning("permanent approvals cannot be read: %s", error)
             return None
 
     def _is_remembered(self, rule: JsonDict) -> bool:
@@ -194,7 +194,7 @@ class AdvanceAnswers:
     def unused_warnings(self) -> tuple[str, ...]:
         """Sentences about answers that were passed in advance but not used: invalid ones, and those without a question."""
         unasked = {*self._unused, *[question.id for question, _ in self._earlier]}
-        said = [f"nobody asked the question {key!r}, for which an answer was given" for key in sorted(unasked)]
+        said = [f"the answer to {key!r} was not used: the run did not ask that question" for key in sorted(unasked)]
         return (*said, *[f"{problem}; it was not used" for problem in self._misfits.values()])
 
 
@@ -449,7 +449,7 @@ class OpenQuestions:
         known = self._open.get(question_id)
         if known is None or known.future.done():
             listed = list_names([f"{question.id!r} ({question.text})" for question in self.open_questions])
-            msg = f"question {question_id!r} is not open; open are: {listed}"
+            msg = f"question {question_id!r} is not open; open questions: {listed}"
             raise AnswerRejected(msg)
         question, future = known.question, known.future
         _check_answer_type(answer, f"to the question {question_id!r}")
@@ -473,7 +473,7 @@ class OpenQuestions:
                 if isinstance(error, asyncio.CancelledError) and self._is_task_cancelled():
                     raise
                 LOGGER.warning(
-                    "the interactor raised at question %r, so nobody answers it", question.id, exc_info=error
+                    "the interactor raised at question %r, which stays unanswered", question.id, exc_info=error
                 )
                 return (
                     None if question.tool_name is None else Answer(declined=True)
@@ -510,7 +510,7 @@ def _find_preview_refusal(question: Question) -> Answer | None:
 
 def _check_answer_type(value: object, whose: str) -> None:
     if not isinstance(value, str | bool | Answer):
-        msg = f"the answer {whose} is {value!r}; it is a string, a bool or an Answer"
+        msg = f"the answer {whose} must be a string, a bool or an Answer, not {value!r}"
         raise AnswerRejected(msg)
 
 

@@ -56,7 +56,7 @@ class RateLimit:
 
     def __attrs_post_init__(self) -> None:
         if any(limit is not None and limit < 1 for limit in attrs.astuple(self)):
-            msg = f"{self} lets nothing through; every limit is at least 1, or None for none"
+            msg = f"{self} allows no requests; every limit must be at least 1, or None for no limit"
             raise DefinitionError(msg)
 
 

@@ -48,7 +48,7 @@ class RetryPolicy:
     def __attrs_post_init__(self) -> None:
         seconds = (self.base_seconds, self.cap_seconds, self.max_retry_after_seconds)
         if self.attempts < 1 or not all(value >= 0 for value in (*seconds, self.extra_attempts)):
-            msg = f"{self} cannot be followed: attempts is at least 1, and the other numbers are at least 0"
+            msg = f"{self} is not valid: attempts must be at least 1, and the other numbers at least 0"
             raise DefinitionError(msg)
 
 

@@ -79,7 +79,7 @@ ChildPlanner = Callable[[RunPlan, Any, str], tuple[RunPlan, AgentState]]
 def _refuse_child(_: RunPlan, effect: Spawn, path: str) -> tuple[RunPlan, AgentState]:
     # A tree without an engine, as in tests of performers: to ask for a child there is an error that says so, and no
     # AttributeError.
-    msg = f"agent {effect.agent_id!r} is not known here; nothing was started at {path!r}"
+    msg = f"agent {effect.agent_id!r} is unknown here; nothing was started at {path!r}"
     raise StepEngineError(msg)
 
 

@@ -229,7 +229,7 @@ class TreeWithSuspension(Tree, Protocol):
 def _make_no_sender_error(wait: Waits) -> AgentError:
     whose = f" of the run {wait.path!r}" if wait.path else ""
     msg = (
-        f"Receive({wait.topic!r}){whose} waits for a message that no one can send: the run has no journal and no handle. "
+        f"Receive({wait.topic!r}){whose} waits for a message that cannot be sent: the run has no journal and no handle. "
         f"Record it with journal=FileJournal(...), or start it with engine.start(...) and call handle.send_message({wait.topic!r}, value)"
     )
     return AgentError(msg)

@@ -94,7 +94,7 @@ class WaitingEffects:
                     # Left out, and that is recorded: the next message may fit, and one that never fits would else stand
                     # before all others for ever.
                     mail.refuse(message, problem)
-                    text = f"a message on {topic!r} (id {message.id!r}) was left out, since it does not fit what waits for it: {problem}"
+                    text = f"a message on {topic!r} (id {message.id!r}) was ignored, because it does not fit the schema of its receiver: {problem}"
                     self._tree.hub.failures.warnings.append(label_warning(text, path, item.plan.definition.id))
                 try:
                     came = await self._wait_until_deadline(item, effect, mail.make_message_future)

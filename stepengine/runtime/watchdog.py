@@ -112,7 +112,7 @@ class Watchdog:
         if culprit == NOBODY or blocked < (BLOCKING_TOOL_SECONDS if culprit.tool else BLOCKING_SECONDS):
             return
         who = f"the tool {culprit.tool!r}" if culprit.tool else "code of a handler, hook or observer"
-        message = f"the event loop has not moved for {blocked:.1f} s: {who} blocks it at {culprit.place or 'an unknown place'}"
+        message = f"the event loop has been blocked for {blocked:.1f} s: {who} blocks it at {culprit.place or 'an unknown place'}"
         self._reported = message  # which the loop takes away as soon as it moves
         LOGGER.warning(message)
 

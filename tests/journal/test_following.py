@@ -170,7 +170,7 @@ def test_following_resumes_after_an_event_id():
     assert ("events_dropped", "epoch") == (strange[0].type, strange[0].reason)
     assert events == [told(event) for event in strange[1:]]
     assert [("events_dropped", "journal", 5)] == [(event.type, event.reason, event.count) for event in beyond]
-    with pytest.raises(StepEngineError, match="not an id of an event"):
+    with pytest.raises(StepEngineError, match="is not the id of an event"):
         asyncio.run(followed(journal, after="nonsense"))
 
 

@@ -171,7 +171,7 @@ async def test_provider_returning_no_reply_is_a_model_error(world):
     seen, events = [], []
     await world.tree(one_call(seen), models=Whole({"text": "hey"}), observers=[events.append]).run()
 
-    assert "gave a dict instead of a ModelReply" in seen[0].error.message
+    assert "returned a dict instead of a ModelReply" in seen[0].error.message
     assert ["model_started", "model_finished"] == [event.type for event in events]
 
 

@@ -368,7 +368,7 @@ def test_event_ids_are_found_only_in_their_own_epoch():
     assert [("r1", epoch, index) for index in range(3)] == [(e.run_id, e.epoch, e.index) for e in events]
     assert 2 == numbers.find_index(events[2].id)
     assert EventNumbers().find_index(events[2].id) is None
-    with pytest.raises(StepEngineError, match="names an event that was not yet"):
+    with pytest.raises(StepEngineError, match="names an event that does not exist yet"):
         numbers.find_index(f"{epoch}-3")
 
 

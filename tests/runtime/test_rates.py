@@ -238,7 +238,7 @@ def test_limiter_serves_several_event_loops_and_survives_a_closed_one():
 
 @pytest.mark.parametrize("wrong", [{"requests_per_minute": 0}, {"tokens_per_minute": -1}, {"max_concurrency": 0}])
 def test_limit_of_zero_or_less_raises(wrong):
-    with pytest.raises(DefinitionError, match="lets nothing through"):
+    with pytest.raises(DefinitionError, match="allows no requests; every limit must be at least 1"):
         RateLimit(**wrong)
 
 

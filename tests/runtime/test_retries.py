@@ -97,7 +97,9 @@ def test_retry_wait_depends_only_on_seed_address_and_attempt():
     ],
 )
 def test_invalid_retry_policy_raises(wrong):
-    with pytest.raises(DefinitionError, match="cannot be followed"):
+    with pytest.raises(
+        DefinitionError, match="is not valid: attempts must be at least 1, and the other numbers at least 0"
+    ):
         RetryPolicy(**wrong)
 
 
