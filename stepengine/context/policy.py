@@ -144,15 +144,15 @@ def make_option_validator(test: Callable[[Any], bool], words: str) -> Check:
 
     def check(policy: object, field: attrs.Attribute[Any], value: object) -> None:
         if isinstance(value, bool) or not isinstance(value, int | float | None) or not test(value):
-            msg = f"{type(policy).__name__}: {field.name} is {words}, not {value!r}"
+            msg = f"{type(policy).__name__}: {field.name} must be {words}, not {value!r}"
             raise DefinitionError(msg)
 
     return check
 
 
-TOKENS = make_option_validator(lambda value: value is None or value >= 1, "a number of tokens from 1 on, or None")
-COUNT = make_option_validator(lambda value: value is not None and value >= 0, "a number from 0 on")
-SHARE = make_option_validator(lambda value: value is not None and 0 <= value < 1, "a share from 0 on and below 1")
+TOKENS = make_option_validator(lambda value: value is None or value >= 1, "a number of tokens, at least 1, or None")
+COUNT = make_option_validator(lambda value: value is not None and value >= 0, "a number of at least 0")
+SHARE = make_option_validator(lambda value: value is not None and 0 <= value < 1, "a share of at least 0 and below 1")
 
 
 @frozen

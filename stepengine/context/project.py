@@ -63,7 +63,7 @@ def project_context(
         try:
             found: Mapping[str, Any] = yield from Perform.idempotent(read)
         except PerformError as error:
-            ctx.logger.warning("the project was not read", error=error.message)
+            ctx.logger.warning("the project could not be read", error=error.message)
             return None
         for warning in found["warnings"]:
             ctx.logger.warning(warning)

@@ -71,7 +71,7 @@ Summarizer: TypeAlias = Callable[[Sequence[Message]], "str | Generator[Yieldable
 def _check_summarizer(_: object, __: attrs.Attribute[Any], given: object) -> None:
     if given is not None and (not callable(given) or is_async(unwrap_function(given))):
         msg = (
-            "summarize: a summarizer is a function that returns text, or a generator function that does I/O with "
+            "summarize: a summarizer must be a function that returns text, or a generator function that does I/O with "
             f"`yield from Perform(fn, ...)`, not {given!r}"
         )
         raise DefinitionError(msg)
@@ -173,7 +173,7 @@ class summarize:  # noqa: N801 - a policy is called by its name, as a hook is
             if isinstance(said, GeneratorType):
                 said = yield from said
             if not isinstance(said, str):
-                msg = f"the summarizer {self.summarizer!r} returned a {type(said).__name__}; it returns text"
+                msg = f"the summarizer {self.summarizer!r} returned a {type(said).__name__}; it must return text"
                 raise TypeError(msg)
             return said
         text = "\n\n".join([t for t in (REQUEST, self.directives.strip()) if t])

@@ -26,7 +26,7 @@ def require_finished_todos(max_reminders: int = 1) -> Callable[[HookContext], Us
         DefinitionError: for a negative number.
     """
     if max_reminders < 0:
-        msg = f"require_finished_todos: max_reminders is a number from 0 on, not {max_reminders!r}"
+        msg = f"require_finished_todos: max_reminders must be a number of at least 0, not {max_reminders!r}"
         raise DefinitionError(msg)
 
     def check(ctx: HookContext) -> UserMessage | None:

@@ -279,7 +279,7 @@ async def test_open_todos_send_agent_back_up_to_max_reminders(most: int) -> None
         assert "\n- fix\n- test\n" in message.text
         assert "- read" not in message.text
     model.assert_complete()
-    with pytest.raises(DefinitionError, match="max_reminders is a number from 0 on, not -1"):
+    with pytest.raises(DefinitionError, match="max_reminders must be a number of at least 0, not -1"):
         require_finished_todos(-1)
 
 

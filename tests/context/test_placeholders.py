@@ -112,7 +112,9 @@ def test_an_unknown_placeholder_stays_and_gives_a_warning(project: Path) -> None
 
     assert "Use {CODEBUFF_CONFIG_SCHEMA} twice: {CODEBUFF_CONFIG_SCHEMA}" == prompt
     (warning,) = warnings
-    assert "agent 'worker': its prompt has {CODEBUFF_CONFIG_SCHEMA}, which stands for nothing here" in warning
+    assert (
+        "agent 'worker': its prompt has {CODEBUFF_CONFIG_SCHEMA}, which is unknown, so it was sent unchanged" in warning
+    )
     assert "USER_INPUT_PROMPT" in warning
 
 

@@ -315,9 +315,9 @@ def test_invalid_summarizer_loses_no_conversation() -> None:
         return "text"
 
     for wrong in (waiting, "text"):
-        with pytest.raises(DefinitionError, match="a summarizer is a function that returns text, or a generator"):
+        with pytest.raises(DefinitionError, match="a summarizer must be a function that returns text, or a generator"):
             summarize(10, summarizer=wrong)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="returned a int; it returns text"):
+    with pytest.raises(TypeError, match="returned a int; it must return text"):
         played(summarize(10, summarizer=len), context(PROMPT, *exchange(1)))  # type: ignore[arg-type]
 
 
