@@ -62,7 +62,7 @@ class SessionStoreAdapter:
         self.is_whole = isinstance(store, VersionedStore)
         self.has_state = isinstance(store, StateStore)
         if isinstance(store, type) or not (self.is_whole or isinstance(store, SessionStore)):
-            msg = f"a session store has the methods get_history(id) and save_history(id, messages), and {store!r} does not"
+            msg = f"a session store needs the methods get_history(id) and save_history(id, messages), and {store!r} lacks them"
             raise DefinitionError(msg)
 
     async def load(self, session_id: str) -> Session:

@@ -199,7 +199,9 @@ def check_session_id(session_id: str) -> str:
     """
     given: object = session_id
     if not isinstance(given, str) or not 0 < len(given) <= MAX_ID_CHARS:
-        msg = f"a session id has 1 to {MAX_ID_CHARS:,} characters, such as 'user:chat'; this one is {str(session_id)[:80]!r}"
+        msg = (
+            f"a session id must be 1 to {MAX_ID_CHARS:,} characters, such as 'user:chat', not {str(session_id)[:80]!r}"
+        )
         raise SessionError(msg)
     try:
         session_id.encode()
