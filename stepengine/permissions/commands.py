@@ -79,10 +79,10 @@ class CommandForm:
 
     def __attrs_post_init__(self) -> None:
         if not self.prefix or not all(self.prefix):
-            msg = 'a rule about commands names a program and the words after it, such as ["git", "status"]'
+            msg = 'a rule about commands must name a program and the words after it, such as ["git", "status"]'
             raise DefinitionError(msg)
         if any(c.isspace() for c in self.prefix[0]):
-            msg = f"{self.prefix[0]!r} is one word with blanks in it; write its words one by one, such as {self.prefix[0].split()!r}"
+            msg = f"{self.prefix[0]!r} contains blanks; write its words separately, such as {self.prefix[0].split()!r}"
             raise DefinitionError(msg)
         if "*" in self.prefix[0] or not normalize_program_name(self.prefix[0]):
             msg = (
@@ -91,9 +91,7 @@ class CommandForm:
             )
             raise DefinitionError(msg)
         if self.prefix[-1] == "*":
-            msg = (
-                f"a command never ends in the word '*'; {list(self.prefix[:-1])!r} is about all commands that begin so"
-            )
+            msg = f"a prefix must not end in '*'; {list(self.prefix[:-1])!r} already covers all commands that start with it"
             raise DefinitionError(msg)
 
 

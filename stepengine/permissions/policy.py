@@ -584,7 +584,7 @@ class Policy:
             OSError: if the file cannot be written.
         """
         if self.mode == "bypass":
-            msg = "a policy in the mode 'bypass' is not saved, because no file may set that mode; save one in another mode"
+            msg = "a policy in the mode 'bypass' cannot be saved, because no file may set that mode; save it in another mode"
             raise DefinitionError(msg)
         text = json.dumps(self.to_json(), indent=2, ensure_ascii=False) + "\n"
         file = FilePath(os.path.realpath(path))

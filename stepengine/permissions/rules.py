@@ -641,7 +641,7 @@ class Domain:
             msg = f"{self.host!r} is not a host; write it like 'docs.example.org' or '*.example.org'"
             raise DefinitionError(msg)
         if origin.port not in (None, USUAL_PORTS["http"]) or name.endswith(f":{origin.port}"):
-            msg = f"{self.host!r} has a port, and rules are about hosts; write {wild + origin.host!r}"
+            msg = f"{self.host!r} has a port, and rules match only hosts; write {wild + origin.host!r}"
             raise DefinitionError(msg)
         # In the form in which hosts are compared: lower case and ASCII.
         object.__setattr__(self, "host", wild + origin.host)
@@ -1256,7 +1256,7 @@ def _make_rule_id(rule: Rule) -> str:
 
 def _check_source(_: Any, __: Any, value: str | None) -> None:
     if value is not None and value not in SOURCES:
-        msg = f"the source of a rule is one of {', '.join(SOURCES)}, or None for all of them, not {value!r}"
+        msg = f"the source of a rule must be one of {', '.join(SOURCES)}, or None for all of them, not {value!r}"
         raise DefinitionError(msg)
 
 

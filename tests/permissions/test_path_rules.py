@@ -309,7 +309,7 @@ def test_tools_that_could_write_the_policy_file_are_refused(tmp_path: Path, made
     }[made]()
     agent = AgentDefinition("user", tools=tools if given_to == "agent" else [])
 
-    with pytest.raises(DefinitionError, match=r"model could allow itself everything.*below_root=True"):
+    with pytest.raises(DefinitionError, match=r"model could change its own permissions.*below_root=True"):
         Engine([agent], tools=tools if given_to == "engine" else [], permissions=PolicyFile(file))
 
 
@@ -333,7 +333,7 @@ def linked_policy(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def test_tools_that_could_replace_a_policy_link_are_refused(tmp_path: Path, linked_policy: Path) -> None:
     tools = file_tools(tmp_path / "work", write=True)
 
-    with pytest.raises(DefinitionError, match=r"model could allow itself everything.*below_root=True"):
+    with pytest.raises(DefinitionError, match=r"model could change its own permissions.*below_root=True"):
         Engine([AgentDefinition("user", tools=tools)], permissions=PolicyFile(linked_policy))
 
 
