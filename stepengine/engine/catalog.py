@@ -275,7 +275,7 @@ class Catalog:
             known = self._agents.get(_catalog_key(agent))
             return known if known is not None and known.definition is agent else self._get_or_compile(agent)
         if not isinstance(agent, str):
-            msg = f"an agent is given by its id or as an AgentDefinition, not as {agent!r}"
+            msg = f"an agent must be an id or an AgentDefinition, not {agent!r}"
             raise AgentError(msg)
         known = self._agents.get(normalised_id(agent)) or self._find_published_agent(agent)
         if known is None:
@@ -459,7 +459,7 @@ class Catalog:
             if folder is not None and not tool.spec.annotations.read_only and file.is_below(folder):
                 msg = (
                     f"{whose} has the tool {tool.spec.name!r}, which works in the folder of the policy file {str(file.path)!r}: a "
-                    "model could allow itself everything. Keep the file outside of that folder, or accept it with "
+                    "model could change its own permissions. Keep the file outside of that folder, or accept the risk with "
                     "PolicyFile(path, below_root=True)"
                 )
                 raise DefinitionError(msg)
@@ -477,8 +477,8 @@ class Catalog:
             folder: Sequence[str] | None = getattr(tool, "folder", None)
             if folder is not None and key.folder_parts[: len(folder)] == tuple(folder):
                 msg = (
-                    f"the tool {tool.spec.name!r} works in a folder that the signing key {str(key.path)!r} is in: an agent could read it, "
-                    "and sign what it likes. Keep the key outside of the folders that agents work in"
+                    f"the tool {tool.spec.name!r} works in a folder with the signing key {str(key.path)!r}: an agent could read the key "
+                    "and sign anything. Keep the key outside of the folders that agents work in"
                 )
                 raise DefinitionError(msg)
 
@@ -538,7 +538,7 @@ def _make_source_hook(
             # allowed.
             if tool.spec.name in own:
                 msg = (
-                    f"agent {definition.id!r}: {source.name!r} has a tool {tool.spec.name!r}, and there is another one of that "
+                    f"agent {definition.id!r}: {source.name!r} has a tool {tool.spec.name!r}, and the agent has another tool with that "
                     "name; give the source another name, or exclude the tool there"
                 )
                 raise DefinitionError(msg)
@@ -565,8 +565,8 @@ def _find_tool_spec(known: Mapping[str, ToolBinding], ctx: HookContext, name: st
 def _resolve_spawnable_id(definition: AgentDefinition, wanted: str, ids: Mapping[str, object]) -> str:
     key = find_matching_id(wanted, ids)
     if key is None:
-        known = f"known are: {list_names(ids, wanted)}{_unknown_agent_hint(wanted, ids)}"
-        msg = f"agent {definition.id!r} may spawn {wanted!r}, which no agent is called; {known}"
+        known = f"known agents: {list_names(ids, wanted)}{_unknown_agent_hint(wanted, ids)}"
+        msg = f"agent {definition.id!r} lists {wanted!r} in spawnable_agents, but no agent has that id; {known}"
         raise DefinitionError(msg)
     return key
 
@@ -639,7 +639,7 @@ def _add_carried_tool(
     if tools[name] != binding:
         msg = (
             f"agent {definition.id!r}: its tool {carrier!r} uses a tool {name!r}, and the agent has another "
-            "one of that name; names are unique"
+            "tool with that name; tool names must be unique"
         )
         raise DefinitionError(msg)
     return []
@@ -652,8 +652,8 @@ def _resolve_used_agent_id(
     key = find_matching_id(wanted, ids)
     if key is None:
         msg = (
-            f"the tool {carrier!r} of agent {definition.id!r} uses {wanted!r}, which no tool and no agent is called; tools are: "
-            f"{list_names(sorted(tools), wanted)}; agents are: {list_names(ids, wanted)}{did_you_mean(wanted, [*tools, *ids])}"
+            f"the tool {carrier!r} of agent {definition.id!r} uses {wanted!r}, but no tool or agent has that name; tools: "
+            f"{list_names(sorted(tools), wanted)}; agents: {list_names(ids, wanted)}{did_you_mean(wanted, [*tools, *ids])}"
         )
         raise DefinitionError(msg)
     return key
@@ -672,7 +672,7 @@ def _make_agent_tools(
         if name in known:
             msg = (
                 f"agent {definition.id!r}: its spawnable agent {(key if '/' in key else name.replace('_', '-'))!r} is offered as the tool {name!r}, "
-                "but there is a tool of that name; rename one of them"
+                "but the agent has a tool with that name; rename one of them"
             )
             raise DefinitionError(msg)
         made[name] = tool.binding()
@@ -790,7 +790,7 @@ def _index_definitions(given: Iterable[object]) -> dict[str, AgentDefinition]:
     found: dict[str, AgentDefinition] = {}
     for definition in given:
         if not isinstance(definition, AgentDefinition):
-            msg = f"agents holds AgentDefinition objects, not {definition!r}"
+            msg = f"agents must contain AgentDefinition objects, not {definition!r}"
             raise DefinitionError(msg)
         if _catalog_key(definition) in found:
             raise _duplicate_agent_error(definition.id)
@@ -810,7 +810,7 @@ def require_sync_hooks(owner: str, hooks: Hooks) -> None:
             name = getattr(hook, "__qualname__", type(hook).__qualname__)
             call = hook if inspect.isroutine(hook) else getattr(hook, "__call__", None)  # noqa: B004
             if not callable(hook):
-                msg = f"{owner}: a {point} hook is a function, not {hook!r}"
+                msg = f"{owner}: a {point} hook must be a function, not {hook!r}"
                 raise DefinitionError(msg)
             if inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call):
                 msg = (
@@ -827,19 +827,19 @@ def _index_tools(owner: str, tools: Iterable[object]) -> dict[str, ToolLike]:
             hint = "; decorate the function with @tool" if inspect.isroutine(tool) else ""
             if isinstance(tool, str):
                 line = python_for_tools([tool])
-                hint = f"; give it {line}" if line else "; a name stands in the tools of an agent"
-            msg = f"{owner}: tools holds Tool objects, not {tool!r}{hint}"
+                hint = f"; pass {line}" if line else "; names go into the tools of an agent"
+            msg = f"{owner}: tools must contain Tool objects, not {tool!r}{hint}"
             raise DefinitionError(msg)
         name = tool.spec.name
         if name in named:
-            msg = f"{owner}: two tools are called {name!r}; names are unique"
+            msg = f"{owner}: two tools have the name {name!r}; tool names must be unique"
             raise DefinitionError(msg)
         named[name] = tool
     return named
 
 
 def _duplicate_agent_error(agent_id: str) -> DefinitionError:
-    msg = f"two agents have the id {agent_id!r} ('_' counts as '-'); ids are unique in an engine"
+    msg = f"two agents have the id {agent_id!r} ('_' counts as '-'); ids must be unique in an engine"
     return DefinitionError(msg)
 
 
@@ -850,12 +850,12 @@ def _unknown_tools_error(
     of_workspace = [n for n in names if n in WORKSPACE_TOOLS]
     bundled = [n for n in names if n in MAKERS and n not in WORKSPACE_TOOLS]
     all_known = [*known, *MAKERS, *WORKSPACE_TOOLS]
-    parts = [f"which the engine was not given; available are: {list_names(sorted(known), names[0])}"]
+    parts = [f"which the engine does not have; available: {list_names(sorted(known), names[0])}"]
     if of_workspace:
         line = f"{workspace.format_workspace_argument(of_workspace)}, with `from stepengine import Workspace`"
-        parts.append(f"{_format_names_with_verb(of_workspace)} with stepengine: give the engine {line}")
+        parts.append(f"{_format_names_with_verb(of_workspace)} with stepengine: pass the engine {line}")
     if bundled:
-        parts.append(f"{_format_names_with_verb(bundled)} with stepengine: give the engine {python_for_tools(bundled)}")
+        parts.append(f"{_format_names_with_verb(bundled)} with stepengine: pass the engine {python_for_tools(bundled)}")
     strange = [n for n in names if n not in all_known]
     parts += [f"{name!r} does not exist{did_you_mean(name, all_known)}" for name in strange]
     told = " ".join([part if part.endswith("?") else f"{part}." for part in parts]).removesuffix(".")
@@ -871,7 +871,7 @@ def _unknown_agent_hint(agent_id: str, known: Iterable[str]) -> str:
     """Return a hint for an unknown agent id: that the agent is bundled, or a similar id."""
     found = find_bundled_id(agent_id)
     if found is not None:
-        return f"; it comes with stepengine: give it as load_agent({found!r})"
+        return f"; it comes with stepengine: pass load_agent({found!r})"
     return did_you_mean(normalised_id(agent_id), [*known, *list_bundled_ids()])
 
 

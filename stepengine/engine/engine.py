@@ -323,10 +323,10 @@ class Engine:
         patience = asked.pop("wait_for_answers", default)
         if keeps_open and asked.get("journal") is not None:
             msg = (
-                "journal= holds one run, and a handle that is kept open has one in each turn; with "
-                "Engine(sessions=...) each of them has a journal of its own"
+                "a journal holds one run, but a handle with keep_open starts a run for each turn. With "
+                "Engine(sessions=...) each turn gets its own journal"
             )
-            raise InputError(msg, issues=("journal does not go with keep_open",))
+            raise InputError(msg, issues=("journal cannot be combined with keep_open",))
         first = dict(asked)
         asked.pop("run_id", None)  # which no other turn may have
         live = self._launcher.create_requested_run(agent, prompt, first)

@@ -44,7 +44,7 @@ def _is_store(value: object) -> bool:
 
 ENGINE = {
     "agents": _make_list_check("AgentDefinition objects"),
-    "tools": _make_list_check("Tool objects, and a model goes to Engine(agents, models=...)"),
+    "tools": _make_list_check("Tool objects (models go to Engine(agents, models=...))"),
     "hooks": allow_none(instance_check(Hooks, "Hooks(pre_step=[check])")),
     "permissions": allow_none(
         FieldCheck(
@@ -54,11 +54,11 @@ ENGINE = {
     ),
     "headless": allow_none(FLAG),
     "limits": LIMITS,
-    "observers": _make_list_check("functions of an event, or of objects with on_event"),
+    "observers": _make_list_check("functions that take an event, or of objects with on_event"),
     "dependency_overrides": allow_none(
-        FieldCheck(lambda value: isinstance(value, Mapping), "a mapping between functions")
+        FieldCheck(lambda value: isinstance(value, Mapping), "a mapping from functions to functions")
     ),
-    "pricing": allow_none(FieldCheck(callable, "a function of model, usage and time")),
+    "pricing": allow_none(FieldCheck(callable, "a function that takes model, usage and time")),
     "default_model": allow_none(TEXT),
     "agent_models": AGENT_MODELS,
     "retry": allow_none(instance_check(RetryPolicy, "RetryPolicy(attempts=2)")),
@@ -86,7 +86,7 @@ ENGINE = {
         lambda value: (
             isinstance(value, ResourceMap) or (isinstance(value, Iterable) and not isinstance(value, str | Mapping))
         ),
-        "a list of objects, each found by its own type; ResourceMap.insert(value, as_type=Base) files one under another",
+        "a list of objects, each found by its type; ResourceMap.insert(value, as_type=Base) sets another type",
     ),
     "workspace": allow_none(
         FieldCheck(lambda value: isinstance(value, Workspace | Path | str), "a folder or a Workspace")
@@ -106,7 +106,7 @@ def check_engine_arguments(arguments: Mapping[str, Any]) -> None:
     """
     for name in arguments["unknown"]:
         known = list_names([each for each in arguments if each not in ("self", "unknown")], name)
-        msg = f"an Engine takes no {name!r}; it takes: {known}"
+        msg = f"Engine has no argument {name!r}; valid arguments: {known}"
         raise DefinitionError(msg)
     for problem in filter(
         None, [what.find_problem(f"Engine({name}=...)", arguments[name]) for name, what in ENGINE.items()]
@@ -123,7 +123,7 @@ def make_watcher(observer: ObserverLike) -> Watcher:
     """
     call = getattr(observer, "on_event", observer)
     if not callable(call) or inspect.iscoroutinefunction(call):
-        msg = f"an observer is a plain function of one event, or an object with such an on_event, not {observer!r}"
+        msg = f"an observer must be a plain function that takes one event, or an object with such a method on_event, not {observer!r}"
         raise DefinitionError(msg)
     return Watcher(observer)
 
@@ -140,7 +140,7 @@ def make_rate_limits(given: RateLimitsLike, models: Models, clock: TimeSource) -
     unknown = [] if isinstance(given, RateLimit) else [name for name in given if name not in models.providers]
     if unknown:
         known = list_names(models.providers, unknown[0], quoted=True)
-        msg = f"rate_limits names the provider {unknown[0]!r}, which is not registered; registered are: {known}"
+        msg = f"rate_limits names the provider {unknown[0]!r}, which is not registered; registered providers: {known}"
         raise DefinitionError(msg)
     return RateLimits(given, clock)
 

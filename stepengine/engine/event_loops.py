@@ -22,7 +22,7 @@ def require_event_loop(operation: str, alternative: str = "") -> None:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        beside = f", or use {alternative}, which needs none" if alternative else ""
+        beside = f", or use {alternative}, which needs no event loop" if alternative else ""
         msg = f"{operation} needs a running event loop: call it inside `async def`{beside}"
         raise StepEngineError(msg) from None
 
@@ -31,9 +31,7 @@ def refuse_trio(operation: str, alternative: str = "") -> None:
     """Raise if trio's event loop runs here, and name *operation*; do nothing where no loop runs."""
     if _is_in_trio_task():
         beside = f", or call {alternative} in a thread, by anyio.to_thread.run_sync" if alternative else ""
-        msg = (
-            f"{operation} needs asyncio's event loop, and trio's runs here: let anyio use its backend 'asyncio'{beside}"
-        )
+        msg = f"{operation} needs asyncio's event loop, but trio's is running: use anyio with its backend 'asyncio'{beside}"
         raise StepEngineError(msg)
 
 

@@ -236,7 +236,7 @@ def _find_tool_name_problem(tool: Any, scope: _FunctionScope, *, is_kept: bool) 
     if not is_kept or name in scope.names.offered or scope.names.tools[name].runs.how not in RUN_FREELY:
         return ""
     return (
-        f"the tool {name!r} is not listed by the agent. List it in {scope.for_tools}, or call it with "
+        f"the tool {name!r} is not in the tools of the agent. List it in {scope.for_tools}, or call it with "
         f"ToolCall({name!r}, {{...}}, include_tool_call=False)."
     )
 

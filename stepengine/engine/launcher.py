@@ -387,7 +387,7 @@ def _with_hook_session_id(plan: RunPlan) -> RunPlan:
 def require_agent_state(state: object) -> None:
     """Raise ``InputError`` unless *state* is one that a step can start from."""
     if not isinstance(state, AgentState):
-        msg = f"step() takes an AgentState such as AgentState.from_messages([UserMessage('Hi')]), not {state!r}"
+        msg = f"step() needs an AgentState such as AgentState.from_messages([UserMessage('Hi')]), not {state!r}"
         raise InputError(msg, issues=("state should be an AgentState",))
 
 
@@ -436,7 +436,7 @@ class StepRun:
         if step is None:
             if ended.error is not None:
                 raise ended.error
-            msg = f"the step of agent {self.agent.definition.id!r} ended as {ended.status.value} before it gave a state"
+            msg = f"the step of agent {self.agent.definition.id!r} ended as {ended.status.value} before it returned a state"
             raise StepEngineError(msg)
         after = step.agent_state
         budget = before.steps_remaining

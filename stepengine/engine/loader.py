@@ -102,10 +102,10 @@ class AgentLocation:
             return chosen[0]
         held = list_names([agent.id for agent in found], self.id or "", quoted=True)
         if self.id:
-            msg = f"{self.file} holds no agent {self.id!r}; it holds {held}"
+            msg = f"{self.file} has no agent {self.id!r}; its agents: {held}"
         else:
             named = attrs.evolve(self, id=found[0].id)
-            msg = f"{self.file} holds several agents: {held}; say which, such as '{named}'"
+            msg = f"{self.file} has several agents: {held}; choose one, such as '{named}'"
         raise DefinitionError(msg)
 
 
@@ -131,7 +131,9 @@ def load_agent(path_or_id: str | Path, *, folders: Iterable[Path] = (), sandboxe
     is_named = AgentLocation.from_text(path_or_id) is not None
     if sandboxed and not is_named:
         name = find_published_name(str(path_or_id)) or path_or_id
-        msg = f"an agent that runs in the sandbox is named by its file, such as './agents/{name}.py', not {str(path_or_id)!r}"
+        msg = (
+            f"name an agent that runs in the sandbox by its file, such as './agents/{name}.py', not {str(path_or_id)!r}"
+        )
         raise DefinitionError(msg)
     if (member := find_packaged_agent(path_or_id)) is not None:
         return member.load()
@@ -201,7 +203,7 @@ def _locate_by_id(agent_id: str, places: tuple[Path, ...]) -> AgentLocation:
     if (found := _find_agent_in_folders(wanted, places, broken)) is not None:
         return found
     names = [normalised_id(file.stem) for folder in places for file in _agent_files(folder)]
-    searched = ", ".join([str(f) for f in places]) or "no folder: there is no ./agents"
+    searched = ", ".join([str(f) for f in places]) or "no folder, because ./agents does not exist"
     beside = Path(f"{agent_id}.py")
     near = (
         f"; did you mean ./{beside.as_posix()}?" if beside.is_file() else did_you_mean(wanted, names, alike=NEAR_RATIO)
@@ -209,11 +211,11 @@ def _locate_by_id(agent_id: str, places: tuple[Path, ...]) -> AgentLocation:
     having = " and ".join(
         [f"{p.publisher}/{wanted}" for p in packages.find_installed_agent_packages().packages if wanted in p.agents]
     )
-    having = f". An installed package has {having}: name it so" if having else ""
+    having = f". An installed package has {having}: use that id" if having else ""
     msg = f"no agent has the id {agent_id!r}; searched: {searched}{having}. Give a path such as './agents/reviewer.py', or an id{near}"
     foreign = trust.find_untrusted_folder(trust.LOCAL) if trust.LOCAL not in places else None
     if foreign is not None:
-        msg = f"{msg}. Not searched, because nobody trusts it: {foreign}; `{foreign.trust_command}` does"
+        msg = f"{msg}. Not searched, because it is not trusted: {foreign}; to trust it, run `{foreign.trust_command}`"
     raise DefinitionError("\n  not read: ".join([msg, *broken]))
 
 
@@ -224,9 +226,7 @@ def _report_shadowed_bundled_agent(found: AgentLocation, wanted: str) -> None:
         and find_bundled_id(wanted)
         and found.file.resolve().parent not in _resolved_bundled_folders()
     ):
-        trust.print_or_log_message(
-            f"the agent {wanted!r} is that of {found.file}, and not the one that comes with stepengine"
-        )
+        trust.print_or_log_message(f"the agent {wanted!r} is loaded from {found.file}, not from stepengine")
 
 
 @frozen
@@ -335,7 +335,7 @@ def load_folder(folder: Path) -> LoadedFolder:
         for schedule in found[1]:
             _, first = schedules.setdefault(schedule.id, (schedule, file))
             if first != file:
-                msg = f"{first} and {file} both have a schedule of the id {schedule.id!r}; each needs its own"
+                msg = f"{first} and {file} both have a schedule with the id {schedule.id!r}; give each its own id"
                 raise DefinitionError(msg)
     if broken and not agents:
         raise next(iter(broken.values()))
@@ -477,7 +477,7 @@ def find_schedules(module: ModuleType, name: str) -> tuple[Schedule, ...]:
     singles = [one] if isinstance(one, Schedule) else []
     listed = several if isinstance(several, list | tuple) and any(isinstance(s, Schedule) for s in several) else ()
     if singles and listed:
-        msg = f"{name}: holds both 'schedule' and 'schedules'; one of them would be fine"
+        msg = f"{name}: defines both 'schedule' and 'schedules'; keep one of them"
         raise DefinitionError(msg)
     try:
         return require_unique_ids(singles or listed)
@@ -540,7 +540,7 @@ def load_module(file: Path) -> ModuleType:
         DefinitionError: when loading it fails.
     """
     if trust.is_sandboxed(file):
-        msg = f"{file}: is not imported, since it is set to run in the sandbox alone"
+        msg = f"{file}: is not imported, because the settings allow it to run only in the sandbox"
         raise DefinitionError(msg)
     return _load_with_definition_errors(file, lambda: load_module_at(file))
 
@@ -601,4 +601,4 @@ def _load_error_text(file: Path, error: DefinitionError) -> str:
 
 def warn_of_skipped_file(problem: str) -> None:
     """Warn that a file of a folder cannot be loaded, with a ``BrokenFile`` warning that says why."""
-    warnings.warn(f"{problem}; this file is left out", BrokenFile, stacklevel=3)
+    warnings.warn(f"{problem}; this file is skipped", BrokenFile, stacklevel=3)

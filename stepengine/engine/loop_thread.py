@@ -151,7 +151,7 @@ def _refuse_in_signal_handler() -> None:
     while frame is not None:
         if frame.f_code in codes:
             msg = (
-                f"a run cannot be waited for inside the signal handler {frame.f_code.co_name!r}: it would block what it "
+                f"the signal handler {frame.f_code.co_name!r} cannot wait for a run: it would block the code that it "
                 "interrupted; set a flag in the handler and start the run outside"
             )
             raise StepEngineError(msg)

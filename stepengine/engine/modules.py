@@ -20,12 +20,12 @@ def get_module_agents(module: ModuleType, name: str) -> tuple[AgentDefinition, .
     """
     one, several = getattr(module, "agent", None), getattr(module, "agents", None)
     if one is not None and several is not None:
-        msg = f"{name}: holds both 'agent' and 'agents'; one of them would be fine: {EXPECTED}"
+        msg = f"{name}: defines both 'agent' and 'agents'; keep one of them: {EXPECTED}"
         raise DefinitionError(msg)
     if isinstance(one, AgentDefinition):
         return (one,)
     if not isinstance(several, list | tuple) or not several:
-        found = "nothing called 'agent' or 'agents'"
+        found = "no 'agent' or 'agents'"
         found = found if one is None else f"an 'agent' that is {one!r}"
         found = found if several is None else f"'agents' that are {several!r}"
         msg = f"{name}: expected {EXPECTED}, found {found}"
@@ -36,7 +36,7 @@ def get_module_agents(module: ModuleType, name: str) -> tuple[AgentDefinition, .
             msg = f"{name}: expected {EXPECTED}, found {agent!r} in 'agents'"
             raise DefinitionError(msg)
         if normalised_id(agent.id) in ids:
-            msg = f"{name}: 'agents' holds two agents of the id {agent.id!r}; each needs its own"
+            msg = f"{name}: 'agents' has two agents with the id {agent.id!r}; give each its own id"
             raise DefinitionError(msg)
         ids.add(normalised_id(agent.id))
     return tuple(several)

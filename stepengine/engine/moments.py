@@ -136,7 +136,7 @@ class Moment:
 
 def describe_end(finished: Finished) -> str:
     """Return how a run ended, in a line."""
-    error, said = finished.error, f"the run has ended, {finished.status.value}"
+    error, said = finished.error, f"the run ended as {finished.status.value}"
     return said if error is None else f"{said} with {type(error).__name__}: {getattr(error, 'message', error)}"
 
 

@@ -38,7 +38,7 @@ def load_module_at(file: Path) -> ModuleType:
     """
     resolved = file.resolve()
     if not resolved.stem.isidentifier():
-        msg = f"{file}: an agent file is called like a Python module, such as 'code_reviewer.py'"
+        msg = f"{file}: the name of an agent file must be a valid Python module name, such as 'code_reviewer.py'"
         raise DefinitionError(msg)
     name = f"{_register_folder_package(resolved.parent)}.{resolved.stem}"
     if name not in sys.modules:
@@ -141,7 +141,7 @@ class _AgentFileLoader(SourceFileLoader):
             OSError: when it cannot be read, and for bytecode.
         """
         if path.endswith(".pyc"):
-            msg = f"{path} is not read: the source is"
+            msg = f"{path} is bytecode; stepengine reads only the source"
             raise FileNotFoundError(msg)
         return super().get_data(path)
 
@@ -244,8 +244,8 @@ class _NeighbourImportRewriter(ast.NodeTransformer):
             return False
         if is_standard:
             msg = (
-                f"{self._file}:{line}: {top!r} is a module of the standard library, and {file.name!r} lies beside the agent file; "
-                f"give that another name, or write `from . import {top}` if it is meant"
+                f"{self._file}:{line}: {top!r} is a module of the standard library, and {file.name!r} is next to the agent file. "
+                f"Rename that file, or write `from . import {top}` to import it"
             )
             raise DefinitionError(msg)
         self.has_moved = True

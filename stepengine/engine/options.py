@@ -291,7 +291,7 @@ RUN = {
     "wait_for_answers": allow_none(NUMBER),
     "now": FLAG,
 }
-MODEL_HINT = "; a model is set with AgentDefinition(model=...), Engine(default_model=...), or for one run with agent_models={id: model}"
+MODEL_HINT = "; set a model with AgentDefinition(model=...), Engine(default_model=...), or for one run with agent_models={id: model}"
 
 
 def validate_options(method: str, kind: type[Any], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -304,7 +304,7 @@ def validate_options(method: str, kind: type[Any], options: Mapping[str, Any]) -
     for name in options:
         if name not in kind.__annotations__:
             hint = MODEL_HINT if name == "model" else ""
-            msg = f"{method}() takes no {name!r}; its options are: {list_names(kind.__annotations__, name)}{hint}"
+            msg = f"{method}() has no option {name!r}; valid options: {list_names(kind.__annotations__, name)}{hint}"
             raise InputError(msg, issues=(f"{name} is not an option",))
     issues = [RUN[name].find_problem(name, value) for name, value in options.items() if name in RUN]
     for issue in filter(None, issues):

@@ -164,7 +164,7 @@ class PackagedAgent:
         """
         gate = trust.GATE.get()
         if gate is not None and not gate.approves_access(self.package.access_request):
-            msg = f"{self} was not loaded: nobody agreed to what its package wants"
+            msg = f"{self} was not loaded: no one approved the access that its package requests; run `{self.package.access_request.approve_command}`"
             raise DefinitionError(msg)
         held = _load_and_verify_agents(self.package)
         known = held.agents.get(self.declared.id)
@@ -197,7 +197,7 @@ def find_installed_agent_packages() -> InstalledPackages:
             problems[key] = f"the agents of {key[1]!r} cannot be used: {error}"
     twice = {p.name for p in packages if sum(other.name == p.name for other in packages) > 1}
     for name in sorted(twice):
-        said = f"the agents of {name!r} cannot be used: it has several entries in {GROUP!r}; one publisher with all agents would be fine"
+        said = f"the agents of {name!r} cannot be used: it has several entries in {GROUP!r}; declare one publisher with all agents"
         problems |= {(p.publisher, name): said for p in packages if p.name == name}
     return InstalledPackages(tuple([p for p in packages if p.name not in twice]), problems)
 
@@ -221,7 +221,7 @@ def approve_package(name: str) -> trust.AccessRequest:
     if package is None:
         said = [said for (_, theirs), said in found.problems.items() if trust.normalise_package_name(theirs) == plain]
         there = list_names([one.name for one in found.packages], name)
-        msg = said[0] if said else f"there is no package {name!r} with agents; installed are: {there}"
+        msg = said[0] if said else f"there is no package {name!r} with agents; installed packages: {there}"
         raise DefinitionError(msg)
     trust.approve_access(package.access_request)
     return package.access_request
@@ -268,13 +268,13 @@ def find_published_agent(agent_id: str) -> PackagedAgent | None:
         return None
     if len(members) > 1:
         both = " and ".join([str(member.package) for member in members])
-        msg = f"{members[0].id!r} is an agent of {both}, and neither is taken; uninstall one of them"
+        msg = f"{members[0].id!r} is an agent of both {both}, so it is ambiguous; uninstall one of them"
         raise DefinitionError(msg)
     (member,) = members
     if version is not None and not _matches_version(version, member, agent_id):
         msg = (
-            f"{agent_id!r} was asked for, and {member.package} is installed; install {member.package.name}=={version}, "
-            f"or ask for {member.id!r}"
+            f"{agent_id!r} is not installed, but {member.package} is; install {member.package.name}=={version}, "
+            f"or use {member.id!r}"
         )
         raise DefinitionError(msg)
     return member
@@ -286,7 +286,7 @@ def _matches_version(version: str, member: PackagedAgent, wanted: str) -> bool:
     try:
         return Version(version) == Version(member.package.version)
     except InvalidVersion:
-        msg = f"{version[:ID_CHARS]!r} in {wanted[:TEXT_CHARS]!r} is not a version; one like '1.2' would be fine"
+        msg = f"{version[:ID_CHARS]!r} in {wanted[:TEXT_CHARS]!r} is not a version; write one like '1.2'"
         raise DefinitionError(msg) from None
 
 
@@ -301,14 +301,12 @@ def _read_package(entry: metadata.EntryPoint) -> Package:
     name, value = _package_name(entry), VALUE.fullmatch(entry.value.strip()[:TEXT_CHARS])
     _require(
         ID.fullmatch(entry.name) is not None and len(entry.name) <= ID_CHARS,
-        f"its publisher is {entry.name[:ID_CHARS]!r}; lower-case letters, digits and single hyphens would be fine",
+        f"its publisher must be lower-case letters, digits and single hyphens, not {entry.name[:ID_CHARS]!r}",
     )
-    _require(
-        entry.name != OWN, f"the publisher {OWN!r} stands for what comes with the engine; another one would be fine"
-    )
+    _require(entry.name != OWN, f"the publisher {OWN!r} is reserved for bundled agents; use another name")
     dist = entry.dist
     if value is None or dist is None:
-        msg = f"its entry in {GROUP!r} is {entry.value[:TEXT_CHARS]!r}; a module, or 'module:attribute', would be fine"
+        msg = f"its entry in {GROUP!r} must be a module or 'module:attribute', not {entry.value[:TEXT_CHARS]!r}"
         raise DefinitionError(msg)
     version = str(dist.metadata["Version"] or "")
     try:
@@ -344,7 +342,7 @@ def _find_code_folder(dist: metadata.Distribution, module: str) -> Path:
             folder = folder / part if (folder / part).is_dir() else folder
         if (folder / FILE).is_file() and any(folder.is_relative_to(root) for root in roots):
             return folder
-    msg = f"no {FILE!r} lies in the folder of {module!r}; `stepengine agents check --write` in its project makes one"
+    msg = f"the folder of {module!r} has no {FILE!r}; run `stepengine agents check --write` in its project to create it"
     raise DefinitionError(msg)
 
 
@@ -388,12 +386,12 @@ def parse_declaration(content: bytes, where: str = FILE) -> dict[str, Any]:
     _require_object(told, where, "format", "agents", "reads", "writes", "hosts")
     _require(
         told.get("format") == FORMAT,
-        f"{where}: its format is {_short_repr(told.get('format'))}; {FORMAT!r} would be fine",
+        f"{where}: its format must be {FORMAT!r}, not {_short_repr(told.get('format'))}",
     )
     agents = told.get("agents")
     _require(
         isinstance(agents, dict) and 0 < len(agents) <= MAX_AGENTS,
-        f"{where}: agents are an object with 1 to {MAX_AGENTS} members",
+        f"{where}: agents must be an object with 1 to {MAX_AGENTS} members",
     )
     found = [
         _parse_declared_agent(str(key), value, f"{where}: agents.{str(key)[:ID_CHARS]}")
@@ -405,7 +403,7 @@ def parse_declaration(content: bytes, where: str = FILE) -> dict[str, Any]:
     wanted = len({name for each in found for name in (*each.tools, *each.spawns)}) + sum(map(len, lists.values()))
     _require(
         wanted <= MAX_WISHES,
-        f"{where} wants {wanted:,} tools, agents, folders and hosts; {MAX_WISHES} at most, as a person agrees to all of them",
+        f"{where} requests {wanted:,} tools, agents, folders and hosts; at most {MAX_WISHES} are allowed, because a person must approve them",
     )
     return declared
 
@@ -425,7 +423,7 @@ def _ascii_host(host: str, where: str) -> str:
     # Two hosts in one text, or a user before a host, would be read as something else than they are.
     _require(
         HOST.fullmatch(found) is not None,
-        f"{where} has {_short_repr(host)}, which is no host; one like 'api.example.com' would be fine",
+        f"{where} has {_short_repr(host)}, which is not a host; write one like 'api.example.com'",
     )
     return found
 
@@ -439,11 +437,11 @@ def _parse_declared_agent(agent_id: str, value: object, where: str) -> DeclaredA
     description, tools = told.get("description", ""), told.get("tools", {})
     _require(
         isinstance(description, str) and len(description) <= DESCRIPTION_CHARS,
-        f"{where}.description is a text of at most {DESCRIPTION_CHARS:,} characters",
+        f"{where}.description must be a text of at most {DESCRIPTION_CHARS:,} characters",
     )
     _require(
         isinstance(tools, dict) and len(tools) <= MAX_MEMBERS,
-        f"{where}.tools are an object of at most {MAX_MEMBERS} tools",
+        f"{where}.tools must be an object of at most {MAX_MEMBERS} tools",
     )
     _require_texts(
         [*tools, *[kind or "none" if isinstance(kind, str) else kind for kind in tools.values()]], f"{where}.tools"
@@ -455,19 +453,19 @@ def _parse_declared_agent(agent_id: str, value: object, where: str) -> DeclaredA
         )
         _require(
             is_plain,
-            f"{where}.tools has {_short_repr(name)}: {_short_repr(kind)}; names and categories have the letters a to z, digits, '_' and '-'",
+            f"{where}.tools has {_short_repr(name)}: {_short_repr(kind)}; names and categories may contain a to z, digits, '_' and '-'",
         )
     return DeclaredAgent(agent_id, description, tools, _require_texts(told.get("spawns", []), f"{where}.spawns"))
 
 
 def _require_object(value: object, where: str, *known: str) -> dict[str, Any]:
     if not isinstance(value, dict):
-        msg = f"{where} is {_short_repr(value)}, and no object"
+        msg = f"{where} must be an object, not {_short_repr(value)}"
         raise DefinitionError(msg)
     strange = [key for key in value if key not in known]
     _require(
         not strange,
-        f"{where} has {_short_repr(strange[:1])}, which is not known; known are {list_names(known, strange[0] if strange else '')}",
+        f"{where} has {_short_repr(strange[:1])}, which is unknown; valid members: {list_names(known, strange[0] if strange else '')}",
     )
     return value
 
@@ -535,7 +533,7 @@ def _load_and_verify_agents(package: Package) -> PackageAgents:
             _report_unknown_sandboxed_names()
         held = _load_sandboxed_agents(package) if is_sandboxed else import_agents(package.value)
         if problems := find_declaration_mismatches(package, held):
-            msg = f"{package} is not as its {FILE} says: {'; '.join(problems)}. Nothing of it is used"
+            msg = f"{package} does not match its {FILE}: {'; '.join(problems)}. None of its agents are loaded"
             raise DefinitionError(msg)
         _HELD[key] = held
         for agent_id, agent in held.agents.items():
@@ -555,8 +553,8 @@ def _report_unknown_sandboxed_names() -> None:
     for name in sorted(one for one in listed if PACKAGE_NAME.fullmatch(one) and one not in existing):
         if trust.normalise_package_name(name) not in plain:
             trust.print_or_log_message(
-                f"the setting 'sandboxed' lists {name!r}, which is no installed package with agents, and no file or folder; nothing is "
-                f"sandboxed for it. Correct the name; installed are: {list_names(known, name)}"
+                f"the setting 'sandboxed' lists {name!r}, which is not an installed package with agents, a file or a folder, so it has "
+                f"no effect. Correct the name; installed packages: {list_names(known, name)}"
             )
 
 
@@ -570,7 +568,9 @@ def _load_sandboxed_agents(package: Package) -> PackageAgents:
             except DefinitionError as error:
                 problems.append(error.message)
     if not agents:
-        msg = f"{package} has no agent that can run in the sandbox: {'; '.join(problems) or 'no file of it holds one'}"
+        msg = (
+            f"{package} has no agent that can run in the sandbox: {'; '.join(problems) or 'none of its files has one'}"
+        )
         raise DefinitionError(msg)
     return PackageAgents(_index_by_id(agents, str(package)), tuple(problems))
 
@@ -594,7 +594,7 @@ def import_agents(entry_point: str) -> PackageAgents:
         return _load_agents_of_module(held)
     agents = [held] if isinstance(held, AgentDefinition) else held
     if not isinstance(agents, list | tuple) or not agents or not all(isinstance(a, AgentDefinition) for a in agents):
-        msg = f"{entry_point!r} is {_short_repr(held)}; an agent, a list of agents, or a module with `agent` or `agents` would be fine"
+        msg = f"{entry_point!r} must be an agent, a list of agents, or a module with `agent` or `agents`, not {_short_repr(held)}"
         raise DefinitionError(msg)
     return PackageAgents(_index_by_id(agents, entry_point))
 
@@ -628,7 +628,7 @@ def _index_by_id(agents: Iterable[AgentDefinition], where: str) -> dict[str, Age
     found: dict[str, AgentDefinition] = {}
     for agent in agents:
         if found.setdefault(normalised_id(agent.id), agent) is not agent:
-            msg = f"{where!r} holds two agents of the id {agent.id!r}; each needs its own"
+            msg = f"{where!r} has two agents with the id {agent.id!r}; give each its own id"
             raise DefinitionError(msg)
     return found
 

@@ -57,8 +57,8 @@ def make_project(folder: Path, *, package: bool = False) -> list[str]:
         if there:
             more = f" and {len(there) - LISTED_FILES} more" if len(there) > LISTED_FILES else ""
             msg = (
-                f"{folder} has {', '.join(there[:LISTED_FILES])}{more} already, and nothing is written over; "
-                "a folder without them would be fine"
+                f"{folder} already has {', '.join(there[:LISTED_FILES])}{more}, and existing files are not overwritten; "
+                "choose a folder without them"
             )
             raise DefinitionError(msg)
         for path, file in files.items():

@@ -247,7 +247,7 @@ class ReplayedTree:
             run.plan.definition.id, None if run.finished is None else run.finished.error
         )
         if unused is None:
-            said = "the run does not wait for the result that is recorded here"
+            said = "the run does not wait for the recorded result"
             location = find_waiting_location(run.machine)
             unused = make_divergence_error(self._history, address, "unused", asked=said, location=location)
         return self._writer.keep_first_fatal_error(unused)

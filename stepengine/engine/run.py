@@ -222,7 +222,7 @@ def raise_at_step_limit(result: RunResult, limits: Limits) -> None:
 
 def undelivered_messages_warning(count: int) -> str:
     """Return the warning about messages that did not reach a run."""
-    return f"the run ended before {count} of the messages that were sent to it were delivered"
+    return f"the run ended before it received {count} of the messages sent to it"
 
 
 async def stream_run(live: EngineRun) -> AsyncGenerator[Event, None]:
@@ -268,12 +268,10 @@ def warn_of_abandoned_runs(unused: Sequence[EngineRun], still_running: Sequence[
     """Warn of background runs that were ended without a use of their handles, and of runs that could not be ended."""
     if unused:
         ids = ", ".join([live.tree.root.state.run_id for live in unused])
-        msg = f"the engine was closed while nobody had asked for the result of {ids}; await handle.result() or use `async with`"
+        msg = f"the engine was closed before the result of {ids} was read; await handle.result() or use `async with`"
         warnings.warn(msg, ResourceWarning, stacklevel=3)
     if still_running:
-        msg = (
-            f"the engine was closed, but these runs could not be ended and go on: {', '.join(map(str, still_running))}"
-        )
+        msg = f"the engine was closed, but these runs could not be ended and are still running: {', '.join(map(str, still_running))}"
         LOGGER.warning(msg)
         warnings.warn(msg, ResourceWarning, stacklevel=3)
 

@@ -31,6 +31,6 @@ async def send_message(
         return await asyncio.to_thread(messages.send_message, run, topic, message.value, id=message.id, path=path)
     except JournalMissing as error:
         if isinstance(run, str):
-            msg = f"{run!r} is neither a run that is under way in this engine nor a journal: {error.message}"
+            msg = f"{run!r} is neither a run in this engine nor a journal: {error.message}"
             raise JournalMissing(msg, path=error.path, beside=error.beside) from None
         raise

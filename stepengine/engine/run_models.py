@@ -107,7 +107,7 @@ class EngineModels:
         known = {"", *[normalised_id(one.definition.id) for one in (request.agent, *request.agent.known_agents)]}
         for agent_id in own:
             if agent_id not in known:
-                msg = f"agent_models names {agent_id!r}, which does not run here; {list_names(sorted(known - {''}), agent_id)} would"
+                msg = f"agent_models names {agent_id!r}, which does not run here; agents that do: {list_names(sorted(known - {''}), agent_id)}"
                 raise InputError(msg, issues=(msg,))
         # A model for all is for those, too, that had one of their own when the run was recorded.
         return own if "" in own else {**recorded.own, **own}

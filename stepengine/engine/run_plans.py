@@ -63,13 +63,13 @@ NO_STATE = AgentState()
 
 def _require_answers_mapping(_: Any, __: Any, answers: Any) -> None:
     if answers is not None and not isinstance(answers, Mapping):
-        msg = f"answers go by the question's id or text, such as {{'q3': 'yes'}}, and not in a {type(answers).__name__}"
+        msg = f"answers must be a mapping from the id or text of a question, such as {{'q3': 'yes'}}, not a {type(answers).__name__}"
         raise InputError(msg, issues=("answers should be a mapping",))
 
 
 def _check_on_divergence(_: object, __: object, given: object) -> None:
     if given not in ("raise", "stop", "keep"):
-        msg = f"on_divergence is one of raise, stop, keep, not {given!r}"
+        msg = f"on_divergence must be one of raise, stop, keep, not {given!r}"
         raise InputError(msg, issues=(msg,))
 
 
@@ -174,7 +174,7 @@ def separate_earlier_answers(request: RunRequest) -> RunRequest:
         waiting = ", ".join([f"{q.id!r} ({q.text})" for q in previous.pending])
         msg = (
             f"{waiting} cannot be answered with previous= alone: {problem}. Such a run needs its journal: run it with "
-            "journal= and answer with engine.resume(journal, answers=...), or keep it in a session store with save_state"
+            "journal= and answer with engine.resume(journal, answers=...), or store it in a session store with save_state"
         )
         raise AnswerRejected(msg)
     # A new prompt without an answer: the person went on talking. The state must not say any longer that it waits, or
@@ -185,11 +185,11 @@ def separate_earlier_answers(request: RunRequest) -> RunRequest:
 def explain_unresumable_state(agent: AgentDefinition, state: AgentState) -> str | None:
     """Return why a suspended run cannot be resumed from its state alone; ``None`` when it can."""
     if agent.handle_steps is not None:
-        return f"agent {agent.id!r} has a handler, which a state does not bring back to where it waits"
+        return f"agent {agent.id!r} has a handler, and a state cannot restore the place where it waits"
     if any(q.path for q in state.pending):
-        return "a child asks, or a tool that yields, whose course the state does not hold"
+        return "the question comes from a child or from a tool that yields, and the state does not contain its progress"
     if find_suspended_reply_index(state.message_history) is None:
-        return "the state holds no call that waits for an answer"
+        return "the state has no call that waits for an answer"
     return None
 
 
@@ -355,7 +355,7 @@ class Planner:
             StepEngineError: when it must not start: too deep, unknown, not allowed, wrong params, no model.
         """
         if path.count(".") >= MAX_LEVELS:
-            msg = f"it would be more than {MAX_LEVELS} levels below the root run, and no more are allowed; let one of its callers start it"
+            msg = f"it would be more than {MAX_LEVELS} levels below the root run, the most allowed; start it from one of its callers"
             raise LimitExceeded(msg, kind="depth", limit=MAX_LEVELS)
         if isinstance(effect, CallBody):
             return self._plan_tool_body(parent, effect, path)
@@ -410,7 +410,7 @@ class Planner:
             for get_sandbox_name in agent.sandbox_name_getters:
                 get_sandbox_name()  # raises for a package that is not installed, before the first model call
         if not isinstance(prompt, str):
-            msg = f"the prompt of agent {definition.id!r} is a string, not a {type(prompt).__name__}"
+            msg = f"the prompt of agent {definition.id!r} must be a string, not a {type(prompt).__name__}"
             raise InputError(msg, issues=("prompt should be a string",))
         try:
             # Found here with the name of the agent; the journal, the provider and every store would each fail with it
@@ -421,7 +421,7 @@ class Planner:
             raise InputError(msg, issues=("prompt should be text that UTF-8 can hold",)) from None
         given = schemas.params(schemas.repair_params(params) if params else params)
         if why := find_length_problem((prompt, given.json)):
-            msg = f"prompt and params of agent {definition.id!r} are too long: {why}; write what is long to a file and pass its path"
+            msg = f"prompt and params of agent {definition.id!r} are too long: {why}; write long values to a file and pass its path"
             raise InputError(msg, issues=(why,))
         return RunPlan(
             definition=definition,
@@ -575,8 +575,8 @@ def _require_listed_variant(parent_id: str, given: AgentDefinition, listed: Agen
     other = [name for name in names if getattr(given, name) != getattr(listed, name)]
     if other:
         msg = (
-            f"AgentCall has another agent {given.id!r} than spawnable_agents of {parent_id!r} lists: they differ in "
-            f"{', '.join(other)}. Give one of them an id of its own and list both, or write AgentCall({given.id!r}, ...)"
+            f"AgentCall has another agent {given.id!r} than spawnable_agents of {parent_id!r}: they differ in "
+            f"{', '.join(other)}. Give one of them its own id and list both, or write AgentCall({given.id!r}, ...)"
         )
         raise AgentError(msg)
 
@@ -648,7 +648,7 @@ def resolve_system_prompt(plan: RunPlan, state: AgentState) -> AgentState:
     except Exception as error:
         raise make_handler_error(what, error) from error
     if not isinstance(text, str):
-        msg = f"{what} gave a {type(text).__name__}; render() returns a string"
+        msg = f"{what} returned a {type(text).__name__}; render() must return a string"
         raise HandlerError(msg, kind="TypeError")
     _check_prompt_length(plan, text)
     return attrs.evolve(state, system_prompt=text)
@@ -716,10 +716,10 @@ def _freeze_metadata(given: Mapping[str, object]) -> JsonDict:
     try:
         frozen = freeze(given, "metadata")
     except StepEngineError as error:
-        msg = f"the metadata of a run is a JSON object: {error.message}"
+        msg = f"the metadata of a run must be a JSON object: {error.message}"
         raise InputError(msg, issues=(error.message,)) from error
     if not isinstance(frozen, JsonDict):
-        msg = f"the metadata of a run is a JSON object, not a {type(given).__name__}"
+        msg = f"the metadata of a run must be a JSON object, not a {type(given).__name__}"
         raise InputError(msg, issues=("metadata should be an object",))
     return frozen
 
@@ -772,7 +772,7 @@ def _collect_long_state_parts(state: AgentState) -> object:
 def make_root_state(plan: RunPlan, agent: Agent, previous: AgentState | None) -> AgentState:
     """Return the state of a root run, which continues from *previous*."""
     if previous is not None and not isinstance(previous, AgentState):
-        msg = f"previous is an AgentState, such as result.state, not a {type(previous).__name__}"
+        msg = f"previous must be an AgentState, such as result.state, not a {type(previous).__name__}"
         raise InputError(msg, issues=("previous should be an AgentState",))
     before = NO_STATE if previous is None else previous
     own = before.agent_id in ("", plan.definition.id)

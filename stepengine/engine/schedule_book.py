@@ -211,7 +211,7 @@ class ScheduleBook:
             known = Database.open(self.path, self._status, seconds=BUSY_SECONDS)
             yield known
         except (OSError, sqlite3.Error) as error:
-            msg = f"{self.path} cannot be used to remember schedules: {describe_error(error, BUSY_SECONDS)}; nothing was started"
+            msg = f"{self.path} cannot store schedules: {describe_error(error, BUSY_SECONDS)}; nothing was started"
             raise JournalError(msg) from error
         finally:
             if known is not None:

@@ -163,7 +163,7 @@ class Scheduler:
         tell: Callable[[str, str, RunHandle], Awaitable[object]] | None = None,
     ) -> None:
         if type(at_once) is not int or at_once < 1:
-            msg = f"Scheduler(at_once=...) is how many runs may be under way, from 1 on, not {at_once!r}"
+            msg = f"Scheduler(at_once=...) must be the number of concurrent runs, at least 1, not {at_once!r}"
             raise DefinitionError(msg)
         self.book: AnyScheduleBook = ScheduleBook(runs)
         self.engine = engine
@@ -315,7 +315,10 @@ class Scheduler:
                     index.record_sleep(run, wakes_at, ("process",), agent if isinstance(agent, str) else agent.id)
         except StepEngineError as error:
             LOGGER.warning(
-                "run %s of schedule %r: should its process die, nobody is told: %s", due.run, due.schedule.id, error
+                "run %s of schedule %r: if its process dies, no other process will resume it: %s",
+                due.run,
+                due.schedule.id,
+                error,
             )
 
     def _forget_run(self, run: str) -> None:
@@ -368,7 +371,7 @@ class Scheduler:
             except JournalError as error:
                 LOGGER.error("%s", error)
             except Exception:  # noqa: BLE001 - whatever it is, nobody waits for this loop, and no other schedule is to be lost
-                LOGGER.exception("schedules could not be looked after; they are looked at again within a minute")
+                LOGGER.exception("the scheduler failed to check its schedules; it retries within a minute")
             await self._wait_for_next_time(now)
 
     async def wait_until_idle(self) -> None:
@@ -473,4 +476,6 @@ def _log_missed_times(schedule: Schedule, missed: tuple[datetime, ...]) -> None:
     if missed:
         first, last = schedule.local(missed[0]).isoformat(), schedule.local(missed[-1]).isoformat()
         span = last if len(missed) == 1 else f"{first} to {last}"
-        LOGGER.warning("schedule %r missed %s time(s), %s: nobody was there", schedule.id, f"{len(missed):,}", span)
+        LOGGER.warning(
+            "schedule %r missed %s time(s), %s: no scheduler was running", schedule.id, f"{len(missed):,}", span
+        )

@@ -56,7 +56,7 @@ NAMED = {
     "@annually": "0 0 1 1 *",
 }
 FIELDS = "minute, hour, day of the month, month, day of the week"
-SECONDS = "Some programs take seconds for the first of six fields, and some for the last"
+SECONDS = "Some programs put seconds into the first of six fields, and some into the last"
 EXAMPLE = "such as '0 7 * * 1-5' (at 7:00 from Monday to Friday)"
 # Whether a line ever comes does not depend on when that is asked; 29 February on a given weekday is at most 40 years away.
 LOOKED_FROM = datetime(2001, 1, 1)  # noqa: DTZ001 - a time of the wall clock
@@ -119,7 +119,7 @@ class Schedule:
         if not self.id:
             fill(self, "id", self._make_id())
         elif ID.fullmatch(self.id) is None:
-            msg = f"Schedule(id=...) has 1 to 40 small letters, digits and hyphens, such as 'nightly-triage', not {format_literal(self.id)}"
+            msg = f"Schedule(id=...) must be 1 to 40 lower-case letters, digits and hyphens, such as 'nightly-triage', not {format_literal(self.id)}"
             raise DefinitionError(msg)
 
     @property
@@ -241,7 +241,7 @@ def require_unique_ids(schedules: Iterable[Schedule]) -> tuple[Schedule, ...]:
     found: dict[str, Schedule] = {}
     for schedule in schedules:
         if not isinstance(schedule, Schedule):
-            msg = f"schedules holds Schedule objects, not {schedule!r}"
+            msg = f"schedules must contain Schedule objects, not {schedule!r}"
             raise DefinitionError(msg)
         if schedule.id in found:
             msg = f"two schedules have the id {schedule.id!r}; give each its own with Schedule(id=...)"
@@ -252,7 +252,7 @@ def require_unique_ids(schedules: Iterable[Schedule]) -> tuple[Schedule, ...]:
 
 def _to_utc(given: Any) -> datetime:
     if not isinstance(given, datetime) or given.utcoffset() is None:
-        msg = f"a moment is a datetime with its zone, such as datetime.now(UTC), not {format_literal(given)}"
+        msg = f"a time must be a datetime with a time zone, such as datetime.now(UTC), not {format_literal(given)}"
         raise InputError(msg, issues=("datetime without a zone",))
     return given.astimezone(UTC)
 
@@ -269,26 +269,24 @@ def _parse_cron(cron: str) -> str:
     from cronsim import CronSimError
 
     if len(cron) > MAX_CRON_CHARS or not cron.isascii():
-        msg = f"Schedule(cron=...) is a line of at most {MAX_CRON_CHARS} plain characters, {EXAMPLE}, not {format_literal(cron)}"
+        msg = f"Schedule(cron=...) must be at most {MAX_CRON_CHARS} ASCII characters, {EXAMPLE}, not {format_literal(cron)}"
         raise DefinitionError(msg)
     line = NAMED.get(cron.strip().lower(), " ".join(cron.split()))
     if line.startswith("@"):
-        msg = f"Schedule(cron={cron!r}): there is no such word; there are {list_names(NAMED, line)}{did_you_mean(line, list(NAMED))}"
+        msg = f"Schedule(cron={cron!r}): unknown word; valid words: {list_names(NAMED, line)}{did_you_mean(line, list(NAMED))}"
         raise DefinitionError(msg)
     fields = line.split()
     if len(fields) != len(FIELDS.split(", ")):
         more = f". {SECONDS}" if len(fields) == len(FIELDS.split(", ")) + 1 else ""
-        msg = f"Schedule(cron={cron!r}) has {len(fields)} fields; it has five ({FIELDS}), {EXAMPLE}{more}"
+        msg = f"Schedule(cron={cron!r}) has {len(fields)} fields; it needs five ({FIELDS}), {EXAMPLE}{more}"
         raise DefinitionError(msg)
     try:
         next(_iterate_times_after(line, LOOKED_FROM))
     except CronSimError as error:
-        msg = (
-            f"Schedule(cron={cron!r}) {_cron_error_text(str(error), fields)}. It has five fields ({FIELDS}), {EXAMPLE}"
-        )
+        msg = f"Schedule(cron={cron!r}) {_cron_error_text(str(error), fields)}. It needs five fields ({FIELDS}), {EXAMPLE}"
         raise DefinitionError(msg) from None
     except StopIteration:
-        msg = f"Schedule(cron={cron!r}) never comes: no day in 50 years is one of its days"
+        msg = f"Schedule(cron={cron!r}) never runs: no day in 50 years matches"
         raise DefinitionError(msg) from None
     return line
 
@@ -297,8 +295,8 @@ def _cron_error_text(said: str, fields: Sequence[str]) -> str:
     if "day-of-month" not in said:
         return f"cannot be read: {said.lower()}"
     if "W" in fields[2].upper():
-        return "cannot be read: the working day nearest to a day (W) is not known, LW is the last one of a month"
-    return f"never comes, or cannot be read: {fields[2]!r} is no day of a month, or of none of the months {fields[3]!r}"
+        return "cannot be read: W (the working day nearest to a day) is not supported; LW is the last working day of a month"
+    return f"never runs, or cannot be read: {fields[2]!r} is not a day of a month, or not of the months {fields[3]!r}"
 
 
 def _load_time_zone(name: str) -> tzinfo:
@@ -311,7 +309,7 @@ def _load_time_zone(name: str) -> tzinfo:
         return zoneinfo.ZoneInfo(name if 0 < len(name) <= MAX_ZONE_CHARS else "/")
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
         near = did_you_mean(name[:MAX_ZONE_CHARS], sorted(zoneinfo.available_timezones()))
-        msg = f"Schedule(timezone=...) is the name of a time zone, such as 'Europe/Berlin' or 'UTC', not {format_literal(name)}{near}"
+        msg = f"Schedule(timezone=...) must be the name of a time zone, such as 'Europe/Berlin' or 'UTC', not {format_literal(name)}{near}"
         raise DefinitionError(msg) from None
 
 

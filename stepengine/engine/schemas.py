@@ -109,7 +109,7 @@ def _require_model_class(schema: object, where: str) -> Any:
     if isinstance(schema, type) and hasattr(schema, "model_validate"):
         refuse_one_shot_fields(schema, where)
         return schema
-    msg = f"{where} is a pydantic model class or a JSON Schema (a dict), not {schema!r}"
+    msg = f"{where} must be a pydantic model class or a JSON Schema (a dict), not {schema!r}"
     raise DefinitionError(msg)
 
 

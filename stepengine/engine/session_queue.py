@@ -172,8 +172,8 @@ class SessionAccess:
                 continue
             if owner in self.enclosing:
                 msg = (
-                    f"a run in the session {self._session_id!r} was started inside a run that it would wait for, so neither "
-                    "would ever end; start it after that one has ended, or in another session"
+                    f"a run in the session {self._session_id!r} was started inside a run that it must wait for, so neither "
+                    "can end. Start it after that run has ended, or in another session"
                 )
                 raise SessionError(msg)
             seen.add(owner)

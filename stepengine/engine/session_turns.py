@@ -70,7 +70,7 @@ class EngineSessions(SessionStoreAdapter):
         self.children = children
         if children and not self.is_whole:
             msg = (
-                f"Engine(child_sessions=True) needs a store with load and save, such as FileSessions; {store!r} has only "
+                f"Engine(child_sessions=True) needs a store with load and save, such as FileSessions; {store!r} stores only "
                 "histories"
             )
             raise DefinitionError(msg)
@@ -273,7 +273,7 @@ class LoadedSession:
             await self._children.save_children(self._sessions)
         except Exception as error:  # noqa: BLE001  (whatever the store does, the result is not lost)
             self.add_warning(
-                f"not all of the session {self._session_id!r} was saved: {type(error).__name__}: {error}", error
+                f"only a part of the session {self._session_id!r} was saved: {type(error).__name__}: {error}", error
             )
 
 
@@ -421,8 +421,8 @@ class Turn:
             self._refuse_unless_due(journal, waits)
         if self._journal is not None:
             msg = (
-                f"the session {self._session_id!r} waits for an answer, and the run that asked goes on in the journal that the "
-                "store keeps of it, so nothing would be recorded in the one that journal= names; leave it out"
+                f"the session {self._session_id!r} waits for an answer. The run that asked continues in the journal in the session "
+                "store, and would record nothing in the one that journal= names; leave out journal="
             )
             raise SessionError(msg)
         if not has_trusted_permissions(journal):
@@ -441,11 +441,11 @@ class Turn:
         is_other = info.agent_id != request.agent.definition.id
         if not is_other and (not (request.prompt or request.answers) or is_due(journal, waits, self._now())):
             return
-        whose = f" It is one of {info.agent_id!r}." if is_other else ""
+        whose = f" It is a run of {info.agent_id!r}." if is_other else ""
         msg = (
-            f"the last run in the session {self._session_id!r} has not ended, so nothing can be said to it yet. "
-            f"{describe_waits(waits)}{whose} It goes on with the first run of its agent in this session after that, or at once "
-            f"with engine.resume(JOURNAL, now=True) or `stepengine resume JOURNAL --now`, of its journal {journal.name}"
+            f"the last run in the session {self._session_id!r} has not ended, so the session accepts no message yet. "
+            f"{describe_waits(waits)}{whose} After that, the next run of its agent in this session resumes it. To resume it now, use "
+            f"engine.resume(JOURNAL, now=True) or `stepengine resume JOURNAL --now` with its journal {journal.name}"
         )
         raise SessionError(msg)
 
@@ -484,7 +484,7 @@ class Turn:
                 await self._save_unsaved_run(journals.get_journal(name), name)
             except (AgentError, JournalError, SessionConflict, ReplayDivergence) as error:
                 self._session.add_warning(
-                    f"the run {name!r} of the session {self._session_id!r} was not saved, and cannot be: {error.message}"
+                    f"the run {name!r} of the session {self._session_id!r} cannot be saved: {error.message}"
                 )
 
     async def _save_unsaved_run(self, journal: Journal, name: str) -> None:

@@ -176,32 +176,32 @@ def _make_limit_definitions() -> Iterator[SettingDefinition]:
 
 
 KEYS: tuple[SettingDefinition, ...] = (
-    SettingDefinition(name="model", kind="text", help="The model of runs that name none, such as anthropic/claude-sonnet-4-5.", read=_require_text),
+    SettingDefinition(name="model", kind="text", help="The default model of runs, such as anthropic/claude-sonnet-4-5.", read=_require_text),
     SettingDefinition(name="models.<agent>", kind="text", help="The model of one agent.", read=_require_text),
     SettingDefinition(name="aliases.<name>", kind="text", help="A short name for a model.", project="yes", read=_require_text),
     *_make_limit_definitions(),
     SettingDefinition(name="display.color", kind="auto, always or never", default="auto", help="Colours on the terminal.", project="yes",
         read=_make_choice_check("auto", "always", "never")),
-    SettingDefinition(name="display.plain", kind="true or false", default=False, help="Lines only, nothing that is drawn again.",
+    SettingDefinition(name="display.plain", kind="true or false", default=False, help="Print plain lines and redraw nothing.",
         project="yes", read=_require_bool, parse=_parse_bool_or_keep),
-    SettingDefinition(name="display.thinking", kind="fold, show or hide", default="fold", help="How thoughts of models are shown.",
+    SettingDefinition(name="display.thinking", kind="fold, show or hide", default="fold", help="How the thinking of models is shown.",
         project="yes", read=_make_choice_check("fold", "show", "hide")),
     SettingDefinition(name="display.log", kind=f"one of {', '.join(LOGS)}", default="warning", help="The lowest level of log lines shown.",
         project="yes", read=_make_choice_check(*LOGS)),
     SettingDefinition(name="journal.record", kind="true or false", default=True, help="Record every run into the state folder.",
         project="yes", read=_require_bool, parse=_parse_bool_or_keep),
-    SettingDefinition(name="journal.keep_runs", kind="a whole number from 1", default=500, help="How many ended runs are kept.",
+    SettingDefinition(name="journal.keep_runs", kind="a whole number from 1", default=500, help="How many ended runs to keep.",
         read=_require_positive_integer, parse=_parse_number_or_keep),
-    SettingDefinition(name="journal.keep_bytes", kind="a whole number from 1", default=1024**3, help="How many bytes of ended runs are kept.",
+    SettingDefinition(name="journal.keep_bytes", kind="a whole number from 1", default=1024**3, help="How many bytes of ended runs to keep.",
         read=_require_positive_integer, parse=_parse_number_or_keep),
     SettingDefinition(name="base_urls.<prefix>", kind="text", help="The address of a provider's server.", read=_require_text),
-    SettingDefinition(name="providers.<prefix>.key", kind='{ env = "NAME" }', help="The variable that holds a provider's key.", read=_parse_key_variable),
-    SettingDefinition(name="agents", kind="a list of folders", help="Folders in which agents are looked for, after ./agents.",
+    SettingDefinition(name="providers.<prefix>.key", kind='{ env = "NAME" }', help="The environment variable with a provider's key.", read=_parse_key_variable),
+    SettingDefinition(name="agents", kind="a list of folders", help="Folders to search for agents, after ./agents.",
         read=_parse_paths, parse=lambda text: text.split(os.pathsep)),
     SettingDefinition(name="sandboxed", kind="a list of files, folders and packages",
-        help="Agent files, folders of them, and installed packages, whose code runs in the sandbox alone.",
+        help="Agent files, folders of agent files and installed packages whose code runs only in the sandbox.",
         read=_parse_paths, parse=lambda text: text.split(os.pathsep)),
-    SettingDefinition(name="permissions", kind="a table", help="The policy: its mode and its rules, as `Policy.save` writes them.", read=_parse_policy),
+    SettingDefinition(name="permissions", kind="a table", help="The permission policy: its mode and rules, as `Policy.save` writes them.", read=_parse_policy),
 )  # fmt: skip
 """Everything that can be set."""
 FOREIGN = ("permissions", "mcp", "agents", "sandboxed", "hooks", "tools", "web", "memory", "base_urls", "providers")
@@ -356,7 +356,9 @@ def _merge_values(given: Sequence[_GivenValue]) -> Settings:
                 f"{one.origin}: {one.name} may not be set by a project; set it in your own file or environment"
             )
         elif one.origin.source == "project" and key.project == "lower" and values.get(one.name, value) < value:
-            notes.append(f"{one.origin}: {one.name} = {value} is above your own {values[one.name]}, which holds")
+            notes.append(
+                f"{one.origin}: {one.name} = {value} is above your own limit {values[one.name]}, which applies"
+            )
         else:
             values[one.name], origins[one.name] = value, one.origin
     return Settings(values=values, origins=origins, notes=tuple(notes))
@@ -376,7 +378,7 @@ def get_setting_definition(name: str, origin: SettingOrigin | None = None) -> Se
         name,
         [key.name for key in KEYS],
         alike=NEAR_KEY_RATIO,
-        otherwise="; `stepengine config show` lists what there is",
+        otherwise="; `stepengine config show` lists all settings",
     )
     msg = f"{f'{origin}: ' if origin else ''}there is no setting {name!r}{hint}"
     raise DefinitionError(msg)
@@ -390,7 +392,7 @@ def _parse_setting_value(key: SettingDefinition, given: _GivenValue) -> object:
         raise DefinitionError(msg) from None
     except ValueError:
         secret = key.name.endswith(".key") or any(KEYLIKE.fullmatch(part) for part in given.name.split("."))
-        shown = "a text that is not shown" if secret else _shorten_repr(given.value)
+        shown = "a hidden text" if secret else _shorten_repr(given.value)
         why = " Put keys into environment variables, never into a file." if secret else ""
         msg = f"{given.origin}: {given.name} is {shown}; expected {key.kind}.{why}"
         raise DefinitionError(msg) from None
@@ -473,7 +475,7 @@ def _find_project_file(cwd: Path) -> Path | None:
     for place in (folder, *folder.parents):
         found = [place / name for name in PROJECT_FILES if _has_stepengine_settings(place / name)]
         if len(found) > 1:
-            msg = f"{place} has a stepengine.toml and a [tool.stepengine] in pyproject.toml; keep one of them"
+            msg = f"{place} has both a stepengine.toml and a [tool.stepengine] in pyproject.toml; keep one of them"
             raise DefinitionError(msg)
         if found:
             return found[0]
@@ -520,7 +522,7 @@ def _load_settings_file(path: Path, source: Source) -> list[_GivenValue]:
         for name in ("tool", "stepengine"):
             data = data.get(name, {})
             if not isinstance(data, dict):
-                msg = f"{path}: {name} is not a table; [tool.stepengine] with one setting per line would be fine"
+                msg = f"{path}: {name} is not a table; write [tool.stepengine] with one setting per line"
                 raise DefinitionError(msg)
     lines = _make_line_finder(text)
     return [

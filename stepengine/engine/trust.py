@@ -90,7 +90,7 @@ class AccessRequest:
     asks: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"{self.package} {self.version}, of which {self.publisher!r} says to be the publisher"
+        return f"{self.package} {self.version}, with the claimed publisher {self.publisher!r}"
 
     @property
     def approve_command(self) -> str:
@@ -159,7 +159,7 @@ def may_run_agent_files(folder: Path) -> bool:
         return gate.allows(foreign)
     if _is_running_code_of(foreign):
         return True
-    log_once(f"{foreign} was not run: nobody trusts it yet; `{foreign.trust_command}` does")
+    log_once(f"{foreign} was not run: it is not trusted; to trust it, run `{foreign.trust_command}`")
     return False
 
 
@@ -196,7 +196,7 @@ def refuse_inside_tool(operation: str) -> None:
     from stepengine.workspace.environment import MARKER
 
     if os.environ.get(MARKER):
-        msg = f"{operation} is for people; here a tool of an agent runs it, so it is refused. Do it in a terminal of your own"
+        msg = f"{operation} is only for people, and a tool of an agent called it. Run it in your own terminal"
         raise DefinitionError(msg)
 
 
@@ -226,7 +226,7 @@ def trust_folder(folder: Path) -> Path:
     place = _find_trust_record_folder(real)
     if place is None:
         msg = (
-            f"{str(real)!r} cannot be trusted: that is kept in your state folder, which is {_explain_unsafe_state_folder(real)}; "
+            f"{str(real)!r} cannot be trusted: trust is stored in your state folder, which is {_explain_unsafe_state_folder(real)}; "
             "set STEPENGINE_STATE_DIR to a folder of your own"
         )
         raise DefinitionError(msg)
@@ -262,13 +262,13 @@ def _explain_unsafe_state_folder(real: Path) -> str:
 
     state = state_folder()
     if state is None:
-        return "nowhere, without a home folder"
+        return "missing, because there is no home folder"
     top, home = find_project_root(real.parent), Path(os.path.expanduser("~")).resolve()  # noqa: PTH111  (never raises)
     if state.resolve().is_relative_to(top) and not home.is_relative_to(top):
-        return f"{str(state)!r}, inside of {str(top)!r} itself"
+        return f"{str(state)!r}, inside the project {str(top)!r} itself"
     for folder in (state, state / TRUSTED):
         if folder.exists() and not is_writable_only_by_user(folder):
-            return f"{str(folder)!r}, where others may write"
+            return f"{str(folder)!r}, where other users can write"
     return ""
 
 
@@ -299,7 +299,7 @@ def approve_access(request: AccessRequest) -> None:
     """
     place = _find_approvals_folder()
     if place is None:
-        msg = "that cannot be kept: your state folder is not there, or others may write it; set STEPENGINE_STATE_DIR to a folder of your own"
+        msg = "the approval cannot be stored: your state folder is missing, or other users can write to it; set STEPENGINE_STATE_DIR to a folder of your own"
         raise DefinitionError(msg)
     record = {
         "package": request.package,
@@ -376,7 +376,7 @@ def hash_folder(folder: Path) -> str:
             data = file.read_bytes() if file.stat().st_size <= MAX_CONTENT_BYTES else b""
             size += file.stat().st_size
             if count >= MAX_FILES or size > MAX_CONTENT_BYTES:
-                msg = f"{str(folder)!r} has more than {MAX_FILES:,} files or {MAX_CONTENT_BYTES:,} bytes, and is trusted by its path only"
+                msg = f"{str(folder)!r} has more than {MAX_FILES:,} files or {MAX_CONTENT_BYTES:,} bytes, and can be trusted only by its path"
                 raise DefinitionError(msg)
             digest.update(b"%d %s %d " % (len(name), name, len(data)) + data)
     except (OSError, RuntimeError) as error:

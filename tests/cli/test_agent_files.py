@@ -99,7 +99,7 @@ def test_file_with_both_agent_and_agents_is_rejected(team: Path, words: tuple[st
 
     said = command(*[word.format("both.py") for word in words], code=2)
 
-    assert "both.py: holds both 'agent' and 'agents'" in said.stderr
+    assert "both.py: defines both 'agent' and 'agents'; keep one of them" in said.stderr
 
 
 @pytest.mark.spec("requirements:X74")
@@ -127,7 +127,7 @@ def test_replay_finds_the_recorded_agent_in_a_file_of_several(team: Path) -> Non
         "from stepengine import AgentDefinition\nagents = [AgentDefinition('a'), AgentDefinition('b')]\n"
     )
     missing = command("replay", "run.jsonl", "--agent", "other.py", "-q", code=2)
-    assert "other.py holds no agent 'boss'; it holds 'a', 'b'" in missing.stderr
+    assert "other.py has no agent 'boss'; its agents: 'a', 'b'" in missing.stderr
 
 
 TOOLS = """

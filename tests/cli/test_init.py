@@ -186,5 +186,5 @@ def test_make_project_writes_the_same_files_and_trusts_nothing(tmp_path: Path) -
     assert files_of(two) == files_of(one)
     assert sorted(written) == written == list(files_of(one))
     assert [two / "agents"] == trust.list_trusted_folders()
-    with pytest.raises(DefinitionError, match="nothing is written over"):
+    with pytest.raises(DefinitionError, match="existing files are not overwritten"):
         make_project(one, package=True)

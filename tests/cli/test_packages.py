@@ -308,12 +308,12 @@ def test_consent_shows_every_permission_with_the_riskiest_first(
         ({"agents": {"a": {"tools": {f"t{n}": "read" for n in range(501)}}}}, "at most"),
         (
             {"agents": {f"a{m}": {"tools": {f"t{m}-{n}": "read" for n in range(300)}} for m in range(2)}},
-            "a person agrees",
+            "because a person must approve them",
         ),
-        ({"hosts": ["exa mple\u0430.com"]}, "no host"),
-        ({"hosts": ["a.com, b.com"]}, "no host"),
-        ({"hosts": ["good.com@evil.com"]}, "no host"),
-        ({"hosts": ["good.com/.evil.com"]}, "no host"),
+        ({"hosts": ["exa mple\u0430.com"]}, "which is not a host"),
+        ({"hosts": ["a.com, b.com"]}, "which is not a host"),
+        ({"hosts": ["good.com@evil.com"]}, "which is not a host"),
+        ({"hosts": ["good.com/.evil.com"]}, "which is not a host"),
         ({"agents": {"a": {"tools": {"look": "re\u0430d"}}}}, "names and categories"),
         ({"agents": {"a": {"tools": {"re\u0430d": "execute"}}}}, "names and categories"),
         ({"agents": {"a": {"tools": {"look, in all: 0": "execute"}}}}, "names and categories"),
@@ -369,7 +369,9 @@ def test_package_without_consent_is_explained_and_not_imported(installed: Path) 
 def test_approve_package_is_rejected_inside_a_tool(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as inside:
         inside.setenv(MARKER, "1")
-        with pytest.raises(DefinitionError, match="approve_package is for people; here a tool of an agent runs it"):
+        with pytest.raises(
+            DefinitionError, match="approve_package is only for people, and a tool of an agent called it"
+        ):
             approve_package("acme-agents")
     assert "not agreed: " in " ".join(typed("agents", "list").output.split())
 
@@ -381,7 +383,7 @@ def test_agreeing_to_an_unknown_package_lists_the_installed(installed: Path) -> 
     said = typed("agents", "agree", "nothing")
 
     assert 2 == said.exit_code
-    assert "installed are: acme-agents" in said.output
+    assert "installed packages: acme-agents" in said.output
 
 
 @pytest.mark.spec("packages:PK8")

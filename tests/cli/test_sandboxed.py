@@ -128,7 +128,7 @@ def test_sandboxed_folder_loads_without_import_and_skips_broken_files(folder: Pa
 
     assert ["asker"] == [agent.id for agent in found]
     assert load_agent("asker.py", sandboxed=True) is load_agent("sandboxed:asker.py")
-    with pytest.raises(DefinitionError, match="is named by its file"):
+    with pytest.raises(DefinitionError, match="name an agent that runs in the sandbox by its file"):
         load_agent("asker", sandboxed=True)
     assert not (folder / "imported").exists()
 
@@ -211,8 +211,8 @@ def test_sandboxed_name_of_no_package_is_reported(site: Path, folder: Path) -> N
     typed("agents", "agree", "acme-agents")
     ran = typed("run", "acme/asker", "one", "--config", "set.toml", "--no-journal")
 
-    assert "lists 'acme-agent', which is no installed package with agents, and no file or folder" in ran.stderr
-    assert "installed are: acme-agents" in " ".join(ran.stderr.split())
+    assert "lists 'acme-agent', which is not an installed package with agents, a file or a folder" in ran.stderr
+    assert "installed packages: acme-agents" in " ".join(ran.stderr.split())
     assert "'here'" not in ran.stderr
 
 

@@ -87,7 +87,7 @@ def test_broken_agent_file_or_schedule_book_is_reported(project: Path) -> None:
     assert (0, 1, 2) == (listed.exit_code, damaged.exit_code, missing.exit_code)
     assert "morning" in listed.stdout
     assert "broken.py" in listed.stderr
-    assert "cannot be used to remember schedules" in damaged.stderr
+    assert "cannot store schedules" in damaged.stderr
     assert "there is no agent file 'agents/nobody.py'" in missing.stderr
 
 
@@ -100,7 +100,7 @@ def test_missing_schedules_show_how_to_write_one(project: Path) -> None:
 @pytest.mark.parametrize(
     ("end", "told"),
     [
-        ("schedule = schedules[0]", "holds both 'schedule' and 'schedules'"),
+        ("schedule = schedules[0]", "defines both 'schedule' and 'schedules'"),
         ("schedules = [*schedules, schedules[0]]", "two schedules have the id 'morning'"),
         ("schedules = [*schedules, 5]", "Schedule objects, not 5"),
     ],
@@ -120,7 +120,7 @@ def test_schedule_ids_are_unique_and_other_values_are_ignored(project: Path) -> 
     assert ["morning", "month"] == [one.id for one in load_schedules(Path("agents"))]
     third = project / "agents" / "zthird.py"
     third.write_text(FILE.replace("triage", "third"))
-    with pytest.raises(DefinitionError, match=r"triage.py and .*zthird.py both have a schedule of the id 'morning'"):
+    with pytest.raises(DefinitionError, match=r"triage.py and .*zthird.py both have a schedule with the id 'morning'"):
         load_schedules(Path("agents"))
 
 

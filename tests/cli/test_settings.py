@@ -103,7 +103,7 @@ def test_a_project_only_lowers_limits(home):
     lower = load(home, user="limits.max_steps = 20\n", project="limits.max_steps = 10\n")
 
     assert (20, 2) == (settings.get("limits.max_steps"), settings.get("limits.max_depth"))
-    assert "stepengine.toml:1: limits.max_steps = 30 is above your own 20, which holds" in settings.notes[0]
+    assert "stepengine.toml:1: limits.max_steps = 30 is above your own limit 20, which applies" in settings.notes[0]
     assert 10 == lower.get("limits.max_steps")
     assert 40 == load(home, project="limits.max_steps = 10\n", STEPENGINE_LIMITS__MAX_STEPS="40").get(
         "limits.max_steps"

@@ -228,7 +228,7 @@ def test_studio_is_rejected_inside_a_tool(monkeypatch: pytest.MonkeyPatch, proje
 
     monkeypatch.chdir(project)
     monkeypatch.setenv(MARKER, "1")
-    assert "is for people" in command("studio", "--no-open", code=2).stderr
+    assert "is only for people, and a tool of an agent called it" in command("studio", "--no-open", code=2).stderr
 
 
 @pytest.mark.spec("studio:ST1")

@@ -485,7 +485,7 @@ def test_trusted_local_agent_hides_a_bundled_one_with_a_warning(place: Place) ->
 
     assert not [each for each in foreign if str(place.path) in each["source"]]
     assert "Go\n" == told.stdout
-    assert "the agent 'coder' is that of agents/coder.py, and not the one that comes with stepengine" in told.stderr
+    assert "the agent 'coder' is loaded from agents/coder.py, not from stepengine" in told.stderr
 
 
 @pytest.mark.spec("requirements:X72")
@@ -579,7 +579,7 @@ def test_commands_for_people_are_rejected_inside_a_tool(
     before = place.path.joinpath("run.jsonl").read_bytes()
     said = place.type(*words, code=2)
 
-    assert "is for people; here a tool of an agent runs it" in said.stderr
+    assert "is only for people, and a tool of an agent called it" in said.stderr
     assert before == place.path.joinpath("run.jsonl").read_bytes()
     assert not trust.is_trusted(place.path / "agents")
 
@@ -587,7 +587,7 @@ def test_commands_for_people_are_rejected_inside_a_tool(
 def test_trust_folder_is_rejected_inside_a_tool(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(MARKER, "0" * 32)
 
-    with pytest.raises(DefinitionError, match="trust_folder is for people; here a tool of an agent runs it"):
+    with pytest.raises(DefinitionError, match="trust_folder is only for people, and a tool of an agent called it"):
         trust_folder(place.path / "agents")
     assert not trust.is_trusted(place.path / "agents")
 
@@ -617,7 +617,7 @@ def test_program_loads_local_agents_only_beside_its_own_code(
     assert load_agent("mine") is not None
     monkeypatch.delitem(sys.modules, trust.PLUGIN)
     trust._RAN.clear()
-    with pytest.raises(DefinitionError, match=r"Not searched, because nobody trusts it.*stepengine agents trust"):
+    with pytest.raises(DefinitionError, match=r"Not searched, because it is not trusted.*stepengine agents trust"):
         load_agent("mine")
     assert load_agent("coder").description
     monkeypatch.setattr(sys, "path", [*path, ""])
@@ -757,7 +757,7 @@ def test_foreign_journal_with_a_started_call_is_not_imported(payer: Place) -> No
     begun = next(number for number, line in enumerate(lines) if b'"effect":{"type":"tool_call"' in line)
     payer.path.joinpath("begun.jsonl").write_bytes(b"".join(lines[: begun + 1]))
     words = ("journal", "import", "begun.jsonl", "--agents", "payer.py", "--db", "postgresql://127.0.0.1:9/none")
-    asked = "would run calls that only it asks for"
+    asked = "would run calls that you did not request or approve"
 
     assert asked not in payer.type(*words).stderr
     os.environ["STEPENGINE_STATE_DIR"] += "-of-another"

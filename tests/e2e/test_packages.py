@@ -217,7 +217,7 @@ def test_a_package_installs_by_name_and_runs_after_agreement(index: str, project
     again = somebody.types("test", f"{NAME}/todos", code=2)
     assert ("host: api.example.com" in again, "find_todos" in again) == (True, False)
     somebody.types("agents", "agree", NAME)
-    other = f"was recorded with {NAME}/todos of {NAME}==0.1.0; installed is {NAME}==0.2.0"
+    other = f"was recorded with {NAME}/todos of {NAME}==0.1.0; {NAME}==0.2.0 is installed now"
     assert other in somebody.types("replay", "run.jsonl")
     assert f"{NAME} 0.2.0 is installed" in somebody.types("run", f"{NAME}/todos@0.1", "empty", code=2)
 

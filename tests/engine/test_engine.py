@@ -84,7 +84,7 @@ def test_duplicate_agent_id_is_refused_with_underscore_equal_to_hyphen():
 
 @pytest.mark.spec("requirements:A6", "requirements:O8")
 def test_unknown_tool_name_is_refused_with_agent_and_available_tools():
-    with pytest.raises(DefinitionError, match=r"'plain' lists the tool 'ad', .*available are: add, add_message, "):
+    with pytest.raises(DefinitionError, match=r"'plain' lists the tool 'ad', .*available: add, add_message, "):
         Engine([plain(tools=["ad"])], tools=[add])
 
 
@@ -97,7 +97,7 @@ def test_invalid_or_duplicate_tool_is_refused(tools):
 
 @pytest.mark.spec("requirements:A7")
 def test_an_unknown_spawnable_agent_is_refused():
-    with pytest.raises(DefinitionError, match="'boss' may spawn 'nobody'"):
+    with pytest.raises(DefinitionError, match="'boss' lists 'nobody' in spawnable_agents, but no agent has that id"):
         Engine([plain("boss", spawnable_agents=["nobody"], tools=["spawn_agents"])])
 
 
@@ -251,9 +251,9 @@ async def test_models_of_one_run_override_others_and_hold_on_resume(of_engine, o
 @pytest.mark.parametrize(
     ("chosen", "said"),
     [
-        ({"nobody": "test/m"}, "agent_models names 'nobody', which does not run here; plain would"),
-        ({"plain": 5}, "agent_models is a mapping from agent ids to models"),
-        ("test/m", "agent_models is a mapping from agent ids to models"),
+        ({"nobody": "test/m"}, "agent_models names 'nobody', which does not run here; agents that do: plain"),
+        ({"plain": 5}, "agent_models must be a mapping from agent ids to models"),
+        ("test/m", "agent_models must be a mapping from agent ids to models"),
     ],
 )
 async def test_invalid_models_of_one_run_are_refused_before_it_starts(chosen, said):
@@ -273,22 +273,22 @@ async def test_input_of_a_wrong_kind_is_refused(options):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"tools": ScriptedModel([])}, r"tools=.* a model goes to Engine\(agents, models=...\), not"),
+        ({"tools": ScriptedModel([])}, r"tools=.* \(models go to Engine\(agents, models=...\)\), not"),
         ({"tools": 3}, "a list of Tool objects"),
-        ({"agents": plain("tester")}, "agents=.* is a list of AgentDefinition objects, not"),
+        ({"agents": plain("tester")}, "agents=.* must be a list of AgentDefinition objects, not"),
         ({"agents": "a"}, "not 'a'"),
         ({"hooks": print}, r"Hooks\(pre_step=\[check\]\) or None"),
         ({"hooks": {}}, "not {}"),
         ({"limits": {"max_steps": 3}}, r"Limits\(max_steps=20\) or None, not {'max_steps': 3}"),
-        ({"observers": print}, "a list of functions of an event"),
-        ({"dependency_overrides": [1]}, "a mapping between functions"),
-        ({"pricing": 3}, "a function of model, usage and time or None, not 3"),
+        ({"observers": print}, "a list of functions that take an event"),
+        ({"dependency_overrides": [1]}, "a mapping from functions to functions"),
+        ({"pricing": 3}, "a function that takes model, usage and time or None, not 3"),
         ({"default_model": ["a/b"]}, "text or None"),
         ({"retry": 3}, r"RetryPolicy\(attempts=2\)"),
         ({"rate_limits": {"a": 3}}, "a RateLimit, or a mapping from provider prefixes to them"),
-        ({"resources": {int: 42}}, "a list of objects, each found by its own type; .* not {<class 'int'>: 42}"),
+        ({"resources": {int: 42}}, "a list of objects, each found by its type; .* not {<class 'int'>: 42}"),
         ({"workspace": 3}, "a folder or a Workspace or None, not 3"),
-        ({"model": "a/b"}, "an Engine takes no 'model'; it takes: models, .* and \\d+ more"),
+        ({"model": "a/b"}, "Engine has no argument 'model'; valid arguments: models, .* and \\d+ more"),
     ],
 )
 def test_invalid_engine_argument_is_refused_where_it_is_written(arguments, said):
@@ -301,7 +301,7 @@ async def test_unknown_option_is_refused_with_the_known_ones(method):
     engine = Engine([plain("tester")], models=ScriptedModel([]))
     at = {"at": 0} if method == "fork" else {}
 
-    with pytest.raises(InputError, match=rf"{method}\(\) takes no 'model'; .*AgentDefinition\(model=...\)"):
+    with pytest.raises(InputError, match=rf"{method}\(\) has no option 'model'; .*AgentDefinition\(model=...\)"):
         await getattr(engine, method)("tester", model="a/b", **at)
 
 
@@ -311,7 +311,7 @@ async def test_unknown_option_is_refused_with_the_known_ones(method):
 async def test_option_of_the_wrong_kind_is_refused_with_a_suggestion(options):
     engine = Engine([plain("tester")], models=ScriptedModel([]))
 
-    with pytest.raises(InputError, match=f"{next(iter(options))} is .* or None, not ") as caught:
+    with pytest.raises(InputError, match=f"{next(iter(options))} must be .* or None, not ") as caught:
         await engine.run("tester", "Hi", **options)
 
     assert 1 == len(caught.value.issues)
@@ -831,7 +831,7 @@ async def test_run_with_a_dropped_handle_ends_with_its_engine(begun):
     gc.collect()
     if begun:
         await model.asked.wait()
-    with pytest.warns(ResourceWarning, match="nobody had asked"):
+    with pytest.warns(ResourceWarning, match="the engine was closed before the result of"):
         await built.aclose()
 
     assert ["run_finished"] == [e.type for e in events][-1:]
@@ -858,7 +858,7 @@ async def test_close_names_a_run_that_does_not_end_and_returns(monkeypatch, capl
     result = asyncio.create_task(run.result())
     await begun.wait()
     try:
-        with pytest.warns(ResourceWarning, match=rf"could not be ended and go on: {run.run_id} of 'plain'"):
+        with pytest.warns(ResourceWarning, match=rf"could not be ended and are still running: {run.run_id} of 'plain'"):
             await built.aclose()
         assert f"{run.run_id} of 'plain'" in caplog.text
     finally:

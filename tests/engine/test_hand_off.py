@@ -262,7 +262,7 @@ async def test_handler_return_value_after_hand_off_is_dropped_with_warning(retur
     result = await engine.run(desk, "A bill.")
 
     assert ("Well?", [("", "billing")]) == (result.output, seen)
-    said = "agent 'desk' handed the conversation over to 'billing', whose output is that of the run; "
+    said = "agent 'desk' handed the conversation over to 'billing', whose output is the output of the run; "
     assert [said] * bool(returned) == [warning[: len(said)] for warning in result.warnings]
 
 

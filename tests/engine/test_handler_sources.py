@@ -180,7 +180,7 @@ def test_unlisted_tool_of_an_agent_is_reported_before_any_question() -> None:
         [
             (
                 2,
-                "handle_steps of 'boss': the tool 'pay' is not listed by the agent. List it in tools=[...] of agent 'boss', "  # noqa: ISC004
+                "handle_steps of 'boss': the tool 'pay' is not in the tools of the agent. List it in tools=[...] of agent 'boss', "  # noqa: ISC004
                 "or call it with ToolCall('pay', {...}, include_tool_call=False).",
             )
         ]

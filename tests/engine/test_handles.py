@@ -208,9 +208,9 @@ async def test_event_id_of_another_process_gets_a_notice():
             f"{handle.epoch}-²",
             f"{handle.epoch}-1e9",
         ):
-            with pytest.raises(StepEngineError, match="is not an id of an event"):
+            with pytest.raises(StepEngineError, match="is not the id of an event"):
                 handle.events(after=wrong)
-        with pytest.raises(StepEngineError, match="was not yet"):
+        with pytest.raises(StepEngineError, match="names an event that does not exist yet"):
             handle.events(after=f"{handle.epoch}-{shown[-1].index + 1}")
         assert [] == await all_of(handle.events(after=shown[-1].id))
 
@@ -437,7 +437,9 @@ async def test_deferred_tool_result_is_sent_from_outside(thread):
     async with Engine([agent], models=ScriptedModel(replies)) as engine:
         handle = engine.start("a", "go", journal=journal)
         await holds(lambda: JOBS)
-        with pytest.raises(ToolError, match=rf"no call 'c9' waits for its result; waiting are: '{JOBS[0]}' at path ''"):
+        with pytest.raises(
+            ToolError, match=rf"no call 'c9' waits for its result; waiting calls: '{JOBS[0]}' at path ''"
+        ):
             handle.send_tool_result("c9", "x")
         if thread:
             sending = threading.Thread(target=handle.send_tool_result, args=(JOBS[0], {"url": "u"}))
@@ -445,7 +447,7 @@ async def test_deferred_tool_result_is_sent_from_outside(thread):
             sending.join()
         else:
             handle.send(ToolResultInput(JOBS[0], ToolResult.json({"url": "u"})))
-            with pytest.raises(ToolError, match="waiting are: none"):
+            with pytest.raises(ToolError, match="waiting calls: none"):
                 await turns()
                 handle.send_tool_result(JOBS[0], "again")
         result = await handle.result()
@@ -479,7 +481,7 @@ async def test_deferred_results_of_equal_call_ids_need_the_run_path():
         handle = engine.start("boss", "go")
         await holds(lambda: len(JOBS) == 2)
         assert {("kid", "0"), ("kid", "1")} == {(c.agent_id, c.path) for c in handle.children}
-        with pytest.raises(ToolError, match="several wait, and path= says which"):
+        with pytest.raises(ToolError, match="several calls with this id wait, so pass path="):
             handle.send_tool_result(JOBS[0], "x")
         handle.send_tool_result(JOBS[0], "one", path="0")
         handle.send_tool_result(JOBS[1], "two", path="1")
@@ -521,7 +523,7 @@ async def test_handle_send_refuses_anything_but_an_input(given):
 async def test_handle_send_input_refuses_anything_but_text(keep_open):
     async with Engine([plain()], models=ScriptedModel(["one"])) as engine:
         handle = engine.start("a", "first", keep_open=keep_open)
-        with pytest.raises(DataError, match="a user message holds a string or a sequence of parts, not a int"):
+        with pytest.raises(DataError, match="a user message must contain a string or a sequence of parts, not a int"):
             handle.send_input(5)
         assert "one" == (await handle.result()).text
 
@@ -591,7 +593,7 @@ async def test_kept_open_handle_is_idle_until_the_next_input(store):
     assert isinstance(shown[-1], RunFinished)
     assert handle.done
     assert engine.get("s") is None
-    with pytest.raises(StepEngineError, match=r"has ended and takes no input.*previous=result\.state.*start_resume"):
+    with pytest.raises(StepEngineError, match=r"has ended and accepts no input.*previous=result\.state.*start_resume"):
         handle.send_input("late")
 
 
@@ -714,14 +716,14 @@ async def test_crashed_turn_ends_its_kept_open_handle_despite_later_input(how, t
         elif late:
             # It has ended, and its handle may not have been told of it yet.
             await holds(handle._turns.task.done)
-            with pytest.raises(StepEngineError, match="has ended and takes no input"):
+            with pytest.raises(StepEngineError, match="has ended and accepts no input"):
                 handle.send_input("and more")
         with pytest.raises(Down if how == "raised" else asyncio.CancelledError):
             await handle.result()
         await all_of(events)
 
         assert (handle.done, engine.get("s"), engine.get(handle.run_id)) == (True, None, None)
-        with pytest.raises(StepEngineError, match="has ended and takes no input"):
+        with pytest.raises(StepEngineError, match="has ended and accepts no input"):
             handle.send_input("again")
         assert (await engine.run("a", "next")).status is RunStatus.COMPLETED
 

@@ -272,7 +272,7 @@ def test_sqlite_path_stores_many_runs_selected_after_a_hash(
         assert sorted(replayed, key=lambda result: result.state.run_id) == sorted(
             [first, second], key=lambda result: result.state.run_id
         )
-        with pytest.raises(JournalError, match=f"There are: {', '.join(runs)}"):
+        with pytest.raises(JournalError, match=f"Its runs: {', '.join(runs)}"):
             engine.replay_sync(path)
 
 
@@ -282,11 +282,11 @@ def test_unknown_choice_is_refused_before_any_decision(tmp_path: Path) -> None:
     before = journal.lines()
     given: Any = "bogus"
     with Desk(forbidden=True).engine() as engine:
-        with pytest.raises(JournalError, match="in_doubt is one of fail, retry, ask, not 'bogus'"):
+        with pytest.raises(JournalError, match="in_doubt must be one of fail, retry, ask, not 'bogus'"):
             engine.resume_sync(journal, in_doubt=given)
-        with pytest.raises(JournalError, match="on_divergence is one of raise, stop, keep, not 'bogus'"):
+        with pytest.raises(JournalError, match="on_divergence must be one of raise, stop, keep, not 'bogus'"):
             engine.replay_sync(journal, on_divergence=given)
-    with pytest.raises(JournalError, match="sync is one of disk, write, not 'bogus'"):
+    with pytest.raises(JournalError, match="sync must be one of disk, write, not 'bogus'"):
         FileJournal(tmp_path / "run.jsonl", sync=given)
     assert journal.lines() == before
 
@@ -298,14 +298,14 @@ def test_answers_that_are_no_mapping_are_refused_before_anything_happens(tmp_pat
 
     path = tmp_path / "run.jsonl"
     with Engine([AgentDefinition("asking", handle_steps=asking)]) as engine:
-        with pytest.raises(InputError, match="go by the question's id or text"):
+        with pytest.raises(InputError, match="answers must be a mapping from the id or text of a question"):
             engine.run_sync("asking", answers=answers)
         engine.run_sync("asking", journal=path)
         before = path.read_bytes()
         for go_on in (engine.resume_sync, partial(engine.resume_sync, on_divergence="extend")):
-            with pytest.raises(AnswerRejected, match="go by the question's id or text"):
+            with pytest.raises(AnswerRejected, match="answers must be a mapping from the id or text of a question"):
                 go_on(path, answers=answers)
-        with pytest.raises(AnswerRejected, match="go by the question's id or text"):
+        with pytest.raises(AnswerRejected, match="answers must be a mapping from the id or text of a question"):
             engine.fork_sync(path, at=-1, answers=answers, into=tmp_path / "fork.jsonl")
     assert before == path.read_bytes()
     assert not (tmp_path / "fork.jsonl").exists()

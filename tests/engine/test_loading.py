@@ -64,7 +64,7 @@ def test_folders_with_files_of_one_name_are_kept_apart(tmp_path):
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ("x = 1\n", "nothing called 'agent'"),
+        ("x = 1\n", "no 'agent' or 'agents'"),
         ("agent = 3\n", "an 'agent' that is 3"),
         ("import nothing_like_this\n", "ModuleNotFoundError"),
         ("def broken(:\n", "SyntaxError"),
@@ -115,10 +115,10 @@ def test_a_file_of_several_says_which_there_are(folder):
     (folder / "team.py").write_text(SEVERAL)
 
     with pytest.raises(
-        DefinitionError, match=r"several agents: 'first-one', 'second'; say which, such as '.*team.py#first-one'"
+        DefinitionError, match=r"several agents: 'first-one', 'second'; choose one, such as '.*team.py#first-one'"
     ):
         load_agent("agents/team.py")
-    with pytest.raises(DefinitionError, match="no agent 'third'; it holds 'first-one', 'second'"):
+    with pytest.raises(DefinitionError, match="has no agent 'third'; its agents: 'first-one', 'second'"):
         load_agent("agents/team.py#third")
 
 
@@ -134,7 +134,7 @@ def test_a_file_of_several_says_which_there_are(folder):
         ("agents = [3]\n", "found 3 in 'agents'"),
         (
             "from stepengine import AgentDefinition\nagents = [AgentDefinition('a'), AgentDefinition('a')]\n",
-            "two agents of the id",
+            "two agents with the id",
         ),
     ],
 )
@@ -149,7 +149,9 @@ def test_invalid_agent_source_is_named(tmp_path, content, said):
 def test_broken_file_of_a_folder_drops_only_its_own_agents(folder):
     (folder / "a_broken.py").write_text("import nothing_like_this\n")
 
-    with pytest.warns(UserWarning, match=r"a_broken.py: loading it failed with ModuleNotFoundError.*left out"):
+    with pytest.warns(
+        UserWarning, match=r"a_broken.py: loading it failed with ModuleNotFoundError.*this file is skipped"
+    ):
         assert ["code-reviewer", "named-differently"] == [agent.id for agent in load_agents(folder)]
     with pytest.warns(UserWarning, match="a_broken"):
         assert "named-differently" == load_agent("named-differently").id
@@ -166,12 +168,12 @@ def test_lookup_of_another_agent_reports_a_broken_definition(folder):
     (folder / "b_codebuff.py").write_text(
         "from stepengine import AgentDefinition\nagent = AgentDefinition('b', toolNames=[])\n"
     )
-    broken = f"{folder / 'b_codebuff.py'}: agent 'b' takes no 'toolNames'; you may mean tools"
+    broken = f"{folder / 'b_codebuff.py'}: agent 'b' has no argument 'toolNames'; you may mean tools"
 
     with pytest.raises(DefinitionError) as caught:
         load_agent("nobody", folders=[folder])
     assert f"not read: {broken}" in caught.value.message
-    assert [broken] == [said.partition("; it takes")[0] for said in load_folder(folder).problems]
+    assert [broken] == [said.partition("; valid arguments")[0] for said in load_folder(folder).problems]
     with pytest.raises(DefinitionError, match=r"is a folder; name a file in it, such as '.*/b_codebuff\.py'"):
         load_agent(str(folder))
 
@@ -179,7 +181,7 @@ def test_lookup_of_another_agent_reports_a_broken_definition(folder):
 def test_folder_without_any_loadable_agent_is_an_error(tmp_path):
     (tmp_path / "bad.py").write_text("x = 1\n")
 
-    with pytest.raises(DefinitionError, match="nothing called 'agent' or 'agents'"):
+    with pytest.raises(DefinitionError, match="no 'agent' or 'agents'"):
         load_agents(tmp_path)
 
 
@@ -238,7 +240,8 @@ def test_neighbour_named_like_a_standard_module_is_refused(tmp_path):
     mine.write_text(f"import json\n{AGENT.format(id='mine')}")
 
     with pytest.raises(
-        DefinitionError, match=r"mine.py:1: 'json' is a module of the standard library, and 'json.py' lies beside"
+        DefinitionError,
+        match=r"mine.py:1: 'json' is a module of the standard library, and 'json.py' is next to the agent file",
     ):
         load_agent(mine)
 

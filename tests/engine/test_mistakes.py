@@ -292,7 +292,7 @@ def test_listed_handler_tool_is_not_offered_to_the_model() -> None:
     assert ["think_deeply"] == [tool.name for tool in model.calls[0].tools] == codebuff[:1]
     (warning,) = result.warnings
     assert all(name in warning for name in listed)
-    assert "its handler may call it without that" in warning
+    assert "its handler can still call it" in warning
     assert ["go", "note"] == [m.text for m in result.state.message_history if m.role == "user"]
 
 
@@ -371,19 +371,19 @@ def test_text_from_a_tool_annotated_otherwise_is_reported(annotation: Any, is_to
     [
         (STEP, "STEP is not called; write `yield STEP`, or `yield StepWith(model=...)`"),
         (lambda: Perform(STEP), "Perform needs a function and its arguments, not STEP"),
-        (ToolCall, "ToolCall(...): missing a required argument: 'tool'; it takes: tool, input, "),
-        (lambda: Limits(4), "Limits(...): too many positional arguments; it takes: max_steps, "),
-        (lambda: Hooks(pre_runs=print), "Hooks takes no 'pre_runs'; did you mean 'pre_run'?"),
+        (ToolCall, "ToolCall(...): missing a required argument: 'tool'; valid arguments: tool, input, "),
+        (lambda: Limits(4), "Limits(...): too many positional arguments; valid arguments: max_steps, "),
+        (lambda: Hooks(pre_runs=print), "Hooks has no argument 'pre_runs'; did you mean 'pre_run'?"),
         (lambda: Workspace(5), "Workspace(root) is a path such as 'runs/one', not 5"),
         (lambda: Case("x", checks=print), "take lists, such as checks=[contains('done')]"),
         (
             lambda: Evaluation("x", [], {}, replies=[]),
-            "takes no 'replies'; write Case(id, replies=[...]). It takes: name, ",
+            "has no argument 'replies'; write Case(id, replies=[...]). Valid arguments: name, ",
         ),
         (lambda: Models("anthropic"), "Models expects providers by prefix"),
         (lambda: FileJournal(5), "FileJournal(path) is a path"),
         (lambda: load_agent(5), "an agent file is a path"),
-        (lambda: Engine().step_sync("go"), "step() takes an AgentState"),
+        (lambda: Engine().step_sync("go"), "step() needs an AgentState"),
     ],
 )
 def test_an_obvious_mistake_raises_a_typed_error(wrong: Any, words: str) -> None:
@@ -441,7 +441,7 @@ def test_discarded_longer_history_is_an_error_at_its_line(method: str) -> None:
 
     result = run(handler)
 
-    assert f"TypeError: {method} returns a longer transcript" in str(result.error)
+    assert f"TypeError: {method} returns a new transcript" in str(result.error)
     assert "add_message" in str(result.error)
     assert ":" in result.error.where
 
@@ -451,11 +451,11 @@ def test_discarded_longer_history_is_an_error_at_its_line(method: str) -> None:
     [
         (
             lambda: StepWith(modle="x"),
-            "StepWith takes no 'modle'; did you mean 'model'? It takes: model, tools, tool_choice, settings",
+            "StepWith has no argument 'modle'; did you mean 'model'? Valid arguments: model, tools, tool_choice, settings",
         ),
         (
             lambda: Ask("Which?", allow_other=True),
-            "Ask takes no 'allow_other'; did you mean 'allow_text'? It takes: question, options",
+            "Ask has no argument 'allow_other'; did you mean 'allow_text'? Valid arguments: question, options",
         ),
         (lambda: ToolCall("look", {}, include_tool_cal=False), "did you mean 'include_tool_call'?"),
     ],
@@ -477,11 +477,11 @@ def test_invalid_yieldable_argument_outside_a_handler_names_the_valid_one(wrong:
         (lambda ctx: ctx.message_history, "ctx.agent_state.message_history"),
         (
             lambda _: read_files.arguments(path="a.py"),
-            "read_files: missing a required argument: 'paths'; it takes: paths, ",
+            "read_files: missing a required argument: 'paths'; valid arguments: paths, ",
         ),
         (
             lambda _: find.arguments(1, path="a.py"),
-            "find: missing a required argument: 'paths'; it takes: max_results, paths",
+            "find: missing a required argument: 'paths'; valid arguments: max_results, paths",
         ),
     ],
     ids=["not yielded", "an item of it", "params", "the context", "a bundled tool", "an own tool"],

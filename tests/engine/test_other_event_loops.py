@@ -71,7 +71,7 @@ def test_run_under_trio_raises_with_a_remedy_and_creates_nothing(name: str, tmp_
 
     with pytest.raises(StepEngineError) as told:
         on_trio(body)
-    words = f"{name} needs asyncio's event loop, and trio's runs here: let anyio use its backend 'asyncio', or call "
+    words = f"{name} needs asyncio's event loop, but trio's is running: use anyio with its backend 'asyncio', or call "
     assert str(told.value).startswith(words)
     with engine() as of:  # nothing is recorded, and nobody holds the journal
         assert "Hello." == of.run_sync("bot", "Hi.", journal=path).text

@@ -33,7 +33,7 @@ def test_oversize_refuse_sends_nothing_and_states_both_sizes():
         result = engine.run_sync("asker", "word " * 2_000)
 
     assert ContextOverflow is type(result.error)
-    assert "'local/m' takes 1000 tokens, and the request has about 25" in str(result.error)
+    assert "'local/m' accepts 1000 tokens, and the request has about 25" in str(result.error)
     assert [] == script.calls
 
 

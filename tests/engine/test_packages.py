@@ -157,11 +157,13 @@ def test_package_version_is_compared_by_pep_440_and_mismatch_reported(site: Site
     site.put("acme-agents", {"reviewer": leaf("reviewer", "r")}, {"reviewer": {}})
 
     assert load_agent("acme/reviewer@1.2") is load_agent("acme/reviewer@1.2.0") is load_agent("acme/reviewer")
-    with pytest.raises(DefinitionError, match=r"acme-agents 1\.2\.0 is installed; install acme-agents==1\.3"):
+    with pytest.raises(
+        DefinitionError, match=r"is not installed, but acme-agents 1\.2\.0 is; install acme-agents==1\.3"
+    ):
         load_agent("acme/reviewer@1.3")
     with pytest.raises(DefinitionError, match="'latest' in 'acme/reviewer@latest' is not a version"):
         load_agent("acme/reviewer@latest")
-    with pytest.raises(DefinitionError, match=r"acme-agents 1\.2\.0 is installed"):
+    with pytest.raises(DefinitionError, match=r"is not installed, but acme-agents 1\.2\.0 is; install acme-agents==2"):
         Engine([AgentDefinition("lead", spawnable_agents=["acme/reviewer@2"], tools=["spawn_agents"])])
 
 
@@ -175,7 +177,9 @@ def test_two_packages_with_one_id_are_reported_and_neither_used(site: Site) -> N
         version="2.0",
     )
 
-    with pytest.raises(DefinitionError, match=r"acme-one 1\.2\.0 and acme-two 2\.0, and neither is taken"):
+    with pytest.raises(
+        DefinitionError, match=r"acme-one 1\.2\.0 and acme-two 2\.0, so it is ambiguous; uninstall one of them"
+    ):
         load_agent("acme/reviewer")
     assert "editor" == load_agent("acme/editor").id
 
@@ -185,7 +189,9 @@ def test_two_packages_with_one_id_are_reported_and_neither_used(site: Site) -> N
 def test_sandboxed_load_never_imports_a_package(site: Site, agent_id: str) -> None:
     site.put("acme-agents", {"reviewer": leaf("reviewer", "r")}, {"reviewer": {}})
 
-    with pytest.raises(DefinitionError, match=r"is named by its file, such as './agents/reviewer.py'"):
+    with pytest.raises(
+        DefinitionError, match=r"name an agent that runs in the sandbox by its file, such as './agents/reviewer.py'"
+    ):
         load_agent(agent_id, sandboxed=True)
 
     assert "acme_agents" not in sys.modules
@@ -196,7 +202,7 @@ def test_package_agent_replaces_no_bundled_one_and_fills_missing_ids(site: Site)
     site.put("acme-agents", {"a": leaf("editor", "mine"), "b": leaf("unheard", "u")}, {"editor": {}, "unheard": {}})
 
     assert load_agent("editor") is not load_agent("acme/editor")
-    with pytest.raises(DefinitionError, match="An installed package has acme/unheard: name it so"):
+    with pytest.raises(DefinitionError, match="An installed package has acme/unheard: use that id"):
         load_agent("unheard")
 
 
@@ -204,26 +210,32 @@ def test_package_agent_replaces_no_bundled_one_and_fills_missing_ids(site: Site)
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"agents": None}, f"no '{FILE}' lies in the folder"),
+        ({"agents": None}, f"has no '{FILE}'; run `stepengine agents check --write`"),
         ({"version": "soon"}, "its version is 'soon', which is not a version"),
-        ({"publisher": "stepengine"}, "'stepengine' stands for what comes with the engine"),
-        ({"publisher": "Acme Inc"}, "its publisher is 'Acme Inc'"),
-        ({"publisher": "a" * 200}, "its publisher is 'aaa"),
-        ({"value": "there is none!"}, "a module, or 'module:attribute', would be fine"),
+        ({"publisher": "stepengine"}, "the publisher 'stepengine' is reserved for bundled agents"),
+        (
+            {"publisher": "Acme Inc"},
+            "its publisher must be lower-case letters, digits and single hyphens, not 'Acme Inc'",
+        ),
+        ({"publisher": "a" * 200}, "its publisher must be lower-case letters, digits and single hyphens, not 'aaa"),
+        ({"value": "there is none!"}, "must be a module or 'module:attribute', not 'there is none!'"),
         ({"value": "nowhere_at_all"}, "there is no module 'nowhere_at_all'"),
-        ({"value": "json"}, "no 'stepengine-agents.json' lies in the folder of 'json'"),
+        ({"value": "json"}, "the folder of 'json' has no 'stepengine-agents.json'"),
         ({"entries": "acme = odd\nother = odd\n"}, "it has several entries"),
-        ({"agents": {}}, "agents are an object with 1 to 200 members"),
-        ({"agents": {f"a{n}": {} for n in range(201)}}, "agents are an object with 1 to 200 members"),
+        ({"agents": {}}, "agents must be an object with 1 to 200 members"),
+        ({"agents": {f"a{n}": {} for n in range(201)}}, "agents must be an object with 1 to 200 members"),
         ({"agents": {"Reviewer": {}}}, "agents.Reviewer is not an id"),
-        ({"agents": {"reviewer": []}}, "agents.reviewer is [], and no object"),
-        ({"agents": {"reviewer": {"grants": ["all"]}}}, "has ['grants'], which is not known"),
+        ({"agents": {"reviewer": []}}, "agents.reviewer must be an object, not []"),
+        ({"agents": {"reviewer": {"grants": ["all"]}}}, "has ['grants'], which is unknown; valid members: "),
         ({"agents": {"reviewer": {"tools": {"x": 1}}}}, "should hold at most 500 printable texts"),
         ({"agents": {"reviewer": {"tools": {"\x1b[2J": "read"}}}}, "should hold at most 500 printable texts"),
         ({"agents": {"reviewer": {"spawns": ["x" * 301]}}}, "should hold at most 500 printable texts"),
         ({"agents": {"reviewer": {"description": "x" * 2_001}}}, "at most 2,000 characters"),
         ({"declared": {"hosts": "example.com"}}, "hosts should hold"),
-        ({"declared": {"format": "stepengine.agents/2"}}, "'stepengine.agents/1' would be fine"),
+        (
+            {"declared": {"format": "stepengine.agents/2"}},
+            "its format must be 'stepengine.agents/1', not 'stepengine.agents/2'",
+        ),
         ({"declared": {"reads": ["x" * 300] * 900}}, "has more than 262,144 bytes"),
     ],
 )
@@ -255,7 +267,7 @@ def test_declaration_outside_its_package_is_not_used(
     monkeypatch.syspath_prepend(str(other.parent))
 
     assert not find_installed_agent_packages().packages
-    assert "no 'stepengine-agents.json' lies in the folder of 'acme_agents'" in "".join(
+    assert "the folder of 'acme_agents' has no 'stepengine-agents.json'" in "".join(
         find_installed_agent_packages().problems.values()
     )
 
@@ -293,7 +305,7 @@ def test_at_the_command_line_nothing_is_imported_before_somebody_agreed(site: Si
     person = Person()
     token = trust.GATE.set(person)
     try:
-        with pytest.raises(DefinitionError, match="was not loaded: nobody agreed"):
+        with pytest.raises(DefinitionError, match="was not loaded: no one approved"):
             load_agent("acme/reviewer")
         assert not [name for name in sys.modules if name.startswith("acme_agents")]
         (request,) = person.asked
@@ -373,7 +385,7 @@ agent = AgentDefinition("reviewer", tools=[fetch], spawnable_agents=["other/x"],
         (
             {"a": leaf("reviewer", "r"), "b": leaf("reviewer", "s")},
             {"reviewer": {}},
-            "holds two agents of the id 'reviewer'",
+            "has two agents with the id 'reviewer'",
         ),
     ],
 )
@@ -631,7 +643,7 @@ def test_journal_head_names_package_agents_and_replay_reports_other_versions(sit
     assert "lead(h Go)" == again.unwrap()
     said = [warning.partition(" was ")[2] for warning in again.warnings]
     assert [
-        f"recorded with acme/{name} of acme-agents==1.2.0; installed is acme-agents==1.3.0"
+        f"recorded with acme/{name} of acme-agents==1.2.0; acme-agents==1.3.0 is installed now"
         for name in ("helper", "lead")
     ] == said
 

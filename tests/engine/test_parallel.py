@@ -177,7 +177,7 @@ async def test_only_tool_calls_under_way_are_recorded_as_begun(room, width, most
 
 @pytest.mark.parametrize("concurrency", [0, True, 2.0])
 def test_empty_concurrency_window_is_refused_where_it_is_written(concurrency):
-    with pytest.raises(BadYield, match="the concurrency of a Parallel is an integer from 1, or None"):
+    with pytest.raises(BadYield, match="the concurrency of a Parallel must be an integer of at least 1, or None"):
         Parallel(Perform(int), concurrency=concurrency)
 
 
@@ -188,7 +188,7 @@ async def test_parallel_counts_as_one_action():
     def boss(ctx):
         yield from Parallel([Perform(counting.work, turns=0) for _ in range(2_000)])
         yield from map_agents("kid", range(30), prompt=str)
-        with pytest.raises(BaseException, match="asked for more than 2 actions"):
+        with pytest.raises(BaseException, match="requested more than 2 actions"):
             yield Perform(int)
 
     await engine_of(boss, counting.kid, Limits(max_actions=2)).run("boss")

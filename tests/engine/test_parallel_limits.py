@@ -234,7 +234,7 @@ async def test_paid_failures_count_before_the_next_attempt() -> None:
         alone = await engine.run(kid, "x", limits=Limits(max_cost_usd=0.35))
 
     assert 4 == model.calls
-    assert "there is no retry" in str(alone.error)
+    assert "; not retried: " in str(alone.error)
 
 
 @pytest.mark.spec("reliability:R6")

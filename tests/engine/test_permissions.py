@@ -538,7 +538,7 @@ def test_call_without_anyone_to_permit_it_is_denied_with_reason(world, engine, r
         (told, _) = [m for m in world.model.calls[-1].messages if m.role == "tool"]
         assert ("denied", True) == (told.status, "needs a person's approval, and nobody can give it" in told.text)
         (warning,) = result.warnings
-        assert "agent 'lead': calls of 'put' need a person's approval, and nobody can be asked" in warning
+        assert "agent 'lead': calls of 'put' need a person's approval, but this run cannot ask anyone" in warning
     if journal is not None and status is RunStatus.COMPLETED:
         with unattended(World()) as other:
             assert journal.lines() == other.replay_sync(journal).journal.lines()

@@ -113,7 +113,7 @@ LISTS: dict[str, Callable[[Any], Any]] = {
     ("user", "items"), [*((user, "abc") for user in LISTS), ("Parallel", b"bytes"), ("Parallel", {"a": 1})]
 )
 def test_a_text_bytes_or_mapping_is_no_list(user: str, items: Any) -> None:
-    with pytest.raises(StepEngineError, match=r"list|holds AgentDefinition|Parallel holds"):
+    with pytest.raises(StepEngineError, match=r"list|must contain AgentDefinition|Parallel can contain"):
         LISTS[user](items)
 
 
@@ -147,7 +147,4 @@ def test_another_agent_with_a_listed_id_is_refused(way: str, listed: list[Any]) 
     Engine([boss, KID]).run_sync("boss", "go")
 
     assert "another agent" not in f"{found[0]} {found[1]}"
-    assert (
-        "another agent 'kid' than spawnable_agents of 'boss' lists: they differ in description, system_prompt"
-        in found[2]
-    )
+    assert "another agent 'kid' than spawnable_agents of 'boss': they differ in description, system_prompt" in found[2]

@@ -99,7 +99,7 @@ class Tall:
 @pytest.mark.parametrize("wrong", ["x", 5, input, Saying, Tall(), {"ask": 1}])
 @pytest.mark.parametrize("where", ["engine", "tool"])
 def test_unusable_interactor_is_refused_where_it_is_written(wrong, where):
-    with pytest.raises(DefinitionError, match=r"interactor.* is an object with a method ask\(question\)"):
+    with pytest.raises(DefinitionError, match=r"interactor.* must be an object with a method ask\(question\)"):
         Engine(interactor=wrong) if where == "engine" else ask_user_tool(wrong)
 
     assert isinstance(Engine(interactor=Async()), Engine)
@@ -227,7 +227,7 @@ async def test_named_question_is_answered_by_its_name_at_any_place():
 @pytest.mark.spec("requirements:X54")
 @pytest.mark.parametrize("key", ["", "q3", "two words", "a.b", "a:b", "a=b", "doubt:#1", 5, "größe"])
 def test_a_name_that_could_be_mistaken_is_refused(key):
-    with pytest.raises(BadYield, match="the key of an Ask is a name"):
+    with pytest.raises(BadYield, match="the key of an Ask must be a name"):
         Ask("Which?", key=key)
 
 
@@ -241,7 +241,7 @@ async def test_a_name_is_used_once_in_a_run():
             return f"{first}: {error.message}"
 
     result = await Engine().run(AgentDefinition("asker", handle_steps=handler), answers={"which": "red"})
-    assert "red: the key 'which' names a question that this run has asked before" in result.output
+    assert "red: the key 'which' names an earlier question of this run" in result.output
 
 
 # --- how many may wait ----------------------------------------------------------------------------------------------
@@ -455,7 +455,10 @@ async def test_state_alone_cannot_continue_a_handler_or_an_asking_child():
     asker = AgentDefinition("asker", handle_steps=handler)
     boss = AgentDefinition("boss", model="scripted/model", tools=spawn_tools(), spawnable_agents=[asker])
     spawning = ScriptedModel([tool_call("spawn_agents", {"agents": [{"agent_type": "asker"}]})])
-    for agent, why in ((asker, "agent 'asker' has a handler"), (boss, "a child asks")):
+    for agent, why in (
+        (asker, "agent 'asker' has a handler"),
+        (boss, "the question comes from a child or from a tool that yields"),
+    ):
         engine = Engine([agent], models=spawning)
         held = await engine.run(agent, "go")
         for key in (held.state.pending[0].id, "For how many?"):
@@ -464,7 +467,7 @@ async def test_state_alone_cannot_continue_a_handler_or_an_asking_child():
 
         assert "journal=" in caught.value.message
         assert "save_state" in caught.value.message
-    with pytest.raises(AnswerRejected, match="it is a string, a bool or an Answer"):
+    with pytest.raises(AnswerRejected, match="must be a string, a bool or an Answer, not 4"):
         await Counted().engine().run("clerk", previous=(await clerk_held()).state, answers={"For how many?": 4})
 
 

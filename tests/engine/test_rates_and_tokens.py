@@ -93,7 +93,7 @@ async def test_all_runs_of_an_engine_share_provider_rate_limits() -> None:
 
 
 def test_rate_limit_for_an_unregistered_provider_is_refused() -> None:
-    with pytest.raises(DefinitionError, match="'antropic', which is not registered; registered are: 'anthropic'"):
+    with pytest.raises(DefinitionError, match="'antropic', which is not registered; registered providers: 'anthropic'"):
         Engine(rate_limits={"antropic": RateLimit(max_concurrency=1)})
 
 

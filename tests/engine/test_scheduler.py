@@ -202,7 +202,7 @@ async def test_catch_up_starts_newest_each_or_none_and_reports_others(
     assert missed == stand.missed
     told = [record.getMessage() for record in caplog.records]
     newest = {2: "2026-05-03T07:00:00", 3: "2026-05-04T07:00:00"}.get(missed, "")
-    assert ([f"schedule 'daily' missed {missed} time(s), 2026-05-02T07:00:00+00:00 to {newest}+00:00: nobody was there"]
+    assert ([f"schedule 'daily' missed {missed} time(s), 2026-05-02T07:00:00+00:00 to {newest}+00:00: no scheduler was running"]
             if missed else []) == told  # fmt: skip
     assert at("2026-05-06T07:00") == stand.next
 
@@ -393,7 +393,7 @@ async def test_unusable_schedule_database_is_reported_and_retried(tmp_path: Path
     book.write_bytes(b"this is not a database, whatever it is called; " * 100)
     async with Engine([agent]) as engine:
         scheduler = Scheduler(engine, [Schedule(agent, cron="0 7 * * *", id="daily")], runs=tmp_path / place)
-        with pytest.raises(JournalError, match=f"cannot be used to remember schedules: it is {NOT_A_DATABASE}"):
+        with pytest.raises(JournalError, match=f"cannot store schedules: it is {NOT_A_DATABASE}"):
             await scheduler.tick(at("2026-05-01T00:00"))
         book.unlink()
         await ticked(scheduler, at("2026-05-01T00:00"))
@@ -475,7 +475,9 @@ async def test_any_failed_look_is_followed_by_the_next_one(
         scheduler = Scheduler(engine, [Schedule(agent, cron="0 7 * * *", id="daily")], runs=tmp_path, clock=clock)
         monkeypatch.setattr(scheduler.book, "register_schedules", lambda *_: 1 / 0)
         async with scheduler:
-            await until_async(lambda: "they are looked at again" in caplog.text)
+            await until_async(
+                lambda: "the scheduler failed to check its schedules; it retries within a minute" in caplog.text
+            )
             monkeypatch.undo()
             scheduler.replace(scheduler.schedules)
             await until_async(lambda: "daily" in scheduler.book.load_known_schedules() and clock.sleepers)

@@ -113,24 +113,24 @@ def test_cron_lines_are_read_as_by_debian_cron(cron: str, expected: str) -> None
 UNUSABLE = pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"cron": "0 0 31 2 *"}, "never comes, or cannot be read: '31' is no day of a month, or of none of the months '2'"),
-        ({"cron": "* * */20 * 1L"}, "never comes: no day in 50 years is one of its days"),
-        ({"cron": "0 0 15W * *"}, r"nearest to a day \(W\) is not known"),
-        ({"cron": "0 0 * * * *"}, "has 6 fields; it has five .*Some programs take seconds for the first"),
-        ({"cron": "@reboot"}, "no such word; there are @hourly"),
+        ({"cron": "0 0 31 2 *"}, "never runs, or cannot be read: '31' is not a day of a month, or not of the months '2'"),
+        ({"cron": "* * */20 * 1L"}, "never runs: no day in 50 years matches"),
+        ({"cron": "0 0 15W * *"}, r"W \(the working day nearest to a day\) is not supported"),
+        ({"cron": "0 0 * * * *"}, "has 6 fields; it needs five .*Some programs put seconds into the first"),
+        ({"cron": "@reboot"}, "unknown word; valid words: @hourly"),
         ({"cron": "@dayly"}, "did you mean '@daily'"),
         ({"cron": "60 * * * *"}, "cannot be read: bad minute"),
         ({"cron": "0 9 * * FRI-MON"}, "cannot be read: bad day-of-week"),
-        ({"cron": "9" * 5_000 + " * * * *"}, "at most 200 plain characters"),
-        ({"cron": "\u0663 * * * *"}, "plain characters"),
-        ({"cron": 5}, "is text, not 5"),
+        ({"cron": "9" * 5_000 + " * * * *"}, "at most 200 ASCII characters"),
+        ({"cron": "\u0663 * * * *"}, "ASCII characters"),
+        ({"cron": 5}, "must be text, not 5"),
         ({"timezone": "Europe/Berln"}, "did you mean 'Europe/Berlin'"),
-        ({"timezone": "../../etc/passwd"}, "is the name of a time zone"),
-        ({"timezone": "Europe"}, "is the name of a time zone"),
-        ({"timezone": ""}, "is the name of a time zone"),
-        ({"timezone": "x" * 10_000}, "is the name of a time zone"),
-        ({"timezone": "a\0b"}, "is the name of a time zone"),
-        ({"id": "Nightly run"}, "small letters, digits and hyphens"),
+        ({"timezone": "../../etc/passwd"}, "must be the name of a time zone"),
+        ({"timezone": "Europe"}, "must be the name of a time zone"),
+        ({"timezone": ""}, "must be the name of a time zone"),
+        ({"timezone": "x" * 10_000}, "must be the name of a time zone"),
+        ({"timezone": "a\0b"}, "must be the name of a time zone"),
+        ({"id": "Nightly run"}, "lower-case letters, digits and hyphens"),
         ({"id": "x" * 41}, "1 to 40"),
         ({"catch_up": "some"}, "'one' or 'all' or 'none', not 'some'"),
         ({"params": {"x": object()}}, r"Schedule\(params=...\): .* is not JSON"),
@@ -156,9 +156,9 @@ def test_a_schedule_is_of_an_agent(agent: object) -> None:
 def test_a_time_without_a_zone_is_no_moment() -> None:
     schedule = Schedule("a", cron="* * * * *")
 
-    with pytest.raises(InputError, match="a datetime with its zone"):
+    with pytest.raises(InputError, match="a datetime with a time zone"):
         schedule.next_after(NAIVE)
-    with pytest.raises(InputError, match="a datetime with its zone"):
+    with pytest.raises(InputError, match="a datetime with a time zone"):
         schedule.times_between(datetime(2026, 1, 1, tzinfo=UTC), NAIVE)
 
 

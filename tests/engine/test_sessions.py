@@ -471,7 +471,7 @@ async def test_changed_handler_of_a_waiting_session_is_refused_unchanged(store):
     assert before == store.load("x")
     stopped = await Engine([other], sessions=store).run(other, "4", session_id="x", on_divergence="stop")
     assert (RunStatus.FAILED, before) == (stopped.status, store.load("x"))
-    with pytest.raises(InputError, match="on_divergence is one of raise, stop, keep"):
+    with pytest.raises(InputError, match="on_divergence must be one of raise, stop, keep"):
         await Engine([other], sessions=store).run(other, "4", session_id="x", on_divergence="go")
     done = await Engine([BOOKING], sessions=store).run(BOOKING, "4", session_id="x")
     assert ["When?"] == [q.text for q in done.pending_questions]
@@ -631,7 +631,7 @@ async def test_journal_argument_for_an_answering_message_is_refused(tmp_path):
     async with Engine([BOOKING], sessions=store) as engine:
         await engine.run("booking", "go", session_id="x")
         before = store.load("x")
-        with pytest.raises(SessionError, match=r"the journal that the store keeps of it.*leave it out"):
+        with pytest.raises(SessionError, match=r"the journal in the session store.*leave out journal="):
             await engine.run("booking", "4", session_id="x", journal=tmp_path / "own.jsonl")
         assert before == store.load("x")
         assert not (tmp_path / "own.jsonl").exists()
@@ -666,7 +666,7 @@ async def test_sessions_whose_runs_start_each_other_do_not_deadlock():
     results = await asyncio.wait_for(asyncio.gather(*runs), 50)
 
     said = sorted(str(result.output) for result in results)
-    assert "neither would ever end" in said[0]
+    assert "neither can end" in said[0]
     assert "fine" == said[1]
     assert "fine" == (await engine.run(BOT, "after", session_id="a")).output
 
@@ -693,7 +693,7 @@ async def test_nested_run_in_the_same_session_is_refused():
     result = await engine.run(agent, session_id="x")
     after = await engine.run(BOT, "after", session_id="x")
 
-    assert "fine; a run in the session 'x' was started inside a run that it would wait for" in str(result.output)
+    assert "fine; a run in the session 'x' was started inside a run that it must wait for" in str(result.output)
     assert after.session_saved
 
 

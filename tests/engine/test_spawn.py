@@ -266,7 +266,7 @@ async def test_unregistered_publisher_id_selects_a_bundled_agent_or_is_refused(t
     assert "hay.txt" in str(own.unwrap())
     assert load_agent("codebuff/code-searcher@0.0.1") is load_agent("code-searcher")
     for unknown in ("codebuff/nobody@0.0.1", "code-searcher@0.0.1"):
-        with pytest.raises(DefinitionError, match="which no agent is called"):
+        with pytest.raises(DefinitionError, match="but no agent has that id"):
             Engine([attrs.evolve(boss, spawnable_agents=(unknown,))], search_tools(tmp_path))
     with pytest.raises(DefinitionError, match=f"{NO_AGENT} 'codebuff/nobody@1'"):
         load_agent("codebuff/nobody@1")

@@ -80,7 +80,7 @@ def test_system_exit_of_a_run_does_not_end_the_stepper(where: str) -> None:
 
     assert [{"n": 1}, None] == [getattr(moment.effect, "input", None) for moment in moments]
     if where == "root":
-        assert "nothing more: the run has ended, failed with SystemExit: after text" == moments[-1].asked
+        assert "nothing more: the run ended as failed with SystemExit: after text" == moments[-1].asked
         assert "text" == moments[-1].state.message_history[-1].text
     with stepped(run, journal) as stepper:
         assert stepper.advance()

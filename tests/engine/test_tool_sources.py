@@ -107,7 +107,7 @@ async def test_listed_tool_with_a_taken_name_fails_the_run() -> None:
         result = await engine.run("worker", "Go.")
 
     assert isinstance(result.error, DefinitionError)
-    assert "'shelf' has a tool 'cup', and there is another one of that name" in str(result.error)
+    assert "'shelf' has a tool 'cup', and the agent has another tool with that name" in str(result.error)
 
 
 async def test_hook_may_add_tools_to_one_run() -> None:

@@ -151,7 +151,7 @@ def test_invalid_signature_of_a_yielding_tool_is_refused_with_line(fn: Any, said
 @pytest.mark.spec("programs:PG4")
 def test_unknown_name_in_uses_is_refused_at_engine_construction() -> None:
     made = tool(uses=["no_such_tool"])(plain)
-    with pytest.raises(DefinitionError, match="'no_such_tool', which no tool and no agent is called"):
+    with pytest.raises(DefinitionError, match="'no_such_tool', but no tool or agent has that name"):
         Engine([boss(made)])
 
 
@@ -581,7 +581,7 @@ async def test_tool_that_ignores_closing_or_returns_no_json_still_ends() -> None
     ran = await called(stubborn, limits=Limits(max_actions=5))
     assert (RunStatus.COMPLETED, ["null"]) == (ran.status, results(ran))
     limit, closed = ran.warnings
-    assert "went on after its limit was spent and was closed" in limit
+    assert "continued after its limit was spent, and was closed" in limit
     assert "yielded while it was closed" in closed
 
 
@@ -620,7 +620,7 @@ async def test_an_altered_body_is_noticed_when_its_run_is_replayed(tmp_path: Pat
     agent = made("one")
     await engine(agent, tool_call("work")).run(agent, "go", journal=path)
     other = made("two")
-    with pytest.raises(ReplayDivergence, match="another result"):
+    with pytest.raises(ReplayDivergence, match="has a different result than the recorded one"):
         await Engine([other], models=ScriptedModel([])).replay(path)
 
 
@@ -727,7 +727,7 @@ def test_carried_tool_that_could_write_the_policy_file_is_refused(tmp_path: Path
     Policy([Rule.allow_tool("*")]).save(tmp_path / "rules.json")
     inner = tool(uses=file_tools(tmp_path, write=True), name="inner")(plain)
     tools = [tool(uses=[inner], name="outer")(plain)]
-    with pytest.raises(DefinitionError, match="model could allow itself everything"):
+    with pytest.raises(DefinitionError, match="model could change its own permissions"):
         Engine(
             [boss(*tools if given_to == "agent" else [])],
             tools=tools if given_to == "engine" else [],
@@ -834,7 +834,7 @@ SLIPS: dict[Any, str] = {
     call_in_parallel: "write ToolCall(name, {...})",
     text_on_the_way: "Its result is what it returns",
     step_of_a_model: "let an agent do it, with AgentCall(...)",
-    end_of_the_turn: "is about a conversation",
+    end_of_the_turn: "changes a conversation",
     returned_step_result: "For the value itself write `yield from`",
     agent_with_a_slip: "did you mean 'writer'?",
 }

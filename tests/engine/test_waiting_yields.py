@@ -287,7 +287,7 @@ async def test_receive_without_any_possible_sender_fails_with_the_remedy() -> No
     result = await Engine([first]).run("first")
 
     assert (RunStatus.FAILED, ()) == (result.status, tuple(result.waits_for))
-    assert "Receive('go') waits for a message that no one can send" in str(result.error)
+    assert "Receive('go') waits for a message that cannot be sent" in str(result.error)
     assert "journal=FileJournal(...)" in str(result.error)
     assert "handle.send_message('go', value)" in str(result.error)
 
@@ -302,7 +302,7 @@ async def test_child_without_any_possible_sender_fails_and_informs_its_parent() 
     result = await Engine([agent(starts, first)]).run("lead")
 
     assert RunStatus.COMPLETED is result.status
-    assert "of the run '0' waits for a message that no one can send" in str(result.output)
+    assert "of the run '0' waits for a message that cannot be sent" in str(result.output)
 
 
 @pytest.mark.spec("waiting:WT37")

@@ -240,7 +240,7 @@ async def test_posting_to_an_invalid_or_missing_run_is_refused(journal: Journal)
         await engine.resume(journal)
         with pytest.raises(StepEngineError, match="has ended"):
             await engine.send_message(journal, "go", 1)
-        with pytest.raises(JournalMissing, match="neither a run that is under way"):
+        with pytest.raises(JournalMissing, match="neither a run in this engine nor a journal"):
             await engine.send_message("no-such-run.jsonl", "go", 1)
 
 
@@ -357,7 +357,7 @@ async def test_posted_answer_answers_the_open_question(journal: Journal) -> None
         result = await engine.resume(journal)
 
     assert RunStatus.SUSPENDED is left_out.status
-    assert 2 == sum("was left out" in warning for warning in left_out.warnings)
+    assert 2 == sum("was ignored" in warning for warning in left_out.warnings)
     assert not again.warnings
     assert (RunStatus.COMPLETED, "yes") == (result.status, str(result.output))
 
@@ -1147,7 +1147,7 @@ async def test_posted_answer_reaches_waiting_and_suspended_questions_in_process(
         gone_on = await engine.resume(two)
 
     assert "yes" == str(result.output)
-    assert any("was left out" in warning for warning in result.warnings)
+    assert any("was ignored" in warning for warning in result.warnings)
     assert RunStatus.SUSPENDED is suspended.status
     assert any("answer" == i.input.get("type") for i in two.history().inputs)
     assert RunStatus.COMPLETED is gone_on.status

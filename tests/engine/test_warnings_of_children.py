@@ -99,12 +99,12 @@ KINDS = {
     "a placeholder that nobody knows": Kind("CODEBUFF_NOPE", {"system_prompt": "You are {CODEBUFF_NOPE}."}, ["Hi."]),
     "a failing hook": Kind("no disk", {"hooks": Hooks(post_step=[fails])}, ["Hi."]),
     "an unread part of a reply": Kind("'choices[1]'", {}, [UNREAD]),
-    "a dropped setting": Kind("does not take 'top_k'", {}, [DROPPED]),
+    "a dropped setting": Kind("does not support 'top_k'", {}, [DROPPED]),
     "a hook that works while it is closed": Kind(
         "while it was closed", {"hooks": Hooks(post_step=[never_ends])}, ["Hi."]
     ),
     "a wait for children that was too long": Kind(
-        "60 s of waiting for children",
+        "it waited 60 s for background children",
         {"tools": child_tools(), "spawnable_agents": ["sleeper"], "limits": Limits(max_wait_seconds=60)},
         [tool_call("start_agents", {"agents": [{"agent_type": "sleeper"}]}), text("I wait.")],
     ),
@@ -256,7 +256,7 @@ async def test_the_warnings_of_a_tool_that_yields_reach_the_result(asked: Any, p
     for warnings in await in_every_run(boss):
         (warning,) = warnings
         assert warning.startswith(f"run {path} (boss): the tool 'careless' ")
-        assert "throws away what it spawned: 'broken' failed" in warning
+        assert "ignores a failed child: 'broken' failed" in warning
 
 
 @pytest.mark.spec("generator-contract:L42")
@@ -369,5 +369,5 @@ async def test_failure_discarded_by_yield_from_parallel_is_a_warning(
     """
     result = await ran(AgentDefinition("boss", spawnable_agents=["helper", "broken"], handle_steps=handler))
 
-    found = [warning for warning in result.warnings if "throws away what it spawned: 'broken' failed" in warning]
+    found = [warning for warning in result.warnings if "ignores a failed child: 'broken' failed" in warning]
     assert ("completed", int(warns)) == (result.status, len(found))

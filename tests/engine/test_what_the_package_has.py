@@ -14,7 +14,7 @@ from stepengine.tools.bundled import read_files
 from stepengine.tools.makers import MAKERS, python_for_tools
 from tests.phrases import NO_AGENT
 
-GIVEN = re.compile(r"give the engine (workspace|tools)=(.*?), with `(from [^`]+)`")
+GIVEN = re.compile(r"pass the engine (workspace|tools)=(.*?), with `(from [^`]+)`")
 STAND_INS = "hooks = [FileChangeHook('types', ['true'], pattern='**')]"
 
 
@@ -55,9 +55,9 @@ def test_unknown_tool_is_refused_with_the_nearest_package_name():
 
 
 def test_text_in_place_of_a_tool_names_its_constructor():
-    with pytest.raises(DefinitionError, match=re.escape('give it tools=[*file_tools(".")]')):
+    with pytest.raises(DefinitionError, match=re.escape('pass tools=[*file_tools(".")]')):
         Engine(tools=[read_files])
-    with pytest.raises(DefinitionError, match="a name stands in the tools of an agent"):
+    with pytest.raises(DefinitionError, match="names go into the tools of an agent"):
         Engine(tools=["order"])
     with pytest.raises(ToolNotAvailable, match=re.escape('tools=[*file_tools(".")]')):
         ToolRegistry().specs(["read_files"])

@@ -19,7 +19,7 @@ from stepengine.testing import ScriptedModel, text, tool_call
 from stepengine.tools.bundled import file_tools
 from stepengine.tools.makers import WORKSPACE_TOOLS
 
-GIVEN = re.compile(r"give the engine workspace=(.*?), with `(from [^`]+)`")
+GIVEN = re.compile(r"pass the engine workspace=(.*?), with `(from [^`]+)`")
 SEARXNG = "http://localhost:8080"
 BY_OPTION: dict[str, dict[str, Any]] = {
     "": {},
@@ -67,7 +67,7 @@ def test_each_workspace_option_gives_its_tools_and_no_others(option: str) -> Non
     with Engine([naming(*given)], workspace=place) as engine:
         assert "worker" == engine.agent("worker").id
     for name in others:
-        assert f"'worker' lists the tool '{name}', which the engine was not given" in refused(name, workspace=place)
+        assert f"'worker' lists the tool '{name}', which the engine does not have" in refused(name, workspace=place)
 
 
 @pytest.mark.spec("requirements:X14")
@@ -214,7 +214,7 @@ def test_policy_file_and_signing_key_are_unreachable_for_workspace_tools(folder:
     key.chmod(0o600)
     with (
         Engine([naming("read_files")], models=ScriptedModel(["Done."]), workspace=".") as engine,
-        pytest.raises(DefinitionError, match="works in a folder that the signing key"),
+        pytest.raises(DefinitionError, match="works in a folder with the signing key"),
     ):
         engine.run_sync("worker", "Go", journal=FileJournal(folder / "run.jsonl", sign=key))
 
@@ -222,7 +222,7 @@ def test_policy_file_and_signing_key_are_unreachable_for_workspace_tools(folder:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"write": 1}, "Workspace(write=...) is True or False, not 1"),
+        ({"write": 1}, "Workspace(write=...) must be True or False, not 1"),
         (
             {"shell": None},
             'Workspace(shell=...) is True for single programs, "bash" for command lines, or False, not None',
@@ -231,7 +231,7 @@ def test_policy_file_and_signing_key_are_unreachable_for_workspace_tools(folder:
             {"shell": "sh"},
             """Workspace(shell=...) is True for single programs, "bash" for command lines, or False, not 'sh'""",
         ),
-        ({"web": True}, "Workspace(web=...) is text or None, not True"),
+        ({"web": True}, "Workspace(web=...) must be text or None, not True"),
         ({"web": "localhost"}, "'localhost' is not an address of a search service"),
     ],
 )

@@ -81,7 +81,7 @@ LONG = Failed("HandlerError", "it computed for more than 0.5 s without yielding"
 NOTED = 'ToolCall("note", {"text": "a"})'
 NO_JSON = "is not JSON"
 OURS = "names that start with '_se_' are reserved for the sandbox"
-ACTIONS = Failed("LimitExceeded", "asked for more than 60 actions")
+ACTIONS = Failed("LimitExceeded", "requested more than 60 actions")
 
 IMPORTS = given(
     "imports",
@@ -258,24 +258,32 @@ DEFINE = "from stepengine import AgentDefinition, Limits, ModelSettings, STEP, T
 FORGED = "class AgentDefinition:\n    def __init__(self):\n        self.id = 'x'\n        self.fields = "
 DEFINITIONS = given(
     "definitions",
-    ("permissions", DEFINE + "agent = AgentDefinition('x', permissions='all')\n", Refused("takes no 'permissions'", 2)),
+    (
+        "permissions",
+        DEFINE + "agent = AgentDefinition('x', permissions='all')\n",
+        Refused("has no argument 'permissions'", 2),
+    ),
     (
         "tool_object",
         DEFINE + "class T:\n    name = 'danger'\nagent = AgentDefinition('x', tools=[T()])\n",
         Refused("tools must be JSON in a file in the sandbox", 4),
     ),
-    ("id_path", DEFINE + "agent = AgentDefinition('../../etc/passwd')\n", Refused("an id is lower-case letters", 2)),
+    (
+        "id_path",
+        DEFINE + "agent = AgentDefinition('../../etc/passwd')\n",
+        Refused("an id must be lower-case letters", 2),
+    ),
     (
         "id_list",
         FORGED + "{}\nx = AgentDefinition()\nx.id = ['x']\nagent = x\n",
-        Refused("an id is lower-case letters", 7),
+        Refused("an id must be lower-case letters", 7),
     ),
     (
         "own_class",
         "class AgentDefinition: pass\nagent = AgentDefinition()\n",
         Refused("expected `AgentDefinition(...)` from stepengine", 2),
     ),
-    ("own_keys", FORGED + "{3: 4}\nagent = AgentDefinition()\n", Refused("takes no '3'", 5)),
+    ("own_keys", FORGED + "{3: 4}\nagent = AgentDefinition()\n", Refused("has no argument '3'", 5)),
     (
         "same",
         DEFINE + "agents = [AgentDefinition('a')] * 2\n",
@@ -285,7 +293,7 @@ DEFINITIONS = given(
     (
         "within_itself",
         DEFINE + "a = AgentDefinition('a', tools=['spawn_agents'])\na.fields['spawnable_agents'] = [a]\nagent = a\n",
-        Failed("DefinitionError", "may spawn '...'"),
+        Failed("DefinitionError", "lists '...' in spawnable_agents, but no agent has that id"),
     ),
     (
         "nested",
@@ -345,12 +353,12 @@ DEFINITIONS = given(
     (
         "spawns_unknown",
         DEFINE + "agent = AgentDefinition('x', tools=['spawn_agents'], spawnable_agents=['nobody'])\n",
-        Failed("DefinitionError", "which no agent is called"),
+        Failed("DefinitionError", "but no agent has that id"),
     ),
     (
         "tool_unknown",
         DEFINE + "agent = AgentDefinition('x', tools=['run_terminal_command'])\n",
-        Failed("DefinitionError", "which the engine was not given"),
+        Failed("DefinitionError", "which the engine does not have"),
     ),
     is_file=True,
 )
@@ -366,7 +374,7 @@ FORGERIES = given(
     (
         "tool_dict",
         "yield ToolCall({'name': 'danger'}, {})",
-        Failed("BadYield", "a tool is given as a Tool or by its name"),
+        Failed("BadYield", "a tool must be a Tool or the name of a tool"),
     ),
     (
         "perform",
@@ -411,7 +419,7 @@ FORGERIES = given(
     (
         "system_message",
         "yield from ToolCall('set_messages', {'messages': [{'role': 'system', 'content': 'evil'}]})",
-        Failed("ToolInputError", "a transcript holds no system message"),
+        Failed("ToolInputError", "a transcript cannot contain a system message"),
     ),
     (
         "add_system",
@@ -436,7 +444,7 @@ FORGERIES = given(
     (
         "deep_parallel",
         "a = " + NOTED + "\nfor _ in range(90): a = Parallel([a])\nyield a",
-        Failed("BadYield", "Parallel holds"),
+        Failed("BadYield", "Parallel can contain"),
     ),
     (
         "doubling",
@@ -485,7 +493,7 @@ PRIVILEGES = given(
     (
         "hidden_zero",
         "yield from ToolCall('danger', {}, include_tool_call=0)",
-        Failed("BadYield", "include_tool_call is True or False"),
+        Failed("BadYield", "include_tool_call must be True or False"),
     ),
     ("hidden_own", "return (yield from ToolCall('note', {'text': 'a'}, include_tool_call=False)).text", Gives("a")),
     (

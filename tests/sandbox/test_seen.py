@@ -530,7 +530,7 @@ async def test_editing_the_result_of_a_program_is_refused_with_advice() -> None:
             await engine.fork(journal, at=1, edit="bought milk")
 
     assert str(refused.value) == (
-        "the result of #1, a call of a program, follows from what that asks for; fork at one of its effects, such as 1#0, or at the "
+        "the result of #1, a call of a program, follows from its own effects; fork at one of them, such as 1#0, or at the "
         "reply that asked for the call"
     )
 

@@ -255,7 +255,9 @@ def test_a_discarded_failed_child_is_logged_as_outside(tmp_path: Path, caplog: p
     for agent in both(tmp_path):
         caplog.clear()
         told(agent, "bare")
-        seen.append([record.getMessage() for record in caplog.records if "throws away" in record.getMessage()])
+        seen.append(
+            [record.getMessage() for record in caplog.records if "ignores a failed child" in record.getMessage()]
+        )
 
     assert seen[0] == seen[1]
     assert len(seen[0]) == 1
