@@ -331,8 +331,8 @@ def test_a_typed_tool_name_is_an_ordinary_string() -> None:
     ("answer", "words"),
     [
         (ToolResult.error("it is locked"), "failed: it is locked"),
-        (ToolResult.text("[cut]"), "gave a str, not a list"),
-        (ToolResult.json({"a": 1}), "gave a JsonDict, not a list"),
+        (ToolResult.text("[cut]"), "returned a str, not a list"),
+        (ToolResult.json({"a": 1}), "returned a JsonDict, not a list"),
     ],
     ids=["an error", "a long result that was cut", "another tool of the name"],
 )

@@ -278,7 +278,7 @@ if __name__ == "__main__":
     replayed = cassette("replay", *words)
     assert (0, recorded.stdout) == (replayed.returncode, replayed.stdout), replayed.stderr
     unknown = cassette("record", *words, options=["--freeze", "dates"])
-    assert (2, True) == (unknown.returncode, "unknown word 'dates'" in unknown.stderr)
+    assert (2, True) == (unknown.returncode, "unknown value 'dates'" in unknown.stderr)
 
 
 @pytest.mark.deep
@@ -372,7 +372,7 @@ def test_record_and_replay_work_from_python_and_in_threads(server, tmp_path, mon
 def test_invalid_record_or_replay_is_rejected_before_the_program_starts(tmp_path):
     file, words = tmp_path / "c.yaml", program(tmp_path, "open('started', 'w')")
 
-    with pytest.raises(DefinitionError, match="unknown word 'dates'; it takes time, random, uuid"):
+    with pytest.raises(DefinitionError, match="freeze has the unknown value 'dates'; valid values: time, random, uuid"):
         record_program(file, words, freeze=["time", "dates"])
     with pytest.raises(DefinitionError, match="-I ignores PYTHONPATH"):
         record_program(file, [words[0], "-I", words[1]])

@@ -186,7 +186,7 @@ async def test_the_result_warns_of_settings_that_were_not_sent():
         result = await engine.run("a", "Hi.", journal=journal)
         again = await engine.replay(journal)
 
-    told = [re.fullmatch(r"anthropic does not take (.+) of ModelSettings .*", text) for text in result.warnings]
+    told = [re.fullmatch(r"anthropic does not support (.+) of ModelSettings .*", text) for text in result.warnings]
     assert ["seed", "extra['provider']", "extra['transforms']"] == [found and found[1] for found in told]
     assert result.warnings == again.warnings
 

@@ -291,7 +291,7 @@ async def test_a_divergent_call_is_reported_with_line_and_sandbox(
         whole = await engine.replay(path)  # there nothing has to be run
 
     assert "line 2 of the program: b = await price('milk')" in raised.value.message
-    assert f"the program ran in {sandbox.name}, and runs in monty/99 now" in raised.value.message
+    assert f"the program ran in {sandbox.name} when it was recorded, and runs in monty/99 now" in raised.value.message
     assert before == copy.read_bytes()
     assert ["40"] == [one.result.text for one in whole.tool_calls]
 

@@ -224,7 +224,7 @@ def test_web_tools_and_fetcher_require_their_parts() -> None:
     for allow in ("", [], "example.com", ["a/b"], ["http://a"], ["u@a"], [""], ["127.1"]):
         with pytest.raises(DefinitionError):
             SafeFetcher(allow=allow)
-    with pytest.raises(DefinitionError, match="needs something"):
+    with pytest.raises(DefinitionError, match="needs search=, docs= or fetch="):
         web_tools()
     assert ["read_url"] == [t.spec.name for t in web_tools(fetch=SafeFetcher(allow="public"))]
     with pytest.raises(DefinitionError, match="allow_networks"):

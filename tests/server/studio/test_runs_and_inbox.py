@@ -125,7 +125,7 @@ def test_run_starts_from_the_schema_form_with_limits(page: Page) -> None:
     page.fill("form .string textarea", "the attic")
     page.fill("form .json textarea", "[1, oops]")
     page.press("Start")
-    page.says("sizes is no JSON")
+    page.says("sizes is not valid JSON")
     page.fill("form .json textarea", "[1, 2]")
     page.fill("form .enum select", "green")
     page.run("document.querySelector('form details').open = true")
@@ -138,7 +138,7 @@ def test_run_starts_from_the_schema_form_with_limits(page: Page) -> None:
 
     assert [
         "Prompt",
-        "room needed",
+        "room required",
         "coats",
         "colour",
         "dry",
