@@ -357,7 +357,7 @@ async def test_undo_of_a_remote_run_restores_the_remote_files(root: Path, tmp_pa
         async with Engine([AgentDefinition("a", tools=file_tools(place, write=True), handle_steps=handler)]) as engine:
             await engine.run("a", "go", journal=journal)
         assert "two\n" == (root / "a.txt").read_text()
-        with pytest.raises(UndoRefused, match="another folder"):
+        with pytest.raises(UndoRefused, match="outside of the given folders"):
             undo(journal, root)
         done = undo(journal, place)
 

@@ -216,7 +216,7 @@ def test_doctor_lists_once_own_tools_that_declare_no_files(somewhere: Path) -> N
     (somewhere / "agents").mkdir()
     (somewhere / "agents/shop.py").write_text(TOOLS)
 
-    told = [one for one in found() if "rules about files" in one["text"]]
+    told = [one for one in found() if "path rules" in one["text"]]
 
     file = somewhere / "agents/shop.py"
     assert [

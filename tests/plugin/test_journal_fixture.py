@@ -156,7 +156,7 @@ def test_one(journal):
 @pytest.mark.spec("replay:Y3")
 def test_a_test_with_two_runs_names_the_second(run, pytester, agent_test):
     refused = run(agent_test(2, TWICE.replace("SECOND", "journal")), "--stepengine-record=once")
-    refused.stdout.fnmatch_lines(["*holds one run*journal('second')*"])
+    refused.stdout.fnmatch_lines(["*stores one run*journal('second')*"])
     assert [] == [*pytester.path.rglob("*.jsonl")]
     named = TWICE.replace("SECOND", "journal('second')")
     run(agent_test(2, named), "--stepengine-record=once").assert_outcomes(passed=1)

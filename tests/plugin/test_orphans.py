@@ -1,5 +1,5 @@
 """
-Recordings that no test owns any more, and names that no two tests share.
+Recordings that no test uses any more, and names that no two tests share.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def recordings() -> set[str]:
     return {path.name for path in FOLDER.iterdir()}
 
 
-LISTED = ["1 recording that no test owns*", "*cassettes/test_it/test_two.yaml*"]
+LISTED = ["1 recording that no test uses*", "*cassettes/test_it/test_two.yaml*"]
 
 
 @pytest.mark.deep
@@ -50,7 +50,7 @@ def test_orphaned_recordings_are_listed_after_a_full_collection(run, pytester):
     run(project(), "--stepengine-record=once").assert_outcomes(passed=4)
     assert {"test_one.yaml", "test_two.yaml", "test_three.yaml", "shared.yaml"} == recordings()
     shared = run(project(skips=True))
-    shared.stdout.fnmatch_lines(["1 recording that no test owns*", "*shared.yaml"])
+    shared.stdout.fnmatch_lines(["1 recording that no test uses*", "*shared.yaml"])
     (FOLDER / "shared.yaml").rename("cassettes/shared.yaml")
     alone = project("two", "shared", skips=True)
     said = run(alone)
@@ -62,7 +62,7 @@ def test_orphaned_recordings_are_listed_after_a_full_collection(run, pytester):
         ("--deselect", "test_it.py::test_one"), ("--collect-only",),
     ]  # fmt: skip
     for args in silent:
-        run(alone, "--stepengine-orphans=fail", *args).stdout.no_fnmatch_line("*no test owns*")
+        run(alone, "--stepengine-orphans=fail", *args).stdout.no_fnmatch_line("*no test uses*")
     failing = run(alone.replace('"a")', '"z")'), "--stepengine-orphans=fail")
     assert 1 == failing.ret
     failing.stdout.fnmatch_lines(LISTED)
@@ -72,10 +72,10 @@ def test_orphaned_recordings_are_listed_after_a_full_collection(run, pytester):
     assert 1 == spread.ret
     spread.stdout.fnmatch_lines(LISTED)
     crashed = run(alone.replace('(cassette, "a")', '(cassette, "a"); import os; os._exit(3)'), "-n1")
-    crashed.stdout.no_fnmatch_line("*no test owns*")
+    crashed.stdout.no_fnmatch_line("*no test uses*")
     run(alone, "--stepengine-orphans=delete").stdout.fnmatch_lines(["*was deleted*"])
     assert {"test_one.yaml", "test_three.yaml"} == recordings()
-    run(alone).stdout.no_fnmatch_line("*no test owns*")
+    run(alone).stdout.no_fnmatch_line("*no test uses*")
 
 
 @pytest.mark.deep
@@ -93,8 +93,8 @@ def test_recordings_of_deleted_modules_are_orphans_too(run, pytester, setting):
     (place.parent / "shared.yaml").touch()
     gone.unlink()
     result = run(project("two", "three", "shared"))
-    result.stdout.fnmatch_lines(["1 recording that no test owns*", "*test_gone/test_old.yaml"])
-    run(project("two", "three", "shared"), "test_it.py").stdout.no_fnmatch_line("*no test owns*")
+    result.stdout.fnmatch_lines(["1 recording that no test uses*", "*test_gone/test_old.yaml"])
+    run(project("two", "three", "shared"), "test_it.py").stdout.no_fnmatch_line("*no test uses*")
 
 
 CASES = """

@@ -171,7 +171,7 @@ def test_the_patch_mark_records_and_replays_an_unchanged_program(project, server
     monkeypatch.delenv("OPENAI_API_KEY")
     replayed = project(body)
     replayed.assert_outcomes(passed=1)
-    replayed.stdout.no_fnmatch_line("*no test owns*")
+    replayed.stdout.no_fnmatch_line("*no test uses*")
     edited = project(UNCHANGED.replace("PROMPT", "bye"))
     edited.assert_outcomes(failed=1)
     edited.stdout.fnmatch_lines(["*CassetteMiss*", '*/messages/0/content*recorded "hi"*now "bye"*'])

@@ -66,7 +66,7 @@ WRONG_TOOLS: dict[str, tuple[Any, str]] = {
     "schema-deep": (with_inputs(properties={"a": deep(150)}), "nested more than 32 deep"),
     "schema-large": (with_inputs(properties={"a": {"description": "x" * 70_000}}), "more than 64 KiB"),
     "name-number": ({"name": 5}, "name: Input should be a valid string"),
-    "name-empty": ({"name": ""}, "it has no name"),
+    "name-empty": ({"name": ""}, "its name is empty"),
     "name-half": ({"name": HALF}, "half a character"),
     "output-list": ({"outputSchema": []}, "outputSchema"),
     "execution-odd": ({"execution": {"taskSupport": 5}}, "execution.taskSupport"),
