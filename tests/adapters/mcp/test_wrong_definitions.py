@@ -67,7 +67,7 @@ WRONG_TOOLS: dict[str, tuple[Any, str]] = {
     "schema-large": (with_inputs(properties={"a": {"description": "x" * 70_000}}), "more than 64 KiB"),
     "name-number": ({"name": 5}, "name: Input should be a valid string"),
     "name-empty": ({"name": ""}, "its name is empty"),
-    "name-half": ({"name": HALF}, "half a character"),
+    "name-half": ({"name": HALF}, "has an invalid character"),
     "output-list": ({"outputSchema": []}, "outputSchema"),
     "execution-odd": ({"execution": {"taskSupport": 5}}, "execution.taskSupport"),
 }
