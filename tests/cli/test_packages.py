@@ -77,7 +77,7 @@ def test_check_write_updates_tools_and_keeps_folders_and_hosts(project: Path) ->
     assert "the tool 'find_todos' of 'todos' is of the category 'read', but declared as 'nothing'" in " ".join(
         said.output.split()
     )
-    assert "the tool 'other' of 'todos' is not there" in " ".join(said.output.split())
+    assert "the tool 'other' of 'todos' is missing in the code" in " ".join(said.output.split())
 
     assert 0 == typed("agents", "check", project, "--write").exit_code
     assert before == json.loads(file.read_text())
@@ -92,7 +92,7 @@ def test_check_write_keeps_an_unreadable_declaration(project: Path) -> None:
     said = typed("agents", "check", project, "--write")
 
     assert 2 == said.exit_code
-    assert "src/todo_plans/stepengine-agents.json cannot be read, and is left as it is" in " ".join(said.output.split())
+    assert "src/todo_plans/stepengine-agents.json cannot be read and is unchanged" in " ".join(said.output.split())
     assert before == file.read_text()
 
 
@@ -134,7 +134,7 @@ def test_check_reports_a_recorded_run_that_diverges(project: Path) -> None:
     ("entry", "code", "said"),
     [
         ("acme = acme_agents\nother = acme_agents", AGENT, "it has 2 entries in the group 'stepengine.agents'"),
-        ("acme = acme_agents", "import os\nos._exit(7)\n", "importing it ended the process with 7"),
+        ("acme = acme_agents", "import os\nos._exit(7)\n", "importing it ended the process with exit code 7"),
         ("acme = acme_agents", "raise ValueError('no')\n", "failed with ValueError: no"),
         ("acme = acme_agents", AGENT.replace("tools=[fetch]", "tools=[fetch, 'spawn_agents'], spawnable_agents=['nobody']"), "'nobody'"),
     ],
