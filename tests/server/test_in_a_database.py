@@ -105,7 +105,7 @@ async def test_event_id_from_a_faster_server_is_waited_for(db: str) -> None:
                     had, place = len(slow.events), await slow.find_index(newest)
                 finally:
                     await fast.close()
-            with pytest.raises(StepEngineError, match="was not yet"):
+            with pytest.raises(StepEngineError, match="names an event that does not exist yet"):
                 await slow.find_index(f"{newest.partition('-')[0]}-99")
         finally:
             await slow.close()

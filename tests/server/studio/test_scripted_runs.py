@@ -116,7 +116,9 @@ def test_exhausted_script_fails_the_run_and_can_be_extended(
     assert "nothing on the left" in short["error"]
     assert ("completed", "now") == (longer["status"], longer["text"]), longer["error"]
     assert 409 == broken.status_code
-    assert all("uses the last version that loaded: --script 'replies.json'" in text for text in (broken.json()["detail"], told))
+    assert all(
+        "uses the last version that loaded: --script 'replies.json'" in text for text in (broken.json()["detail"], told)
+    )
 
 
 def test_missing_keys_are_reported_to_admins_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
