@@ -311,17 +311,14 @@ class AnswerSender:
 
 def _parse_questions(rows: Iterable[tuple[Any, ...]]) -> list[Waiting]:
     """Return the questions of rows of ``OPEN_QUESTIONS`` to which no answer was sent."""
-    asked = [
-        (
-            Waiting(
-                run=run, path=form["path"], seq=form["seq"], questions=tuple(map(decode_stored, form["questions"]))
-            ),
-            sent,
-        )
-        for run, text, sent in rows
-        if "questions" in (form := parse_recorded_json(text, f"a question of {run!r}"))
-    ]
-    return [each for each, sent in asked if each.topic not in (sent or ())]
+    found = []
+    for run, text, sent in rows:
+        form = parse_recorded_json(text, f"a question of {run!r}")
+        if "questions" in form:
+            questions = tuple(map(decode_stored, form["questions"]))
+            asked = Waiting(run=run, path=form["path"], seq=form["seq"], questions=questions)
+            found += [] if asked.topic in (sent or ()) else [asked]
+    return found
 
 
 def _parse_waits(rows: Iterable[tuple[Any, ...]]) -> list[tuple[str, Waits]]:

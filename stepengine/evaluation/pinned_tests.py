@@ -36,7 +36,7 @@ from stepengine.journal import (
     scan,
     scrub,
 )
-from stepengine.journal.sources import parse_database_path
+from stepengine.journal.sources import get_journal_file
 from stepengine.redaction import make_redactor
 
 __tracebackhide__ = True  # a failed test ends at its author's line
@@ -277,7 +277,7 @@ def pin(
     clean = make_redactor("all", os.environ).value
     if not replay_and_find_failure(engine, opened, asked, root):
         return "this run does what the check asks for, so there is nothing to pin"
-    called = make_pin_name(name or Path((parse_database_path(opened.name) or (opened.name, ""))[0]).stem)
+    called = make_pin_name(name or get_journal_file(opened.name).stem)
     kept, file = folder / f"{called}.jsonl", folder.parent / f"test_pin_{called}.py"
     if file.exists():
         msg = f"{file} exists already; give the pin another name"

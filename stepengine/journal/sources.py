@@ -57,6 +57,12 @@ def bind_fork_journal(journal: Journal, run: str) -> Journal:
     return target
 
 
+def get_journal_file(text: str) -> Path:
+    """Return the file that the address of a journal names, without the run of an SQLite file."""
+    database = parse_database_path(text)
+    return Path(text if database is None else database[0])
+
+
 def parse_database_path(text: str) -> tuple[str, str] | None:
     """Split ``FILE.db#RUN`` into the SQLite file and the run, ``""`` without one; return ``None`` for other files."""
     name, _, run = (text, "", "") if Path(text).suffix in DATABASES or "#" not in text else text.rpartition("#")

@@ -9,7 +9,7 @@ What must not: the package ``ag_ui``, events, HTTP, and history from a browser.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 from attrs import frozen
@@ -211,18 +211,14 @@ def list_waiting_calls(state: AgentState | None) -> list[ToolMessage]:
 
 def find_call_of_question(state: AgentState | None, question: Question) -> str:
     """Return the id of the waiting call of the root run that a permission question is about; ``""`` for other questions."""
-    if state is None or question.path:
+    at = None if state is None else find_suspended_reply_index(state.message_history)
+    if state is None or at is None or question.path:
         return ""
     waiting = [m.tool_call_id for m in list_waiting_calls(state) if m.tool_name == question.tool_name]
-    inputs = {
-        part.tool_call_id: part.input
-        for message in state.message_history
-        if isinstance(message, AssistantMessage)
-        for part in message.tool_calls
-    }
+    reply = cast("AssistantMessage", state.message_history[at])
     # Of several calls of a tool the one with the input that the question shows; it may be shown in another form.
-    same = [call for call in waiting if inputs.get(call) == question.details]
-    return next(iter(same + waiting), "")
+    same = [call.tool_call_id for call in reply.tool_calls if call.input == question.details]
+    return next((call for call in waiting if call in same), waiting[0] if waiting else "")
 
 
 def list_waiting_page_calls(state: AgentState | None) -> list[str]:

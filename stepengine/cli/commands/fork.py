@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_args
 
 import attrs
@@ -258,10 +257,10 @@ def _create_fork_journal(options: Options, at: str, into: str) -> Journal | None
     """Return the journal of a fork: *into*, else a file next to its source; ``None`` for the state folder."""
     if not into and options.stem:
         return None
-    from stepengine.journal.sources import parse_database_path
+    from stepengine.journal.sources import get_journal_file
 
     place = re.sub(r"[^0-9]+", "-", at.lstrip("#")) or "difference"
-    source = Path((parse_database_path(options.journal) or (options.journal, ""))[0])
+    source = get_journal_file(options.journal)
     return create_journal(into or str(source.with_name(f"{source.stem}.fork-{place}.jsonl")))
 
 

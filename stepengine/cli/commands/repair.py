@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -62,9 +61,9 @@ def repair(
 
 def _copy_first_records(file: str, until: int, into: str) -> Exit:
     from stepengine.journal import repair
-    from stepengine.journal.sources import parse_database_path
+    from stepengine.journal.sources import get_journal_file
 
-    source = Path((parse_database_path(file) or (file, ""))[0])
+    source = get_journal_file(file)
     made = create_journal(into or str(source.with_name(f"{source.stem}.repaired.jsonl")))
     repair(open_journal(file), until, made)
     print_error(
