@@ -380,8 +380,12 @@ class Debugger:
         """Return one of the author's frames by its number, from the outermost one; raise ``InputError`` if there is none."""
         frames = self.list_author_frames()
         if not 0 <= number < len(frames):
-            why = f"there are {len(frames)} frames" if frames else "nothing of the author's waits here"
-            msg = f"there is no frame {number}: {why}"
+            why = (
+                f"it has frames 0 to {len(frames) - 1}"
+                if frames
+                else "no code of the author is waiting at this position"
+            )
+            msg = f"frame {number} does not exist: {why}"
             raise InputError(msg)
         return frames[number]
 
@@ -454,7 +458,7 @@ class Debugger:
         tape, engine = self.stepper.tape, engine or self._engine
         address = tape.address_at(self.position)
         if address is None:
-            msg = "the run has ended here; go back to an effect, and fork there"
+            msg = "the run has ended at this position; go back to an effect and fork there"
             raise JournalError(msg)
         options: dict[str, Any] = {"agent": self._agent, "limits": limits, "trust": trust}
         with engine.override(models=models) if models is not None else contextlib.nullcontext():
@@ -480,7 +484,7 @@ def _copy_journal_with_edit(tape: Tape, address: Address, edit: object) -> Journ
     history = tape.history
     known = history.results.get(address)
     if known is None or edit is None:
-        msg = f"what is served stands after another outcome: say which one effect {format_address(*address)} has"
+        msg = f"served=True needs an effect with a recorded outcome, and a new outcome for {format_address(*address)} as edit="
         raise JournalError(msg)
     made = make_edited_outcome(history, history.intents[address], edit, known.at)
     changed = Result(known.path, known.seq, known.at, attrs.evolve(made, inputs=history.outcome(known).inputs))
@@ -506,17 +510,17 @@ def _copy_journal_with_answers(
     questions = [q for where, q in open_questions(tape.history).values() if where == address]
     if not questions or answer is None:
         msg = f"effect {format_address(*address)} has no result"
-        raise JournalError(f"{msg}; say what it is with an answer" if questions else f"{msg}: fork before it")
+        raise JournalError(f"{msg}; pass an answer for its question" if questions else f"{msg}: fork before it")
     try:
         given = split_edit_into_answers(
             answer if isinstance(answer, list | tuple) else [answer] * len(questions), questions
         )
     except DataError as error:
-        msg = f"this does not answer effect {format_address(*address)}: {error.message}"
+        msg = f"this answer does not fit effect {format_address(*address)}: {error.message}"
         raise JournalError(msg) from error
     target = MemoryJournal(redact="off") if into is None else as_journal(into)
     if target.records():
-        msg = f"{target.name} holds a run already; a fork needs a journal of its own"
+        msg = f"{target.name} already contains a run; give the fork its own journal"
         raise JournalError(msg)
     replace_with_derived(target, tape.history.records, tape.journal)
     return target, {question.id: one for question, one in zip(questions, given, strict=True)}

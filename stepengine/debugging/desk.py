@@ -249,15 +249,13 @@ def main() -> None:
         return
     why = find_fork_problem()
     if why:
-        write_message(
-            {"event": "ended", "problem": f"a desk needs processes of its own, and there are none here: {why}"}
-        )
+        write_message({"event": "ended", "problem": f"the debugger cannot start processes here: {why}"})
         return
     import_engine_libraries()
     try:
         inspector = _RunInspector(write_message, EngineSpec.from_json(first["maker"]), first["file"], first["at"])
     except (StepEngineError, OSError) as error:
-        write_message({"event": "ended", "problem": f"the record cannot be read: {error}"})
+        write_message({"event": "ended", "problem": f"the journal cannot be read: {error}"})
         return
     try:
         inspector.serve_requests(read_message)

@@ -207,7 +207,7 @@ class Walker:
     def _send_request(self, what: Mapping[str, Any], seconds: float) -> dict[str, Any] | str:
         """Send the process a request, and return its reply, or a text with the reason why there is none; then the process is closed."""
         if not self.is_alive:
-            return "its code ended the process"
+            return "the agent's code ended the process"
         try:
             self._own.sendall(json.dumps({**what, "seconds": seconds}).encode() + b"\n")
             said = _read_line_until(self._own, time.monotonic() + WAITING_SECONDS)
@@ -216,10 +216,10 @@ class Walker:
         if not said:
             ended_by = self.close()
             if said is None:
-                return f"it was ended after {WAITING_SECONDS:g} s: does it wait for something?"
+                return f"the process was stopped after {WAITING_SECONDS:g} s: does the agent's code wait for something?"
             if ended_by == signal.SIGPROF:
-                return f"it was ended after {seconds:g} s of CPU time: an endless loop?"
-            return "its code ended the process"
+                return f"the process was stopped after {seconds:g} s of CPU time: does the agent's code have an endless loop?"
+            return "the agent's code ended the process"
         told: dict[str, Any] = json.loads(said)
         if "no_place" in told:
             raise JournalError(told["no_place"])
@@ -282,7 +282,9 @@ class _WalkerProcess:
                     signal.setitimer(signal.ITIMER_REAL, 0)
                     if len(said) >= MOST:
                         said = json.dumps(
-                            _preview_to_dict(MomentPreview(problem=f"what is there has more than {MOST:,} bytes"))
+                            _preview_to_dict(
+                                MomentPreview(problem=f"the preview of this position has more than {MOST:,} bytes")
+                            )
                         ).encode()
                     end.sendall(said + b"\n")
         finally:
@@ -632,7 +634,7 @@ class _RequestCapturingProvider(Provider):
 
     async def complete(self, request: ModelRequest) -> ModelReply:
         self.first = self.first or request
-        msg = "no model is asked here"
+        msg = "the preview calls no model"
         raise ModelError(msg, kind="overheard", retryable=False)
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
@@ -672,10 +674,10 @@ async def find_next_request(engine: Engine, journal: Journal, agent: AgentLike |
 
 def _explain_no_request(made: Any) -> str:
     if made.refused is not None:
-        return f"the way there is not recorded: at {made.refused.address} it calls {SafeTexts().clean(made.refused.name, 100)} as nobody did"
+        return f"the run does not get there: {made.refused.address} is an unrecorded call of {SafeTexts().clean(made.refused.name, 100)}"
     if not made.broke_at:
-        return "the run goes as recorded, so that no model is asked anything"
-    return f"after {made.broke_at} no model is asked anything that is not recorded"
+        return "the run matches its record, so it sends no new request to a model"
+    return f"after {made.broke_at} the run sends no new request to a model"
 
 
 # --- a place that is watched ----------------------------------------------------------------------------------------
@@ -767,7 +769,7 @@ class WatchedMoment:
             JournalError: when the run has no such place, or no code could be loaded yet.
         """
         if self._now is None:
-            msg = "there is no place to go to before the code can be walked"
+            msg = "no version of the code has loaded yet, so there is no position to show; correct the code first"
             raise JournalError(msg)
         found = self._now.preview_position(at, whole=whole)
         old = self.preview_old_code(at)

@@ -43,12 +43,12 @@ def compile_expression(expression: str) -> Any:
         InputError: when the text is a statement, is not Python, or is too long.
     """
     if len(expression) > MAX_EXPRESSION:
-        msg = f"the expression has {len(expression)} characters; {MAX_EXPRESSION} are the most"
+        msg = f"the expression has {len(expression)} characters; at most {MAX_EXPRESSION} are allowed"
         raise InputError(msg)
     try:
         return compile(expression.strip(), "<print>", "eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        msg = f"{expression.strip()[:80]!r} is not an expression ({getattr(error, 'msg', error)}); statements are not run here"
+        msg = f"{expression.strip()[:80]!r} is not an expression ({getattr(error, 'msg', error)}); the debugger runs no statements"
         raise InputError(msg) from None
 
 
@@ -127,7 +127,7 @@ def _write_result_to_pipe_and_exit(act: Callable[[], str], writing: int, *, netw
 
 def refuse_network(*_: object) -> Never:
     """Raise an error; it replaces functions of ``socket`` in child processes."""
-    msg = "there is no network while the debugger evaluates"
+    msg = "the debugger allows no network while it evaluates an expression"
     raise OSError(msg)
 
 
@@ -162,7 +162,7 @@ class ExpressionResult(NamedTuple):
     @classmethod
     def from_text(cls, text: str) -> ExpressionResult:
         """Parse a text of ``to_text``. An empty text means that the process exceeded its time limit or ended early."""
-        return cls(text[1:], text[0] == "!") if text else cls(f"<nothing came in {SECONDS:g} s>", raised=True)
+        return cls(text[1:], text[0] == "!") if text else cls(f"<no result within {SECONDS:g} s>", raised=True)
 
 
 def evaluate_expression(expression: str, names: Mapping[str, object], *, pretty: bool = False) -> ExpressionResult:

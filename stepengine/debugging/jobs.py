@@ -60,7 +60,7 @@ class _JobBudget(SharedBudget):
     async def reserve(self, estimate: CallEstimate) -> MeteredCall:
         """Raise a limit error for a call over the number of calls or the budget."""
         if self._most is not None and self._begun >= self._most:
-            msg = f"{self._most} calls were asked for"
+            msg = f"the limit of {self._most} calls is reached"
             raise LimitExceeded(msg, kind="cost", limit=float(self._most))
         self._begun += 1
         return await super().reserve(estimate)
@@ -134,7 +134,7 @@ async def _run_pin(job: _JobRequest) -> dict[str, Any]:
     return {
         "file": str(made.file),
         "journal": str(made.journal),
-        "lines": [f"the test fails, as it has to: {made.reason}"],
+        "lines": [f"the test fails, as expected: {made.reason}"],
     }
 
 

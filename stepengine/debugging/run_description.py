@@ -245,7 +245,7 @@ def _select_effects(history: History, shown: list[_ShownEffect], step: str) -> l
         chosen = [e for e in shown if e.address == step]
     if not chosen:
         last = max([e.step for e in shown if not e.intent.path], default=0)
-        msg = f"{history.name} has no step {step!r}; it has the steps 0 to {last}, and effects such as '#0' or '3.2#1'"
+        msg = f"{history.name} has no step {step!r}; use a step from 0 to {last}, or an effect such as '#0' or '3.2#1'"
         raise InputError(msg)
     return chosen
 
@@ -321,7 +321,7 @@ def _compaction_lines(told: Mapping[str, Any]) -> Iterator[str]:
         yield f"before {one['address']}, step {one['step']}: {gone}, {came}"
         yield from _message_lines(left, "left out")
         if one["unrecorded_results"]:
-            yield f"  {one['unrecorded_results']} results besides, of the run itself or of children, that no request ever held"
+            yield f"  {one['unrecorded_results']} more results, of the run or its children, that no request contained"
         yield from _message_lines(instead, "in their place")
 
 

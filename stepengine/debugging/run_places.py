@@ -37,7 +37,7 @@ class RunPlaces:
                 at = 10**9
             found = 0 if int(at) == 0 else tape.find_step_position(int(at), path)
             if found is None:
-                msg = f"the run has {tape.count_steps(path)} steps, so there is no step {at}"
+                msg = f"step {at} does not exist; the run has {tape.count_steps(path)} steps"
                 raise JournalError(msg)
             return found
         address = parse_address(at)
@@ -45,7 +45,7 @@ class RunPlaces:
         if found is None:
             known = address in tape.history.intents and address != ROOT
             why = "never finished" if known else f"is not in {tape.journal.name}"
-            msg = f"effect {format_address(*address)} {why}; there are {tape.last_position} effects with a result"
+            msg = f"effect {format_address(*address)} {why}; {tape.last_position} effects have a result"
             raise JournalError(msg)
         return found
 
@@ -88,7 +88,7 @@ class RunPlaces:
         intents = self._tape.history.intents.values()
         if not any(intent.path == path for intent in intents):
             paths = sorted({i.path for i in intents if i.path})
-            msg = f"there is no run at {path[:80]!r}; there are: {list_names(paths, path, none='none but the root')}"
+            msg = f"no run has the path {path[:80]!r}; known paths: {list_names(paths, path, none='none but the root')}"
             raise JournalError(msg)
         self.followed_path = path
         mine = self._list_searchable_positions()

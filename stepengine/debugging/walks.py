@@ -37,12 +37,12 @@ MESSAGE = 1 << 24
 def find_fork_problem() -> str:
     """Return the reason why this process cannot fork; ``""`` if it can."""
     if not hasattr(os, "fork"):
-        return "this system has no fork"
+        return "this system does not support os.fork"
     if not hasattr(signal, "sigtimedwait"):
-        return "this system has no sigtimedwait"
+        return "this system does not support signal.sigtimedwait"
     # `threading` does not list all of them, and any thread that runs Python may hold a lock that the new process needs.
     count = len(sys._current_frames())  # noqa: SLF001 - the interpreter's own list of its threads
-    return f"{count} threads run, and a fork needs to be alone" if count > 1 else ""
+    return f"{count} threads are running, and a fork needs a single thread" if count > 1 else ""
 
 
 class PausedWalk:
@@ -271,7 +271,7 @@ class ForkedWalk:
         """Replace the message in the shared memory; raise ``InputError`` if it is too long."""
         text = json.dumps(known).encode()
         if len(text) > MESSAGE - 4:
-            msg = f"the debugger cannot hand on {len(text)} bytes"
+            msg = f"the debugger cannot pass on an expression of {len(text)} bytes; use a shorter one"
             raise InputError(msg)
         self._shared[:4] = bytes(4)
         self._shared[4 : 4 + len(text)] = text

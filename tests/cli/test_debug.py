@@ -208,7 +208,7 @@ def test_stepping_in_a_child_counts_only_its_positions(folder: Path) -> None:
     found = objects(folder, "into 7", "next", "next", "back 2", "out", "next", way="paused")
 
     assert ["7#0", "7#1", "7#2", "7#0", None, "6#1"] == [moment.get("address") for moment in found]
-    assert "there is no run at '99'; there are: 6, 7" in objects(folder, "into 99", way="paused")[0]["error"]
+    assert "no run has the path '99'; known paths: 6, 7" in objects(folder, "into 99", way="paused")[0]["error"]
     over, before, *_, after = objects(folder, "last", "into 7", "back", "next 2", "next", way="paused")[1:]
 
     assert "7#0" == over["address"]
@@ -233,7 +233,7 @@ def test_printing_an_expression_changes_nothing_and_shows_no_secret(folder: Path
 
     assert ("[1]", "['text of a0', 9]", "1") == (listed["text"], changed["text"], after["text"])
     assert "ZeroDivisionError: division by zero" == raised["text"]
-    assert "statements are not run here" in refused["error"]
+    assert "the debugger runs no statements" in refused["error"]
     assert "<redacted>" == values["locals"]["token"]
     assert "swordfish" not in debug(folder, "goto 2", "locals", way=way).stdout
 
@@ -262,7 +262,7 @@ def test_hanging_or_flooding_expression_is_stopped(folder: Path) -> None:
         "p number",
     )[1:]
 
-    assert "nothing came in 2 s" in hang["text"]
+    assert "no result within 2 s" in hang["text"]
     assert len(flood["text"]) < 70_000
     assert "there is no network" in net["text"]
     assert "1" == left["text"]

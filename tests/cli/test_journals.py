@@ -206,7 +206,7 @@ def test_show_prints_requests_and_results_step_by_step(ended: str) -> None:
     assert all(part in step for part in ("sent to test/m", "You help.", "go", "TWO", "came back", "fine"))
     assert "ONE" not in step.partition("came back")[2]
     assert "Ship it?" in json.dumps(json.loads(command("show", ended, "--step", "#4", "--json").stdout))
-    assert "it has the steps 0 to 2" in command("show", ended, "--step", "7", code=2).stderr
+    assert "use a step from 0 to 2" in command("show", ended, "--step", "7", code=2).stderr
 
 
 @pytest.mark.spec("requirements:O7")

@@ -166,7 +166,7 @@ def test_terminal_watch_shows_differences_and_moves_on_request(project: Path) ->
     [
         (["--exec", "where"], "leave out --exec and --no-fork"),
         (["--no-fork"], "leave out --exec and --no-fork"),
-        (["--at", "7"], "the run has 0 steps, so there is no step 7"),
+        (["--at", "7"], "step 7 does not exist; the run has 0 steps"),
         (["--at", "?"], "an address must be the number of an effect"),
     ],
 )  # fmt: skip

@@ -126,7 +126,7 @@ def test_evaluate_changes_no_recorded_value_with_or_without_fork(
             assert ["2", "[2, 2]"] == [one.evaluate("number"), one.evaluate("[number for _ in seen]")]
             assert "['text of a0', 'text of a1', 9]" == one.evaluate("seen.append(9) or seen")
             assert "2" == one.evaluate("len(seen)")
-            with pytest.raises(InputError, match="statements are not run"):
+            with pytest.raises(InputError, match="the debugger runs no statements"):
                 one.evaluate("seen = 1")
             with pytest.raises(InputError, match="there is no frame 9"):
                 one.evaluate("seen", 9)

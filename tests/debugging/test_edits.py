@@ -299,7 +299,7 @@ print("printed")
         f"{probe}\ndef worth(price):\n    return [reached, sorted(set(os.environ) & {{'OPENAI_API_KEY'}})]\n"
     )
 
-    assert "['there is no network while the debugger evaluates', []]" == variables(seen())["total"]
+    assert "['the debugger allows no network while it evaluates an expression', []]" == variables(seen())["total"]
     assert ("", "") == capfd.readouterr()
     seen(prints=True)
     assert ("", "printed\n") == capfd.readouterr()
@@ -308,5 +308,5 @@ print("printed")
 @pytest.mark.spec("studio:ST6")
 @pytest.mark.deep
 def test_preview_of_a_missing_step_raises(project: Path) -> None:
-    with pytest.raises(JournalError, match="so there is no step 12"):
+    with pytest.raises(JournalError, match="step 12 does not exist; the run has"):
         seen("12")

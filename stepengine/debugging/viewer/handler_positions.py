@@ -144,7 +144,7 @@ class _PositionCollector:
             if self._with_locals and self._spent < MAX_ALL:
                 for name, value in frame.locals.items():
                     if left <= 0:
-                        now["…"] = "more variables than a page keeps"
+                        now["…"] = "more variables than the page can show"
                         break
                     now[name] = self._format_variable((path, depth, name), value)
                     left -= len(name) + len(now[name])

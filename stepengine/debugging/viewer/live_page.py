@@ -31,7 +31,9 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-NO_LOCALS = "Source lines and variables are not shown while a run is followed; `stepengine show --html` without --serve has them."
+NO_LOCALS = (
+    "Source lines and variables are not shown for a live run; `stepengine show --html` without --serve shows them."
+)
 
 
 @frozen
@@ -149,9 +151,11 @@ class _PageHandler(BaseHTTPRequestHandler):
         asked = urlsplit(self.path)
         first, _, rest = asked.path.removeprefix("/").partition("/")
         if self.headers.get("Host") not in self.server.hosts:
-            self._send_body(403, "text/plain", "this server is asked as 127.0.0.1 only")
+            self._send_body(
+                403, "text/plain", "this server accepts only requests for the host 127.0.0.1; open the printed URL"
+            )
         elif not secrets.compare_digest(first.encode(), self.server.token.encode()) or rest not in ("", "records"):
-            self._send_body(404, "text/plain", "there is nothing here")
+            self._send_body(404, "text/plain", "not found; open the printed URL")
         else:
             self._send_page_or_changes(rest, _parse_offset(asked.query))
 

@@ -884,7 +884,7 @@ const runPage = (() => {
         if (!list.length) box.append(none("The reply is empty."));
         several(box, list, (part) => {
           if ("call" in part) return block([el("span", "call", part.call), el("span", "dim", "call")], ["unreadable" in part ? shownPart(part) : members(part.input)]);
-          return block([el("span", "name", "refusal" in part ? "refusal" : "text" in part ? "text" : "part of the provider's own")], [shownPart(part)]);
+          return block([el("span", "name", "refusal" in part ? "refusal" : "text" in part ? "text" : "provider-specific part")], [shownPart(part)]);
         });
         const tail = el("dl", "members");
         const note = (name, value) => { if (value) tail.append(el("dt", "", name), el("dd", "", value)); };
@@ -910,7 +910,7 @@ const runPage = (() => {
         const all = row.m ? messages(view, number) : null;
         const whole = { ...row, agent: view.agents[row.agent].id };
         if (all) { delete whole.m; whole.messages = all.length > CHUNK ? [`${all.length - CHUNK} earlier messages`, ...all.slice(-CHUNK)] : all; }
-        box.append(heading("The step as the page has it; messages: the last 50"), pre(JSON.stringify(whole, resolve, 2)));
+        box.append(heading("The data of this step, with the last 50 messages"), pre(JSON.stringify(whole, resolve, 2)));
       },
     };
 
@@ -1047,7 +1047,7 @@ const runPage = (() => {
         const found = own.find(([row]) => row.n === Number(input.value));
         const rest = el("div", "");
         if (found) between(rest, view, model, found[1], number);
-        else rest.append(none(`there is no step ${input.value}; steps 1 to ${own.length}`));
+        else rest.append(none(`step ${input.value} does not exist; use 1 to ${own.length}`));
         body.replaceChildren(...rest.childNodes);
       });
       label.append(input);
@@ -1479,7 +1479,7 @@ const runPage = (() => {
 
     /* What the lanes show in figures: which run was under way when. */
     function runsTable() {
-      const head = el("thead", "", el("tr", "", ...["run", "asked", "began", "ended", "state"].map((name) => el("th", "", name))));
+      const head = el("thead", "", el("tr", "", ...["run", "prompt", "started", "ended", "state"].map((name) => el("th", "", name))));
       const rows = data.agents.slice(0, 40).map((each) => el("tr", "", ...[`${each.id}${each.path ? ` at ${each.path}` : ""}`, asked(each), span(each.began), each.at === undefined ? "" : span(each.at), each.status].map((cell) => el("td", "", cell))));
       return el("table", "", head, el("tbody", "", ...rows));
     }
@@ -1539,7 +1539,7 @@ const runPage = (() => {
       ["j", "next step", () => move(1)], ["k", "previous step", () => move(-1)],
       ["J", "next agent", () => otherAgent(1)], ["K", "previous agent", () => otherAgent(-1)],
       ["/", "search", () => $("search").focus()], ["n", "next hit", () => hit(1)], ["N", "previous hit", () => hit(-1)],
-      ["e", "next error", nextError], ["m", "text as it is written, or formatted", () => { asWritten = !asWritten; announce(asWritten ? "text as it is written" : "text formatted"); if (picked >= 0) detail(); }], ["t", "light, dark, as the system", theme], ["y", "copy the fork command", copy], ["?", "these keys", help],
+      ["e", "next error", nextError], ["m", "plain or formatted text", () => { asWritten = !asWritten; announce(asWritten ? "plain text" : "formatted text"); if (picked >= 0) detail(); }], ["t", "light, dark, as the system", theme], ["y", "copy the fork command", copy], ["?", "these keys", help],
     ];
 
     function theme() {
@@ -1565,7 +1565,7 @@ const runPage = (() => {
     }
 
     function help() {
-      const list = [...KEYS.map(([key, what]) => [key, what]), ["1–7", "tab"], ["Esc", "leave search, close"]];
+      const list = [...KEYS.map(([key, what]) => [key, what]), ["1–7", "tab"], ["Esc", "leave the search, close the dialog"]];
       $("help-keys").replaceChildren(...list.flatMap(([key, what]) => [el("dt", "", el("kbd", "", key)), el("dd", "", what)]));
       $("help").showModal();
     }
@@ -1644,7 +1644,7 @@ const runPage = (() => {
   /* A payload that stands packed in the page. */
   async function unpacked(node) {
     const written = node.textContent.trim();
-    if (typeof DecompressionStream === "undefined") throw new Error("This browser cannot unpack the run: it lacks DecompressionStream. Browsers since 2023 have it.");
+    if (typeof DecompressionStream === "undefined") throw new Error("This browser cannot unpack the run, because it lacks DecompressionStream. Use a browser from 2023 or later.");
     const raw = atob(written), bytes = new Uint8Array(raw.length);
     for (let i = 0; i < raw.length; i++) bytes[i] = raw.charCodeAt(i);
     const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
@@ -1661,7 +1661,7 @@ const runPage = (() => {
         try {
           return await (await fetch(`records?after=${after}`)).json();
         } catch {
-          throw new Error("no longer followed: the command has ended");
+          throw new Error("no longer updated: the command has ended");
         }
       },
     }, { ready: () => { document.documentElement.dataset.ready = "yes"; } });

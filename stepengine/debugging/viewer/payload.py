@@ -73,9 +73,9 @@ Form: TypeAlias = dict[str, Any]
 
 FORMAT = "stepengine.view/1"
 NOT_RECORDED = (
-    "text as it streamed in, only whole replies",
-    "events, progress and log lines, and what ctx.notify said",
-    "source lines, local variables and changes by hooks: these come from repeating the run with the agent's code",
+    "streamed text deltas (only whole replies are recorded)",
+    "events, progress and log lines, and ctx.notify messages",
+    "source lines, local variables and changes by hooks: they come from a replay with the agent's code",
     "HTTP bodies",
 )
 """The data that no journal has, as the page lists it."""

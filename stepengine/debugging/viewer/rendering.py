@@ -43,7 +43,7 @@ class PageSource:
     journal: Journal
     file: str
     steppers: Sequence[Callable[[], Stepper]] = ()
-    without: str = "No agent was given, so that there are no source lines and variables: name its file with --agent."
+    without: str = "No source lines and variables, because no agent was given: pass its file with --agent."
     damage: str = ""
 
 
@@ -244,7 +244,7 @@ def copy_undamaged_records(journal: Journal) -> tuple[MemoryJournal, int]:
         return True
 
     if not is_whole(2):
-        msg = f"{journal.name} holds no run before its damage"
+        msg = f"{journal.name} contains no run before its damaged part"
         raise JournalCorrupt(msg)
     low, high = 2, len(lines) + 1
     while high - low > 1:

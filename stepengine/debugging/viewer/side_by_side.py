@@ -29,7 +29,7 @@ def pair_steps(a: RunPayload, b: RunPayload, difference: Difference, texts: Page
         else:
             found = changes.setdefault(change.kind if change.kind in ("start", "end") else change.a, [])
             found += [[f"{change.what} {field.pointer}", field.recorded, field.now] for field in change.fields]
-            found += [] if change.fields else [[change.what, *["another request: compare the tabs Request"] * 2]]
+            found += [] if change.fields else [[change.what, *["the requests differ: compare the Request tabs"] * 2]]
     beside = _pair_rows(a, b, removed, added)
     told = {
         number: [f for address in addresses for f in changes.get(address, ())]

@@ -306,12 +306,12 @@ def test_edited_prompt_shows_the_next_request_and_its_price(client: httpx2.Clien
         other = page.look()
         lost = page.next()
 
-    assert ("", None, "the run goes as recorded") == (same["address"], same["request"], same["why"][:24])
+    assert ("", None, "the run matches its record") == (same["address"], same["request"], same["why"][:26])
     assert (["#1", "#3", "#5"], "") == (told["now"]["changed"], told["now"]["differs"])
     assert ("#1", "Add it all up.") == (coming["address"], coming["request"]["system"])
     assert ("#1", "t/m 4: Add it all up.") == (asked["result"]["address"], asked["result"]["text"])
     assert ("#0", True) == (other["now"]["differs_at"], other["now"]["is_before"])
-    assert "calls price_of as nobody did" in lost["why"]
+    assert "is an unrecorded call of price_of" in lost["why"]
 
 
 @pytest.mark.spec("studio:ST5")
