@@ -211,7 +211,7 @@ def main(wheel: str, constraints: str | None = None) -> None:
         me.changes("agents/todos.py", "Put the TODO", "Sort the TODO")
         me.types(
             "what a change does", "stepengine compare impact tests/journals/test_todos --script tests/replies.json",
-            shows=("asked again from step 1",),
+            shows=("repeated from step 1",),
         )  # fmt: skip
         me.changes("agents/todos.py", "Sort the TODO", "Put the TODO")
 

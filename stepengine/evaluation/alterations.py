@@ -32,7 +32,7 @@ MAX_SOURCE = 4 * 1024 * 1024
 PROMPTS = ("system_prompt", "instructions_prompt", "step_prompt")
 SCALARS = (str, int, float, bool)
 QUOTES = '"""'
-FORMS = "a text in quotes, or the name of one at the top of the file"
+FORMS = "a string literal, or the name of one at the top of the file"
 
 
 @frozen
@@ -57,18 +57,18 @@ class Part:
     def find_value_problem(self, value: object) -> str:
         """Return why *value* cannot replace the literal, as far as known without loading it; ``""`` if it can."""
         if type(value) is not type(self.value) and not (isinstance(self.value, float) and type(value) is int):
-            return f"{self.name} is of the type {type(self.value).__name__}, not {type(value).__name__}"
+            return f"{self.name} must have the type {type(self.value).__name__}, not {type(value).__name__}"
         if isinstance(value, float) and not math.isfinite(value):
-            return f"{self.name} is a number, not {value}"
+            return f"{self.name} must be a finite number, not {value}"
         if not isinstance(value, str):
             return ""
         most = max(MOST_CHARS, len(str(self.value)))
         if len(value) > most:
-            return f"a text of {len(value)} characters for {self.name} is too long; it may have {most}"
+            return f"a text of {len(value)} characters for {self.name} is too long; at most {most} are allowed"
         if not value.strip():
             return f"the text for {self.name} is empty"
         if "\0" in value or value.encode("utf-8", "replace").decode() != value:
-            return f"the text for {self.name} holds characters that no file can"
+            return f"the text for {self.name} contains characters that cannot be written to a file"
         return ""
 
 
@@ -128,7 +128,7 @@ class AgentFile:
         text = self.source
         for name in changes:
             if name not in self.parts:
-                msg = f"{self.file} has no part {name!r} that could be changed; it has {list_names(self.parts, name)}"
+                msg = f"{self.file} has no changeable part {name!r}; changeable parts: {list_names(self.parts, name)}"
                 raise DataError(msg)
             if problem := self.parts[name].find_value_problem(changes[name]):
                 raise DataError(problem)
@@ -155,7 +155,7 @@ class AgentFile:
         for agent in found:
             if normalised_id(agent.id) == normalised_id(self.agent_id):
                 return agent
-        msg = f"{self.file} holds no agent {self.agent_id!r} any more with a change of {', '.join(changes)}"
+        msg = f"after a change of {', '.join(changes)}, {self.file} no longer has an agent {self.agent_id!r}"
         raise DefinitionError(msg)
 
     def diff_changes(self, changes: Mapping[str, Any]) -> str:
@@ -223,7 +223,7 @@ class _AgentSource:
             if literal is not None and isinstance(literal.value, str):
                 yield self._make_part(f"{before}{name}", literal)
             else:
-                self.fixed[f"{before}{name}"] = f"it is made by code (line {value.lineno}); write it as {FORMS}"
+                self.fixed[f"{before}{name}"] = f"code computes it (line {value.lineno}); write it as {FORMS}"
         settings = _find_argument(call, "settings")
         for keyword in settings.keywords if isinstance(settings, ast.Call) else []:
             yield from self._part_of_scalar(f"{before}settings.{keyword.arg}", keyword.value)

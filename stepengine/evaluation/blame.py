@@ -161,7 +161,7 @@ class Blame:
             mark = " <- blamed" if self.blamed is not None and self.blamed.step == step else ""
             yield f"step {step.step:>3}  {step.address:<{width}} {rate}{odd}  {low:.0%}-{high:.0%}{mark}"
         yield self.why
-        done = f"; {self.performed} tool calls were performed in the world of today" if self.performed else ""
+        done = f"; {self.performed} tool calls were performed live" if self.performed else ""
         yield f"spent {format_dollars(self.spent)}{done}" + (f"; stopped: {self.stopped}" if self.stopped else "")
 
 
@@ -224,7 +224,7 @@ def _select_steps(addresses: Sequence[str], steps: tuple[int, int] | None) -> li
         return [*addresses]
     first, last = steps
     if not 1 <= first <= last <= len(addresses):
-        msg = f"the steps are {first}:{last}; the run has the model steps 1:{len(addresses)}"
+        msg = f"the steps {first}:{last} are outside of the run; its model steps are 1:{len(addresses)}"
         raise DataError(msg)
     return [*addresses[first - 1 : last]]
 
@@ -263,18 +263,18 @@ async def blame(
         ReplayDivergence: when the record does not fit the code.
     """
     if k < 1:
-        msg = f"k is {k}; each step has to be asked at least once"
+        msg = f"k is {k}; it must be at least 1"
         raise DataError(msg)
     journal, check = as_journal(journal), Check.from_any(check)
     spent = (budget or SharedBudget()).spent_if_known
     options.setdefault("tools", "idempotent")
     recorded = await engine.replay(journal, agent=agent)
     if not check.find_failure(recorded):
-        return Blame(check.text, k, (), None, "this run passes, so that no step is to blame", spent)
+        return Blame(check.text, k, (), None, "this run passes the check, so no step is to blame", spent)
     history = journal.history()
     chosen = _select_steps(answered_call_addresses(history), steps)
     if not chosen:
-        return Blame(check.text, k, (), None, "this run asked no model, so that no step is to blame", spent)
+        return Blame(check.text, k, (), None, "this run called no model, so no step is to blame", spent)
     money = await confirm_estimate(confirm, partial(estimate_blame_cost, journal, k, steps), budget)
     first = 1 if steps is None else steps[0]
     search = _BlameSearch(
@@ -289,7 +289,7 @@ async def blame(
     measurable = [step for step in tried if step.is_measurable]
     blamed = None if found is None else Blamed(*[measurable[place - 1] for place in found])
     why = _explain_blame(tried, blamed, str(options["tools"]))
-    stopped = "the budget is spent; what is not finished is left out" if money.is_empty else ""
+    stopped = "the budget is spent; unfinished samples are left out" if money.is_empty else ""
     return Blame(check.text, k, tried, blamed, why, money.spent_if_known, search.performed, stopped)
 
 
@@ -313,12 +313,14 @@ def _explain_blame(tried: Sequence[RetriedStep], blamed: Blamed | None, tools: s
     if lost and 2 * len(lost) >= len(tried):
         tool = next((step.tool for step in lost if step.tool), "")
         hint = (
-            "--simulate MODULE:FN makes up its results" if tools != "recorded" else "--tools idempotent may perform it"
+            "--simulate MODULE:FN can simulate its results"
+            if tools != "recorded"
+            else "--tools idempotent may perform it"
         )
-        waits = "most runs wait for an answer that is not recorded, or were not paid for"
-        return f"not measurable: {f'most runs call {tool} as nobody recorded it; {hint}' if tool else waits}"
+        waits = "most runs wait for an unrecorded answer, or the budget did not cover them"
+        return f"not measurable: {f'most runs call {tool} with input that is not recorded; {hint}' if tool else waits}"
     passed, known = _sum_counts([(step.ok, step.known) for step in tried])
-    return f"no step is to blame: {passed} of {known} runs pass, wherever they begin"
+    return f"no step is to blame: {passed} of {known} runs pass, whichever step they start from"
 
 
 class _BlameSearch:

@@ -129,26 +129,26 @@ class Evaluation:
     def problems(self, root: Path) -> list[str]:
         """Return the reasons why the evaluation cannot run; *root* is the folder of its files."""
         found = [
-            f"{what} {name!r} is not a name: letters, digits, '.', '_' and '-', at most 100"
+            f"the {what} {name!r} is not valid: use at most 100 letters, digits, '.', '_' and '-'"
             for what, names in (
-                ("the evaluation's", [self.name]), ("case", [c.id for c in self.cases]), ("agent", [*self.agents]),
+                ("evaluation name", [self.name]), ("case id", [c.id for c in self.cases]), ("agent name", [*self.agents]),
             )
             for name in names
             if not NAME.fullmatch(str(name))
         ]  # fmt: skip
         ids = Counter([str(case.id).casefold() for case in self.cases])
         found += [
-            f"{number} cases have the id {name!r}; each needs its own" for name, number in ids.items() if number > 1
+            f"{number} cases have the id {name!r}; give each its own id" for name, number in ids.items() if number > 1
         ]
         if not self.cases:
-            found.append("there is no case")
+            found.append("it has no cases; add cases=[Case(...)]")
         if not self.agents:
-            found.append("there is no agent; agents={'base': ..., 'new': ...}")
+            found.append("it has no agents; add agents={'base': ..., 'new': ...}")
         if self.n < 1:
-            found.append(f"n is {self.n!r}; it is a number of samples from 1 on")
+            found.append(f"n is {self.n!r}; the number of samples must be at least 1")
         named = dict.fromkeys([name for case in self.cases for name in self.checks_of(case)])
         found += [
-            f"the check {name!r} has the name of a measure of every evaluation; name it otherwise, such as {f'my_{name}'!r}"
+            f"the check {name!r} has the name of a built-in measure; rename it, such as {f'my_{name}'!r}"
             for name in named
             if name in MEASURED
         ]
@@ -159,8 +159,8 @@ class Evaluation:
     def _case_problems(self, case: Case, root: Path) -> Iterator[str]:
         checks: list[object] = [*self.checks, *case.checks]
         if not checks:
-            yield "it has no check, so that nothing can be said of it"
-        yield from [f"{check!r} is not a check; one is a function" for check in checks if not callable(check)]
+            yield "it has no check; add at least one with checks=[...]"
+        yield from [f"{check!r} is not a check; a check must be a function" for check in checks if not callable(check)]
         yield from _file_problems(self.files_of(case), root)
 
     def files_of(self, case: Case) -> Files:
@@ -175,11 +175,11 @@ def _file_problems(files: Files, root: Path) -> Iterator[str]:
         for name, text in files.items():
             path = Path(str(name))
             if path.is_absolute() or ".." in path.parts or not path.parts or not isinstance(text, str):
-                yield f"files: {name!r} is not a text at a path inside the working copy"
+                yield f"files: {name!r} must be a path inside the working copy, with a string as its content"
         return
     folder = (root / files).resolve()
     if not folder.is_relative_to(root.resolve()):
-        yield f"files: {str(files)!r} lies outside of {root}"
+        yield f"files: {str(files)!r} is outside of {root}"
     elif not folder.is_dir():
         yield f"files: {str(files)!r} is not a folder"
 
@@ -422,7 +422,7 @@ def _copy_regular_files(source: Path, target: Path) -> None:
                 elif entry.is_file(follow_symlinks=False):
                     number, size = number + 1, size + entry.stat(follow_symlinks=False).st_size
                     if number > MAX_FILES or size > MAX_BYTES:
-                        msg = f"{source} holds more than {MAX_FILES} files or {MAX_BYTES} bytes; name a smaller folder in files="
+                        msg = f"{source} contains more than {MAX_FILES} files or {MAX_BYTES} bytes; name a smaller folder in files="
                         raise DataError(msg)
                     shutil.copy2(entry.path, there / entry.name, follow_symlinks=False)
 
@@ -840,7 +840,7 @@ class _EvaluationRun:
                 scores[name] = await _score_check(check, judged, note.scores.get(name))
         else:
             reason = f"the run ended as {status}" + (f": {result.error}" if result.error is not None else "")
-            reason = f"{cut}, so that the run says nothing of the agent" if cut else reason
+            reason = f"{cut}, so the run is no measure of the agent" if cut else reason
             scores = {
                 name: Score(0.0, False, reason, "not asked", _is_judge(check), hash_function(check))
                 for name, check in checks.items()
@@ -886,7 +886,7 @@ class _EvaluationRun:
                 if known is not None:
                     return known
             if self.recheck:
-                msg = "the judge would have to be asked anew"
+                msg = "no verdict of the judge is recorded for this sample, and recheck calls no model"
                 raise JudgeNeeded(msg)
             return await self._ask_judge(definition, prompt, place, copy, models)
         finally:

@@ -98,7 +98,7 @@ class Check:
         try:
             code = compile(text, "--check", "eval")
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            msg = f"{text!r} is not an expression: {error}; one is like 'output == 3', over {NAMES}, or MODULE:FN"
+            msg = f"{text!r} is not an expression: {error}; write one like 'output == 3' (names: {NAMES}), or MODULE:FN"
             raise DataError(msg) from None
 
         def judge(result: RunResult) -> object:
@@ -177,7 +177,7 @@ def load_function(place: str, root: Path | None = None) -> Callable[..., object]
             msg = f"{place} cannot be loaded: {type(error).__name__}: {error}"
             raise DataError(msg) from error
     if not callable(found):
-        msg = f"{place} names {found!r}, which cannot be called"
+        msg = f"{place} is {found!r}, which is not a function"
         raise DataError(msg)
     made: Callable[..., object] = found
     return made
@@ -200,7 +200,7 @@ def load_member(file: Path, name: str) -> Any:
         raise DataError(msg) from error
     if not hasattr(module, name):
         example = f"; for example:\n    {EXAMPLES[name]}" if name in EXAMPLES else ""
-        msg = f"{file} holds no {name!r}{example}"
+        msg = f"{file} does not define {name!r}{example}"
         raise DataError(msg)
     return getattr(module, name)
 
@@ -229,9 +229,9 @@ def load_json_or_yaml(file: Path) -> Any:
             return json.loads(raw)
         # An alias stands for a value as often as it is written, so that a few lines may become millions.
         if any(isinstance(token, yaml.AliasToken) for token in yaml.scan(raw)):
-            msg = f"{file} holds an alias (*name); write the value out"
+            msg = f"{file} contains a YAML alias (*name); write the value instead"
             raise DataError(msg)
         return yaml.safe_load(raw)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        msg = f"{file} is neither JSON nor YAML that can be read: {' '.join(str(error).split())[:300]}"
+        msg = f"{file} is not valid JSON or YAML: {' '.join(str(error).split())[:300]}"
         raise DataError(msg) from None

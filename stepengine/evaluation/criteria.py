@@ -50,7 +50,7 @@ PLAIN = (str, int, float, bool, tuple, type(None))
 def as_tuple(values: Iterable[object]) -> tuple[Any, ...]:
     """Return an iterable as a tuple; raise ``DefinitionError`` for a text and for other values."""
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
-        msg = f"an evaluation and its cases take lists, such as checks=[contains('done')], not {values!r}"
+        msg = f"an evaluation and its cases need lists, such as checks=[contains('done')], not {values!r}"
         raise DefinitionError(msg)
     return tuple(values)
 
@@ -200,7 +200,7 @@ class WorkingFiles:
             FilesGone: when it is gone.
         """
         if self.root is None:
-            msg = "the working copy of this run is gone; name the files that checks read in keep="
+            msg = "the working copy of this run was deleted; list the files that checks read in keep="
             raise FilesGone(msg)
         return self.root
 
@@ -378,7 +378,7 @@ async def run_check(check: CheckFunction, run: JudgedRun) -> Verdict:
         return Verdict(float(said), said, "" if said else f"{get_check_name(check)} does not hold")
     made = said if isinstance(said, Verdict) else Verdict(said) if isinstance(said, int | float) else None
     if made is None or not 0 <= made.score <= 1:
-        msg = f"the check {get_check_name(check)} gave {said!r}; it gives True or False, a number from 0 to 1, or a Verdict"
+        msg = f"the check {get_check_name(check)} returned {said!r}; it must return True or False, a number from 0 to 1, or a Verdict"
         raise DataError(msg)
     return made
 
@@ -418,8 +418,8 @@ def _refuse_structured_output(run: JudgedRun, check: str) -> None:
     """
     if run.output is not None and not isinstance(run.output, str):
         msg = (
-            f"{check}() reads the text of a run, and the output of this one is {_shorten_value(run.output)}. "
-            "Check it with equals(...), fits(...) or a function of the run, which reads run.output"
+            f"{check}() reads the text of a run, but the output of this run is {_shorten_value(run.output)}. "
+            "Use equals(...), fits(...) or a function that reads run.output"
         )
         raise DataError(msg)
 
@@ -431,7 +431,7 @@ def contains(*words: str) -> Criterion:
         _refuse_structured_output(run, "contains")
         missing = [word for word in words if word.casefold() not in run.text.casefold()]
         return _make_verdict(
-            not missing, f"the text does not hold {', '.join(map(repr, missing))}: {_shorten_value(run.text)}"
+            not missing, f"the text does not contain {', '.join(map(repr, missing))}: {_shorten_value(run.text)}"
         )
 
     return _make_criterion("contains", check, words)
@@ -451,7 +451,7 @@ def matches(pattern: str) -> Criterion:
     try:
         search = SchemaValidator(core_schema.str_schema(pattern=pattern, regex_engine="rust-regex"))
     except SchemaError as error:
-        msg = f"matches({pattern!r}) cannot be used: {' '.join(str(error).split())[:MAX_SAID]}"
+        msg = f"matches({pattern!r}) needs a valid regular expression: {' '.join(str(error).split())[:MAX_SAID]}"
         raise DataError(msg) from None
 
     def check(run: JudgedRun) -> Verdict:
@@ -502,7 +502,7 @@ def called(tool: str, input: Mapping[str, object] | None = None) -> Criterion:
         calls = [call for call in run.tool_calls if call.tool == tool]
         found = any(all(k in call.input and v == call.input[k] for k, v in expected.items()) for call in calls)
         inputs = ", ".join([_shorten_value(canonical(call.input)) for call in calls[:3]])
-        return _make_verdict(found, f"{tool} was called with {inputs} only" if calls else f"{tool} was not called")
+        return _make_verdict(found, f"{tool} was called only with {inputs}" if calls else f"{tool} was not called")
 
     return _make_criterion(f"called_{tool}", check, sorted(expected.items(), key=lambda item: item[0]))
 
@@ -522,7 +522,7 @@ def max_cost(dollars: Decimal | float | str) -> Criterion:
     most = Decimal(str(dollars))
 
     def check(run: JudgedRun) -> Verdict:
-        said = "what it cost is unknown" if run.cost is None else f"it cost ${run.cost}, more than ${most}"
+        said = "its cost is unknown" if run.cost is None else f"it cost ${run.cost}, more than ${most}"
         return _make_verdict(run.cost is not None and run.cost <= most, said)
 
     return _make_criterion("max_cost", check, str(most))
@@ -569,7 +569,7 @@ def command(argv: Sequence[str], *, seconds: float = COMMAND_SECONDS, code: int 
     """
     words = [*argv] if not isinstance(argv, str) else []
     if not words or not all(isinstance(word, str) for word in words):
-        msg = f"command({argv!r}): a command is a list of a program and its arguments, such as ['pytest', '-q']"
+        msg = f"command({argv!r}): a command must be a list of a program and its arguments, such as ['pytest', '-q']"
         raise DataError(msg)
 
     async def check(run: JudgedRun) -> Verdict:
@@ -641,7 +641,7 @@ def judge(agent: object, rubric: str) -> Criterion:
 
     async def check(run: JudgedRun) -> Verdict:
         if run.ask is None:
-            msg = "nobody asks judges here"
+            msg = "a judge needs a model, and these checks run without one"
             raise JudgeNeeded(msg)
         answer = run.text or canonical(plain(run.output))
         files = ", ".join(run.files.changed) or "none"
@@ -662,6 +662,6 @@ def _parse_verdict(said: object) -> Verdict:
             found = None
     score = found.get("score") if isinstance(found, Mapping) else None
     if not isinstance(found, Mapping) or not isinstance(score, int | float) or not 0 <= score <= 1:
-        msg = f'the judge said {_shorten_value(said)}; it has to say {{"score": 0 to 1, "reason": "..."}}'
+        msg = f'the judge replied {_shorten_value(said)}; it must reply {{"score": 0 to 1, "reason": "..."}}'
         raise DataError(msg)
     return Verdict(float(score), reason=str(found.get("reason", "")), label=str(found.get("label", "")))

@@ -54,7 +54,7 @@ def load_evaluation(file: Path) -> Evaluation:
         found = load_member(file, "evaluation")
         if isinstance(found, Evaluation):
             return found
-        msg = f"{file}: 'evaluation' is {found!r}; it is an Evaluation(...)"
+        msg = f"{file}: 'evaluation' must be an Evaluation(...), not {found!r}"
         raise DataError(msg)
     if file.suffix in (".yaml", ".yml"):
         return _EvaluationReader(str(file)).read_evaluation(load_json_or_yaml(file))
@@ -78,7 +78,7 @@ class _EvaluationReader:
 
     def read_evaluation(self, told: object) -> Evaluation:
         if not isinstance(told, Mapping):
-            msg = f"{self.name} holds no evaluation: name, cases, agents, checks"
+            msg = f"{self.name} is not an evaluation: write an object with name, cases, agents and checks"
             raise DataError(msg)
         given = dict(told)
         given["cases"] = [
@@ -89,13 +89,13 @@ class _EvaluationReader:
         given.setdefault("name", Path(self.name).stem)
         made: Evaluation | None = self._make_object(Evaluation, given, "the evaluation")
         if self.problems or made is None:
-            msg = "\n  ".join([f"{self.name} cannot be used:", *self.problems])
+            msg = "\n  ".join([f"{self.name} has problems; correct them:", *self.problems])
             raise DataError(msg)
         return made
 
     def _read_case(self, told: object) -> Case | None:
         if not isinstance(told, Mapping):
-            self.problems.append(f"a case is an object with an id, not {told!r}")
+            self.problems.append(f"a case must be an object with an id, not {told!r}")
             return None
         where = f"case {told.get('id')!r}"
         made: Case | None = self._make_object(Case, {**told, "checks": self._read_checks(told, where)}, where)
@@ -105,7 +105,9 @@ class _EvaluationReader:
         """Return an object of *kind* from its known members; add unknown members and errors to the problems."""
         known = [field.name for field in attrs.fields(kind)]
         unknown = [str(name) for name in given if name not in known]
-        self.problems += [f"{where}: there is no {name!r}; there is {list_names(known, name)}" for name in unknown]
+        self.problems += [
+            f"{where}: unknown field {name!r}; valid fields: {list_names(known, name)}" for name in unknown
+        ]
         try:
             return kind(**{name: value for name, value in given.items() if name in known})
         except (TypeError, ValueError, StepEngineError) as error:
@@ -123,7 +125,7 @@ class _EvaluationReader:
         value = told.get(name) or []
         if isinstance(value, list):
             return value
-        self.problems.append(f"{name} is a list, not {value!r}")
+        self.problems.append(f"{name} must be a list, not {value!r}")
         return []
 
     def _read_checks(self, told: Mapping[str, object], where: str) -> list[criteria.Criterion]:
@@ -134,7 +136,7 @@ class _EvaluationReader:
         maker = MAKERS.get(name) if isinstance(name, str) else None
         if maker is None:
             self.problems.append(
-                f"{where}: {told!r} is not a check; one is like 'contains: word', of {list_names(MAKERS, name)}"
+                f"{where}: {told!r} is not a check; write one like 'contains: word'; valid checks: {list_names(MAKERS, name)}"
             )
             return None
         try:

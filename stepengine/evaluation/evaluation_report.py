@@ -106,7 +106,7 @@ class EvaluationReport:
             if (row.side, row.check) == (side, check):
                 return row.mean.mean
         known = list_names([f"{row.side}.{row.check}" for row in self.scores.rows], f"{side}.{check}")
-        msg = f"the report has no check {check!r} of the agent {side!r}; it has {known}"
+        msg = f"the report has no check {check!r} for the agent {side!r}; its checks: {known}"
         raise DataError(msg)
 
     @property
@@ -251,7 +251,7 @@ def _select_cases_and_agents(
     ]
     if evaluation.cases and not chosen:
         known = list_names([case.id for case in evaluation.cases], cases[0] if cases else "")
-        msg = f"no case of the evaluation {evaluation.name!r} has a chosen id and tag; it has {known}"
+        msg = f"no case of the evaluation {evaluation.name!r} has one of the chosen ids and tags; its cases: {known}"
         raise DataError(msg)
     return attrs.evolve(evaluation, cases=chosen, agents=agents or evaluation.agents)
 
@@ -260,7 +260,7 @@ def _find_earlier_folder(*folders: str | Path | None) -> Path | None:
     """Return the folder of earlier results; raise if the options name more than one."""
     given = [Path(one) for one in folders if one]
     if len(given) > 1:
-        msg = "against, recheck and resume exclude each other; pass one of them"
+        msg = "against, recheck and resume cannot be combined; pass only one of them"
         raise DataError(msg)
     for earlier in given:
         if not earlier.is_dir():
@@ -320,7 +320,7 @@ def _parse_budget(budget: Decimal | float | str | None) -> SharedBudget:
     try:
         return SharedBudget(budget)
     except JournalError:
-        msg = f"budget={budget!r} is not an amount of US dollars; a number above 0 is, such as budget=2.50"
+        msg = f"budget={budget!r} is not an amount of US dollars; use a number above 0, such as budget=2.50"
         raise DataError(msg) from None
 
 

@@ -277,7 +277,7 @@ class Impact:
         asked = [one for one in self.journals if one.samples]
         left = [one for one in asked if any(each.has_left_record for each in one.samples)]
         if asked and 2 * len(left) > len(asked):
-            yield "mostly unknown: most of the runs that were asked again left the record; use --tools idempotent, or eval"
+            yield "mostly unknown: most of the repeated runs left the record; use --tools idempotent, or `stepengine eval`"
         yield f"{format_count(len(self.journals), 'journal')}: {self._describe_class_counts()}"
         if asked:
             yield from self._describe_findings(left)
@@ -295,7 +295,7 @@ class Impact:
             len([one for one in self.journals if one.found.kind != UNREADABLE]),
         )
         if self.has_baseline and math.isnan(changed.mean):
-            yield "whether the choice of tools changed is unknown: no run was asked of both agents"
+            yield "whether the choice of tools changed is unknown: no run has samples of both agents"
         elif self.has_baseline:
             yield f"the choice of tools changed {_format_signed(changed)} more often than the old agent's own noise"
         else:
@@ -307,14 +307,14 @@ class Impact:
             yield f"{len(left)} left the record: {called}"
         failed = self.estimate_rate("has_failed")
         yield f"{'failed more often' if self.has_baseline else 'failed'}: {_format_percent(failed)}"
-        than = "the old agent asked again" if self.has_baseline else "as recorded"
+        than = "the repeated old agent" if self.has_baseline else "the record"
         ratios = [f"{what} {_format_ratio(self.estimate_ratio(what))}" for what in ("cost", "steps", "tokens")]
         yield f"from the first difference on, against {than}: {', '.join(ratios)}"
         performed = sum(each.report.performed for one in self.journals for each in one.samples)
         served = sum(each.report.served for one in self.journals for each in one.samples)
-        yield f"tool calls: {served} answered from the record, {performed} performed in the world of today"
+        yield f"tool calls: {served} answered from the record, {performed} performed live"
         if not self.has_baseline:
-            yield "model noise is not taken out (--baseline compares with the old agent, asked again)"
+            yield "model noise is not subtracted (--baseline repeats the runs with the old agent to measure it)"
 
 
 def _describe_class(found: RepeatedJournal) -> str:
@@ -323,8 +323,8 @@ def _describe_class(found: RepeatedJournal) -> str:
     if found.kind == UNREADABLE:
         return UNREADABLE
     if found.broke_at == END:
-        return "with another end"
-    return f"asked again from step {found.step}" if found.kind == ASKED else "with another handler"
+        return "with a different end"
+    return f"repeated from step {found.step}" if found.kind == ASKED else "with a different handler"
 
 
 def _format_percent(made: Estimate) -> str:
@@ -422,7 +422,7 @@ async def impact(
         StepEngineError: when a model cannot be called, such as for a missing key.
     """
     if n < 1:
-        msg = f"n is {n}; at least one sample of each run has to be made"
+        msg = f"n is {n}; it must be at least 1"
         raise DataError(msg)
     found = [
         one
@@ -450,7 +450,7 @@ async def impact(
         mine = [tuple([each for each in some[start : start + n] if each is not None]) for some in (now, was)]
         judged.append(Judged(one, summarize_run_from(one.journal.history(), one.broke_at), *mine))
     agents = [_find_current_or_recorded_agent_id(one, agent) for one in found if one.journal is not None]
-    stopped = "the budget is spent; what is not finished is left out" if money.is_empty else ""
+    stopped = "the budget is spent; unfinished samples are left out" if money.is_empty else ""
     tools = str(options.get("tools", "recorded"))
     return Impact(", ".join(dict.fromkeys(agents)), n, tools, tuple(judged), money.spent_if_known, stopped)
 
@@ -511,7 +511,8 @@ class ImpactGate:
         """
         found = GATE.fullmatch(text[:100])
         if found is None or found[1] not in NAMES:
-            msg = f"{text[:100]!r} is no condition; one is a name, a sign and a number, such as 'changed > 0.1'. Names: {list_names(NAMES, text[:100].split(' ', maxsplit=1)[0])}"
+            names = list_names(NAMES, text[:100].split(" ", maxsplit=1)[0])
+            msg = f"{text[:100]!r} is not a condition; write a name, a sign and a number, such as 'changed > 0.1'. Names: {names}"
             raise DataError(msg)
         return cls(found[1], found[2], float(found[3]))
 

@@ -84,8 +84,8 @@ def split_cases(evaluation: Evaluation, seed: int) -> tuple[list[str], list[str]
         held = set(random.Random(seed).sample(sorted(units), min(number, len(units))))  # noqa: S311 - a draw, no secret
     if len(held) < FEWEST_CASES or len(units) - len(held) < FEWEST_SEARCHED:
         msg = (
-            f"{evaluation.name} has {len(units) - len(held)} cases to search with and {len(held)} that are held out, cases of a group "
-            f"counted once; that takes {FEWEST_SEARCHED} and {FEWEST_CASES}, so that there is an interval: write more cases"
+            f"{evaluation.name} has {len(units) - len(held)} cases for the search and {len(held)} held-out cases (a group counts as one); "
+            f"a confidence interval needs at least {FEWEST_SEARCHED} and {FEWEST_CASES}: write more cases"
             + (f", or tag others {HELD_OUT!r}" if tagged else "")
         )
         raise DataError(msg)
@@ -100,18 +100,18 @@ def find_improvement_problems(file: AgentFile, parts: Sequence[str], evaluation:
     found: list[str] = []
     if not parts:
         found.append(
-            f"nothing of {file.agent_id!r} in {file.file} can be changed: no prompt, tool text, setting or default stands there as a literal"
+            f"{file.file} has no changeable part of {file.agent_id!r}: write a prompt, tool text, setting or default as a literal"
         )
     if "system_prompt" in file.fixed and not parts:
         found.append(f"system_prompt: {file.fixed['system_prompt']}")
     names = {name for case in evaluation.cases for name in evaluation.checks_of(case)}
     if by != PASS and by not in names:
-        found.append(f"by= or --by {by!r} names no check; there is {list_names([PASS, *sorted(names)], by)}")
+        found.append(f"by= or --by {by!r} is not a check; checks: {list_names([PASS, *sorted(names)], by)}")
     if by == PASS:
         alone = [case.id for case in evaluation.cases if not _function_check_names(evaluation, case)]
         if alone:
             found.append(
-                f"case {alone[0]!r} has only checks that an agent decides, which are no part of {PASS}; name one with --by"
+                f"case {alone[0]!r} has only checks by a judge, which do not count for {PASS}; choose one with by= or --by"
             )
     return found
 
@@ -274,11 +274,11 @@ class Trials:
     def _explain_unmeasured(self, sample: Sample) -> str:
         """Return why a sample has no score: a failed provider or a broken check; ``""`` if it has one."""
         if sample.status == ERROR:
-            return f"the provider of case {sample.case} failed, or a server of tools was lost"
+            return f"in case {sample.case}, the provider failed or the connection to a tool server was lost"
         broken = {name: score.reason for name, score in sample.scores.items() if score.state in ("broken", "unknown")}
         for name, reason in broken.items():
             if self.by in (PASS, name):
-                return f"the check {name} says nothing of case {sample.case}: {reason}"
+                return f"the check {name} has no verdict for case {sample.case}: {reason}"
         return ""
 
     async def _describe_run(self, changes: Mapping[str, Any], case: Case, sample: Sample) -> str:
@@ -359,7 +359,7 @@ class _NoFiles:
     """The missing files of a continued run; a check that uses them gets an error instead of an empty list."""
 
     def __getattr__(self, name: str) -> Any:
-        msg = "a run that goes on from its middle has no files"
+        msg = "a run that continues from a recorded step has no files"
         raise FilesGone(msg)
 
     def __contains__(self, path: object) -> bool:
@@ -379,7 +379,7 @@ def _is_passing_verdict(result: object) -> bool:
         return result >= PASSES
     if inspect.iscoroutine(result):
         result.close()
-    msg = "it does not say at once whether a run passes"
+    msg = "a check must return a bool, a number or a Verdict, and cannot be asynchronous here"
     raise DataError(msg)
 
 
@@ -488,14 +488,12 @@ class Improvement:
         number = max(0, len(self.found["versions"]) - 1)
         tried = "1 version was tried" if number == 1 else f"{number} versions were tried"
         if self.is_undecided:
-            return f"undecided: {self.found['stopped']}; {tried}, and nothing is changed"
+            return f"undecided: {self.found['stopped']}; {tried}, and the file is unchanged"
         made = None if self.pair is None else self.pair.difference
         if made is None:
-            return f"no better version was found: {self.found['why']}; {tried}, and nothing is changed"
+            return f"no better version was found: {self.found['why']}; {tried}, and the file is unchanged"
         ends = "" if made.low is None or made.high is None else f" ({made.low:+.2f} to {made.high:+.2f})"
         on = f"{self.by} {made.mean:+.2f}{ends} on {made.cases} held-out cases"
         if self.is_better:
             return f"better: {on}; {tried}"
-        return (
-            f"no better version was found: the best one has {on}, which may be chance; {tried}, and nothing is changed"
-        )
+        return f"no better version was found: the best one has {on}, which may be chance; {tried}, and the file is unchanged"

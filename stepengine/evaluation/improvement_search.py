@@ -190,14 +190,14 @@ def _parse_budget_amount(budget: Decimal | float | str | None) -> str:
         amount = Decimal("NaN")
     if amount.is_finite() and amount > 0:
         return str(budget)
-    msg = f"budget= or --budget is an amount of US dollars above 0, such as 2 or 0.50, not {budget!r}"
+    msg = f"budget= or --budget must be an amount of US dollars above 0, such as 2 or 0.50, not {budget!r}"
     raise DataError(msg)
 
 
 def _read_agent_file(agent: str | Path, folders: Iterable[Path]) -> AgentFile:
     location = locate_agent(str(agent), folders=folders)
     if location.sandboxed or is_sandboxed(location.file):
-        msg = f"{location.file} runs in the sandbox alone, and improve tries versions of a file that may be imported"
+        msg = f"{location.file} may run only in the sandbox, but improve imports the versions that it tries; use another agent"
         raise DataError(msg)
     return AgentFile.read(location)
 
@@ -292,7 +292,9 @@ class _PlannedSearch:
             msg = f"{self.folder} already contains a search; continue it with resume= or --continue, or name another folder"
             raise DataError(msg)
         if options["model"] is None:
-            msg = "no model is named that could reflect: reflect_model= or --reflect-model provider/model"
+            msg = (
+                "the search needs a model that proposes changes: pass reflect_model= or --reflect-model provider/model"
+            )
             raise DataError(msg)
         self.plan = {"seed": secrets.randbelow(MAX_SEED), **options, "parts": dict(self.parts), "budget": budget}
         self.plan["source"] = self._digest_inputs()
@@ -305,11 +307,11 @@ class _PlannedSearch:
             DataError: when the folder holds no search, or the search had other inputs.
         """
         if not self.has_first_record():
-            msg = f"{str(self.folder)!r} is not a folder of a search: it has no {JOURNAL} with a run; folder= or --out starts one"
+            msg = f"{str(self.folder)!r} contains no search: it has no {JOURNAL} with a run; start a search with folder= or --out"
             raise DataError(msg)
         self.plan = plain(self.journal.history().root["params"])
         if self.plan["source"] != self._digest_inputs():
-            msg = f"{self.folder} is a search with another {self.file.file}, evaluation, n, by, only or model; start a new one"
+            msg = f"{self.file.file}, the evaluation, n, by, only or model differs from the search in {self.folder}; start a new search"
             raise DataError(msg)
         if budget and Decimal(budget) != Decimal(self.plan["budget"]):
             msg = f"the budget of {self.folder} is {self.plan['budget']} US dollars; omit budget= or --budget, or start a new search"

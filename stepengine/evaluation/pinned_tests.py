@@ -54,7 +54,7 @@ def make_pin_name(text: str) -> str:
     made = re.sub(r"[^a-z0-9]+", "_", text[:60].lower()).strip("_")
     made = f"run_{made}" if made[:1].isdigit() else made
     if NAME.fullmatch(made) is None:
-        msg = f"{text[:60]!r} makes no name of a test; give one of letters and digits"
+        msg = f"{text[:60]!r} cannot be the name of a test; use letters and digits"
         raise DataError(msg)
     return made
 
@@ -77,7 +77,7 @@ def copy_without_secrets(journal: Journal, target: Path) -> int:
     if leaks:
         target.unlink()
         found = ", ".join([f"{leak.rule} ({leak.length} characters)" for leak in leaks[:5]])
-        msg = f"what was cleaned still holds what looks like a secret: {found}; nothing was written"
+        msg = f"the copy without secrets still contains a possible secret: {found}; nothing was written"
         raise DataError(msg)
     before, after = journal.lines(), made.lines()
     return sum(a != b for a, b in zip(before, after, strict=False)) + abs(len(before) - len(after))
@@ -120,9 +120,9 @@ def _format_load_agent_call(agent: str) -> str:
 
 TEMPLATE = '''\
 """
-A run that failed, kept by `stepengine compare pin`: {reason}
+A failed run, saved by `stepengine compare pin`: {reason}
 
-It passes when the agent is repaired. What the repair changes goes on from there with REPLIES and RESULTS.
+The test passes when the agent is fixed. From the first request that the fix changes, it uses REPLIES and RESULTS.
 """
 
 from pathlib import Path
@@ -133,9 +133,9 @@ from stepengine.testing import ScriptedModel{imported}
 
 ROOT = Path(__file__).resolve().parents[1]
 REPLIES = []
-"""What the model says to requests that are new since the repair: texts, tool_call(...), ModelReply(...), in order."""
+"""Replies of the model to requests that are new since the fix, in order: texts, tool_call(...), ModelReply(...)."""
 RESULTS = {{}}
-"""What tools give to calls that are new, by their names: a text, JSON, or a function of the input."""
+"""Results of tool calls that are new since the fix, by tool name: a text, JSON, or a function of the input."""
 {bundled}
 
 def test_pin_{name}() -> None:
@@ -198,13 +198,11 @@ def _assert_nothing_unrecorded(made: ForkReport) -> None:
     """Raise if the run made a call whose result is neither in the record nor in the test."""
     if made.refused is not None:
         called = truncate_text(json.dumps(plain(made.refused.input), ensure_ascii=False), SHOWN)
-        msg = f"the run now calls {made.refused.name} {called} at {made.refused.address}, which is not recorded; say in RESULTS what it gives"
+        msg = f"the run now calls {made.refused.name} {called} at {made.refused.address}, which is not recorded; add its result to RESULTS"
         raise AssertionError(msg)
     error: BaseException | None = made.result.error
     if isinstance(error, ModelError) and error.kind == "script":
-        msg = (
-            f"from {made.broke_at} on the run asks what is not recorded, and needs a reply in REPLIES: {error.message}"
-        )
+        msg = f"from {made.broke_at} on, the run sends requests that are not recorded; add their replies to REPLIES: {error.message}"
         raise AssertionError(msg)
 
 
@@ -276,7 +274,7 @@ def pin(
 
     clean = make_redactor("all", os.environ).value
     if not replay_and_find_failure(engine, opened, asked, root):
-        return "this run does what the check asks for, so there is nothing to pin"
+        return "this run passes the check, so there is nothing to pin"
     called = make_pin_name(name or get_journal_file(opened.name).stem)
     kept, file = folder / f"{called}.jsonl", folder.parent / f"test_pin_{called}.py"
     if file.exists():
@@ -288,7 +286,7 @@ def pin(
         # The reason may quote the run, and the test runs the copy.
         reason = replay_and_find_failure(engine, FileJournal(kept), asked, root)
         if not reason:
-            return "without its secrets the run does what the check asks for; nothing was written"
+            return "without its secrets the run passes the check; nothing was written"
         source = render_pin_test(
             called,
             places(file),
@@ -301,7 +299,7 @@ def pin(
         made.append(file)
         said = _run_test(file, called)
         if reason not in said:
-            msg = f"the written test does not fail as it has to: {clean(said) or 'it passes'}"
+            msg = f"the written test does not fail as expected: {clean(said) or 'it passes'}"
             raise DataError(msg)
         made.clear()
     finally:
@@ -332,7 +330,7 @@ def _find_origins(agents: Iterable[AgentDefinition]) -> dict[str, Origin]:
     found = {one.id: find_agent_origin(one) for one in agents}
     lost = [name for name, origin in found.items() if origin is None]
     if lost:
-        msg = f"the agent {lost[0]!r} is in no file of its own, so that no test can load it"
+        msg = f"no file defines the agent {lost[0]!r}, so a test cannot load it; move the agent into a file"
         raise DataError(msg)
     return {name: origin for name, origin in found.items() if origin is not None}
 

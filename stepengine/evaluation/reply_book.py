@@ -36,7 +36,7 @@ UNBOUNDED = 64_000
 """The assumed most tokens of a reply, if neither the request nor the model has a limit."""
 
 
-REPLIES_FILE = FileFormat("a book of replies", re.compile(rb'\{"number":[0-9]+,'), DataError)
+REPLIES_FILE = FileFormat("a reply book", re.compile(rb'\{"number":[0-9]+,'), DataError)
 
 
 class ReplyBook:
@@ -191,7 +191,7 @@ class ReplyBook:
             try:
                 self._load_line(json.loads(line))
             except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError, DataError) as error:
-                msg = f"{file}, line {number}, is not a line of a book of replies: {error}"
+                msg = f"{file}, line {number}, is not a line of a reply book: {error}"
                 raise DataError(msg) from None
 
     def _load_line(self, line: Mapping[str, Any]) -> None:

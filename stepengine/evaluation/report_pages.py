@@ -45,7 +45,7 @@ def summary_lines(scores: Scores) -> Iterator[str]:
     if outcome.stopped:
         yield f"partial: {outcome.stopped}"
     for side, errors in scores.unmeasured.items():
-        yield f"{side}: not measured, {format_count(errors, 'sample')} ended with an error of the provider, or of a server of tools"
+        yield f"{side}: not measured, {format_count(errors, 'sample')} ended with an error of the provider or a tool server"
     width = max(
         [len(row.side) for row in scores.rows] + [len(p.side) + len(p.base) + 3 for p in scores.pairs], default=0
     )
@@ -70,15 +70,15 @@ def summary_lines(scores: Scores) -> Iterator[str]:
 def _note_lines(scores: Scores) -> Iterator[str]:
     most = max([row.mean.cases for row in scores.rows], default=0)
     if most < FEWEST_CASES:
-        yield f"too few cases for intervals: {most}, and they take {FEWEST_CASES}"
+        yield f"no confidence interval: {format_count(most, 'case')}, at least {FEWEST_CASES} are needed"
     mixed = [(s.side, s.reused) for s in scores.outcome.samples if s.reused.startswith("from ")]
     for side in dict.fromkeys([side for side, _ in mixed]):
-        yield f"{side}: {format_count(sum(s == side for s, _ in mixed), 'sample')} went on from a recorded beginning, which other samples share"
+        yield f"{side}: {format_count(sum(s == side for s, _ in mixed), 'sample')} continued from a recorded start that other samples share"
     for name, said in scores.broken.items():
         yield f"the check {name} is broken: {said}"
     shown = next((p for p in scores.pairs if p.check == PASS and p.difference.detectable), None)
     if shown is not None and shown.difference.detectable:
-        yield f"the smallest difference in {PASS} that so many cases would show is about {shown.difference.detectable:.2f}"
+        yield f"the smallest difference in {PASS} that this number of cases can show is about {shown.difference.detectable:.2f}"
     yield f"spent ${scores.outcome.spent}"
 
 
@@ -103,7 +103,9 @@ def _describe_difference(pair: Pair, asked: int) -> str:
     made = pair.difference
     ends = "" if made.low is None or made.high is None else f" ({made.low:+.2f} to {made.high:+.2f})"
     p = "" if made.p is None else f", p {made.p:.3f}"
-    p += f", for {asked} comparisons at once {pair.p_adjusted:.3f}" if pair.p_adjusted is not None and asked > 1 else ""
+    p += (
+        f", adjusted for {asked} comparisons {pair.p_adjusted:.3f}" if pair.p_adjusted is not None and asked > 1 else ""
+    )
     mean = "no case in common" if math.isnan(made.mean) else f"{made.mean:+.2f}"
     return f"{mean}{ends}{p}; {pair.better} better, {pair.worse} worse, {pair.equal} equal"
 
@@ -185,13 +187,13 @@ def render_improvement(made: Improvement, clean: Callable[[str], str]) -> str:
         )
         for v in found["versions"]
     ]  # fmt: skip
-    names = ("version", "made of", "changes", "why", "what came of it", f"mean {made.by}", "cases", "spent by then")
+    names = ("version", "parent", "changes", "reason", "outcome", f"mean {made.by}", "cases", "spent so far")
     told = [
         f"<p><strong>{put(made.describe())}</strong></p>", f"<p>{put(found['why'])}; spent ${put(made.spent)}</p>",
-        *([] if not changed else [_render_table("What is changed", ("part", "before", "after"), changed, put)]),
+        *([] if not changed else [_render_table("Changes", ("part", "before", "after"), changed, put)]),
         *([] if not made.diff else [f"<pre><code>{put(made.diff)}</code></pre>"]),
         *([] if scores is None else [*_render_summary(scores, (), put), *[_render_table(*table, put) for table in (*_make_tables(scores), *_make_sample_tables(scores, {}))]]),
-        _render_table("Versions that were tried", names, versions, put),
+        _render_table("Tried versions", names, versions, put),
     ]  # fmt: skip
     return _render_page("improvement", told, put)
 
@@ -213,7 +215,7 @@ def _make_tables(scores: Scores) -> Iterator[Table]:
         rows = [
             (f"{p.side} - {p.base}", p.check, _describe_difference(p, _count_p_values(scores))) for p in scores.pairs
         ]
-        yield "Differences, case by case", ("sides", "check", "difference"), rows
+        yield "Paired differences", ("sides", "check", "difference"), rows
     ratios = [
         (f"{r.side} / {r.base}", r.of, f"{r.ratio.ratio:.2f}", _format_interval(r.ratio), r.ratio.pairs)
         for r in scores.ratios

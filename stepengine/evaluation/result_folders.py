@@ -11,9 +11,7 @@ from stepengine.errors import DataError
 from stepengine.workspace.file_formats import FileFormat
 
 RESULTS = "results.json"
-RESULTS_FILE = FileFormat(
-    "a file of results", re.compile(rb'\{\s*"format":\s*"stepengine\.(?:eval|improve)/'), DataError
-)
+RESULTS_FILE = FileFormat("a results file", re.compile(rb'\{\s*"format":\s*"stepengine\.(?:eval|improve)/'), DataError)
 MAX_RESULTS = 64 * 1024 * 1024
 
 
@@ -30,7 +28,7 @@ def refuse_foreign_result_folder(folder: Path) -> None:
         names = [] if results.exists() else ["report.html", "improvement.diff"]
     for path in [folder / name for name in names]:
         if path.exists():
-            msg = f"{str(path)!r} is not a file of results of stepengine, and was left unchanged. Give another folder"
+            msg = f"{str(path)!r} is not a results file of stepengine and was left unchanged. Use another folder"
             raise DataError(msg)
 
 

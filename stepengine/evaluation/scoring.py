@@ -339,7 +339,7 @@ class GateOfScores:
             return [_split_side_and_check(self.left, evaluation)]
         (side, check), (base, other) = [_split_side_and_check(name, evaluation) for name in (self.left, self.right)]
         if check != other:
-            msg = f"the gate {self.text!r} compares {check!r} with {other!r}; it compares two sides in one"
+            msg = f"the gate {self.text!r} compares {check!r} with {other!r}; compare two sides in the same check"
             raise DataError(msg)
         return [(side, check), (base, check)]
 
@@ -348,12 +348,14 @@ class GateOfScores:
         named = self.get_side_checks(scores.outcome.evaluation)
         outcome = scores.outcome
         if outcome.missing:
-            return f"not decided: {outcome.missing} of {outcome.planned} samples are missing; `--continue` runs them"
+            return (
+                f"not decided: {outcome.missing} of {outcome.planned} samples are missing; run them with `--continue`"
+            )
         if outcome.stopped:
             return f"not decided: {outcome.stopped}"
         for side, _ in named:
             if side in scores.unmeasured:
-                return f"not measured: {scores.unmeasured[side]} samples of {side} have an error of the provider, or of a server of tools"
+                return f"not measured: {scores.unmeasured[side]} samples of {side} have an error of the provider or a tool server"
         if not self.right:
             return next((said for each in named if (said := self._find_value_problem(*each, scores))), "")
         (side, check), (base, _) = named
@@ -372,9 +374,9 @@ class GateOfScores:
     ) -> str:
         value = mean if self.by_mean else low if self.sign.startswith(">") else high
         if value is None:
-            return f"{cases} cases are too few for an interval, which takes {FEWEST_CASES}; ~{self.sign} compares means"
+            return f"{cases} cases are too few for a confidence interval, which needs {FEWEST_CASES}; ~{self.sign} compares means"
         if math.isnan(value):
-            return "there is nothing to compare"
+            return "the two sides have no values to compare"
         if COMPARE[self.sign](value, threshold):
             return ""
         which = "the mean" if self.by_mean else "the lower end" if self.sign.startswith(">") else "the upper end"
@@ -383,7 +385,7 @@ class GateOfScores:
     def _find_value_problem(self, side: str, check: str, scores: Scores) -> str:
         values = [*scores.means_by_unit(side, check).values()]
         if not values:
-            return f"there is no value of {side}.{check}"
+            return f"{side}.{check} has no value"
         mean = fmean(values)
         holds = COMPARE[self.sign](mean, self.bound)
         return "" if holds else f"{side}.{check} is {mean:.4g}, not {self.sign} {self.bound:g}"
@@ -403,7 +405,7 @@ def parse_gates(evaluation: Evaluation, more: Iterable[str]) -> list[GateOfScore
 
 
 def _make_gate_error(text: str) -> DataError:
-    return DataError(f"{text[:MAX_GATE]!r} is not a gate; one is like {FORMS}, and ~ before the sign compares means")
+    return DataError(f"{text[:MAX_GATE]!r} is not a gate; write one like {FORMS}; ~ before the sign compares means")
 
 
 def _parse_number(word: str) -> float | None:
@@ -422,7 +424,7 @@ def _require_name(word: str, text: str) -> str:
 
 def _require_side(word: str, text: str) -> str:
     if "." not in _require_name(word, text):
-        msg = f"{text!r} is not a gate: {word!r} names no side; write SIDE.{word}"
+        msg = f"{text!r} is not a gate: {word!r} has no side; write SIDE.{word}"
         raise DataError(msg)
     return word
 
@@ -445,5 +447,7 @@ def _split_side_and_check(name: str, evaluation: Evaluation) -> tuple[str, str]:
         rest = name.removeprefix(f"{called}.")
         if rest != name and rest in checks:
             return side, rest
-    msg = f"the gate names {name!r}; sides are {list_names(sides, name)}; what is measured: {list_names(checks, name)}"
+    msg = (
+        f"the gate has an unknown name {name!r}; sides: {list_names(sides, name)}; measures: {list_names(checks, name)}"
+    )
     raise DataError(msg)

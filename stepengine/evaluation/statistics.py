@@ -96,7 +96,7 @@ def wilson_interval(successes: int, number: int) -> tuple[float, float]:
         ValueError: for numbers that cannot be.
     """
     if not 0 <= successes <= number:
-        msg = f"{successes} of {number} is no rate"
+        msg = f"{successes} of {number} is not a rate"
         raise ValueError(msg)
     if number == 0:
         return 0.0, 1.0

@@ -74,7 +74,7 @@ def test_new_project_passes_its_tests_and_fails_after_an_edit(tmp_path: Path) ->
 
     (impact,) = re.findall(r"^stepengine (compare impact .+)$", (project / "README.md").read_text(), re.MULTILINE)
     changed = ran(project, "-m", "stepengine.cli", *impact.split())
-    assert (0, True) == (changed.returncode, "asked again from step 1" in changed.stdout), changed.stderr
+    assert (0, True) == (changed.returncode, "repeated from step 1" in changed.stdout), changed.stderr
 
     again = ran(project, *PYTEST, "--stepengine-record=rewrite")
     assert again.returncode == 0, again.stdout

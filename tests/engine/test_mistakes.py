@@ -375,7 +375,7 @@ def test_text_from_a_tool_annotated_otherwise_is_reported(annotation: Any, is_to
         (lambda: Limits(4), "Limits(...): too many positional arguments; valid arguments: max_steps, "),
         (lambda: Hooks(pre_runs=print), "Hooks has no argument 'pre_runs'; did you mean 'pre_run'?"),
         (lambda: Workspace(5), "Workspace(root) is a path such as 'runs/one', not 5"),
-        (lambda: Case("x", checks=print), "take lists, such as checks=[contains('done')]"),
+        (lambda: Case("x", checks=print), "need lists, such as checks=[contains('done')]"),
         (
             lambda: Evaluation("x", [], {}, replies=[]),
             "has no argument 'replies'; write Case(id, replies=[...]). Valid arguments: name, ",

@@ -352,10 +352,10 @@ def test_an_invalid_evaluation_is_reported_completely_before_any_cost(folder: An
     said = folder.type("eval", "evals.py", code=2).stderr
 
     for part in (
-        "'../b' is not a name",
+        "the case id '../b' is not valid",
         "2 cases have the id 'a'",
         "'a': it has no check",
-        "'..' lies outside",
+        "'..' is outside of",
         "3 is not a check",
         "'/etc/x'",
     ):
@@ -749,5 +749,5 @@ def test_the_p_value_agrees_with_the_interval_and_the_gate(greeted: Any) -> None
     (pair,) = [pair for pair in results("o")["pairs"] if pair["check"] == "pass"]
     assert pair["low"] > 0
     assert (0.024, 0.072) == pytest.approx((pair["p"], pair["p_adjusted"]), abs=1e-3)
-    assert "(+0.10 to +1.00), p 0.024, for 3 comparisons at once 0.072; " in " ".join(said.split())
+    assert "(+0.10 to +1.00), p 0.024, adjusted for 3 comparisons 0.072; " in " ".join(said.split())
     assert "gate new.pass - old.pass > 0: holds" in said

@@ -58,7 +58,7 @@ def test_a_failed_gate_is_reported_with_the_failed_case() -> None:
     assert ["pass >= 1", "cost <= 1"] == [*report.gates]
     assert report.gates["pass >= 1"]
     assert 0.5 == report.mean()
-    assert "Bob base 1: contains: the text does not hold 'Bob': Hello Ann" in str(report)
+    assert "Bob base 1: contains: the text does not contain 'Bob': Hello Ann" in str(report)
 
 
 def test_models_of_the_caller_get_the_given_name() -> None:
@@ -83,7 +83,7 @@ def test_a_budget_that_is_no_amount_is_refused(budget: Any) -> None:
 def test_invalid_options_are_refused_before_anything_runs() -> None:
     with pytest.raises(DataError, match="n is 0"):
         evaluate_sync(GREETING, replies=[text("x")], n=0)
-    with pytest.raises(DataError, match="the gate names 'nope'"):
+    with pytest.raises(DataError, match="the gate has an unknown name 'nope'"):
         evaluate_sync(GREETING, replies=[text("x")], gates=["nope >= 1"])
     report = evaluate_sync(attrs.evolve(GREETING, gates=()), replies=[text("x")])
     with pytest.raises(DataError, match=r"no check 'nope' of the agent 'base'; it has base\.pass"):
@@ -135,7 +135,9 @@ def test_cases_are_chosen_by_id_and_tag(options: Any, chosen: list[str]) -> None
     evaluation = attrs.evolve(GREETING, cases=cases)
 
     assert chosen == [case for case, _, _ in samples(evaluate_sync(evaluation, replies=FINE, **options))]
-    with pytest.raises(DataError, match="no case of the evaluation 'greeting' has a chosen id and tag; it has"):
+    with pytest.raises(
+        DataError, match="no case of the evaluation 'greeting' has one of the chosen ids and tags; its cases:"
+    ):
         evaluate_sync(evaluation, replies=FINE, cases="C*")
 
 
@@ -374,7 +376,7 @@ def test_a_continued_run_gets_the_answers_of_its_case(
 @pytest.mark.spec("evaluation:JG123")
 @pytest.mark.parametrize("name", ["pass", "cost", "steps", "tokens"])
 def test_a_check_with_the_name_of_a_measure_is_refused(name: str) -> None:
-    with pytest.raises(DataError, match=f"the check '{name}' has the name of a measure"):
+    with pytest.raises(DataError, match=f"the check '{name}' has the name of a built-in measure"):
         evaluate_sync(attrs.evolve(GREETING, checks=[contains("x").named(name)]), replies=FINE)
 
 

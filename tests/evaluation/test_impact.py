@@ -64,11 +64,11 @@ def test_the_text_reports_changes_with_an_interval_and_noise(ten: Any) -> None:
         "compare", "impact", "journals", "--agent", "now.py", "--script", "book.py", "-n", "1"
     ).stdout.splitlines()
 
-    assert "10 journals: 0 unchanged, 10 asked again from step 1" == said[0]
+    assert "10 journals: 0 unchanged, 10 repeated from step 1" == said[0]
     assert "4 of 10 chose another tool in most samples (40%, 17-69%)" == said[1]
     assert '1 left the record: look {"shelf": "another"}' == said[2]
     assert any("cost +25%" in line for line in said)
-    assert any("model noise is not taken out" in line for line in said)
+    assert any("model noise is not subtracted" in line for line in said)
     assert any("/tools/0/description" in line for line in said)
 
 
@@ -115,9 +115,9 @@ def test_scripts_in_json_yaml_and_python_are_equal(ten: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "part"),
     [
-        ("a: &x [1]\nb: *x\n", "holds an alias"),
+        ("a: &x [1]\nb: *x\n", "contains a YAML alias"),
         ("- {tool: 3}\n", "a reply is a text"),
-        ("[" * 100_000, "neither JSON nor YAML"),
+        ("[" * 100_000, "is not valid JSON or YAML"),
     ],
 )
 def test_a_script_that_cannot_be_read_is_wrong_usage(ten: Any, text: str | None, part: str) -> None:

@@ -252,7 +252,7 @@ def test_a_better_version_is_written_through_a_link(greeting: Any) -> None:
 
 @pytest.mark.spec("evaluation:JG148", "evaluation:JG151")
 def test_improve_in_python_needs_a_budget(greeting: Any) -> None:
-    with pytest.raises(DataError, match=r"budget= or --budget is an amount of US dollars above 0"):
+    with pytest.raises(DataError, match=r"budget= or --budget must be an amount of US dollars above 0"):
         improve_sync("greeter.py", "greeting.py", replies=change_prompt("Hi."), folder="o")
     assert not Path("o").exists()
 
@@ -369,7 +369,7 @@ def test_file_of_another_program_is_no_book(tmp_path: Path) -> None:
     file = tmp_path / "book.jsonl"
     file.write_text(text)
 
-    with pytest.raises(DataError, match="is not a book of replies of stepengine, and was left unchanged"):
+    with pytest.raises(DataError, match="is not a reply book of stepengine and was left unchanged"):
         ReplyBook(file, Decimal(1))
     assert text == file.read_text()
 
@@ -490,7 +490,7 @@ def test_a_broken_check_is_reported_and_ends_the_search(greeting: Any) -> None:
     )
     made = improve(greeting, "--budget", "1", "--seed", "1", code=Exit.FAILED)
 
-    assert "could not be measured: the check is_loud says nothing of case" in made["why"]
+    assert "could not be measured: the check is_loud has no verdict for case" in made["why"]
     assert "ZeroDivisionError" in made["why"]
     assert 7 == len(Path("asked.txt").read_text().splitlines())
 
@@ -502,11 +502,11 @@ def test_a_broken_check_is_reported_and_ends_the_search(greeting: Any) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--budget", "0"), "--budget is an amount of US dollars above 0"),
-        (("--budget", "nan"), "--budget is an amount of US dollars above 0"),
-        ((), "--budget is an amount of US dollars above 0"),
+        (("--budget", "0"), "--budget must be an amount of US dollars above 0"),
+        (("--budget", "nan"), "--budget must be an amount of US dollars above 0"),
+        ((), "--budget must be an amount of US dollars above 0"),
         (("--budget", "1", "--eval", "nowhere.py"), "there is no evaluation file 'nowhere.py'"),
-        (("--budget", "1", "--by", "beauty"), "--by 'beauty' names no check; there is pass, contains"),
+        (("--budget", "1", "--by", "beauty"), "--by 'beauty' is not a check; checks: pass, contains"),
         (("--budget", "1", "--only", "tools.*"), "nothing of 'greeter'"),
         (("--budget", "1", "--continue", "nowhere"), "'nowhere' is not a folder of a search"),
     ],
@@ -521,11 +521,11 @@ def test_an_invalid_search_is_refused_before_any_cost(greeting: Any, words: tupl
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("for name in NAMES]", "for name in []]", "there is no case"),
-        ("for name in NAMES]", "for name in NAMES[:7]]", "2 cases to search with and 5 that are held out"),
-        ("replies=answer)", "replies=answer, tags=['held-out'])", "0 cases to search with and 12 that are held out"),
+        ("for name in NAMES]", "for name in []]", "it has no cases; add cases=[Case(...)]"),
+        ("for name in NAMES]", "for name in NAMES[:7]]", "2 cases for the search and 5 held-out cases"),
+        ("replies=answer)", "replies=answer, tags=['held-out'])", "0 cases for the search and 12 held-out cases"),
         ("checks=[contains(name)]", "checks=[]", "it has no check"),
-        ("checks=[contains(name)]", "checks=[judge('j.py', 'good?')]", "which are no part of pass; name one with --by"),
+        ("checks=[contains(name)]", "checks=[judge('j.py', 'good?')]", "which do not count for pass; choose one with by= or --by"),
     ],
 )  # fmt: skip
 def test_an_evaluation_that_cannot_decide_is_refused(greeting: Any, old: str, new: str, said: str) -> None:
@@ -541,7 +541,7 @@ def test_an_evaluation_that_cannot_decide_is_refused(greeting: Any, old: str, ne
 @pytest.mark.parametrize(
     ("prompt", "said"),
     [
-        ("SystemPrompt()", "it is made by code (line 4); write it as a text in quotes"),
+        ("SystemPrompt()", "code computes it (line 4); write it as a string literal"),
         ("''", ""),
     ],
 )
@@ -588,7 +588,7 @@ def test_a_search_continues_only_with_its_original_inputs(greeting: Any) -> None
 
     assert "the budget of o is 1 US dollars" in " ".join(budget.split())
     assert "already contains a search" in again
-    assert "is a search with another greeter.py" in " ".join(other.split())
+    assert "greeter.py, the evaluation, n, by, only or model differs from the search in" in " ".join(other.split())
     assert ended["is_better"]
     assert asked == Path("asked.txt").read_text()
 
@@ -609,10 +609,10 @@ def test_a_search_does_not_continue_with_changed_cases(greeting: Any) -> None:
         {"cases": [attrs.evolve(first, answers="yes"), *others]},
         {"cases": [attrs.evolve(first, replies=["Hello Ann!"]), *others]},
     ):
-        with pytest.raises(DataError, match="is a search with another"):
+        with pytest.raises(DataError, match="the evaluation, n, by, only or model differs from the search in"):
             improve_sync("greeter.py", attrs.evolve(evaluation, **changes), replies=replies, resume="o")
     greeting.write("repo/a.txt", "y")
-    with pytest.raises(DataError, match="is a search with another"):
+    with pytest.raises(DataError, match="the evaluation, n, by, only or model differs from the search in"):
         improve_sync("greeter.py", evaluation, replies=replies, resume="o")
     greeting.write("repo/a.txt", "x")
     assert made.found == improve_sync("greeter.py", evaluation, replies=replies, resume="o").found
@@ -752,7 +752,7 @@ def test_the_reflecting_model_sees_failed_runs_with_blamed_steps(folder: Any) ->
     assert "<part name='tools.look'>\nLook at a shelf.\n</part>" in shown
     assert 'step 1 calls look {"shelf":"wrong"}' in shown
     assert "look gave: nothing" in shown
-    assert "contains: the text does not hold 'three'" in shown
+    assert "contains: the text does not contain 'three'" in shown
     assert "step 1 is to blame: the chance to pass falls with step 1" in shown
 
 
@@ -780,7 +780,7 @@ def test_a_check_that_reads_files_blames_no_step(folder: Any) -> None:
     folder.type(*BOTH, "--budget", "0.1", code=1)
 
     assert "is to blame" not in Path("shown.txt").read_text()
-    assert "a run that goes on from its middle has no files" in Path("o/improver.jsonl").read_text()
+    assert "a run that continues from a recorded step has no files" in Path("o/improver.jsonl").read_text()
     assert '"name":"blame/' not in Path("o/bought.jsonl").read_text()
 
 
@@ -916,9 +916,9 @@ def test_a_docstring_of_a_tool_can_say_anything(text: str, parts: AgentFile, tmp
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"code": "x"}, "has no part 'code' that could be changed; it has system_prompt"),
+        ({"code": "x"}, "has no changeable part 'code'; changeable parts: system_prompt"),
         ({"params.limit": "x"}, "params.limit is of the type int, not str"),
-        ({"params.share": float("nan")}, "params.share is a number, not nan"),
+        ({"params.share": float("nan")}, "params.share must be a finite number, not nan"),
         ({"system_prompt": "x" * 20_001}, "it may have 20000"),
         ({"system_prompt": " "}, "is empty"),
     ],

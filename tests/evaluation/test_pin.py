@@ -85,7 +85,7 @@ def test_python_pins_a_run_as_the_command_does(clerk: Any) -> None:
         passing = pin(engine, "runs/wrong.jsonl", "output == 4")
         made = pin(engine, "runs/wrong.jsonl", "output == 3")
 
-    assert passing == "this run does what the check asks for, so there is nothing to pin"
+    assert passing == "this run passes the check, so there is nothing to pin"
     assert isinstance(made, PinnedTest)
     assert (Path("tests/test_pin_wrong.py"), "output == 3 does not hold") == (made.file, made.reason)
     assert typed == {path: path.read_bytes() for path in (clerk.path / "tests").rglob("*.*")}
@@ -164,10 +164,10 @@ def test_a_repair_that_needs_new_replies_says_which(clerk: Any) -> None:
     third = passes(clerk, "pencils")
     edit(clerk, test, f"[{call}]", f"[{call}, 'Three pens and two pencils.']")
 
-    assert "from #1 on the run asks what is not recorded, and needs a reply in REPLIES" in first
+    assert "from #1 on, the run sends requests that are not recorded; add their replies to REPLIES" in first
     assert 'the run now calls stock {"item": "pencils"} at #2' in second
-    assert "say in RESULTS" in second
-    assert "needs a reply in REPLIES" in third
+    assert "which is not recorded; add its result to RESULTS" in second
+    assert "add their replies to REPLIES" in third
     assert "" == passes(clerk, "pencils")
     assert not (clerk.path / "asked.txt").exists()
 
@@ -179,7 +179,7 @@ def test_any_run_name_makes_a_test_name() -> None:
     """
     assert "run_2026_11_21_desk_a1" == make_pin_name("2026-11-21-desk.A1")
     assert make_pin_name("x" * 500) == "x" * 60
-    with pytest.raises(DataError, match="makes no name of a test"):
+    with pytest.raises(DataError, match="cannot be the name of a test"):
         make_pin_name("!?")
 
 
@@ -226,7 +226,7 @@ def test_a_run_failed_only_by_its_secret_is_not_pinned(folder: Any) -> None:
     folder.record("runs/leak.jsonl", "pens", [text(f"Three, says {KEY}.")], agent="agents/clerk.py")
     said = folder.type("compare", "pin", "runs/leak.jsonl", "--check", "'api03' not in text", code=Exit.FAILED)
 
-    assert "without its secrets the run does what --check asks for" in said.stderr
+    assert "without its secrets the run passes --check; nothing was written" in said.stderr
     assert not any((folder.path / "tests").rglob("*.*"))
 
 
@@ -262,7 +262,7 @@ def test_when_the_clean_copy_is_not_clean_nothing_is_written(clerk: Any, monkeyp
     clerk.record("runs/leak.jsonl", f"pens with {KEY}", [text("Three.")], agent="agents/clerk.py")
     said = clerk.type("compare", "pin", "runs/leak.jsonl", "--check", "output == 3", code=Exit.USAGE)
 
-    assert "still holds what looks like a secret" in said.stderr
+    assert "still contains a possible secret" in said.stderr
     assert KEY not in said.output
     assert not any((clerk.path / "tests").rglob("*.*"))
 

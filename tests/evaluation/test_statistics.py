@@ -49,7 +49,7 @@ def test_rate_intervals_follow_wilson_or_the_rule_of_three() -> None:
         (estimate_rate([False] * 10).mean, estimate_rate([False] * 10).low, estimate_rate([False] * 10).high)
     )
     assert (0.97, 1.0) == pytest.approx((estimate_rate([True] * 100).low, estimate_rate([True] * 100).high))
-    with pytest.raises(ValueError, match="4 of 3 is no rate"):
+    with pytest.raises(ValueError, match="4 of 3 is not a rate"):
         wilson_interval(4, 3)
 
 

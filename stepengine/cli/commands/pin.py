@@ -70,7 +70,7 @@ def _write_pin_test(options: Options, wanted: str, name: str, folder: Path) -> E
             folder=folder,
         )
     if isinstance(made, str):
-        return print_error(made.replace("the check asks", "--check asks"), Exit.FAILED)
+        return print_error(made.replace("passes the check", "passes --check"), Exit.FAILED)
     print(f"{made.file}\n{made.journal}")
     if made.changed:
         print_error(f"{made.changed} records were cleaned of what looks like a secret")

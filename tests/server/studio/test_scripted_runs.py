@@ -151,6 +151,5 @@ def test_impact_of_a_changed_prompt_uses_the_script_after_divergence(
     assert "done" == over["status"], over
     lines = "\n".join(over["result"]["lines"])
     assert all(
-        said in lines
-        for said in ("1 asked again from step 1", "0 of 1 chose another tool", "failed: 0%", "spent $0.0000")
+        said in lines for said in ("1 repeated from step 1", "0 of 1 chose another tool", "failed: 0%", "spent $0.0000")
     ), lines
