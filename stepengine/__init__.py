@@ -253,7 +253,7 @@ def __getattr__(name: str) -> Any:
         raise _make_unknown_name_error(name)
     if sys.platform == "win32":
         # Files are opened, locked and walked in ways that only POSIX has, so most modules would break at their import.
-        msg = "stepengine needs a POSIX system and is tested on Linux; under Windows, run it in WSL"
+        msg = "stepengine needs a POSIX system and is tested on Linux; on Windows, run it in WSL"
         raise ImportError(msg)
     value = getattr(import_module(home), name)
     globals()[name] = value

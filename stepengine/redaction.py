@@ -190,7 +190,7 @@ class RedactField:
 
     def __attrs_post_init__(self) -> None:
         if not self.path_parts:
-            msg = f"the pointer of a RedactField names a member, such as '/tools/*/env', not {self.pointer!r}"
+            msg = f"the pointer of a RedactField must point to a member, such as '/tools/*/env', not {self.pointer!r}"
             raise DataError(msg)
 
     @property
@@ -203,7 +203,7 @@ def _compile_regex(value: str | re.Pattern[str]) -> re.Pattern[str]:
     try:
         return re.compile(value)
     except (re.error, TypeError) as error:
-        msg = f"the regex of a RedactPattern cannot be used: {error}"
+        msg = f"the regex of a RedactPattern is not valid: {error}"
         raise DataError(msg) from error
 
 
@@ -237,7 +237,7 @@ class RedactValue:
     def __attrs_post_init__(self) -> None:
         text: object = self.text
         if not isinstance(text, str) or not text:
-            msg = "the text of a RedactValue is a string that is not empty"
+            msg = "the text of a RedactValue must be a non-empty string"
             raise DataError(msg)
 
     def __repr__(self) -> str:
@@ -262,7 +262,9 @@ def _parse_digests(values: Iterable[str]) -> frozenset[str]:
     digests = frozenset((values,) if isinstance(values, str) else values)
     for digest in digests:
         if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
-            msg = "allow_secrets lists hashes such as 'sha256:<64 hexadecimal digits>', never the values themselves"
+            msg = (
+                "allow_secrets must contain hashes such as 'sha256:<64 hexadecimal digits>', not the secrets themselves"
+            )
             raise DataError(msg)
     return digests
 
@@ -291,7 +293,7 @@ class RedactionRules:
             if not isinstance(rule, RedactHeader | RedactField | RedactPattern | RedactValue) and (
                 isinstance(rule, type) or not callable(rule)
             ):
-                msg = f"redact lists RedactHeader, RedactField, RedactPattern, RedactValue or functions, not {rule!r}"
+                msg = f"redact must contain RedactHeader, RedactField, RedactPattern, RedactValue or functions, not {rule!r}"
                 raise DataError(msg)
 
     @cached_property
@@ -563,7 +565,7 @@ def make_redactor(
         DataError: if *redact* is neither one of the three words nor a list of rules.
     """
     if isinstance(redact, str) and redact not in ("known", "all", "off"):
-        msg = f"redact is 'known', 'all', 'off' or a list of rules, not {redact!r}"
+        msg = f"redact must be 'known', 'all', 'off' or a list of rules, not {redact!r}"
         raise DataError(msg)
     if redact == "off":
         return Redactor({}, shapes=False)
@@ -1364,7 +1366,7 @@ def _encode_compact_json(value: object) -> str:
 def _reject_duplicate_names(pairs: list[tuple[str, object]]) -> dict[str, object]:
     made = dict(pairs)
     if len(made) != len(pairs):
-        msg = "a name stands twice in an object, and one of its values would be lost"
+        msg = "an object has the same name twice, so one of its values would be lost"
         raise ValueError(msg)
     return made
 

@@ -114,7 +114,7 @@ def test_allowed_hash_is_neither_redacted_nor_reported():
     assert {"password": "example"} == Redactor(
         {}, shapes=True, rules=RedactionRules(allowed=[digest_secret("example")])
     ).value({"password": "example"})  # fmt: skip
-    with pytest.raises(DataError, match="never the values themselves"):
+    with pytest.raises(DataError, match="not the secrets themselves"):
         RedactionRules(allowed=[KEY])
 
 
@@ -133,12 +133,12 @@ def test_user_header_rule_removes_the_header():
 
 @pytest.mark.parametrize("rule", ["x-tenant", None, 3, RedactField])
 def test_invalid_rule_type_is_rejected(rule):
-    with pytest.raises(DataError, match="redact lists RedactHeader, RedactField"):
+    with pytest.raises(DataError, match="redact must contain RedactHeader, RedactField"):
         make_redactor([rule], {})
 
 
 def test_invalid_rule_value_is_rejected():
-    with pytest.raises(DataError, match="names a member"):
+    with pytest.raises(DataError, match="must point to a member"):
         RedactField("/")
     with pytest.raises(DataError, match="cannot be used"):
         RedactPattern("(")
