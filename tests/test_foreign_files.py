@@ -467,7 +467,7 @@ def write_mailbox(file: Path) -> None:
     os.utime(box, ns=(OLD_NS, OLD_NS))
     engine_journal = FileJournal(journal)
     for act in (lambda: send_message(engine_journal, "topic", "Hello"), engine_journal.discard):
-        with pytest.raises(JournalError, match="not a mailbox of stepengine, and was left unchanged"):
+        with pytest.raises(JournalError, match="not a mailbox of stepengine and was left unchanged"):
             act()
     assert (file.read_bytes(), OLD_NS, True) == (box.read_bytes(), box.stat().st_mtime_ns, journal.exists())
 
@@ -493,7 +493,7 @@ def write_session_files(file: Path) -> None:
             (store.load, "x"),
             (store.delete, "x"),
         ):
-            with pytest.raises(StepEngineError, match="of a session of stepengine, and was left unchanged"):
+            with pytest.raises(StepEngineError, match="of a session of stepengine and was left unchanged"):
                 act(given)
         assert [place] == [*place.parent.iterdir()]
         assert (file.read_bytes(), 0o644, OLD_NS) == (
@@ -698,7 +698,7 @@ def test_the_error_names_the_expected_kind_of_file(foreign: Foreign, name: str) 
             METHODS[act](foreign.folder / name)
 
         assert name in caught.value.message
-        assert f"is not {ours}, and was left unchanged. Give another path" in caught.value.message
+        assert f"is not {ours} and was left unchanged. Use another path" in caught.value.message
 
 
 EVALUATION = """
@@ -736,7 +736,7 @@ def test_results_replace_no_third_party_file(foreign: Foreign, name: str) -> Non
     codes = [CliRunner().invoke(app, command).exit_code for _ in range(2)]
 
     assert (2, [(name, '{"a": 1}')]) == (refused.exit_code, left)
-    assert f"{name}' is not a file of results of stepengine, and was left unchanged" in " ".join(refused.stderr.split())
+    assert f"{name}' is not a results file of stepengine and was left unchanged" in " ".join(refused.stderr.split())
     assert [0, 0] == codes
 
 

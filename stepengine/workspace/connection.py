@@ -156,7 +156,7 @@ class ProgramConnection:
         with contextlib.suppress(_ConnectionEnded):
             self._write(text, deadline)
         if not self._ready.wait(max(0.0, deadline - time.monotonic())):
-            self._mark_ended(f"its program did not begin within {seconds:g} s")
+            self._mark_ended(f"its program did not start within {seconds:g} s")
         if self._why:
             raise WorkspaceLost(self._lost_text())
 
@@ -238,9 +238,9 @@ class ProgramConnection:
         ):
             if cancelled is not None and cancelled.is_set():
                 self.discard_reply(number)
-                raise self._make_unanswered_error(pending, "its call was cancelled before its answer came")
+                raise self._make_unanswered_error(pending, "the call was cancelled before its reply arrived")
             if time.monotonic() >= until:
-                self._mark_ended(f"an answer did not come within {seconds:g} s")
+                self._mark_ended(f"no reply arrived within {seconds:g} s")
                 break
         with self._lock:
             self._pending.pop(number, None)
@@ -329,7 +329,7 @@ class ProgramConnection:
             at = buffer.find(READY)
             if at < 0:
                 if len(buffer) > BEFORE_BYTES:
-                    msg = f"it prints more than {BEFORE_BYTES:,} bytes before it begins"
+                    msg = f"its program prints more than {BEFORE_BYTES:,} bytes before it starts"
                     raise _Broken(msg)
                 return
             del buffer[: at + len(READY)]
@@ -355,11 +355,11 @@ class ProgramConnection:
         with self._lock:
             pending = self._pending.get(number) if type(number) is int else None
             if pending is None or pending.settled.is_set():
-                msg = f"an answer that nobody waits for, {str(number)[:40]!r}"
+                msg = f"a reply to no open request, {str(number)[:40]!r}"
                 raise _Broken(msg)
             pending.size += len(data)
             if pending.size > ANSWER_BYTES:
-                msg = f"an answer of more than {ANSWER_BYTES:,} bytes"
+                msg = f"a reply of more than {ANSWER_BYTES:,} bytes"
                 raise _Broken(msg)
             if not pending.is_forgotten:
                 pending.parts.append(data)
@@ -375,7 +375,7 @@ class ProgramConnection:
         with self._lock:
             listener = self._listeners.get(number) if type(number) is int else None
             if listener is None:
-                msg = f"news of a program that was not started, {str(number)[:40]!r}"
+                msg = f"a notice about a program that was not started, {str(number)[:40]!r}"
                 raise _Broken(msg)
             stream = str(head.get("from", head.get("closed")))
             if "gone" not in head and stream not in {"out", "err", "line"}:
@@ -383,7 +383,7 @@ class ProgramConnection:
                 raise _Broken(msg)
             self._untaken[number] += len(data)
             if self._untaken[number] > UNTAKEN_BYTES:
-                msg = "a program printed more than it was allowed to send"
+                msg = "more output of a program than allowed"
                 raise _Broken(msg)
             if "gone" in head:
                 self._remove_listener(number)
@@ -445,17 +445,13 @@ class ProgramConnection:
     def _lost_text(self) -> str:
         said = self._said.decode("utf-8", "replace").strip()
         printable = "".join([c if c.isprintable() or c == "\n" else " " for c in said])
-        return (
-            f"the workspace {self._name} cannot be reached: {self._why}{f'; it said: {printable}' if printable else ''}"
-        )
+        return f"the workspace {self._name} cannot be reached: {self._why}{f'; its output: {printable}' if printable else ''}"
 
     def _make_unanswered_error(self, pending: _Pending, why: str) -> WorkspaceLost | UnknownOutcome:
         if pending.effect:
-            msg = f"nobody knows what came of the call: the workspace {self._name} was lost in the middle of it: {why}"
+            msg = f"the workspace {self._name} was lost during a call, so its result is unknown: {why}"
             return UnknownOutcome(msg)
-        return WorkspaceLost(
-            self._lost_text() if self._why else f"the workspace {self._name} was not waited for: {why}"
-        )
+        return WorkspaceLost(self._lost_text() if self._why else f"the workspace {self._name} has not replied: {why}")
 
     def _make_reply_error(self, head: Mapping[str, Any]) -> OSError | WorkspaceLost:
         name = head["error"]
@@ -467,7 +463,7 @@ class ProgramConnection:
         if not isinstance(number, int):
             why = cut_end(str(head.get("why", "")), SAID_CHARS)
             return WorkspaceLost(
-                f"the workspace {self._name} could not do what it was asked: {why or 'it gave no reason'}"
+                f"the workspace {self._name} could not execute the request: {why or 'it gave no reason'}"
             )
         return OSError(number, os.strerror(number))
 
@@ -498,7 +494,7 @@ class ProgramConnection:
             except BlockingIOError:
                 left = deadline - time.monotonic()
                 if left <= 0 or self._why:
-                    self._mark_ended("it does not read what it is sent")
+                    self._mark_ended("it does not read the data sent to it")
                     raise _ConnectionEnded from None
                 select.select([], [self._in], [], min(left, POLL_SECONDS * 4))
             except OSError:
@@ -524,10 +520,10 @@ class _Broken(Exception):
 def _end_reason(error: Exception) -> str:
     """Return the reason text for an error in the reading thread."""
     if isinstance(error, _Broken):
-        return f"it does not keep to the protocol: {error}"
+        return f"it violates the protocol: {error}"
     if isinstance(error, OSError):
         return error.strerror or "it ended"
-    return f"what came could not be taken: {type(error).__name__}: {error}"
+    return f"its data could not be processed: {type(error).__name__}: {error}"
 
 
 def _parse_head(text: bytes) -> dict[str, Any]:

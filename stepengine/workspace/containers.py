@@ -67,7 +67,7 @@ class Container:
         )
         # Another process may have made it in the meantime.
         if made.returncode and not self._ensure_running():
-            self._raise_lost("could not be made", made.stderr)
+            self._raise_lost("could not be created", made.stderr)
 
     def _ensure_running(self) -> bool:
         """Return True if the container exists, after starting it if it is stopped."""
@@ -77,8 +77,8 @@ class Container:
         running, _, mark = found.stdout.decode("utf-8", "replace").strip().partition(" ")
         if mark != self._options_hash:
             msg = (
-                f"the container {self.name!r} exists, but was made from another image or with other options; "
-                f"give another name as keep=, or remove it: {self.program} rm -f {self.name}"
+                f"the container {self.name!r} exists, but it was created from another image or with other options; "
+                f"pass another name as keep=, or remove it: {self.program} rm -f {self.name}"
             )
             raise WorkspaceLost(msg)
         if running != "true":
@@ -97,7 +97,7 @@ class Container:
         self.ensure_started()
         made = self._run_program("commit", self.name, image, seconds=max(self.start, CONTAINER_SECONDS))
         if made.returncode:
-            self._raise_lost(f"could not be made the image {image!r}", made.stderr)
+            self._raise_lost(f"could not be committed to the image {image!r}", made.stderr)
 
     def remove(self) -> None:
         """
@@ -119,7 +119,7 @@ class Container:
                 command, stdin=subprocess.DEVNULL, capture_output=True, check=False, env=dict(self.env), timeout=seconds
             )
         except subprocess.TimeoutExpired:
-            msg = f"{self.program} {words[0]} said nothing within {seconds:g} s about the container {self.name!r}"
+            msg = f"{self.program} {words[0]} did not finish within {seconds:g} s for the container {self.name!r}"
             raise WorkspaceLost(msg) from None
         except OSError as error:
             msg = f"{self.program} cannot be started: {error.strerror}; is it installed?"

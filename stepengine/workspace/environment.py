@@ -215,12 +215,12 @@ QUIET = {
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 FIXED = {
-    "PATH": "it is set to the folders of PATH that are outside of the root",
-    "HOME": 'it is set to an empty folder; home="real" sets it to your home folder',
-    "TMPDIR": "it is set to a folder that belongs to the command",
-    "USER": "it is always set",
-    "LOGNAME": "it is always set",
-    MARKER: "it is set by the package",
+    "PATH": "it has the folders of PATH outside of the root",
+    "HOME": 'it is an empty folder; home="real" sets it to your home folder',
+    "TMPDIR": "it is a folder of the command",
+    "USER": "stepengine always sets it",
+    "LOGNAME": "stepengine always sets it",
+    MARKER: "stepengine always sets it",
 }
 """The variables that every command gets with a value of ours, each with the reason."""
 GIT_SETTINGS = ("GIT_CONFIG_COUNT", "GIT_CONFIG_KEY_", "GIT_CONFIG_VALUE_")
@@ -243,20 +243,22 @@ def check_variable_names(names: Sequence[str], *, env_secrets: bool) -> tuple[st
             name of a secret without *env_secrets*.
     """
     if isinstance(names, str):
-        msg = f"env={names!r} is one string; give a list of names, such as env=[{names!r}]"
+        msg = f"env={names!r} is one string; pass a list of names, such as env=[{names!r}]"
         raise DefinitionError(msg)
     for name in names:
-        reason = FIXED.get(name) or ("they keep git from running programs" if name.startswith(GIT_SETTINGS) else "")
+        reason = FIXED.get(name) or (
+            "stepengine sets it so that git runs no other programs" if name.startswith(GIT_SETTINGS) else ""
+        )
         if reason:
-            msg = f"env names {name!r}, which commands cannot get from this process: {reason}. Leave it out"
+            msg = f"env contains {name!r}, which commands cannot inherit: {reason}. Remove it from env"
             raise DefinitionError(msg)
         if not name or "=" in name or "\0" in name:
-            msg = f"env names the variable {name!r}; a name such as 'JAVA_HOME' would be fine"
+            msg = f"env contains {name!r}, which is not a variable name; use a name such as 'JAVA_HOME'"
             raise DefinitionError(msg)
         if _is_private_variable(name) and not env_secrets:
             msg = (
-                f"env names {name!r}, which looks like a secret; whatever a command prints is shown to the model. "
-                "Pass env_secrets=True to mean it"
+                f"env contains {name!r}, which looks like a secret; the model sees all output of commands. "
+                "To allow it, pass env_secrets=True"
             )
             raise DefinitionError(msg)
     return tuple(names)

@@ -71,7 +71,7 @@ class FileFormat:
             finally:
                 os.close(opened)
         elif os.fstat(descriptor).st_size and not self._has_start(descriptor):
-            msg = f"{os.fspath(path)} is not {self.name} of stepengine, and was left unchanged. Give another path"
+            msg = f"{os.fspath(path)} is not {self.name} of stepengine and was left unchanged. Use another path"
             raise self.error(msg)
 
     def matches(self, path: str | os.PathLike[str]) -> bool:
@@ -94,7 +94,7 @@ class FileFormat:
         return True
 
 
-NOT_OURS = "it is not a database of stepengine, and was left unchanged. Give another path"
+NOT_OURS = "it is not a database of stepengine and was left unchanged. Use another path"
 LINE_END = re.compile(rb',"crc":"[0-9a-f]{8}"\}\Z')
 
 

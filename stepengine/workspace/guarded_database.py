@@ -119,14 +119,12 @@ def raise_interrupt_cause(connection: GuardedConnection) -> Iterator[None]:
         # Python raises this error without a code: SQLite has read the text, and Python cannot decode it.
         code = getattr(error, "sqlite_errorcode", None)
         if code is None:
-            msg = "it is damaged: a text in it is not UTF-8"
+            msg = "it is damaged: it contains text that is not UTF-8"
             raise _make_damage_error(msg) from error
         if code != sqlite3.SQLITE_INTERRUPT:
             raise
         if connection.is_over:
-            msg = (
-                "the database is damaged or was not made by stepengine: a query takes more work than its size explains"
-            )
+            msg = "the database is damaged or was not made by stepengine: a query takes too long for its size"
             raise sqlite3.DatabaseError(msg) from error
         # SQLite discards the exception of the Python handler, and only reports an interruption.
         raise KeyboardInterrupt from error
@@ -152,7 +150,7 @@ def has_table(connection: sqlite3.Connection, statement: str) -> bool:
     if row is None:
         return False
     if row[0] != plain:
-        msg = f"it is not a database of stepengine: the table {name!r} has another schema"
+        msg = f"it is not a database of stepengine: its table {name!r} has a different schema"
         raise sqlite3.DatabaseError(msg)
     return True
 
@@ -162,7 +160,7 @@ def _check_schema(connection: sqlite3.Connection) -> None:
     for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL"):
         if not isinstance(sql, str) or PLAIN_SCHEMA.match(sql) is None:
             msg = (
-                "it is not a database of stepengine: it holds more than tables and indexes, "
+                "it is not a database of stepengine: it contains more than tables and indexes, "
                 f"such as {str(sql)[:FIRST_WORDS_CHARS]!r}"
             )
             raise sqlite3.DatabaseError(msg)

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 LOOKUPS = frozenset({"socket.getaddrinfo", "socket.gethostbyname", "socket.gethostbyaddr"})
 SENDING = frozenset({"socket.connect", "socket.sendto", "socket.sendmsg"})
 OF_TESTS = (
-    "this test replays its recordings and may not reach the network; allow a host with the ini setting stepengine_network_allow, or "
-    "everything with --stepengine-network=allow"
+    "this test replays its recordings and must not use the network; allow a host with the ini setting stepengine_network_allow, or "
+    "all hosts with --stepengine-network=allow"
 )
 
 

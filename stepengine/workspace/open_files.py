@@ -22,11 +22,11 @@ def too_many_files_advice(error: BaseException) -> str:
         most = max_open_files()
         return (
             f"too many open files: this process may have {'no more' if most is None else f'{most:,}'} open at once, sockets and "
-            "pipes included; raise that with `ulimit -n 8192` before it starts (LimitNOFILE= of a service, nofile of a "
-            "container), or do less at once"
+            "pipes included; raise the limit with `ulimit -n 8192` before it starts (LimitNOFILE= of a service, nofile of a "
+            "container), or run fewer tasks at once"
         )
     if number == errno.ENFILE:
-        return "too many open files on the whole machine; raise the system's fs.file-max, or do less at once"
+        return "too many open files on the whole machine; raise the system's fs.file-max, or run fewer tasks at once"
     return ""
 
 

@@ -33,7 +33,7 @@ def is_wide(folder: os.stat_result) -> bool:
 
 def _to_patterns(given: Sequence[str]) -> tuple[str, ...]:
     if problem := find_iteration_mistake(given):
-        msg = f"PathPolicy takes lists of patterns: {problem}"
+        msg = f"PathPolicy needs lists of patterns: {problem}"
         raise DefinitionError(msg)
     return tuple(given)
 
@@ -41,7 +41,7 @@ def _to_patterns(given: Sequence[str]) -> tuple[str, ...]:
 def _check_patterns(_: object, field: attrs.Attribute[tuple[str, ...]], patterns: tuple[str, ...]) -> None:
     for pattern in patterns:
         if why := find_pattern_problem(pattern):
-            msg = f"{field.name}: the pattern {pattern!r} can match nothing: {why}"
+            msg = f"{field.name}: the pattern {pattern!r} cannot match any path: {why}"
             raise DefinitionError(msg)
 
 

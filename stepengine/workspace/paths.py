@@ -18,7 +18,7 @@ PATH_BYTES = 4_096
 def to_path(value: object, what: str) -> Path:
     """Return *value* as a path, or raise ``DefinitionError``; *what* is the argument's name, such as ``"FileJournal(path)"``."""
     if not isinstance(value, str | os.PathLike):
-        msg = f"{what} is a path such as 'runs/one', not {value!r}"
+        msg = f"{what} must be a path such as 'runs/one', not {value!r}"
         raise DefinitionError(msg)
     return Path(value)
 

@@ -125,23 +125,21 @@ def find_pattern_problem(pattern: str) -> str:
     A pattern is about paths below a root. So what only a shell, a browser or another system reads as a path binds no file.
     """
     if any(unicodedata.category(character) == "Cc" for character in pattern):
-        return "it holds a control character"
+        return "it contains a control character"
     if ".." in pattern.split("/"):
-        return "paths are relative to the root and stay below it"
+        return "write a path relative to the root, without '..'"
     if "\\" in ESCAPED.sub("", pattern):
-        return (
-            f"write / between names, as in {pattern.replace(chr(92), '/')!r}; a backslash in a name is written '[\\]'"
-        )
+        return f"write / between names, as in {pattern.replace(chr(92), '/')!r}; write a backslash in a name as '[\\]'"
     if (address := SCHEME.match(pattern)) and (address[1] or address[2]).lower() != "file":
-        return "write a rule about domains for a web address, and a path without a scheme for a file"
+        return "for a web address, write a rule about domains; for a file, write a path without a scheme"
     if address or BASE.match(pattern):
         plain = pattern[address.end() :] if address else pattern.removeprefix("~/")
         example = f", as in {plain!r}" if plain and BASE.match(plain) is None and not plain.startswith("/") else ""
-        return f"paths are relative to the root{example}; a name that begins so is written {f'[{pattern[0]}]'!r}..."
+        return f"write a path relative to the root{example}; write a name that starts with this character as {f'[{pattern[0]}]'!r}..."
     if ENCODED_SLASH.search(pattern):
         return f"write / between names, as in {ENCODED_SLASH.sub('/', pattern)!r}"
     blank = BLANK_AT_END.sub(lambda found: "".join(f"[{character}]" for character in found[0]), pattern)
-    return "" if blank == pattern else f"it has a blank at an end of a name; where that is meant, write {blank!r}"
+    return "" if blank == pattern else f"a name in it starts or ends with a blank; if that is intended, write {blank!r}"
 
 
 def _compile_form(form: str, pattern: str, *, dotfiles: bool) -> list[Component]:

@@ -139,7 +139,7 @@ class RemoteFile:
             size = min(size, READ_BYTES)
             data = self._call("pread", handle=self.number, offset=at, size=size).data
             if len(data) > size:
-                self.system.close_and_raise_protocol_error("more bytes than were asked for")
+                self.system.close_and_raise_protocol_error("more bytes than requested")
         self.position += len(data)
         return data
 
@@ -271,7 +271,7 @@ class RemoteSystem:
     def close_and_raise_protocol_error(self, what: str) -> NoReturn:
         """Close the connection and raise an error for an unreadable reply."""
         self.close()
-        msg = f"the workspace {self.name} does not keep to the protocol: its answer is {what}"
+        msg = f"the workspace {self.name} violates the protocol: its reply is {what}"
         raise WorkspaceLost(msg)
 
     def ensure_connection(self, line: int | None = None) -> ProgramConnection:
@@ -287,11 +287,11 @@ class RemoteSystem:
         with self._lock:
             if self._connection is None or self._connection.is_lost:
                 if line is not None:
-                    msg = f"the workspace {self.name} was lost, and with it what was open there; ask again"
+                    msg = f"the workspace {self.name} was lost with its open files; repeat the request"
                     raise WorkspaceLost(msg)
                 self._connection = self._connect()
             elif line is not None and line != self.line:
-                msg = f"the workspace {self.name} was lost in between, and with it what was open there; ask again"
+                msg = f"the workspace {self.name} was lost in the meantime, with its open files; repeat the request"
                 raise WorkspaceLost(msg)
             return self._connection
 
@@ -317,7 +317,7 @@ class RemoteSystem:
         except BaseException as error:
             made.close()
             if isinstance(error, OSError):
-                msg = f"the workspace {self.name} was opened again, and its folder is gone: {error.strerror}"
+                msg = f"the workspace {self.name} was reopened, but its folder cannot be opened: {error.strerror}"
                 raise WorkspaceLost(msg) from None
             raise
         return made
@@ -332,7 +332,7 @@ class RemoteSystem:
             answer = connection.wait_for_reply(number, seconds=self.place.start)
             info = _parse_stat(answer.head.get("info"))
             if (info.st_dev, info.st_ino) != same:
-                msg = f"the workspace {self.name} was opened again, and {path!r} is another folder there now; make its tools anew"
+                msg = f"the workspace {self.name} was reopened, but {path!r} is now another folder; create its tools again"
                 raise WorkspaceLost(msg)
             root.store_info(answer)
 
@@ -386,11 +386,11 @@ class RemoteSystem:
             msg = f"the root {path!r} of {self.name} cannot be opened as a folder: {error.strerror}"
             raise DefinitionError(msg) from error
         if self._begun.get("can_walk") is not True:
-            msg = f"{self.name} cannot open files relative to a held folder, so nothing could be confined to a root"
+            msg = f"{self.name} cannot open files relative to an open folder, so tools cannot be confined to a root; use another workspace"
             raise DefinitionError(msg)
         if answer.head.get("wide") is not False and not wide:
             self.schedule_close(made, root=False)
-            msg = f"the root {path!r} of {self.name} is / or contains the home folder; pass allow_wide_root=True to mean it"
+            msg = f"the root {path!r} of {self.name} is / or contains the home folder; to allow it, pass allow_wide_root=True"
             raise DefinitionError(msg)
         real = answer.head.get("real")
         if not isinstance(real, str) or not real.startswith("/") or len(real) > NAME_BYTES:
@@ -530,7 +530,7 @@ def _parse_stat(told: object) -> os.stat_result:
         or len(told) != NUMBERS
         or not all(type(n) is int and 0 <= n < 2 * HALF_OF_64_BITS for n in told[:-1])
     ):
-        msg = "the workspace does not keep to the protocol: what it says of a file cannot be read"
+        msg = "the workspace violates the protocol: its data about a file cannot be parsed"
         raise WorkspaceLost(msg)
     mode, inode, device, links, user, group, size, changed = told
     if type(changed) is not int or not -HALF_OF_64_BITS <= changed < HALF_OF_64_BITS:
@@ -566,7 +566,7 @@ def _parse_entry(told: Any) -> FarEntry:
         or told[1] not in {"d", "f", "o"}
         or type(told[2]) is not int
     ):
-        msg = "the workspace does not keep to the protocol: what it says of a folder is nothing"
+        msg = "the workspace violates the protocol: its data about a folder is missing"
         raise WorkspaceLost(msg)
     info = None if told[3] is None else _parse_stat(told[3])
     if info is not None and not stat.S_ISREG(info.st_mode):

@@ -78,7 +78,7 @@ def read_project(
     folder = Path(root) if root is not None else workspace.local_folder if workspace is not None else Path.cwd()
     if folder is None:
         made["warnings"].append(
-            "the workspace is not on this machine: nothing of its project was read; name a root for it"
+            "the workspace is not on this machine, so its project was not read; pass a root on this machine"
         )
         return made
     folder = folder.resolve()
@@ -108,8 +108,8 @@ def _add_skills(folder: Path, made: dict[str, Any], *, user: bool) -> None:
         left -= len(skill.name) + len(skill.description.encode())
         if left < 0:
             made["warnings"].append(
-                f"the skill {skill.name!r} and those after it are not listed: the names and descriptions of skills may have "
-                f"{CATALOG_BYTES:,} bytes together. Shorten descriptions, or remove skills"
+                f"the skill {skill.name!r} and those after it are not listed: all names and descriptions of skills together may have "
+                f"at most {CATALOG_BYTES:,} bytes. Shorten descriptions, or remove skills"
             )
             break
         made["skills"].append({"name": skill.name, "description": skill.description, "scope": skill.scope})
@@ -169,7 +169,7 @@ class _Instructions:
         self._left -= len(kept)
         if not kept:
             self._made["warnings"].append(
-                f"{shown} was not read: nearer files fill the {ALL_BYTES:,} bytes that there are"
+                f"{shown} was not read: nearer files already use the limit of {ALL_BYTES:,} bytes; shorten them"
             )
             return None
         text = kept.decode("utf-8-sig", "ignore" if len(kept) < len(data) else "replace")

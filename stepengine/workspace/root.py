@@ -107,7 +107,7 @@ class Root:
 
     def _open_local(self, folder: str | os.PathLike[str]) -> None:
         if os.open not in os.supports_dir_fd or os.mkdir not in os.supports_dir_fd:
-            msg = "this system cannot open files relative to a held folder, so nothing could be confined to a root"
+            msg = "this system cannot open files relative to an open folder, so tools cannot be confined to a root"
             raise DefinitionError(msg)
         try:
             # Held open from here on: every path is walked from this descriptor, so that renaming or replacing the
@@ -130,7 +130,7 @@ class Root:
         if wide:
             self.close()
             what = "is" if self.system is None else "has a mount that is"
-            msg = f"the root {path!r} {what} / or contains the home folder; pass allow_wide_root=True to mean it"
+            msg = f"the root {path!r} {what} / or contains the home folder; to allow it, pass allow_wide_root=True"
             raise DefinitionError(msg)
 
     def close(self) -> None:

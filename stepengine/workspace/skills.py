@@ -226,7 +226,7 @@ def _open_catalog(known: _Scan) -> SkillCatalog:
         if root is not None:
             _add_unless_withheld(found, Skill(root=root, **one))
     if known.cut:
-        found.warnings.append(f"not all folders of skills were looked at: {known.cut}")
+        found.warnings.append(f"some folders of skills were not searched: {known.cut}")
     return found
 
 
@@ -236,13 +236,13 @@ def _add_unless_withheld(found: SkillCatalog, skill: Skill) -> None:
         if current_file_guard() is not None:
             calls.close(skill.root.open_file(f"{skill.folder}/SKILL.md").fd)
     except (ToolError, OSError) as error:
-        found.warnings.append(f"the skill in {skill.path!r} was left out: {error}")
+        found.warnings.append(f"the skill in {skill.path!r} was skipped: {error}")
         return
-    where = f"the skill {skill.name!r} in {skill.path!r} was left out"
+    where = f"the skill {skill.name!r} in {skill.path!r} was skipped"
     if skill.name in found.skills:
-        found.warnings.append(f"{where}: another one in {found.skills[skill.name].path!r} comes first")
+        found.warnings.append(f"{where}: the skill of that name in {found.skills[skill.name].path!r} takes precedence")
     elif len(found.skills) >= MAX_SKILLS:
-        found.warnings.append(f"{where}: there are {MAX_SKILLS} already")
+        found.warnings.append(f"{where}: at most {MAX_SKILLS} skills are allowed")
     else:
         found.skills[skill.name] = skill
 
@@ -310,22 +310,22 @@ def _add_skill(found: list[Skill | str], root: Root, path: str, scope: str) -> N
     try:
         head, _ = _read_skill(root, path)
     except (ToolError, OSError) as error:
-        found.append(f"the skill in {shown!r} was left out: {error}")
+        found.append(f"the skill in {shown!r} was skipped: {error}")
         return
     folder = path.rpartition("/")[2]
     name = visible(str(head.get("name") or folder), strict=True)
     description = head.get("description")
     if not isinstance(description, str) or not description.strip():
-        found.append(f"the skill in {shown!r} was left out: its SKILL.md has no description")
+        found.append(f"the skill in {shown!r} was skipped: its SKILL.md has no description")
         return
     if not NAME.fullmatch(name) or len(name) > NAME_CHARS:
         found.append(
-            f"the skill in {shown!r} was left out: its name {name[:NAME_CHARS]!r} is none of a-z, 0-9 and single -, "
+            f"the skill in {shown!r} was skipped: its name {name[:NAME_CHARS]!r} must consist of a-z, 0-9 and single -, "
             f"at most {NAME_CHARS} characters"
         )
         return
     if name != folder:
-        found.append(f"the skill {name!r} in {shown!r}: its name should be that of its folder")
+        found.append(f"the skill {name!r} in {shown!r}: its name should be the same as its folder's name")
     said = truncate_text(" ".join(visible(description).split()), DESCRIPTION_CHARS)
     found.append(Skill(name=name, description=said, scope=scope, path=shown, root=root, folder=path))
 

@@ -75,7 +75,9 @@ def normalize_service_url(url: str) -> str:
         DefinitionError: when it is no http or https address, or has a query.
     """
     if not url.startswith(("http://", "https://")) or "?" in url or "#" in url:
-        msg = f"{remove_user_info(url)!r} is not an address of a search service; write one such as 'http://localhost:8080'"
+        msg = (
+            f"{remove_user_info(url)!r} is not the address of a search service; use one such as 'http://localhost:8080'"
+        )
         raise DefinitionError(msg)
     return url.rstrip("/")
 

@@ -85,7 +85,9 @@ def _format_web_setting(web: str | None) -> str:
 
 def _check_shell(_workspace: object, _field: attrs.Attribute[Any], shell: object) -> None:
     if not isinstance(shell, bool) and shell != "bash":
-        msg = f'Workspace(shell=...) is True for single programs, "bash" for command lines, or False, not {shell!r}'
+        msg = (
+            f'Workspace(shell=...) must be True for single programs, "bash" for command lines, or False, not {shell!r}'
+        )
         raise DefinitionError(msg)
 
 
@@ -137,7 +139,7 @@ class Workspace:
     def __fspath__(self) -> str:
         if self.system is None:
             return os.fspath(self.root)
-        msg = f"the workspace {self.name} is not a folder of this machine"
+        msg = f"the workspace {self.name} is not a folder on this machine"
         raise DefinitionError(msg)
 
     def __enter__(self) -> Self:
@@ -210,8 +212,8 @@ class Workspace:
             copied = _copy_folder(here, Path(to))
             return Workspace(copied) if again is None else again(os.fspath(copied))
         msg = (
-            f"the workspace {self.name} has no snapshots: a folder of this machine, bubblewrap, and a container with keep= or container= "
-            "have, whose root is not in a mount"
+            f"the workspace {self.name} cannot make snapshots; use a folder on this machine, bubblewrap, or a container with keep= or "
+            "container= and a root outside of mounts"
         )
         raise DefinitionError(msg)
 
@@ -312,7 +314,7 @@ class Workspace:
         )  # imported only for containers, so that most imports stay light
 
         if bool(image) == bool(container):
-            msg = f'Workspace.{program} takes an image or container="...", one of them'
+            msg = f'Workspace.{program} needs either an image or container="..."'
             raise DefinitionError(msg)
         shown = {there: os.path.realpath(here) for here, there in (mounts or {}).items()}
         named, seen = _check_operand(image or container, program), _connection_variables(CONTAINERS, shown.values())
@@ -332,7 +334,7 @@ class Workspace:
         else:
             words = (program, "run", "--rm", "-i", "--init", *limits, *inside)
             kept = None
-            once = "its container ended with the connection, and what it held outside of mounts is gone; make the workspace anew"
+            once = "its container ended with the connection, and its files outside of mounts are lost; create the workspace again"
 
         def again(image: str) -> Workspace:
             return cls.docker(
@@ -425,10 +427,10 @@ class Workspace:
 
         real = os.path.realpath(root)
         if real == "/":
-            msg = "Workspace.bubblewrap needs a folder that is not /: everything below it may be written to"
+            msg = "Workspace.bubblewrap needs a folder other than /, because commands may write to all files in it"
             raise DefinitionError(msg)
         if not Path(real).is_dir():
-            why = "it is no folder" if Path(real).exists() else "it does not exist"
+            why = "it is not a folder" if Path(real).exists() else "it does not exist"
             msg = f"the root {os.fspath(root)!r} of Workspace.bubblewrap cannot be opened as a folder: {why}"
             raise DefinitionError(msg)
         path = os.environ.get("PATH", "/usr/local/bin:/usr/bin:/bin")
@@ -512,7 +514,7 @@ class Workspace:
         if kind in {"container", "ssh", "kubernetes"} and name and path:
             made = {"container": lambda: cls.docker("", path, container=name), "ssh": lambda: cls.ssh(name, path)}
             return made.get(kind, lambda: cls.kubernetes(name, path))()
-        msg = f"{text!r} names no workspace; these would be fine: {FORMS}"
+        msg = f"{text!r} is not a workspace; use {FORMS}"
         raise DefinitionError(msg)
 
     @classmethod
@@ -544,15 +546,15 @@ def _copy_folder(folder: Path, to: Path) -> Path:
     """Copy a folder; if that fails, the incomplete copy is removed."""
     real, target = folder.resolve(), to.absolute()
     if target.resolve().is_relative_to(real):
-        msg = f"{str(target)!r} lies in the folder that is to be copied; another place would be fine"
+        msg = f"{str(target)!r} is inside the folder to copy; use a path outside of it"
         raise DefinitionError(msg)
     try:
         target.mkdir(parents=True)
     except FileExistsError:
-        msg = f"{str(target)!r} is there already; a snapshot goes to a folder that is not"
+        msg = f"{str(target)!r} already exists; use a new folder for the snapshot"
         raise DefinitionError(msg) from None
     except OSError as error:
-        msg = f"{str(target)!r} cannot be made: {error.strerror}"
+        msg = f"{str(target)!r} cannot be created: {error.strerror}"
         raise WorkspaceLost(msg) from None
     try:
         shutil.copytree(real, target, symlinks=True, dirs_exist_ok=True, ignore=_uncopyable_names)
@@ -592,7 +594,7 @@ def _connection_variables(names: Sequence[str], shared: Collection[str] = ()) ->
 def _check_command_words(argv: Any) -> tuple[str, ...]:
     """Return a command as a tuple of words; raise ``DefinitionError`` for anything else."""
     if isinstance(argv, str) or not argv or not all(isinstance(word, str) and "\0" not in word for word in argv):
-        msg = f"Workspace.from_command takes a command as a list of words, such as ['docker', 'exec', '-i', 'box'], not {argv!r}"
+        msg = f"Workspace.from_command needs a list of words, such as ['docker', 'exec', '-i', 'box'], not {argv!r}"
         raise DefinitionError(msg)
     return tuple(argv)
 
@@ -601,14 +603,14 @@ def _split_command(text: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError as error:
-        msg = f"the command {text!r} cannot be read: {error}"
+        msg = f"the command {text!r} cannot be parsed: {error}"
         raise DefinitionError(msg) from None
 
 
 def _check_operand(text: str, program: str) -> str:
     """Return a text that a program reads as one operand; raise an error if it looks like an option."""
     if not text or text.startswith("-") or not text.isprintable() or any(c.isspace() for c in text):
-        msg = f"{text!r} cannot be given to {program}: a name without blanks that does not begin with '-' would be fine"
+        msg = f"{text!r} cannot be passed to {program}; use a name without blanks that does not start with '-'"
         raise DefinitionError(msg)
     return text
 
@@ -617,7 +619,7 @@ def _check_absolute_path(path: str | os.PathLike[str]) -> str:
     """Return a path as text; raise ``DefinitionError`` if it is not absolute."""
     text = os.fspath(path)
     if not text.startswith("/") or not text.isprintable():
-        msg = f"{text!r} is no absolute path of a folder there, such as '/workspace'"
+        msg = f"{text!r} must be the absolute path of a folder in the workspace, such as '/workspace'"
         raise DefinitionError(msg)
     return text
 
@@ -625,7 +627,7 @@ def _check_absolute_path(path: str | os.PathLike[str]) -> str:
 def _mount_option(here: str | os.PathLike[str], there: str) -> str:
     real = os.path.realpath(here)
     if any(c in path for path in (real, there) for c in ',"\n'):
-        msg = f"{real!r} and {there!r} cannot be mounted: commas, quotes and line ends are not for Docker"
+        msg = f"{real!r} and {there!r} cannot be mounted: Docker allows no commas, quotes and line ends in paths"
         raise DefinitionError(msg)
     return f"type=bind,source={real},target={_check_absolute_path(there)}"
 
@@ -639,7 +641,7 @@ def limits_by_rlimit_name(given: Mapping[str, int]) -> dict[str, int]:
     """
     for name, value in given.items():
         if name not in LIMITS or type(value) is not int or value <= 0:
-            msg = f"limits has {name!r}: {value!r}; the limits are {list_names(LIMITS, name)}, each a positive whole number"
+            msg = f"limits has {name!r}: {value!r}; valid limits: {list_names(LIMITS, name)}, each a positive whole number"
             raise DefinitionError(msg)
     return {LIMITS[name]: value for name, value in given.items()}
 

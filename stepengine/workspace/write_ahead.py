@@ -56,7 +56,7 @@ def describe_error(error: Exception, seconds: float) -> str:
 
     if is_busy(error):
         return (
-            f"{error}: another program has held it for {seconds:g} s without committing anything; end that program's transaction, "
+            f"{error}: another program has locked it for {seconds:g} s without a commit; end that program's transaction, "
             "and keep the database on a local disk"
         )
     if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_CANTOPEN and (full := _open_file_problem()):
@@ -367,7 +367,7 @@ class Database:
         except sqlite3.Error as error:
             problem = str(error)
         if problem:
-            raise OSError(errno.ESTALE, f"the file or its log was cut off since it was opened ({problem})")
+            raise OSError(errno.ESTALE, f"the file or its log was truncated since it was opened ({problem})")
 
     def connections(self) -> list[sqlite3.Connection]:
         """Return the open connections."""

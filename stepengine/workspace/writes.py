@@ -118,7 +118,7 @@ class FileWrite:
                 doubtful=form.get("doubtful", False) is True,
             )
         except (KeyError, TypeError, AttributeError, ValueError, binascii.Error) as error:
-            msg = f"this is no write of a file: {type(error).__name__}: {error}"
+            msg = f"this is not a valid file write: {type(error).__name__}: {error}"
             raise DataError(msg) from None
         return made
 
@@ -139,7 +139,7 @@ def _content_to_json(old: OldFile) -> dict[str, object]:
 def _old_file_from_json(form: Mapping[str, object]) -> OldFile:
     mode = form["mode"]
     if type(mode) is not int or not 0 <= mode <= 0o777:  # noqa: PLR2004  (permission bits)
-        msg = f"{mode!r} are no permission bits"
+        msg = f"{mode!r} is not a set of permission bits from 0 to 0o777"
         raise ValueError(msg)
     digest, content = _check_text(form["hash"]), None
     given = _check_text(form.get("text", form.get("base64", "")))
@@ -158,6 +158,6 @@ def _old_file_from_json(form: Mapping[str, object]) -> OldFile:
 
 def _check_text(value: object) -> str:
     if not isinstance(value, str):
-        msg = f"{value!r} should be text"
+        msg = f"{value!r} must be a string"
         raise TypeError(msg)
     return value

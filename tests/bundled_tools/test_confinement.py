@@ -345,7 +345,7 @@ def test_if_walk_by_descriptor_is_not_possible_tools_are_refused(
     """
     monkeypatch.setattr(os, "supports_dir_fd", os.supports_dir_fd - {getattr(os, lacking)})
     for tools in (file_tools, search_tools):
-        with pytest.raises(DefinitionError, match="nothing could be confined to a root"):
+        with pytest.raises(DefinitionError, match="tools cannot be confined to a root"):
             tools(root)
 
 

@@ -141,7 +141,7 @@ async def test_a_kept_container_is_reused_until_it_is_discarded(make: Make, prog
     with make(keep=name) as place:
         assert "kept\n" == (await did(place, "/usr/bin/cat", "a.txt"))["stdout"]
 
-    with pytest.raises(WorkspaceLost, match="made from another image or with other options"):
+    with pytest.raises(WorkspaceLost, match="created from another image or with other options"):
         tools_of(make(keep=name, network="host"))
     place.discard()
     with make(keep=name) as place:
@@ -163,9 +163,9 @@ async def test_a_container_of_others_is_neither_used_nor_removed(make: Make, pro
         "600",
     )
     try:
-        with pytest.raises(WorkspaceLost, match="give another name as keep="):
+        with pytest.raises(WorkspaceLost, match="pass another name as keep="):
             tools_of(make(keep=name))
-        with pytest.raises(WorkspaceLost, match="made from another image"):
+        with pytest.raises(WorkspaceLost, match="created from another image"):
             make(keep=name).discard()
         Workspace.docker(container=name, program=program.program).discard()
         assert b"true\n" == ran(program.program, "container", "inspect", "--format={{.State.Running}}", name).stdout
@@ -205,7 +205,7 @@ async def test_a_container_without_snapshots_refuses_one(make: Make, tmp_path: P
     for place in (make(), make(keep=named(), mounts={tmp_path / "project": "/workspace"})):
         with pytest.raises(DefinitionError, match="has no snapshots"):
             place.snapshot("localhost/x:1")
-    with pytest.raises(DefinitionError, match="cannot be given to"):
+    with pytest.raises(DefinitionError, match="cannot be passed to"):
         make(keep=named()).snapshot("--all")
 
 

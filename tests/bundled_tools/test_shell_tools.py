@@ -921,9 +921,9 @@ def test_a_system_without_process_groups_is_refused(root: Path, monkeypatch: pyt
         ({"runner": "bwrap"}, "runner='bwrap'"),
         ({"env": "PATH"}, "env="),
         ({"env": ["A=B"]}, "'A=B'"),
-        ({"env": ["HOME"]}, "'HOME', which commands cannot get from this process.*home=\"real\""),
-        ({"env": ["GIT_CONFIG_COUNT"]}, "'GIT_CONFIG_COUNT', which commands cannot get"),
-        ({"env": ["STEPENGINE_CALL"], "env_secrets": True}, "'STEPENGINE_CALL', which commands cannot get"),
+        ({"env": ["HOME"]}, "'HOME', which commands cannot inherit.*home=\"real\""),
+        ({"env": ["GIT_CONFIG_COUNT"]}, "'GIT_CONFIG_COUNT', which commands cannot inherit"),
+        ({"env": ["STEPENGINE_CALL"], "env_secrets": True}, "'STEPENGINE_CALL', which commands cannot inherit"),
     ],
     ids=str,
 )

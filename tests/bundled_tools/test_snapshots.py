@@ -71,7 +71,7 @@ async def test_a_snapshot_keeps_permissions_trusted_files_and_working_directory(
 @pytest.mark.spec("remote:WS10")
 def test_snapshot_refuses_existing_targets_and_unsupported_workspaces(project: Path, tmp_path: Path) -> None:
     for to, error, words in (
-        (tmp_path / "outside", DefinitionError, "is there already"),
+        (tmp_path / "outside", DefinitionError, "already exists; use a new folder for the snapshot"),
         (project / "sub" / "copy", DefinitionError, "lies in the folder"),
         (tmp_path / "outside" / "secret" / "x", WorkspaceLost, "cannot be made"),
     ):
@@ -82,7 +82,7 @@ def test_snapshot_refuses_existing_targets_and_unsupported_workspaces(project: P
     with pytest.raises(DefinitionError, match="has no snapshots"):
         Workspace.ssh("host", "/x").snapshot(tmp_path / "x")
     for there, root in (("/srv/", "/srv"), ("/srv", "/srv/app"), ("/srv/./app", "/srv/x/../app/sub/")):
-        with pytest.raises(DefinitionError, match="whose root is not in a mount"):
+        with pytest.raises(DefinitionError, match="and a root outside of mounts"):
             Workspace.docker("image", root, mounts={project: there}, keep="kept").snapshot("shop:before")
     assert not (tmp_path / "x").exists()
 

@@ -67,7 +67,7 @@ def test_tools_replay_and_undo_use_the_workspace(folder: Path) -> None:
     assert "written outside of the given folders" in elsewhere.stderr + elsewhere.stdout
     assert (folder / "project" / "new.txt").exists()
     unnamed = CliRunner().invoke(app, ["undo", "run.jsonl", "--workspace", "somewhere"])
-    assert (1, True) == (unnamed.exit_code, "'somewhere' names no workspace" in unnamed.stderr)
+    assert (1, True) == (unnamed.exit_code, "'somewhere' is not a workspace" in unnamed.stderr)
     undone = CliRunner().invoke(app, ["undo", "run.jsonl", "--cwd", "project", "--workspace", PYTHON])
     gc.collect()
     assert (0, False) == (undone.exit_code, (folder / "project" / "new.txt").exists()), undone.stderr
@@ -108,8 +108,8 @@ def test_run_of_another_workspace_does_not_resume_here(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("moon:base", "names no workspace"),
-        ("ssh:-oProxyCommand=x:/y", "cannot be given to ssh"),
+        ("moon:base", "is not a workspace"),
+        ("ssh:-oProxyCommand=x:/y", "cannot be passed to ssh"),
         ("over:no-such-program", "cannot be executed"),
         ("over:false", "cannot be reached"),
     ],

@@ -347,7 +347,7 @@ def test_skill_with_invalid_name_is_left_out_and_reported(tmp_path: Path, name: 
     found = skills.find_skills(tmp_path, user=False)
 
     assert {} == found.skills
-    assert ["the skill in '.agents/skills/plain' was left out: its name"] == [
+    assert ["the skill in '.agents/skills/plain' was skipped: its name"] == [
         w.partition(" name ")[0] + " name" for w in found.warnings
     ]
 
@@ -476,7 +476,7 @@ def test_slow_skill_scan_stops_after_two_seconds(tmp_path: Path, monkeypatch: py
     found = skills.find_skills(tmp_path, user=False)
 
     assert ["s00", "s01", "s02"] == list(found.skills)
-    assert ["not all folders of skills were looked at: stopped after 2 s"] == found.warnings
+    assert ["some folders of skills were not searched: stopped after 2 s"] == found.warnings
 
 
 @pytest.mark.spec("interfaces:IF91")
@@ -523,6 +523,6 @@ def test_skills_beyond_the_size_cap_are_reported(tmp_path: Path) -> None:
     assert [f"s{number:02}" for number in range(16)] == [one["name"] for one in found["skills"]]
     (warning,) = found["warnings"]
     assert (
-        "the skill 's16' and those after it are not listed: the names and descriptions of skills may have 16,384 bytes"
+        "the skill 's16' and those after it are not listed: all names and descriptions of skills together may have at most 16,384 bytes"
         in warning
     )

@@ -225,11 +225,11 @@ def test_policy_file_and_signing_key_are_unreachable_for_workspace_tools(folder:
         ({"write": 1}, "Workspace(write=...) must be True or False, not 1"),
         (
             {"shell": None},
-            'Workspace(shell=...) is True for single programs, "bash" for command lines, or False, not None',
+            'Workspace(shell=...) must be True for single programs, "bash" for command lines, or False, not None',
         ),
         (
             {"shell": "sh"},
-            """Workspace(shell=...) is True for single programs, "bash" for command lines, or False, not 'sh'""",
+            """Workspace(shell=...) must be True for single programs, "bash" for command lines, or False, not 'sh'""",
         ),
         ({"web": True}, "Workspace(web=...) must be text or None, not True"),
         ({"web": "localhost"}, "'localhost' is not an address of a search service"),

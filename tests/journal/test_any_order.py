@@ -72,7 +72,7 @@ class FileOwners(RuleBasedStateMachine):
     def open(self) -> None:
         if self.torn and not self.count:
             # Without its whole first line nothing tells it from a file of another program.
-            with pytest.raises(JournalCorrupt, match="is not a journal of stepengine, and was left unchanged"):
+            with pytest.raises(JournalCorrupt, match="is not a journal of stepengine and was left unchanged"):
                 self.journal().writer()
             assert self.torn == len(self.path.read_bytes())
             self.path.unlink()

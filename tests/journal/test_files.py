@@ -547,7 +547,7 @@ def test_locked_sqlite_file_ends_the_run_with_an_error(tmp_path, world, monkeypa
     with closing(sqlite3.connect(tmp_path / "runs.db", isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         with pytest.raises(
-            JournalWriteFailed, match=r"locked: another program has held it for 0\.05 s without committing"
+            JournalWriteFailed, match=r"locked: another program has locked it for 0\.05 s without a commit"
         ):
             writer.append(Input("", -1, 0, {"type": "stop", "kind": "cancelled"}))
             writer.commit()

@@ -81,7 +81,7 @@ def test_schema_that_is_not_utf_8_is_damage(tmp_path: Path, use: str) -> None:
         database.execute("PRAGMA writable_schema=ON")
         database.execute("UPDATE sqlite_master SET sql = CAST(CAST(sql AS BLOB) || x'202d2d20ff' AS TEXT)")
 
-    with pytest.raises(JournalError, match="it is damaged: a text in it is not UTF-8"):
+    with pytest.raises(JournalError, match="it is damaged: it contains text that is not UTF-8"):
         USES[use](SqliteJournal(path, "r"))
 
 
@@ -92,7 +92,7 @@ def test_line_that_is_not_utf_8_is_damage(tmp_path: Path, use: str) -> None:
         tmp_path / "runs.db", f"CREATE TABLE lines {LINES}; INSERT INTO lines VALUES ('r', 0, CAST(x'ff' AS TEXT))"
     )
 
-    with pytest.raises(JournalError, match="it is damaged: a text in it is not UTF-8"):
+    with pytest.raises(JournalError, match="it is damaged: it contains text that is not UTF-8"):
         USES[use](SqliteJournal(path, "r"))
 
 

@@ -48,7 +48,7 @@ def test_every_way_to_the_network_is_blocked_and_reported(run, pytester, monkeyp
     blocked = run(REACHING, apart=True)
     blocked.assert_outcomes(failed=8)
     blocked.stdout.fnmatch_lines([
-        "*NetworkBlocked: socket.getaddrinfo to '127.0.0.2': this test replays its recordings and may not reach the network*",
+        "*NetworkBlocked: socket.getaddrinfo to '127.0.0.2': this test replays its recordings and must not use the network*",
         "*stepengine_network_allow*--stepengine-network=allow*", "*NetworkBlocked: socket.getaddrinfo to 'example.test'*",
     ])  # fmt: skip
     marked = REACHING.replace("(way, cassette)", "(way)").replace("def test_it", "@pytest.mark.stepengine\ndef test_it")

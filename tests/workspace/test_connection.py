@@ -158,7 +158,7 @@ FILES = {
     "an entry that is none": ("list", "[7]"),
     "a listing that is none": ("list", "{}"),
     "half of a listing": ("list", "b'[[\"a\"'"),
-    "more bytes than were asked for": ("read", "b'x' * 1000"),
+    "more bytes than requested": ("read", "b'x' * 1000"),
 }
 
 
@@ -174,7 +174,7 @@ def test_a_malformed_listing_or_file_is_refused(lie: str, tmp_path: Path) -> Non
     with liar(tmp_path, answers) as place:
         root = Root(place, PathPolicy())
         opened = root.fd.open("x", "folder")  # type: ignore[union-attr]
-        with pytest.raises(WorkspaceLost, match="does not keep to the protocol"):
+        with pytest.raises(WorkspaceLost, match="violates the protocol"):
             opened.list() if kind == "list" else opened.read(10)
 
 
@@ -489,7 +489,7 @@ def test_a_raising_listener_ends_the_connection_for_all_calls(tmp_path: Path) ->
         line._thread.join(50)
 
         assert line.is_lost
-        with pytest.raises(WorkspaceLost, match="what came could not be taken: RuntimeError: the loop is closed"):
+        with pytest.raises(WorkspaceLost, match="its data could not be processed: RuntimeError: the loop is closed"):
             line.send_call("fstat", seconds=1)
         assert [("gone", None)] == first == second
 

@@ -44,7 +44,7 @@ def test_a_locked_database_reports_the_wait_time(tmp_path):
     other.close()
     holder.close()
 
-    assert "another program has held it for 5 s" in describe_error(caught.value, 5)
+    assert "another program has locked it for 5 s" in describe_error(caught.value, 5)
 
 
 def test_a_closed_database_opens_no_connection(tmp_path):
