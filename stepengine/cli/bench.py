@@ -151,8 +151,8 @@ def make_engine_setup(
     named = next((one for one in agents if one.model and one.model not in unserved_models), None)
     if options.base_url and is_new and named is not None and not _base_url_models(options):
         msg = (
-            f"--base-url is {options.base_url!r}, but no model is named for that server: {named.id!r} names {named.model!r}, "
-            "which has its own provider; pass a model of that server with --model NAME"
+            f"--base-url {options.base_url!r} needs a model of that server, but {named.id!r} names {named.model!r}, "
+            "which has its own provider; pass the model with --model NAME"
         )
         raise UsageProblem(msg)
     if options.base_url and not is_new and not any(options.served):
@@ -261,7 +261,7 @@ def add_guard_rules(options: Options, policy: Policy | None, recorded: History |
     if policy is None:
         return Policy.guard_injection()
     if not isinstance(policy, Policy):
-        msg = "--guard adds no rules to the policy file of an engine; add {'decision': 'ask', 'match': {'untrusted': '*'}} to it"
+        msg = "--guard cannot change the policy file of an engine; add {'decision': 'ask', 'match': {'untrusted': '*'}} to that file"
         raise UsageProblem(msg)
     return policy.with_rules(*injection_rules())
 
@@ -286,7 +286,7 @@ def _choose_model_overrides(options: Options, agents: list[AgentDefinition], *, 
     """Return the models that replace those of agents, by agent id: ``--model`` wins over the settings."""
     typed, known = options.models, [normalised_id(agent.id) for agent in agents]
     if unknown := [name for name in typed if name and name not in known]:
-        msg = f"--model {unknown[0]}={typed[unknown[0]]} names no agent of this run; it has {list_names(known, unknown[0])}"
+        msg = f"--model {unknown[0]}={typed[unknown[0]]} names no agent of this run; its agents: {list_names(known, unknown[0])}"
         raise UsageProblem(msg)
     chosen = {} if "" in typed or not is_new else options.settings.table("models")
     return {normalised_id(name): model for name, model in chosen.items()} | typed
@@ -305,11 +305,11 @@ def make_model_registry(options: Options, unserved_models: Iterable[str] = ()) -
     models = options.settings.make_models()
     if not options.base_url:
         if options.api_key_env:
-            msg = "--api-key-env is for --base-url, which is missing; `stepengine agents models` lists the variables of providers"
+            msg = "--api-key-env needs --base-url; `stepengine agents models` lists the variables of providers"
             raise UsageProblem(msg)
         return models
     if not options.base_url.startswith(("http://", "https://")):
-        msg = f"--base-url is {options.base_url!r}; it is an address such as http://localhost:11434/v1"
+        msg = f"--base-url must be an address such as http://localhost:11434/v1, not {options.base_url!r}"
         raise UsageProblem(msg)
     from stepengine.models import OpenAIChatProvider
     from stepengine.models.presets import PRESETS
@@ -382,7 +382,7 @@ def make_pricing(options: Options) -> Pricing:
     except InvalidOperation:
         into = out = Decimal("NaN")
     if price.count("/") > 1 or not (into.is_finite() and out.is_finite() and into >= 0 and out >= 0):
-        msg = f"--price is {options.price!r}; it is US dollars for a million tokens, such as 0, 0.5 or 0.15/0.60 for in and out"
+        msg = f"--price must be US dollars per million tokens, such as 0, 0.5 or 0.15/0.60 for input and output, not {options.price!r}"
         raise UsageProblem(msg)
     return _CustomPrices(into, out, frozenset(_base_url_models(options)) if options.base_url else frozenset())
 

@@ -28,7 +28,9 @@ def run_chaos(
     kinds = [kind.strip() for kind in faults.split(",") if kind.strip()]
     unknown = [kind for kind in kinds if kind not in FAULTS]
     if unknown:
-        msg = f"--faults has {unknown[0]!r}, which is not a kind of fault; there are {list_names(FAULTS, unknown[0])}"
+        msg = (
+            f"--faults has {unknown[0]!r}, which is not a kind of fault; valid kinds: {list_names(FAULTS, unknown[0])}"
+        )
         raise UsageProblem(msg)
     loaded = load_agent(agent, folders=options.settings.agent_folders)
     known = find_agent_family(loaded, agent, options.settings.agent_folders)
@@ -50,14 +52,14 @@ def run_chaos(
             print(to_ascii_json({"seed": failed.seed, "row": failed.row, "faults": found, "message": str(failed)}))
         else:
             print_visible(str(failed))
-        return print_error(f"something that must hold did not, with the seed {failed.seed}", Exit.FAILED)
+        return print_error(f"a required property was violated, with the seed {failed.seed}", Exit.FAILED)
     ended = {status.value: count for status, count in seen.statuses.items()}
     if options.as_json:
         print(to_ascii_json({"runs": seen.runs, "effects": seen.effects, "statuses": ended, "faults": seen.faults}))
     else:
-        print(f"{seen.runs} runs with {seen.effects} effects, from seed {seed} on: everything held")
+        print(f"{seen.runs} runs with {seen.effects} effects, from seed {seed}: every required property held")
         print(
-            f"they ended as: {_format_counts(ended)}\nwhat went wrong in them: {_format_counts(seen.faults) or 'nothing'}"
+            f"the runs ended as: {_format_counts(ended)}\ninjected faults: {_format_counts(seen.faults) or 'nothing'}"
         )
     return Exit.COMPLETED
 

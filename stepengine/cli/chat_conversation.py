@@ -129,7 +129,7 @@ class ChatConversation:
             "tools": tool_tokens(state.tool_definitions.values()),
         }
         for message in state.message_history:
-            what = {"user": "what you said", "assistant": "what it said", "tool": "results of tools"}[message.role]
+            what = {"user": "your messages", "assistant": "its replies", "tool": "results of tools"}[message.role]
             parts[what] = parts.get(what, 0) + message_tokens(message)
         return parts
 

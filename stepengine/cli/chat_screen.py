@@ -67,10 +67,10 @@ from stepengine.journal.recorded_runs import GOES_ON, RecordedRun
 if TYPE_CHECKING:
     from stepengine.runtime.handle import RunHandle
 
-HELP = "Say what to do. /help lists the commands, /quit leaves. What changes something is asked about first."
+HELP = "Type what to do. /help lists the commands, /quit leaves. You are asked before the agent changes anything."
 NO_MODEL = (
-    "No model is set yet: /model PROVIDER/MODEL sets one, such as /model anthropic/claude-sonnet-4-5 with ANTHROPIC_API_KEY set; "
-    "/model lists those that have a key."
+    "No model is set yet. Set one with /model PROVIDER/MODEL, such as /model anthropic/claude-sonnet-4-5 with ANTHROPIC_API_KEY set; "
+    "/model lists the providers that have a key."
 )
 QUEUED = "send it now? y yes, n no, Enter to edit it > "
 QUEUED_PLAIN = "send it now? y yes, n no > "
@@ -223,7 +223,7 @@ class Chat:
         try:
             output = await run_shell_command(command, self.conversation.options.cwd.resolve())
         except (OSError, ValueError) as error:  # the folder is gone, or there is a NUL in it
-            self.print_text(f"it was not run: {visible(str(error))}", "yellow")
+            self.print_text(f"the command was not run: {visible(str(error))}", "yellow")
             return
         self.print_text(visible(output))
         if not said.startswith("!!"):
@@ -247,9 +247,9 @@ class Chat:
         command = self.commands.get(name)
         if command is None:
             near = find_nearest(name, self.commands, n=1)
-            hint = f"did you mean /{near[0]}?" if near else "/help lists what there is"
+            hint = f"did you mean /{near[0]}?" if near else "/help lists the commands"
             self.print_text(
-                f"there is no /{one_line(name, 40)}; {hint}  (//{one_line(name, 40)} sends it to the agent)"
+                f"there is no command /{one_line(name, 40)}; {hint}  (//{one_line(name, 40)} sends it to the agent)"
             )
             return Exit.COMPLETED
         code = None
@@ -347,7 +347,7 @@ class Chat:
                 if recording.journal is not None
                 else ""
             )
-            return print_error(f"left in the middle of a turn{again}", Exit.INTERRUPTED)
+            return print_error(f"you left during a turn{again}", Exit.INTERRUPTED)
         result = turn.result()
         recording.record_end(result)
         unread = handle.unread
@@ -454,7 +454,9 @@ def _print_stopping_notice(handle: RunHandle, screen: Screen | None, terminal: P
     if screen is not None:
         screen.is_stopping = True
     if (names := ", ".join(handle.finishing)) and not terminal.is_rich:
-        terminal.print_text(f"(waits up to {GRACE:g} s for {one_line(names, 60)}; Ctrl-C once more leaves)", "dim")
+        terminal.print_text(
+            f"(waiting up to {GRACE:g} s for {one_line(names, 60)}; press Ctrl-C again to leave)", "dim"
+        )
 
 
 def model_name_or_substitute(chat: ChatConversation) -> str:

@@ -56,7 +56,7 @@ def trust(
     Allow commands to run the agent files of a folder.
 
     Agent files are programs. Commands find those in ./agents by their ids. In a folder that you did not create,
-    they run only after you trust the folder once, by its real path and owner. Your state folder stores that.
+    they run only after you trust the folder once, by its real path and owner. Your state folder stores this decision.
 
     A FILE that you pass by path needs no trust, and `stepengine init` trusts the files that it creates. In CI, pass
     --trust=sha256:... to a command: it trusts ./agents with exactly that content, for that command.
@@ -83,7 +83,7 @@ def trust(
             if as_json
             else "forgotten"
             if was_trusted
-            else "it was not trusted"
+            else "the folder was not trusted"
         )
         return Exit.COMPLETED
     foreign = kept.find_untrusted_folder(local)
@@ -93,7 +93,7 @@ def trust(
         return Exit.COMPLETED
     files = ", ".join(foreign.files) if foreign is not None else "trusted before, or no agent files yet"
     print(f"{visible(str(real), strict=True)} is trusted: {visible(files, strict=True)}")
-    print(f"for CI, what it holds now: --trust={_hash_content(real)}")
+    print(f"for CI, with the current hash of its files: --trust={_hash_content(real)}")
     return Exit.COMPLETED
 
 
@@ -119,7 +119,7 @@ def refuse_untrusted_module(module: str) -> None:
     from stepengine.engine.trust import LOCAL, may_run_agent_files
 
     if Path(module) == LOCAL and LOCAL.is_dir() and not may_run_agent_files(LOCAL):
-        msg = f"nothing was done without the agents of this run; --agents {LOCAL.resolve()} names them by their path"
+        msg = f"nothing was done, because the agents of this run are not trusted; name them by path with --agents {LOCAL.resolve()}"
         raise UsageProblem(msg)
 
 
@@ -178,7 +178,7 @@ class _TrustGate:
         if not self._agreed[request]:
             self.print_message(
                 f"not loaded, because it is not approved: {request}\n{_describe_request(request, find_unapproved_access(request))}\n"
-                f"  where nobody can be asked: {request.approve_command}"
+                f"  to approve it without a terminal: {request.approve_command}"
             )
         return self._agreed[request]
 
@@ -195,14 +195,14 @@ class _TrustGate:
         if self._content:
             if there == self._content:
                 return True
-            msg = f"--trust is {self._content}, and {foreign} is {there}; look at what has changed, then give that"
+            msg = f"--trust is {self._content}, but the hash of {foreign} is {there}; check what has changed, then pass the new hash"
             raise UsageProblem(msg)
         if self._asks and can_ask() and _ask_to_trust_folder(foreign):
             keep(foreign.folder)
             return True
         self.print_message(
-            f"not run, because it is not trusted: {foreign}. Look at it, then: {foreign.trust_command}\n"
-            f"  for one command, as in CI: --trust={there}"
+            f"not run, because it is not trusted: {foreign}. Check its files, then run: {foreign.trust_command}\n"
+            f"  to run one command, as in CI, pass --trust={there}"
         )
         return False
 
@@ -225,7 +225,7 @@ def _ask_to_trust_folder(foreign: UntrustedFolder) -> bool:
 
 
 def _ask_to_approve_package(request: AccessRequest, missing: Sequence[str] | None) -> bool:
-    said = f"{request}, is not approved yet" if missing is None else f"{request}, asks for more than you approved"
+    said = f"{request}, is not approved yet" if missing is None else f"{request}, requests more than you approved"
     print_error(f"{said}:\n{_describe_request(request, missing)}")
     return confirm("Approve and load it?")
 
@@ -235,9 +235,9 @@ def _describe_request(request: AccessRequest, missing: Sequence[str] | None) -> 
     asks = request.asks if missing is None else missing
     return "\n".join(
         [
-            "it asks for:" if missing is None else "new:",
+            "it requests:" if missing is None else "new:",
             *(format_package_requests(asks) or ["  no tool, folder or host"]),
-            "This is its own declaration; it is a program with all of your rights.",
+            "The package declares this itself; no limit enforces it. Its code runs with all of your rights.",
         ]
     )
 
@@ -261,7 +261,7 @@ def format_package_requests(asks: Sequence[str]) -> list[str]:
     kinds.sort(key=lambda kind: kind == HARMLESS)
     lines = [f"  {kind}: {', '.join(groups[kind])}" for kind in kinds]
     counts = ", ".join([f"{len(groups[kind])} {kind}" for kind in kinds])
-    return [*lines, f"  in all: {counts}"] if lines else []
+    return [*lines, f"  total: {counts}"] if lines else []
 
 
 def _user_name_from_id(number: int) -> str:

@@ -138,7 +138,7 @@ UNDER = {
                 "commands.package:check_package_of_agents", "Check a package of agents as its users will find it."
             ),
             "agree": ListedCommand(
-                "commands.package:approve_installed_package", "Approve what an installed package of agents asks for."
+                "commands.package:approve_installed_package", "Approve what an installed package of agents requests."
             ),
             "trust": ListedCommand("code_trust:trust", "Allow commands to run the agent files of a folder."),
         },

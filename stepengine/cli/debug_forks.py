@@ -105,16 +105,16 @@ def _confirm_cost(screen: DebugScreen, asked: ForkRequest) -> None:
     price = (
         "an unknown price"
         if left is None
-        else f"about {format_cost(left)} to {format_cost(2 * left)}, as the recorded part after this"
+        else f"about {format_cost(left)} to {format_cost(2 * left)}, estimated from the recorded part after this"
     )
     if asked.is_agreed:
         return
-    action = f"ask {', '.join(models) or 'the model'} for real, for {price}"
+    action = f"call {', '.join(models) or 'the model'} for real, for {price}"
     if screen.asked.is_scripted or not can_ask():
-        msg = f"{action}: without a terminal nobody can approve it; add --yes to --live"
+        msg = f"{action}: this needs your approval, and there is no terminal; add --yes to --live"
         raise RefusedCommand(msg)
     if not confirm(screen.clean(f"{action}?")):
-        msg = "no model was asked"
+        msg = "no model was called"
         raise RefusedCommand(msg)
 
 
@@ -162,7 +162,7 @@ def _find_free_path(source: Path) -> str:
         path = source.with_name(f"{source.stem}-{number}.jsonl")
         if not path.exists():
             return str(path)
-    msg = f"{source} has ten thousand forks beside it; name another file with --into"
+    msg = f"{source} has ten thousand forks next to it; name another file with --into"
     raise RefusedCommand(msg)
 
 
@@ -170,7 +170,7 @@ def _parse_fork_options(text: str) -> ForkRequest:
     try:
         words = shlex.split(text)
     except ValueError as error:
-        msg = f"this cannot be read: {error}; quote texts with spaces"
+        msg = f"the command cannot be parsed: {error}; quote texts with spaces"
         raise RefusedCommand(msg) from None
     given: dict[str, Any] = {}
     while words:
@@ -180,7 +180,7 @@ def _parse_fork_options(text: str) -> ForkRequest:
             continue
         if name not in ("--reply", "--result", "--raise", "--script", "--into") or not words:
             msg = (
-                f"fork takes no {name[:40]!r}; it takes --reply TEXT|@FILE, --result JSON|@FILE, --raise KIND:TEXT, "
+                f"fork has no option {name[:40]!r}; its options: --reply TEXT|@FILE, --result JSON|@FILE, --raise KIND:TEXT, "
                 "--script FILE or --live, --yes, --served, --allow-repeat, --trust-journal, --into FILE"
             )
             raise RefusedCommand(msg)
@@ -215,6 +215,8 @@ def _parse_edit(name: str, value: str) -> object:
 def _make_error_of_kind(kind: str, said: str) -> StepEngineError:
     known = {n: c for n, c in vars(errors).items() if isinstance(c, type) and issubclass(c, StepEngineError)}
     if kind not in known:
-        msg = f"there is no error {kind[:40]!r}, such as ToolError:gone{did_you_mean(kind, known)}"
+        msg = (
+            f"there is no error class {kind[:40]!r}; pass KIND:TEXT, such as ToolError:gone{did_you_mean(kind, known)}"
+        )
         raise RefusedCommand(msg)
     return known[kind](said)

@@ -19,7 +19,7 @@ def show_frames(screen: DebugScreen, _: str) -> None:
         for n, frame in enumerate(frames)
     ]
     data = [{"function": f.function, "file": f.file, "line": f.line, "kind": f.kind} for f in frames]
-    screen.print_result("\n".join(lines) or "nothing of the author's waits here", {"frames": data})
+    screen.print_result("\n".join(lines) or "no code of the agent is suspended here", {"frames": data})
 
 
 def show_source(screen: DebugScreen, typed: str) -> None:
@@ -45,7 +45,7 @@ def show_locals(screen: DebugScreen, _: str) -> None:
     frames, left = screen.list_frames(), screen.debugger.variables() if screen.running is None else {}
     here = None if left and not frames else screen.get_selected_frame()
     if here is not None and here.kind == "program":
-        screen.print_result("the variables of a program are known only after it has ended", {"locals": {}})
+        screen.print_result("the variables of a program are available only after it has ended", {"locals": {}})
         return
     values = {**left, **({} if here is None else screen.debugger.locals(here))}
     width = max([len(name) for name in values], default=0)
@@ -88,7 +88,7 @@ def show_request(screen: DebugScreen, _: str) -> None:
     """Print the last request to a model."""
     request = screen.debugger.moment().request
     if request is None:
-        msg = "no model was asked yet"
+        msg = "no model was called yet"
         raise RefusedCommand(msg)
     head = [
         f"model {screen.clean(request.model)}",
@@ -103,7 +103,7 @@ def show_result(screen: DebugScreen, _: str, *, reply: bool = False) -> None:
     """Print the last outcome in full."""
     moment = screen.debugger.moment()
     if moment.outcome is None:
-        msg = "nothing came back here"
+        msg = "there is no result here"
         raise RefusedCommand(msg)
     if isinstance(moment.outcome, Failure):
         error = moment.outcome.error
@@ -138,7 +138,7 @@ def show_origins(screen: DebugScreen, typed: str) -> None:
         here = [origin for call in calls if call.address == address for origin in call.origins]
         said = [describe_origin(redact_origin(origin, PageTexts().clean)) for origin in sort_origins(here)]
     lines = list(dict.fromkeys(map(screen.clean, said)))
-    nothing = "this run did not receive it" if typed else "no call with arguments waits here"
+    nothing = "this run did not receive that value" if typed else "there is no call with arguments here"
     screen.print_result("\n".join(lines) or nothing, {"origins": lines})
 
 

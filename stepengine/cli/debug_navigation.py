@@ -54,14 +54,14 @@ class DebugNavigation:
         msg = (
             f"the run ends here: it has {self._debugger.last} results"
             if inside is None
-            else f"the run {inside} has nothing after this; `out` follows all runs again"
+            else f"this is the last position of the run {inside}; `out` follows all runs again"
         )
         raise RefusedCommand(msg)
 
     def parse_position(self, text: str) -> int:
         """Parse a step or an effect and return its position."""
         if not text:
-            msg = "name a place: a step such as 12, or an effect such as #5 or 3.2#1"
+            msg = "name a position: a step such as 12, or an effect such as #5 or 3.2#1"
             raise RefusedCommand(msg)
         return self._debugger.places.find_position(text)
 
@@ -89,7 +89,7 @@ class DebugNavigation:
         msg = (
             "this is the first position"
             if inside is None
-            else f"the run {inside} has nothing before this; `out` follows all runs again"
+            else f"this is the first position of the run {inside}; `out` follows all runs again"
         )
         raise RefusedCommand(msg)
 
@@ -155,7 +155,7 @@ class DebugNavigation:
         parse_condition(what)
         said = call_in_fork(search, seconds=LOOK_SECONDS)
         if not said:
-            msg = "looking for it ended early: its code, or that of the handler, ended the process"
+            msg = "the search ended early: the expression or the handler ended the process"
             raise RefusedCommand(msg)
         found: dict[str, object] = json.loads(said)
         return found
@@ -165,7 +165,7 @@ class DebugNavigation:
         if problem:
             print_error(self._screen.clean(f"{what}: {problem} (counted as false; shown once)"))
         if not found:
-            self._screen.report_failure(f"{what} never held: {looked_at} positions were looked at")
+            self._screen.report_failure(f"{what} is true at none of the {looked_at} positions searched")
 
     def run_back_until(self, typed: str) -> None:
         """Move back to the last position where a condition was true, or else to the first position, and report the failure."""
@@ -207,13 +207,13 @@ class DebugNavigation:
     def follow_all_runs(self, _: str) -> None:
         """Let the debugger follow all runs again."""
         self._debugger.places.followed_path = None
-        self._screen.print_result("all runs count again", {"inside": None})
+        self._screen.print_result("following all runs again", {"inside": None})
 
     def diff_positions(self, typed: str) -> None:
         """Print the differences between two positions."""
         places = typed.split()
         if len(places) != 2:  # noqa: PLR2004
-            msg = "diff compares two places: diff 3 5, diff #2 3.2#1"
+            msg = "diff compares two positions: diff 3 5, diff #2 3.2#1"
             raise RefusedCommand(msg)
         one, two = self.parse_position(places[0]), self.parse_position(places[1])
         self.print_differences(one, two, self._debugger.position, known={})

@@ -186,7 +186,7 @@ class DebugScreen:
             if inner:
                 yield f"   in {' > '.join(inner)}"
         else:
-            yield f"{moment.agent_id}: nothing of the author's waits here"
+            yield f"{moment.agent_id}: no code of the agent is suspended here"
         line = getattr(moment.effect, "program_line", 0)
         at = f"  (line {line})" if line and any(f.kind == "program" and f.line != line for f in frames) else ""
         yield f" asked     {truncate_text(self.clean(moment.asked), self.width)}{at}"
@@ -225,11 +225,11 @@ class DebugScreen:
         from stepengine.debugging.debugger import lines_around
 
         if frame.kind == "program":
-            yield f"the program of {self._program_call_address()}, which a model wrote"
+            yield f"the program of {self._program_call_address()}, written by a model"
         else:
             yield f"{self.clean(_make_path_relative(frame.file))}  {frame.function}{' (package)' if frame.kind == 'package' else ''}"
         if frame.kind == "opaque":
-            yield "  what waits here cannot be looked into"
+            yield "  the suspended code here cannot be inspected"
             return
         lines = list(lines_around(frame, most))
         if frame.file and self._has_file_changed(frame.file):
@@ -270,7 +270,7 @@ class DebugScreen:
         """Return the selected frame, or the innermost if there are fewer frames; raise ``RefusedCommand`` if there are none."""
         frames = self.list_frames()
         if not frames:
-            msg = "nothing of the author's waits here"
+            msg = "no code of the agent is suspended here"
             raise RefusedCommand(msg)
         return frames[min(self.frame, len(frames) - 1)]
 
@@ -292,6 +292,6 @@ def parse_count(text: str) -> int:
     if not text:
         return 1
     if not text.isdecimal() or len(text) > 9 or int(text) == 0:  # noqa: PLR2004
-        msg = f"{text[:40]!r} is not a count; use a number from 1 on"
+        msg = f"{text[:40]!r} is not a count; use 1 or a larger number"
         raise RefusedCommand(msg)
     return int(text)

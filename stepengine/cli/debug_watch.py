@@ -54,7 +54,7 @@ def watch_place(options: Options, at: str, *, prints: bool) -> Exit:
     import_engine_libraries(tools=list_all_workspace_tools(options.cwd), models=make_model_registry(options))
     why = find_fork_problem()
     if why:
-        msg = f"--watch needs a process for each look, and there is none here: {why}"
+        msg = f"--watch needs forked processes, which are not available here: {why}"
         raise UsageProblem(msg)
     tape = Tape(open_journal(options.journal))
     screen = _WatchScreen(options, tape, at, prints=prints)
@@ -94,8 +94,8 @@ class _WatchScreen:
             root = tape.history.root
             print_visible(
                 f"{options.journal}  {root['agent_id']} · {format_count(tape.count_steps(), 'step')}\n"
-                "save a file of the agent, and the run is walked again under the new code; no tool runs, no model is asked\n"
-                "type a place, such as 12 or 3.2#1, to go there; Ctrl-C ends this"
+                "save a file of the agent to replay the run with the new code; no tool runs, no model is called\n"
+                "type a position, such as 12 or 3.2#1, to go there; Ctrl-C stops watching"
             )
 
     def _load_engine_and_agent(self) -> tuple[Engine, AgentDefinition]:
@@ -159,7 +159,7 @@ class _WatchScreen:
             yield from [f" {found.problem}"] if found.problem else self._remaining_run_lines(found)
             yield " still showing the last version" if self._last is not None else ""
             return
-        yield f" step {place['step']} · {place['address'] or 'the end'}{' (the last place before it)' if found.is_before else ''}"
+        yield f" step {place['step']} · {place['address'] or 'the end'}{' (the last position before it)' if found.is_before else ''}"
         if changes is None or self._has_changed_lines_or_request(found):
             yield from self._preview_source_lines(found)
         if changes is None:
@@ -168,7 +168,7 @@ class _WatchScreen:
             yield from [f" {truncate_text(line, self._width - 1)}" for line in changes[:MOST]] or [
                 " no variable is different"
             ]
-            yield from [f" and {len(changes) - MOST} lines more: --json has all"] if len(changes) > MOST else ()
+            yield from [f" and {len(changes) - MOST} more lines; --json prints all"] if len(changes) > MOST else ()
         yield from self._remaining_run_lines(found)
 
     def _has_changed_lines_or_request(self, found: MomentPreview) -> bool:
@@ -183,7 +183,7 @@ class _WatchScreen:
     def _preview_source_lines(self, found: MomentPreview) -> Iterator[str]:
         frames = (found.place or {})["frames"]
         if not frames:
-            yield " nothing of the author's waits here"
+            yield " no code of the agent is suspended here"
             return
         yield f" {_relative_path(frames[0]['file'])}  {frames[0]['function']}"
         for number, text in found.lines:
@@ -205,12 +205,12 @@ class _WatchScreen:
             where = ", ".join(found.changed[:LISTED])
             yield f" assuming the same model replies, although the request differs at {where}{more}"
         if found.differs:
-            yield f" the code goes another way at {found.differs_at or 'the end'}:"
+            yield f" the code diverges at {found.differs_at or 'the end'}:"
             yield from [f"   {line}" for line in found.differs.splitlines()]
         elif found.ends:
             yield f" every effect is as recorded, and the run ends with {found.ends[1]} (recorded: {found.ends[0]})"
         elif not found.changed:
-            yield " to its end the run is as recorded"
+            yield " the run is as recorded to its end"
 
 
 def _find_typed_agent_file(agent: str) -> list[str]:

@@ -55,12 +55,12 @@ def resolve_database(given: str) -> str:
     if given:
         if "://" in given and urlsplit(given).password:
             print_error(
-                f"the password in --db can be read in the list of processes; {VARIABLE} or --db @FILE keeps it out"
+                f"other users can read the password of --db in the list of processes; use {VARIABLE} or --db @FILE instead"
             )
         return given
     named = os.environ.get(VARIABLE, "").strip()
     if not named:
-        msg = f"no database given; set {VARIABLE}, or give --db URL or --db @FILE with the URL in it"
+        msg = f"no database given; set {VARIABLE}, or pass --db URL or --db @FILE with the URL in it"
         raise UsageProblem(msg)
     return named
 

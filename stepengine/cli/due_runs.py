@@ -67,7 +67,7 @@ def resume_all_due_runs(
     given = _AgentFinder.from_arguments(agents, options, starts=bool(store))
     made = _DueRunResumer(options, where, given, is_ours=not store, trusts=trusts)
     if not where.exists() and not (every is not None and not store):
-        print_error("nothing was recorded yet, so nothing sleeps", Exit.COMPLETED)
+        print_error("no run is recorded yet, so none is due", Exit.COMPLETED)
         return Exit.COMPLETED
     try:
         return asyncio.run(made.resume_and_start_runs(every, at_once))
@@ -274,25 +274,25 @@ async def _start_due_runs_and_wait(scheduler: Scheduler) -> None:
 
 def _describe_woken_run(woken: WakeResult) -> Iterator[str]:
     name = woken.run.removesuffix(".jsonl")
-    yield f"{name} ({woken.agent_id}):" if name else "the index of waking:"
+    yield f"{name} ({woken.agent_id}):" if name else "the wake index:"
     if woken.result is not None:
         yield _describe_result(woken.result)
         late = _format_lateness(woken.due)
         if late:
             yield f"(it was due {late} ago)"
     elif woken.state == "held":
-        yield "another process has it"
+        yield "is in use by another process"
     elif woken.state == "gone":
-        yield "is not there any more"
+        yield "does not exist any more"
     else:
         yield f"could not be resumed: {format_error(woken.error) if woken.error is not None else ''}"
     if woken.again_at is not None:
-        yield f"- tried again at {woken.again_at:%H:%M:%S} UTC"
+        yield f"- next attempt at {woken.again_at:%H:%M:%S} UTC"
 
 
 def _describe_result(result: RunResult) -> str:
     if result.status is RunStatus.SUSPENDED:
-        return f"went on, and {'; '.join([describe_wait(one) for one in result.waits_for]) or 'is suspended'}"
+        return f"was resumed, and {'; '.join([describe_wait(one) for one in result.waits_for]) or 'is suspended'}"
     error = f": {one_line(format_error(result.error), SHOWN_CHARS)}" if result.error is not None else ""
     return f"{result.status.value}{error}"
 

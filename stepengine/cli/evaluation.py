@@ -143,8 +143,8 @@ def confirm_cost(estimate: CostEstimate, *, yes: bool) -> None:
         UsageProblem: when nobody can be asked, or the answer is no.
     """
     low, high = estimate.low, estimate.high
-    cost = "at a price that is unknown" if low is None else f"for about ${low:.4f} to ${high:.4f}"
-    said = f"models will be asked about {estimate.calls} times, {cost}, estimated from the record"
+    cost = "at an unknown price" if low is None else f"for about ${low:.4f} to ${high:.4f}"
+    said = f"this will make about {estimate.calls} model calls {cost}, estimated from the record"
     if yes:
         print_error(said)
         return
@@ -162,7 +162,7 @@ def require_user_confirmation(said: str) -> None:
         msg = f"{said}; pass --yes, --budget USD, or --script FILE for free replies"
         raise UsageProblem(msg)
     if not confirm(f"stepengine: {said}. Continue?"):
-        msg = "nothing was asked"
+        msg = "no model was called"
         raise UsageProblem(msg)
 
 

@@ -79,7 +79,7 @@ Exit codes:
   1    the run failed
   2    wrong usage or configuration: unknown agent, wrong params, missing key
   3    suspended: waits for an answer, a time or a message, which is printed
-  4    a limit was reached, or the reply was truncated; a durable worker is alive
+  4    limit reached, reply truncated, or a durable worker is still alive
   5    a replay differs from its record
   6    the database of a deployment cannot be reached
   130  interrupted (Ctrl-C)
@@ -135,7 +135,7 @@ def _report_os_error(error: OSError) -> Exit:
     except OSError:
         message, code = "the working directory was deleted; change to one that exists", Exit.USAGE
     else:
-        message, code = f"the system refused: {error.strerror or error}", Exit.FAILED
+        message, code = f"the operating system reported: {error.strerror or error}", Exit.FAILED
     print(f"stepengine: {message}", file=sys.stderr)
     return code
 

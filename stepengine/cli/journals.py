@@ -87,7 +87,7 @@ def check_choice(option: str, value: str, choices: Sequence[str]) -> Any:
         UsageProblem: for any other.
     """
     if value not in choices:
-        msg = f"{option} is {value!r}; it is one of {', '.join(choices)}"
+        msg = f"{option} {value!r} is unknown; valid values: {', '.join(choices)}"
         raise UsageProblem(msg)
     return value
 
@@ -118,7 +118,7 @@ def _run_reporting_failures(command: Callable[[Options], Exit], options: Options
         return print_error(f"{name}: the run was cancelled; resume it with: {format_resume_command(made)}", code)
     except ReplayDivergence as error:
         wrong_model = options.models and any(pointer.startswith("/model") for pointer, *_ in error.diff)
-        hint = "\n  the recorded model is taken without --model" if wrong_model else ""
+        hint = "\n  to use the recorded model, leave out --model" if wrong_model else ""
         told = format_shared_options(
             attrs.evolve(options, script="")
         )  # of the commands that are advised, only `resume` has it
@@ -192,11 +192,11 @@ def open_journal(text: str, *, sign: str = "") -> Journal:
     database = parse_database_path(text)
     name, run = database or (text, "")
     if Path(name).exists() and not Path(name).is_file():
-        msg = f"{name!r} is not a regular file; a journal is one"
+        msg = f"{name!r} is not a regular file; name the file of a journal"
         raise UsageProblem(msg)
     if not Path(name).is_file():
         near = FileJournal(name).make_missing_error().beside
-        beside = f"; beside it: {list_names(near, quoted=True)}" if near else ""
+        beside = f"; next to it: {list_names(near, quoted=True)}" if near else ""
         msg = f"there is no journal {text!r}{beside}; `stepengine runs --all` lists the recorded runs"
         raise UsageProblem(msg)
     if database is None:
@@ -205,7 +205,7 @@ def open_journal(text: str, *, sign: str = "") -> Journal:
     runs = SqliteJournal(name).runs(run)
     if run not in runs and (run or len(runs) != 1):
         listed = list_names([f"{name}#{known}" for known in SqliteJournal(name).runs()], text)
-        msg = f"{text!r} names no run; {name} holds: {listed}"
+        msg = f"{text!r} names no run; the runs in {name}: {listed}"
         raise UsageProblem(msg)
     return SqliteJournal(name, run or runs[0], sign=sign or None)
 
@@ -264,7 +264,7 @@ def load_given_or_recorded_agent(
     except DefinitionError as error:
         was = {} if history.head is None else history.head.packages
         of = f" of {was[agent_id]}" if agent_id in was else ""
-        msg = f"{history.name} is a run of {agent_id!r}{of}: {error.message}. Say where it is with {option} PATH"
+        msg = f"{history.name} is a run of {agent_id!r}{of}: {error.message}. Name its file with {option} PATH"
         raise DefinitionError(msg) from error
 
 
@@ -417,7 +417,7 @@ def create_journal(path: str, *, sign: str = "") -> Journal:
         typed = shlex.quote(path)
         msg = (
             f"{path!r} exists already; `stepengine resume {typed}` continues its run, `stepengine show {typed}` shows it. "
-            "Name another one to record another run"
+            "Name another file to record another run"
         )
         raise UsageProblem(msg)
     return made
@@ -525,7 +525,7 @@ def needs_new_approvals(journal: Journal, history: History) -> bool:
     listed = f"{', '.join(ahead)} {'is' if len(ahead) == 1 else 'are'}"
     print_error(
         f"{journal.address} was written or changed by others, and approves calls that have not started: {listed} "
-        "asked again (--trust-journal accepts them)"
+        "asked again (to accept the recorded approvals, pass --trust-journal)"
     )
     return True
 
@@ -563,13 +563,13 @@ def refuse_untrusted_approvals(
     if not ahead or has_trusted_permissions(journal):
         return
     where, how = (
-        "behind its end",
+        "after its end",
         "`stepengine resume` asks you first, and --trust-journal accepts them",
     )
     if after is not None:
-        where, how = f"behind {format_address(*after)}", "fork it at an effect before that, so that you are asked"
+        where, how = f"after {format_address(*after)}", "fork it at an earlier effect, so that you are asked"
     msg = (
-        f"{journal.address} was written or changed by others, and {where} its {', '.join(ahead)} would allow calls "
+        f"{journal.address} was written or changed by others, and its approvals {where} ({', '.join(ahead)}) would allow calls "
         f"that you did not approve; {how}"
     )
     raise UsageProblem(msg)

@@ -139,7 +139,7 @@ class Options:
         ),
     ] = ""
     guard: Annotated[
-        str, typer.Option(help="Ask before text of third parties decides where an effect goes.", metavar="injection")
+        str, typer.Option(help="Ask before third-party text decides the target of an effect.", metavar="injection")
     ] = ""
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object with the whole result.")] = False
     max_steps: int = 0
@@ -214,7 +214,7 @@ def with_shared_options(command: Callable[..., Exit], *, without: Container[str]
 Model: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(
-        help="Model of every agent of the run, or of one of them; default: what each names, else STEPENGINE_MODEL.",
+        help="Model of every agent of the run, or of one of them; default: the agent's own model, else STEPENGINE_MODEL.",
         metavar="MODEL|AGENT=MODEL",
     ),
 ]
@@ -226,7 +226,9 @@ CodeMode: TypeAlias = Annotated[
 ]
 AskForMore: TypeAlias = Annotated[
     bool,
-    typer.Option("--ask-for-more", help="At a limit of steps, tokens or dollars, ask for more before the run ends."),
+    typer.Option(
+        "--ask-for-more", help="At a limit of steps, tokens or dollars, ask for a higher limit before the run ends."
+    ),
 ]
 NoJournal: TypeAlias = Annotated[bool, typer.Option("--no-journal", help="Do not record the run.")]
 Sign: TypeAlias = Annotated[
@@ -246,7 +248,7 @@ Repeat = Annotated[
     ),
 ]
 TrustJournal: TypeAlias = Annotated[
-    bool, typer.Option("--trust-journal", help="Resume FILE as one of your own, whoever wrote it.")
+    bool, typer.Option("--trust-journal", help="Trust FILE as a journal of your own, whoever wrote it.")
 ]
 Answers = Annotated[
     list[str] | None,
@@ -290,7 +292,7 @@ def parse_json_params(text: str, option: str = "--params") -> dict[str, Any] | N
     try:
         params = json.loads(text)
     except (ValueError, RecursionError) as error:
-        msg = f'{source} is not JSON: {error}. Give an object such as \'{{"files": ["shop.py"]}}\', or @FILE'
+        msg = f'{source} is not JSON: {error}. Pass an object such as \'{{"files": ["shop.py"]}}\', or @FILE'
         raise UsageProblem(msg) from None
     if not isinstance(params, dict):
         msg = f'{source} is JSON, but not an object such as \'{{"files": ["shop.py"]}}\''

@@ -94,7 +94,7 @@ def interrupt_run(handle: RunHandle, loop: asyncio.AbstractEventLoop) -> None:
     def print_names() -> None:
         if names := ", ".join(handle.finishing):
             print_error(
-                f"waits up to {GRACE:g} s for {names}, so that what happens is recorded; once more ends it at once"
+                f"waiting up to {GRACE:g} s for {names}, so that the outcome is recorded; press Ctrl-C again to stop at once"
             )
 
     handle.interrupt(grace=GRACE)
@@ -152,7 +152,7 @@ def _describe_model_error(error: BaseException | None, options: Options) -> str:
     model = options.main_model
     if not isinstance(error, UnknownModel) or not model or model in str(error):
         return str(error)
-    return f"{error}. A handler names it itself: --model {model} replaces only models that agents name"
+    return f"{error}. A handler names this model: --model {model} replaces only the models of agents"
 
 
 def add_advice(ending: str, run: FinishedRun, options: Options) -> str:
@@ -161,10 +161,10 @@ def add_advice(ending: str, run: FinishedRun, options: Options) -> str:
     while isinstance(error, ChildError) and error.__cause__ is not None:
         error = error.__cause__
     if isinstance(error, LimitExceeded) and error.kind == "unpriced_model":
-        return f"{ending}; on the command line --price 0, or --price IN/OUT in US dollars for a million tokens, sets the price"
+        return f"{ending}; on the command line, set the price with --price 0, or --price IN/OUT in US dollars per million tokens"
     denied = isinstance(error, ModelError) and error.status == UNAUTHORIZED
     if denied and options.base_url and not options.api_key_env:
-        return f"{ending} On the command line --api-key-env NAME names that variable."
+        return f"{ending} On the command line, name that variable with --api-key-env NAME."
     return ending
 
 
@@ -183,7 +183,7 @@ def print_follow_up(result: RunResult, options: Options) -> None:
 
 def print_warnings(result: RunResult) -> None:
     """Print the warnings of a run and the names of tasks that could not be stopped."""
-    for warning in (*result.warnings, *[f"could not be stopped: {name}" for name in result.leaked]):
+    for warning in (*result.warnings, *[f"this task could not be stopped: {name}" for name in result.leaked]):
         print_error(f"warning: {warning}")
 
 

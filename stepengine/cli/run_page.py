@@ -70,10 +70,10 @@ def _write_page(options: Options, wanted: PageOptions) -> Exit:
     journals = [open_journal_or_cassette(name) for name in (options.journal, wanted.other) if name]
     target = Path(wanted.output) if wanted.output else _default_page_path(journals[0])
     if target.exists() and any(target.samefile(_find_journal_file(journal)) for journal in journals):
-        msg = f"{str(target)!r} is the journal itself; -o PATH names another page"
+        msg = f"{str(target)!r} is the journal itself; name another page with -o PATH"
         raise UsageProblem(msg)
     if target.exists() and not wanted.force:
-        msg = f"{str(target)!r} exists already; --force writes over it, -o PATH names another page"
+        msg = f"{str(target)!r} exists already; overwrite it with --force, or name another page with -o PATH"
         raise UsageProblem(msg)
     source = _make_page_source(options, wanted)
     second = (
@@ -83,7 +83,7 @@ def _write_page(options: Options, wanted: PageOptions) -> Exit:
     made = render_sources(source, second, locals=wanted.locals, title=wanted.title, most=most)
     size = len(made.html) / MEGABYTE
     if len(made.html) > most:
-        msg = f"the page would have {size:.1f} MB, with long texts cut already; --max-mb {size + 1:.0f} allows it"
+        msg = f"the page would have {size:.1f} MB, even with long texts truncated; to allow it, pass --max-mb {size + 1:.0f}"
         return print_error(msg, Exit.FAILED)
     try:
         # The page has the content of the journal, so only its owner may read it, too.
@@ -93,7 +93,7 @@ def _write_page(options: Options, wanted: PageOptions) -> Exit:
         msg = f"the page cannot be written to {str(target)!r}: {error.strerror}"
         raise UsageProblem(msg) from error
     if made.is_cut:
-        print_error(f"long texts are cut, else the page would be larger than {wanted.max_mb:g} MB (--max-mb)")
+        print_error(f"long texts are truncated, because the page would be larger than {wanted.max_mb:g} MB (--max-mb)")
     for reason in made.missing:
         print_error(reason)
     print(target)
@@ -135,7 +135,9 @@ def _make_page_source(options: Options, wanted: PageOptions) -> PageSource:
             raise
         whole, number = copy_undamaged_records(journal)
         damage = f"These are the records before the damage, {number} records. {error.message}"
-        return PageSource(journal=whole, file=file, without="The journal is damaged: nothing was run.", damage=damage)
+        return PageSource(
+            journal=whole, file=file, without="The journal is damaged, so no code of the agent was run.", damage=damage
+        )
     if not wanted.code:
         return PageSource(
             journal=journal, file=file, without="Source lines and variables were left out with --no-code."
@@ -191,7 +193,7 @@ def _serve_page(options: Options, wanted: PageOptions) -> Exit:
     try:
         server, address = make_page_server(following, wanted.port)
     except OSError as error:
-        msg = f"--port {wanted.port} cannot be used: {error.strerror}; 0 takes any that is free"
+        msg = f"--port {wanted.port} cannot be used: {error.strerror}; --port 0 uses any free port"
         raise UsageProblem(msg) from error
     print(address, flush=True)
     print_error("the page follows the run until Ctrl-C")

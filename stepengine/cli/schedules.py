@@ -28,9 +28,7 @@ def list_and_print_schedules(
         print_error(problem)
     if db:
         if runs:
-            msg = (
-                "runs of these schedules are either in the place of --runs or in the database of --db: give one of them"
-            )
+            msg = "--runs and --db both name where the runs of these schedules are; pass one of them"
             raise UsageProblem(msg)
         return _print_durable_schedules(found, db, app=app, as_json=as_json)
     try:
@@ -60,7 +58,8 @@ def _print_schedule_states(stand: Sequence[ScheduleStatus], *, as_json: bool) ->
         print_visible("\n\n".join(["\n".join(_describe_schedule(one)) for one in stand]), hang=10)
     else:
         print_error(
-            "there is no schedule; an agent file has one as `schedule = Schedule(agent, cron=...)`", Exit.COMPLETED
+            "there are no schedules; define one in an agent file with `schedule = Schedule(agent, cron=...)`",
+            Exit.COMPLETED,
         )
     return Exit.COMPLETED
 
@@ -122,9 +121,9 @@ def _describe_schedule(stand: ScheduleStatus) -> Iterator[str]:
     yield f"  agent   {visible(schedule.agent_id, strict=True)}"
     yield f"  when    {schedule.line}, {schedule.timezone}: {schedule.describe()}"
     if not schedule.enabled:
-        yield "  next    never: it is not enabled"
+        yield "  next    never: the schedule is not enabled"
     elif stand.next is None:
-        yield "  next    not in 50 years"
+        yield "  next    none in the next 50 years"
     else:
         yield f"  next    {_format_local_time(schedule, stand.next)} ({stand.next:%H:%M} UTC)"
     if last is not None:

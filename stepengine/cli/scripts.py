@@ -82,7 +82,7 @@ def load_script(file: str) -> Any:
 
 def _parse_replies(items: object, file: str) -> list[Any]:
     if not isinstance(items, list):
-        msg = f"--script {file!r} is a list of replies, not {type(items).__name__}"
+        msg = f"--script {file!r} must be a list of replies, not {type(items).__name__}"
         raise UsageProblem(msg)
     return [_parse_reply(item, file) for item in items]
 
@@ -96,5 +96,5 @@ def _parse_reply(item: object, file: str) -> Any:
         return tool_calls(*[_parse_reply(each, file) for each in item])
     if isinstance(item, dict) and isinstance(item.get("tool"), str) and set(item) <= {"tool", "input", "text"}:
         return tool_call(item["tool"], item.get("input") or {}, text=str(item.get("text") or ""))
-    msg = f'--script {file!r}: a reply is a text, a call {{"tool": "look", "input": {{}}}}, or a list of both, not {item!r}'
+    msg = f'--script {file!r}: a reply must be a text, a call {{"tool": "look", "input": {{}}}}, or a list of both, not {item!r}'
     raise UsageProblem(msg)

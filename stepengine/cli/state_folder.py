@@ -79,7 +79,7 @@ def _create_runs_folder() -> Path:
     """
     runs = runs_folder()
     if runs is None:
-        msg = "no home folder found to record it in; set STEPENGINE_STATE_DIR"
+        msg = "no home folder found to record the run in; set STEPENGINE_STATE_DIR"
         raise StateProblem(msg)
     try:
         if not runs.parent.is_dir():
@@ -124,7 +124,7 @@ def find_recorded_run_by_prefix(text: str) -> RecordedRun | None:
     found = exact or [e for e in known if e.stem.startswith(text) or e.get_text("run_id").startswith(text)]
     if len(found) > 1:
         more = f" and {len(found) - LISTED} more" if len(found) > LISTED else ""
-        msg = f"{text!r} is the beginning of several runs: {', '.join([e.stem for e in found[:LISTED]])}{more}"
+        msg = f"{text!r} is the start of several run names: {', '.join([e.stem for e in found[:LISTED]])}{more}"
         raise UsageProblem(msg)
     return found[0] if found else None
 
@@ -145,7 +145,7 @@ def get_newest_run(*, waiting: bool = False, before: int = 0) -> RecordedRun:
         what = "that waits or was interrupted" if waiting else "yet" if not before else "before the last one"
         how = "; `stepengine run AGENT` records one" if not (before or waiting) else ""
         how = "; one that ended can be repeated with `replay`, or branched with `fork`" if waiting else how
-        msg = f"there is no run of this folder {what}{how}; `stepengine runs --all` lists those of all folders"
+        msg = f"this folder has no run {what}{how}; `stepengine runs --all` lists those of all folders"
         raise UsageProblem(msg)
     return found[0]
 

@@ -218,7 +218,7 @@ def make_allowed_tools(options: Options, request: ToolRequest, place: Workspace)
             [name for name in request.all_bundled_names if name in _load_bundled_specs() and name not in rootless]
         ):
             why = error.message.partition(";")[0]
-            msg = f"{', '.join(local)} cannot work there: {why}; name a project folder with --cwd"
+            msg = f"{', '.join(local)} cannot work in this folder: {why}; name a project folder with --cwd"
             raise UsageProblem(msg) from None
     return merge_bundled_tools(request.file_tools, tools)
 

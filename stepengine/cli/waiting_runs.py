@@ -99,5 +99,5 @@ def _summarize_outcomes(outcomes: list[str]) -> str:
     ended = f"; {len(outcomes) - len(waiting)} have ended" if len(waiting) < len(outcomes) else ""
     return (
         f"{len(waiting)} waiting: {ready} can be resumed as they are, {kept} with --on-divergence keep, {other} would diverge, "
-        f"{failed} could not be tried{ended}"
+        f"{failed} could not be checked{ended}"
     )

@@ -66,7 +66,7 @@ def test_ask_streams_text_and_restarts_an_interrupted_reply(scripted: Any) -> No
     assert 0 == result.exit_code
     assert "It\nIt is fi\\x1b[2Jve.\n" == result.stdout
     assert "the reply was interrupted" in result.stderr
-    assert "attempt 1 failed, the next one follows in " in result.stderr
+    assert "attempt 1 failed; retrying in " in result.stderr
 
 
 def test_json_is_one_object_without_anything_before_it(scripted: Any) -> None:

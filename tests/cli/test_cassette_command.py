@@ -338,7 +338,7 @@ print(ask("always"))
     words = program(tmp_path, f"{ASK}\nprint(ask(str(set('abcdefgh'))))")
     assert 0 == cassette("record", *words).returncode
     unordered = cassette("replay", *words, options=["--doctor"])
-    assert (5, True) == (unordered.returncode, "look for the order of a set" in unordered.stderr), unordered.stderr
+    assert (5, True) == (unordered.returncode, "check the order of a set" in unordered.stderr), unordered.stderr
     words = program(tmp_path, f"{ASK}\nprint(ask('hi'))")
     assert 0 == cassette("record", *words).returncode
     equal = cassette("replay", *words, options=["--doctor"])

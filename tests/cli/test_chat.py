@@ -88,7 +88,7 @@ def test_attached_files_must_be_readable_inside_the_folder(folder: Path) -> None
     (folder / "bytes").write_bytes(b"\xff\xfe")
     said = "Look at @a.txt, @@home me@a.txt @../outside.txt @link @.env @large @bytes @none @a.txt"
     text, notes = expand_attachments(said, folder)
-    refused = [note.partition(" does not go along: ")[0] for note in notes[1:]]
+    refused = [note.partition(" is not attached: ")[0] for note in notes[1:]]
 
     assert f'{said.replace("@@", "@")}\n\n<file path="a.txt">\ncolor\n\n</file>' == text
     assert "+ a.txt (6 bytes)" == notes[0]
@@ -115,7 +115,7 @@ def test_attached_folder_lists_names_without_secret_files(folder: Path) -> None:
 
     assert 'Look at @sub/, @out and @..\n\n<folder path="sub/">\nb.txt\nbelow/\n</folder>' == text
     assert 1 == len(expand_attachments(f"@{'x' * 300}", folder)[1]) == len(expand_attachments("@a\0b", folder)[1])
-    assert ["+ sub/ (12 bytes)", True] == [notes[0], notes[1].startswith("out does not go along: ")]
+    assert ["+ sub/ (12 bytes)", True] == [notes[0], notes[1].startswith("out is not attached: ")]
 
 
 # --- what the chat itself does ----------------------------------------------------------------------------------------
@@ -142,9 +142,9 @@ def test_fork_takes_only_an_existing_turn(chats: Any) -> None:
         text("One."), text("Two."), typed="\n".join([wrong[0], "first", *wrong[1:], "second", "/fork 1", ""])
     )
 
-    assert 1 == result.stdout.count("continues from after a turn, and there is none yet")
-    assert 3 == result.stdout.count("continues from after a turn, 0 to 0")
-    assert 1 == result.stdout.count("continues from after turn 1")
+    assert 1 == result.stdout.count("continues after a turn; there is none yet")
+    assert 3 == result.stdout.count("continues after a turn; TURN is 0 to 0")
+    assert 1 == result.stdout.count("the conversation continues after turn 1")
     assert 0 == result.exit_code
 
 
@@ -152,7 +152,7 @@ def test_fork_takes_only_an_existing_turn(chats: Any) -> None:
 def test_unknown_chat_command_is_not_sent_and_double_slash_is(chats: Any) -> None:
     result, model = chats(text("Yes?"), typed="/hlep\n\n//help me\n!rm a.txt\n/quit\nnever\n")
 
-    assert "there is no /hlep; did you mean /help?" in result.stdout
+    assert "there is no command /hlep; did you mean /help?" in result.stdout
     assert ["/help me"] == [m.text for call in model.calls for m in call.messages if m.role == "user"]
     assert "nothing was run" in result.stderr
     assert Path("a.txt").exists()
@@ -172,12 +172,12 @@ def test_a_conversation_is_saved_forked_and_compacted(chats: Any) -> None:
         "^## .*", Path("talk.md").read_text(), re.MULTILINE
     )
     assert 1 == result.stdout.count("wrote talk.md") == result.stdout.count("File exists")
-    assert "continues from after turn 1" in result.stdout
+    assert "the conversation continues after turn 1" in result.stdout
     assert ("second" not in asked, any("numbers only" in said for said in asked)) == (True, True)
     assert (["third"], 1) == (last[-1:], sum("It was about numbers." in said for said in last))
     assert not any("first" in said for said in last)
     assert "  turn 3 " in result.stdout
-    assert "what you said" in result.stdout
+    assert "your messages" in result.stdout
 
 
 CHOOSES = tool_call("ask_user", {"questions": [{"question": "Which one?", "options": ["red", "blue"]}]})
@@ -194,14 +194,14 @@ def test_read_only_commands_answer_at_an_open_question(chats: Any) -> None:
     before, after = "\n".join(lines[:answered]), "\n".join(lines[answered:])
     at_once = (
         "this turn so far   at least 100 tokens in, 20 out",
-        "there is no /hlep; did you mean /help?",
+        "there is no command /hlep; did you mean /help?",
         "  /quit ",
-        "nothing was written in this chat",
-        "now: default",
+        "no files were written in this chat",
+        "current mode: default",
     )
 
     assert at_once == tuple([said for said in at_once if said in before and said not in after])
-    assert 2 == before.count("(done when the turn is over)")
+    assert 2 == before.count("(runs when the turn ends)")
     assert ("mode plan, from" in after, "  [x] look" in after.partition("completed")[2]) == (True, True)
     assert [["go"]] * 3 == [[m.text for m in call.messages if m.role == "user"] for call in model.calls]
     assert '"selected":["blue"]' in model.calls[-1].messages[-1].text.replace(" ", "")
@@ -329,7 +329,7 @@ def test_chat_without_a_model_says_so_before_input(folder: Path, monkeypatch: py
     without = CliRunner().invoke(app, ["chat"], input="").stdout
     given = CliRunner().invoke(app, ["chat", "--model", "ollama/llama3.2"], input="").stdout
 
-    assert "No model is set yet: /model PROVIDER/MODEL" in without
+    assert "No model is set yet. Set one with /model PROVIDER/MODEL" in without
     assert "No model is set yet" not in given
 
 
@@ -346,9 +346,9 @@ def test_chat_commands_report_todos_cost_rules_and_mode(chats: Any) -> None:
     assert "  [x] look\n  [x] write \\x1b[2Jit\n" in said
     assert re.search(r"  agent coder   15 tokens in, 5 out .*\n  model scripted/m   15 tokens in, 5 out ", said)
     assert "bypass is not a mode of this chat" in said
-    assert ["default", "plan"] == re.findall(r"^now: (\w+);", said, re.MULTILINE)
+    assert ["default", "plan"] == re.findall(r"^current mode: (\w+);", said, re.MULTILINE)
     assert "  allow  " in said
-    assert "nothing was written in this chat" in said
+    assert "no files were written in this chat" in said
 
 
 def test_plan_mode_writes_nothing(chats: Any) -> None:
@@ -426,7 +426,7 @@ def test_debug_names_the_journal_of_the_last_turn(chats: Any) -> None:
     result, _ = chats(text("One."), typed="/debug\nfirst\n/debug\n")
 
     assert "no turn of this chat is recorded" in result.stdout
-    assert f"look into it with: stepengine debug {list_recorded_runs()[0].journal}" in result.stdout.replace("\n", " ")
+    assert f"inspect it with: stepengine debug {list_recorded_runs()[0].journal}" in result.stdout.replace("\n", " ")
 
 
 @pytest.mark.deep
@@ -441,7 +441,7 @@ def test_undo_restores_files_after_confirmation_and_informs_the_agent(chats: Any
     told = [[m.text for m in call.messages if m.role == "user"][-1] for call in model.calls]
 
     assert "there is no recorded turn to undo" in result.stdout
-    assert ("nothing was done" in result.stdout, "removed   b.txt" in result.stdout) == (True, True)
+    assert ("nothing was changed" in result.stdout, "removed   b.txt" in result.stdout) == (True, True)
     assert (False, "color\n") == (Path("b.txt").exists(), Path("a.txt").read_text())
     assert ["write", "write", f"{UNDONE}\n\nand now", f"{UNDONE}\n\nand now", f"{UNDONE}\n\nthen"] == told
 
@@ -478,7 +478,7 @@ def test_model_command_rejects_unknown_providers_and_shows_the_price(
         refused = CliRunner().invoke(app, ["chat", "--model", "scripted/m"], input="/model nowhere/x\n")
 
     assert ["openai/gpt-4o"] == [call.model for call in model.calls]
-    assert "now: openai/gpt-4o\n" in result.stdout
+    assert "current model: openai/gpt-4o\n" in result.stdout
     assert re.search(r"  price    input \$[\d.]+, output \$[\d.]+.* per million tokens", result.stdout)
     assert "unknown provider 'nowhere'" in refused.stdout
     assert "from the next turn on" not in refused.stdout
@@ -523,7 +523,7 @@ async def test_agent_sees_shell_commands_unless_hidden_or_pasted(folder: Path) -
     (note,) = chat.conversation.notes
     assert note.startswith("(I ran `cat a.txt; ")
     assert ("color\nxxx" in note, 8_192, "quiet" in note) == (True, len(note.partition("printed:)\n")[2]), False)
-    assert ["quiet", "it was not run: embedded null byte", PASTED] == said[1:]
+    assert ["quiet", "the command was not run: embedded null byte", PASTED] == said[1:]
     assert not (folder / "pasted").exists()
 
 
@@ -770,7 +770,7 @@ def test_chat_in_a_terminal_supports_approval_undo_interrupt_and_exit(somebody: 
     there.types("\x03")
     there.sees("interrupted | 1 step", READY)
     there.types("\x03")
-    there.sees("Ctrl-C once more leaves")
+    there.sees("press Ctrl-C again to leave")
     there.types("\x03")
 
     assert signal.SIGINT + 128 == there.leaves()
@@ -966,7 +966,7 @@ def test_second_ctrl_c_in_a_turn_leaves_a_resumable_chat(somebody: Any, folder: 
     there.sees("write_file ok", "calling model")
     assert "colour" == (folder / "b.txt").read_text()
     there.types("\x03\x03")
-    there.sees("left in the middle of a turn", "resume it with: stepengine resume ")
+    there.sees("you left during a turn", "resume it with: stepengine resume ")
 
     assert signal.SIGINT + 128 == there.leaves()
 
@@ -1028,9 +1028,9 @@ def test_keys_complete_switch_mode_and_stop_a_shell_command(somebody: Any, folde
     there.types("\x1b[Z")
     there.sees("mode plan, from the next turn on")
     there.types("/mode\r")
-    there.sees("now: plan", READY)
+    there.sees("current mode: plan", READY)
     there.types("\x1b[A\r")  # what was said last
-    there.sees("now: plan", READY)
+    there.sees("current mode: plan", READY)
     there.types("nonsense\x03/todos\r")  # what is cleared is not said
     there.sees("there are no todos", READY)
     there.types("!touch began; sleep 60; touch ended\r")

@@ -565,7 +565,7 @@ def test_all_edits_accepts_edits_but_asks_about_commands(
     assert [] == said
     assert ["write_file", "run_terminal_command", "write_file", "write_file"] == asked
     assert ["a.txt", "b.txt", "c.txt", "d.txt"] == sorted(path.name for path in folder.iterdir())
-    assert "commands are still asked about" in capsys.readouterr().out
+    assert "commands still need approval" in capsys.readouterr().out
 
 
 @pytest.mark.deep
@@ -587,8 +587,12 @@ def test_forgotten_permission_is_asked_about_again(
     said = capsys.readouterr().out
 
     assert (0, [], []) == (code, answers, [word for word in words if word])
-    assert 1 == said.count("nothing was allowed for good yet") == said.count("asked about again in this chat: ")
-    assert 2 == said.count("asked about again, 1 to 1")
+    assert (
+        1
+        == said.count("/forget NUMBER withdraws a lasting approval; there is none yet")
+        == said.count("you are asked about this again in this chat: ")
+    )
+    assert 2 == said.count("/forget NUMBER withdraws a lasting approval; pass 1 to 1")
     assert 1 == said.count("  always 1  ")
 
 

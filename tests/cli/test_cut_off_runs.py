@@ -83,7 +83,7 @@ def hinted(result: Result, after: str) -> list[str]:
 @pytest.mark.parametrize(("answer", "code", "paid"), [("yes", 3, "2;"), ("no", 1, "")])
 def test_hints_after_a_crash_lead_to_the_open_question(cut_off: str, answer: str, code: int, paid: str) -> None:
     replayed = command("replay", cut_off, "-q", code=1)
-    assert "cut.jsonl ends before its run did" in replayed.stderr
+    assert "cut.jsonl ends before the end of its run" in replayed.stderr
     asked = command("resume", *hinted(replayed, "resume it with"), "-q", code=3)
     assert "pay (#1) was cut off and may have happened. Do it again?" in asked.stderr
     answering = [argument.replace("TEXT", answer) for argument in hinted(asked, "answer it with")]

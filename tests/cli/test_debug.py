@@ -188,7 +188,7 @@ def test_until_finds_lines_tools_and_expressions_both_ways(folder: Path, way: st
     went, back, never, end = objects(folder, "last", "rback number == 1", "until nothing == 1", way=way)
 
     assert ("#8", "#3", "#8") == (went["address"], back["address"], end["address"])
-    assert "never held: 5 positions were looked at" in never["error"]
+    assert "is true at none of the 5 positions searched" in never["error"]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -212,8 +212,8 @@ def test_stepping_in_a_child_counts_only_its_positions(folder: Path) -> None:
     over, before, *_, after = objects(folder, "last", "into 7", "back", "next 2", "next", way="paused")[1:]
 
     assert "7#0" == over["address"]
-    assert "the run 7 has nothing before this; `out` follows all runs again" == before["error"]
-    assert "the run 7 has nothing after this; `out` follows all runs again" == after["error"]
+    assert "this is the first position of the run 7; `out` follows all runs again" == before["error"]
+    assert "this is the last position of the run 7; `out` follows all runs again" == after["error"]
 
 
 @pytest.mark.deep
@@ -310,7 +310,7 @@ def test_origins_of_arguments_and_values_are_shown(tmp_path: Path) -> None:
     assert ["path a1: written by the model; not in your request"] == handlers
     assert child[0].startswith("prompt <redacted:")
     assert f"{FROM_RESULT} read('a1') in step 2" in value
-    assert "no call with arguments waits here" in debug(tmp_path, "origins", way="paused").stdout
+    assert "there is no call with arguments here" in debug(tmp_path, "origins", way="paused").stdout
     assert KEY not in debug(tmp_path, "goto #7", "origins", way="paused").stdout
 
 
@@ -439,7 +439,7 @@ def test_breakpoint_opens_the_loop_and_is_skipped_while_seeking(folder: Path, wa
     )
 
     assert ("handle_steps", "0") == (stopped["breakpoint"], there["text"])
-    assert "the handler is in a breakpoint" in refused["error"]
+    assert "the handler is stopped at a breakpoint" in refused["error"]
     assert "#1" == shown["address"]
     assert ["#4"] == [moment["address"] for moment in objects(folder, "goto 3", way=way)]
 
@@ -552,8 +552,8 @@ def test_fork_answers_on_a_copy_and_rejects_repeated_calls(folder: Path) -> None
     assert "completed" == answered["status"]
     assert "1" == ended["text"]
     assert "may happen again" in refused["error"]
-    assert "without a terminal nobody can approve it" in live["error"]
-    assert "fork takes no '--nothing'" in unknown["error"]
+    assert "this needs your approval, and there is no terminal" in live["error"]
+    assert "fork has no option '--nothing'" in unknown["error"]
 
 
 @pytest.mark.deep

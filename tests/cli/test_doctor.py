@@ -56,7 +56,7 @@ def test_doctor_without_findings_exits_with_0_and_writes_nothing(tmp_path: Path)
     result = doctor()
 
     assert result.exit_code == 0, result.output
-    assert "nothing is wrong" in result.stdout
+    assert "no problems found" in result.stdout
     for said in (
         "Python 3.",
         "anthropic 2.",

@@ -193,7 +193,7 @@ def test_resume_due_takes_a_database_and_its_agents(work: Path) -> None:
     found = command("resume", "--due", "R.db", "--agents", "elsewhere/mine.py", "--json").stdout.splitlines()
 
     assert 2 == lost.stderr.count("could not be resumed")
-    assert 2 == lost.stderr.count("tried again at")
+    assert 2 == lost.stderr.count("next attempt at")
     assert {("a", "completed"), ("b", "completed")} == {(r["run"], r["status"]) for r in map(json.loads, found)}
 
 

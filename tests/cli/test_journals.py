@@ -187,7 +187,7 @@ def test_divergence_exits_with_5_and_names_step_line_field(ended: str, old: str,
 
 def test_replay_with_another_model_explains_the_option(asked: str) -> None:
     message = command("replay", asked, "--model", "test/other", "-q", code=5).stderr
-    assert "the recorded model is taken without --model" in message
+    assert "to use the recorded model, leave out --model" in message
 
 
 @pytest.mark.spec("requirements:O7", "generator-contract:T34")
@@ -295,7 +295,7 @@ def test_fork_calls_models_again_and_answers_tools_from_the_record(ended: str, s
     said = command("fork", ended, "--agent", agent, "--tools", "recorded")
     assert said.stdout == "ONE yes\n"
     assert (
-        "from #1 on: 2 model calls, 0 reused; of tools 1 answered from the record, 0 simulated, 0 performed"
+        "from #1 on: 2 model calls, 0 reused; tool calls: 1 answered from the record, 0 simulated, 0 performed"
         in said.stderr
     )
     assert "the new run is recorded in run.fork-difference.jsonl" in said.stderr
@@ -317,11 +317,11 @@ def test_fork_calls_models_again_and_answers_tools_from_the_record(ended: str, s
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "name the last effect to keep with --at"),
+        ([], "pass --at with the last effect to keep"),
         (["--tools", "all"], "--tools is 'all'; it is one of recorded, idempotent, working-copy"),
         (["--at", "0", "--budget", "1"], "--budget needs --tools"),
         (["--at", "0", "--fresh"], "--fresh needs --tools"),
-        (["--tools", "recorded", "--edit", "x"], "--edit does not go with --tools"),
+        (["--tools", "recorded", "--edit", "x"], "--edit cannot be combined with --tools"),
         (["--tools", "recorded", "--budget", "much"], "--budget: "),
         (["--tools", "recorded", "--at", "99"], "has no effect after #99"),
     ],
@@ -397,7 +397,7 @@ def test_test_replays_whole_folders_and_counts(ended: str) -> None:
 @pytest.mark.spec("reliability:R2")
 def test_agent_is_found_by_id_and_never_by_recorded_path(ended: str) -> None:
     Path("agents/desk.py").rename("elsewhere.py")
-    assert "Say where it is with --agent PATH" in command("replay", ended, "-q", code=2).stderr
+    assert "Name its file with --agent PATH" in command("replay", ended, "-q", code=2).stderr
     assert command("replay", ended, "--agent", "elsewhere.py", "-q").stdout == "ONE yes\n"
     Path("evil.py").write_text("raise SystemExit('it ran')")
     crc, content = 0, b""
@@ -542,7 +542,7 @@ def test_extend_asks_before_repeating_tools_and_keeps_a_backup(ended: str, scrip
     assert "--allow-repeat" in said
     assert (Path("done.txt").read_text(), Path(ended).read_bytes()) == ("onetwo", before)
     said = command(*EXTEND, ended, "--agent", agent, "--answer", "Ship it?=yes", "--allow-repeat").stderr
-    assert "kept 1 of 5 effects, recorded 4 new ones; as it was: run.before-1.jsonl" in said
+    assert "kept 1 of 5 effects, recorded 4 new ones; the original: run.before-1.jsonl" in said
     assert (Path("done.txt").read_text(), Path("run.before-1.jsonl").read_bytes()) == ("onetwotwo", before)
     assert "needs --on-divergence extend" in command("resume", ended, "--allow-repeat", code=2).stderr
 
@@ -556,7 +556,7 @@ def test_failed_extend_leaves_the_file_unchanged(ended: str, scripted: Any) -> N
     before = Path(ended).read_bytes()
     scripted(refuse)
     said = command(*EXTEND, ended, "--agent", edited("You help.", "You hinder."), "--allow-repeat", code=1).stderr
-    assert "run.jsonl stays as it was" in said
+    assert "run.jsonl was not changed" in said
     assert Path(ended).read_bytes() == before
 
 
@@ -651,7 +651,7 @@ def test_answer_after_an_edit_needs_on_divergence_keep(asked: str, scripted: Any
     assert f"keep      {asked}  desk\n  ? q4: Ship it?\n" in said
     assert "/system_prompt" in said
     assert (
-        "1 waiting: 0 can be resumed as they are, 1 with --on-divergence keep, 0 would diverge, 0 could not be tried"
+        "1 waiting: 0 can be resumed as they are, 1 with --on-divergence keep, 0 would diverge, 0 could not be checked"
         in said
     )
     (told,) = json.loads(

@@ -86,7 +86,7 @@ def test_send_prints_the_id_and_whether_it_is_new() -> None:
     shown = json.loads(command("send", "asks.jsonl", "Be short.", "--id", "m1", "--json").stdout)
     answered = json.loads(command("send", "asks.jsonl", "--answer", "q0=Friday", "--json").stdout)
 
-    assert ("m1\n", "m1 (it was there already)\n") == (text.stdout, again.stdout)
+    assert ("m1\n", "m1 (already sent)\n") == (text.stdout, again.stdout)
     assert {"id": "m1", "topic": "", "path": "", "new": False} == shown
     assert {"answered": ["q0"]} == answered
 
@@ -96,8 +96,8 @@ def test_send_prints_the_id_and_whether_it_is_new() -> None:
     ("words", "part"),
     [
         ([], "nothing to send; pass TEXT, --answer ID=TEXT, or --topic"),
-        (["Be short.", "--answer", "q0=Friday"], "an answer goes without a message"),
-        (["--topic", "go", "--always", "q0"], "an answer goes without a message"),
+        (["Be short.", "--answer", "q0=Friday"], "--answer and --always cannot be combined with a message"),
+        (["--topic", "go", "--always", "q0"], "--answer and --always cannot be combined with a message"),
         (["--answer", "q0=no", "--always", "q0"], "--answer and --always both answer 'q0'"),
         (["--answer", "q0"], "is not ID=TEXT"),
         (["Be short.", "--path", "1"], "--path names the child that receives on a topic"),

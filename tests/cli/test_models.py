@@ -129,4 +129,4 @@ def test_ask_option_requests_the_capabilities_of_a_model(monkeypatch: pytest.Mon
     )
     assert (2, "") == (refused.exit_code, refused.stdout)
     assert "anthropic answered 404" in refused.stderr
-    assert "--ask asks about models: name one" in models("--ask").stderr
+    assert "--ask needs a model: name one" in models("--ask").stderr

@@ -296,7 +296,7 @@ def test_consent_shows_every_permission_with_the_riskiest_first(
         assert "host: api.example.com, xn--pi-6kc.example.com" in lines
         assert all(name in said for name in tools)
         assert (
-            "in all: 2 host, 1 writes, 1 reads, 1 tools, execute, 1 tools, network, 1 tools, write, 200 tools, read"
+            "total: 2 host, 1 writes, 1 reads, 1 tools, execute, 1 tools, network, 1 tools, write, 200 tools, read"
             in lines
         )
 
@@ -316,7 +316,7 @@ def test_consent_shows_every_permission_with_the_riskiest_first(
         ({"hosts": ["good.com/.evil.com"]}, "which is not a host"),
         ({"agents": {"a": {"tools": {"look": "re\u0430d"}}}}, "names and categories"),
         ({"agents": {"a": {"tools": {"re\u0430d": "execute"}}}}, "names and categories"),
-        ({"agents": {"a": {"tools": {"look, in all: 0": "execute"}}}}, "names and categories"),
+        ({"agents": {"a": {"tools": {"look, total: 0": "execute"}}}}, "names and categories"),
     ],
     ids=["of one", "of all", "host", "two hosts", "user", "path", "category", "tool", "list"],
 )
@@ -343,16 +343,16 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.spec("packages:PK6", "packages:PK8")
 def test_agents_list_shows_declared_wants_and_consent(installed: Path) -> None:
-    assert "not agreed: stepengine agents agree acme-agents" in " ".join(typed("agents", "list").output.split())
+    assert "not approved: stepengine agents agree acme-agents" in " ".join(typed("agents", "list").output.split())
 
     said = typed("agents", "agree", "Acme_Agents")
     assert 0 == said.exit_code
     assert "  host: api.example.com\n  tools, network: fetch\n" in said.output
     shown = typed("agents", "list").output
-    assert "acme/reviewer\n  tools   fetch (network)\n  package acme-agents 1.0; publisher acme; agreed\n" in shown
-    assert "  wants   host api.example.com; so it says, which is not a limit" in shown
+    assert "acme/reviewer\n  tools   fetch (network)\n  package acme-agents 1.0; publisher acme; approved\n" in shown
+    assert "  requests host api.example.com (declared by the package, not enforced)" in shown
     assert "forgotten" in typed("agents", "agree", "acme-agents", "--forget").output
-    assert "not agreed: " in " ".join(typed("agents", "list").output.split())
+    assert "not approved: " in " ".join(typed("agents", "list").output.split())
 
 
 @pytest.mark.spec("packages:PK6")
@@ -362,7 +362,7 @@ def test_package_without_consent_is_explained_and_not_imported(installed: Path) 
     assert 2 == said.exit_code
     assert "tools, network: fetch" in said.output
     assert "stepengine agents agree acme-agents" in said.output
-    assert "a program with all of your rights" in said.output
+    assert "Its code runs with all of your rights." in said.output
     assert "imported" not in said.output
 
 
@@ -373,10 +373,10 @@ def test_approve_package_is_rejected_inside_a_tool(installed: Path, monkeypatch:
             DefinitionError, match="approve_package is only for people, and a tool of an agent called it"
         ):
             approve_package("acme-agents")
-    assert "not agreed: " in " ".join(typed("agents", "list").output.split())
+    assert "not approved: " in " ".join(typed("agents", "list").output.split())
 
     assert "acme-agents" == approve_package("Acme_Agents").package
-    assert "publisher acme; agreed\n" in typed("agents", "list").output
+    assert "publisher acme; approved\n" in typed("agents", "list").output
 
 
 def test_agreeing_to_an_unknown_package_lists_the_installed(installed: Path) -> None:
@@ -391,7 +391,7 @@ def test_testing_an_agent_without_recordings_explains_it(installed: Path) -> Non
     said = typed("test", "acme/reviewer")
 
     assert 2 == said.exit_code
-    assert "acme/reviewer of acme-agents 1.0 comes with no recorded run" in said.output
+    assert "acme/reviewer of acme-agents 1.0 has no recorded runs" in said.output
 
 
 # --- init -------------------------------------------------------------------------------------------------------------

@@ -95,7 +95,7 @@ def test_policy_against_runs_reports_denials_without_running_tools(tmp_path: Pat
     assert ['put {"x":1}', 'put {"x":2}'] == [line.strip() for line in lines[1:6:3]]
     assert "the rule 'deny tool put in agent:kid' denies it" in lines[5]
     assert "3 calls in 2 runs: 1 denied, 2 asked about" in told.stderr
-    assert "not known, so of no category: put;" in told.stderr
+    assert "unknown tools, judged without a category: put;" in told.stderr
 
 
 def test_agent_option_gives_policy_the_categories_of_own_tools(tmp_path: Path, recorded: Path) -> None:
@@ -136,7 +136,7 @@ def test_policy_does_not_suggest_the_option_that_was_given(tmp_path: Path, recor
     words = ("config", "policy", saved(tmp_path), "--against", recorded, "--agent", tmp_path / "mine.py")
     said = command(*words, code=1).stderr
 
-    assert "not known, so of no category: put;" in said
+    assert "unknown tools, judged without a category: put;" in said
     assert "--agent" not in said
 
 

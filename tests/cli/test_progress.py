@@ -215,7 +215,7 @@ def test_environment_decides_colours_and_live_line(
 def test_a_reply_that_broke_off_is_taken_back() -> None:
     lines = shown(ev.TextDelta(text="half"), ev.ReplyDiscarded(model="m"), ev.TextCompleted(text="whole"))
 
-    assert ["(the reply was interrupted and does not count)", "whole"] == lines.splitlines()
+    assert ["(the reply was interrupted and discarded)", "whole"] == lines.splitlines()
 
 
 def test_parallel_children_are_labelled_in_the_output() -> None:

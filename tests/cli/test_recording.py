@@ -142,7 +142,7 @@ def test_resume_takes_a_name_or_last_and_the_recorded_options(tmp_path: Path, mo
     assert '"three"' in command("compare", "diff", "--last", code=1).stdout
     assert "no difference\n" == command("compare", "diff", list_recorded_runs()[0].stem, "--last").stdout
     assert "name two runs; pass one" in command("show", "run.jsonl", "--last", code=2).stderr
-    assert "is the beginning of several runs" in command("show", stem[:4], code=2).stderr
+    assert "is the start of several run names" in command("show", stem[:4], code=2).stderr
     assert "name a run" in command("replay", code=2).stderr
 
 
@@ -464,7 +464,7 @@ def test_undo_rejects_files_changed_since_unless_partial(project: Path) -> None:
     refused = command("undo", "--last", code=1)
 
     assert "changed   a.txt: it was changed later\n" == refused.stdout
-    assert "nothing was undone; --partial leaves these files" in refused.stderr
+    assert "nothing was undone; --partial skips these files" in refused.stderr
     assert (project / "new/b.txt").exists()
     done = command("undo", "--last", "--partial", "--cwd", "project").stdout
     assert "removed   new/b.txt\nremoved   new/\nleft      a.txt: it was changed later\n" == done
@@ -486,7 +486,7 @@ def test_undo_shows_and_asks_before_using_an_unknown_journal(project: Path, monk
     mode = f"{(project / 'a.txt').stat().st_mode & 0o777:o}"
     listed = "restored  a.txt\nremoved   new/b.txt\nremoved   new/\n"
     assert f"{listed}a.txt would have the mode {mode} and this content:\n  | as it was\n" == refused.stdout
-    assert "no run of yours is known to have written sent.jsonl" in refused.stderr
+    assert "sent.jsonl was not written by a known run of yours" in refused.stderr
     assert "--trust-journal" in refused.stderr
     assert "three" == (project / "a.txt").read_text()
     monkeypatch.setattr("stepengine.cli.commands.undo.can_ask", lambda: True)

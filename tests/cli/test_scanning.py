@@ -79,7 +79,7 @@ def test_check_takes_a_folder_of_journals_and_other_files(tmp_path: Path) -> Non
     assert ["BAD", "BAD", "ok", "ok"] == [line.split()[0] for line in bad.stdout.splitlines() if line[0] in "Bo"]
     assert "looks like a secret: record " in bad.stdout
     assert KEY not in bad.output
-    assert "take them out, and change keys that were shared" in bad.stderr
+    assert "remove them, and replace keys that were shared" in bad.stderr
     assert (0, "ok") == (allowed.exit_code, allowed.stdout[:2])
 
 
@@ -96,4 +96,4 @@ def names(result: Result) -> list[str]:
 def test_options_about_signatures_need_a_key(tmp_path: Path, option: list[str]) -> None:
     said = typed("journal", "check", tmp_path, *option)
 
-    assert (2, True) == (said.exit_code, "give --key PUB, too" in said.stderr)
+    assert (2, True) == (said.exit_code, "need --key PUB; add it" in said.stderr)

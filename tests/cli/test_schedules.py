@@ -62,7 +62,7 @@ def test_schedules_list_next_and_last_runs(project: Path, place: str) -> None:
     assert "when    0 7 * * 1-5, Europe/Berlin: At 07:00 on Monday through Friday" in shown.stdout
     assert "last    Fri 2026-05-08 07:00 +0200, morning-20260508T050000Z, completed" in shown.stdout
     assert "missed  4, the newest Thu 2026-05-07 07:00 +0200" in shown.stdout
-    assert "next    never: it is not enabled" in shown.stdout
+    assert "next    never: the schedule is not enabled" in shown.stdout
     assert ["morning", "month"] == [one["id"] for one in told]
     assert {"at": "2026-05-08T05:00:00+00:00", "status": "completed", "run": "morning-20260508T050000Z", "error": None} == (
         told[0]["last"]

@@ -75,7 +75,7 @@ def test_forked_run_uses_the_script_after_kept_replies() -> None:
 
     assert ["three\n", "one\n"] == [forked("--at", "-1"), forked("--at", "0")], "at 0 it keeps the reply of the record"
     refused = typed("fork", "x", "--at", "0", "--db", "@url", "--script", "others.json")
-    assert (2, True) == (refused.exit_code, "--script does not go with --db" in refused.stderr)
+    assert (2, True) == (refused.exit_code, "--script cannot be combined with --db" in refused.stderr)
 
 
 @pytest.mark.spec("requirements:A17")

@@ -118,14 +118,14 @@ def test_page_may_set_only_shared_state_and_context(folder: Path, monkeypatch: p
     ("arguments", "said"),
     [
         (["nowhere"], "there is no nowhere; pass a Python file, a folder of agent files, or an importable module"),
-        (["nowhere:make_engine"], "nowhere:make_engine makes no engine: ModuleNotFoundError"),
-        (["shop:nothing"], "shop:nothing makes no engine: AttributeError"),
-        (["shop:makes_none"], "shop:makes_none returned a int; a function without arguments that returns an Engine would be fine"),
-        (["shop:fails"], "shop:fails makes no engine: RuntimeError: the shop is closed"),
-        (["shop.py", "--host", "0.0.0.0"], "--host 0.0.0.0 lets other machines in"),
+        (["nowhere:make_engine"], "nowhere:make_engine could not make an engine: ModuleNotFoundError"),
+        (["shop:nothing"], "shop:nothing could not make an engine: AttributeError"),
+        (["shop:makes_none"], "shop:makes_none returned a int; name a function without arguments that returns an Engine"),
+        (["shop:fails"], "shop:fails could not make an engine: RuntimeError: the shop is closed"),
+        (["shop.py", "--host", "0.0.0.0"], "--host 0.0.0.0 makes the server reachable from other machines"),
         (["shop.py", "--host", "0.0.0.0", "--tokens", "tokens.json"], "--allow-host NAME"),
         (["shop.py", "--host", "0.0.0.0", "--allow-host", "shop.example.com"], "--tokens FILE"),
-        (["shop.py", "--tokens", "nothing.json"], "there is no nothing.json; `stepengine tokens add NAME --file nothing.json` writes it"),
+        (["shop.py", "--tokens", "nothing.json"], "there is no nothing.json; `stepengine tokens add NAME --file nothing.json` creates it"),
         (["shop.py", "--tokens", "shop.py"], "may be read or written by others (mode 0644)"),
         (["shop.py", "--runs", "everybodys"], "others may write to"),
         (["shop.py", "--runs", "shop.py"], "the folder of runs 'shop.py' cannot be created: File exists"),
@@ -159,7 +159,7 @@ def test_occupied_port_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch
         port = taken.getsockname()[1]
         result = command("serve", "shop.py", "--port", port, code=2)
 
-    assert f"127.0.0.1:{port} cannot be used to listen" in result.stderr
+    assert f"the server cannot listen on 127.0.0.1:{port}" in result.stderr
     assert "sk-stepengine-" not in result.output
 
 

@@ -86,7 +86,7 @@ def test_advice_after_a_401_works(monkeypatch: pytest.MonkeyPatch) -> None:
         trusted = command("ask", "groq/llama", "hi", "--base-url", url)
 
     assert "No key was sent" in refused.stderr
-    assert refused.stderr.rstrip().endswith("On the command line --api-key-env NAME names that variable.")
+    assert refused.stderr.rstrip().endswith("On the command line, name that variable with --api-key-env NAME.")
     assert "STEPENGINE_KEY_HOSTS" not in refused.stderr
     assert "STEPENGINE_KEY_HOSTS" in withheld.stderr
     assert ["It is five.\n"] * 2 == [done.stdout, trusted.stdout]
@@ -96,14 +96,17 @@ def test_advice_after_a_401_works(monkeypatch: pytest.MonkeyPatch) -> None:
     ("arguments", "said"),
     [
         (["--base-url", "http://h/v1", "--model", "m", "--api-key-env", "NOT_SET"], "set NOT_SET"),
-        (["--api-key-env", "NAME"], "--api-key-env is for --base-url, which is missing"),
+        (["--api-key-env", "NAME"], "--api-key-env needs --base-url; `stepengine agents models` lists"),
         (
             ["--base-url", "http://h/v1"],
-            "', but no model is named for that server: 'kid' names 'anthropic/claude-sonnet-4-5', which has its own provider",
+            "' needs a model of that server, but 'kid' names 'anthropic/claude-sonnet-4-5', which has its own provider",
         ),
-        (["--model", "a/b", "--price", "cheap"], "--price is 'cheap'; it is US dollars for a million tokens"),
-        (["--model", "a/b", "--price", "1/2/3"], "such as 0, 0.5 or 0.15/0.60 for in and out"),
-        (["--model", "a/b", "--price", "-1"], "--price is '-1'"),
+        (
+            ["--model", "a/b", "--price", "cheap"],
+            "--price must be US dollars per million tokens, such as 0, 0.5 or 0.15/0.60 for input and output, not 'cheap'",
+        ),
+        (["--model", "a/b", "--price", "1/2/3"], "such as 0, 0.5 or 0.15/0.60 for input and output"),
+        (["--model", "a/b", "--price", "-1"], "for input and output, not '-1'"),
     ],
 )
 def test_invalid_model_options_are_rejected_before_a_request(arguments: list[str], said: str) -> None:
@@ -201,7 +204,7 @@ def test_cost_limit_on_a_local_model_suggests_the_price_option() -> None:
         dear = command("run", *local, "--price", "1/2", "--json")
         command("run", *local, "--price", "900000", code=4)
 
-    assert "--price 0, or --price IN/OUT in US dollars for a million tokens" in refused.stderr
+    assert "--price 0, or --price IN/OUT in US dollars per million tokens" in refused.stderr
     assert 0 == Decimal(json.loads(free.stdout)["cost"])
     used = json.loads(dear.stdout)["usage"]
     prompt = sum(used[f"{kind}_tokens"] for kind in ("input", "cache_read", "cache_write"))

@@ -258,7 +258,7 @@ def entry_name() -> str:
 @pytest.mark.spec("requirements:X56")
 def test_model_for_an_unknown_agent_or_provider_is_rejected(boss: None) -> None:
     said = command("run", "boss", "go", "--model", "nobody=a/one", code=2).stderr
-    assert "names no agent of this run; it has boss, plain, helper" in said
+    assert "names no agent of this run; its agents: boss, plain, helper" in said
 
     Path("agents/names.py").write_text(
         'from stepengine import *\n\ndef handle_steps(ctx):\n    yield StepWith(model="nowhere/x")\n\n'

@@ -112,8 +112,8 @@ def goes_on(folder: Path, shape: str, number: int) -> None:
     _, said = process.communicate(timeout=SECONDS)
 
     assert 128 + number == process.returncode, said
-    assert "waits up to 5 s for" in said
-    assert "once more ends it at once" in said
+    assert "waiting up to 5 s for" in said
+    assert "press Ctrl-C again to stop at once" in said
     assert [] == list_effects_in_doubt(FileJournal(folder / "run.jsonl").history())
     resumed = started(folder, "resume", "run.jsonl", "-q")
     out, said = resumed.communicate(timeout=SECONDS)

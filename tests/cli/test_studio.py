@@ -181,16 +181,22 @@ def test_studio_does_not_run_untrusted_agents(project: Path, monkeypatch: pytest
     ("words", "said"),
     [
         (["nowhere"], "there is no 'nowhere'"),
-        (["empty"], "`stepengine init DIR` makes a project"),
+        (["empty"], "run `stepengine init DIR` to create a project"),
         (["asker.py"], "is not a folder; to name a file of agents, use --agents"),
-        (["--host", "0.0.0.0"], "lets other machines in"),
+        (["--host", "0.0.0.0"], "makes the server reachable from other machines"),
         (["--script", "none.json"], "--script 'none.json': none.json cannot be read"),
-        (["--script", "bad.json"], "--script 'bad.json' is a list of replies, not dict"),
-        (["--script", "bad.yaml"], "a reply is a text, a call"),
+        (["--script", "bad.json"], "--script 'bad.json' must be a list of replies, not dict"),
+        (["--script", "bad.yaml"], "a reply must be a text, a call"),
         (["--script", "bad.py"], "bad.py holds no 'replies'"),
         (["--script", "good.json", "--base-url", "http://localhost:1/v1"], "exclude each other"),
-        (["--script", "good.json", "--agents", "shop:make"], "shop:make returns an engine with its own models"),
-        (["--script", "good.json", "--runs", "postgresql://nowhere/db"], "is for runs of a folder or of RUNS.db"),
+        (
+            ["--script", "good.json", "--agents", "shop:make"],
+            "shop:make returns an engine with its own models; leave --script out",
+        ),
+        (
+            ["--script", "good.json", "--runs", "postgresql://nowhere/db"],
+            "--script needs --runs with a folder or RUNS.db",
+        ),
     ],
 )
 def test_invalid_studio_arguments_are_rejected(
@@ -220,7 +226,7 @@ def test_served_script_replaces_models_of_the_file(project: Path, own: str, monk
         view = run_until_settled(client, "one", "this")
 
     assert ("completed", "asked this") == (view["status"], view["text"]), view["error"]
-    assert "the script said.py answers in place of models, which are not asked" in said
+    assert "the script said.py supplies the replies; no model is called" in said
 
 
 def test_studio_is_rejected_inside_a_tool(monkeypatch: pytest.MonkeyPatch, project: Path) -> None:

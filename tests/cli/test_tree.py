@@ -72,4 +72,4 @@ def test_the_command_shows_the_agents_that_can_be_named(tmp_path: Path, monkeypa
 
     both = CliRunner().invoke(app, ["agents", "list", "--tree", "--json"])
     assert (2, "") == (both.exit_code, both.stdout)
-    assert "--json alone has spawnable_agents" in both.stderr
+    assert "--json lists the spawnable_agents" in both.stderr

@@ -418,7 +418,10 @@ def test_trust_hint_is_quoted_for_any_folder_name(place: Place) -> None:
     place.path.rename(odd)
     os.chdir(odd)
 
-    assert f"Look at it, then: stepengine agents trust {shlex.quote(str(odd))}\n" in place.type("agents", "list").stderr
+    assert (
+        f"Check its files, then run: stepengine agents trust {shlex.quote(str(odd))}\n"
+        in place.type("agents", "list").stderr
+    )
 
 
 @pytest.mark.spec("requirements:X72")
@@ -472,7 +475,7 @@ def test_trusted_folder_may_change_until_forgotten(place: Place) -> None:
     assert [str(place.path / "agents")] == json.loads(place.type("agents", "trust", "--list", "--json").stdout)
     assert "Go\n" == place.type("run", "new", "Go", "-q", code=0).stdout
     assert "forgotten\n" == place.type("agents", "trust", "--forget", code=0).stdout
-    assert "it was not trusted\n" == place.type("agents", "trust", "--forget", code=0).stdout
+    assert "the folder was not trusted\n" == place.type("agents", "trust", "--forget", code=0).stdout
 
     place.type("run", "new", "Go", "-q", code=2)
 

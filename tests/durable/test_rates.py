@@ -377,8 +377,8 @@ options = {"rate_limits": RATES}
             },
         ),
         ("RateLimit(max_concurrency=8)", [], RateLimit(max_concurrency=8)),
-        ("RateLimit(max_concurrency=8)", ["--max-concurrency", "openai=8"], "one limit for every provider"),
-        ("None", ["--max-concurrency", "openai"], "anthropic=50 would be fine"),
+        ("RateLimit(max_concurrency=8)", ["--max-concurrency", "openai=8"], "one limit for all providers"),
+        ("None", ["--max-concurrency", "openai"], "write PROVIDER=NUMBER, such as anthropic=50"),
     ],
 )
 def test_typed_limits_override_limits_of_the_module(
@@ -416,7 +416,7 @@ def test_typed_limits_override_limits_of_the_module(
 
 async def test_rate_status_shows_accounts_without_keys(worker, db: str):
     shown = await asyncio.to_thread(CliRunner().invoke, app, ["deploy", "status", "--rates", "--db", db])
-    assert "ACCOUNT  UNDER-WAY  WAITING  REQUESTS/MIN  TOKENS/MIN\n" == shown.stdout
+    assert "ACCOUNT  ACTIVE  WAITING  REQUESTS/MIN  TOKENS/MIN\n" == shown.stdout
 
     _, one = await worker("fingerprint", max_concurrency=1)
     await one.enter(70, said_nothing)

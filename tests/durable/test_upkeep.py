@@ -114,7 +114,7 @@ class Deployment:
         process = self.start("deploy", "worker", "mine.py", "--executor", executor, *arguments)
         assert process.stderr is not None
         line = process.stderr.readline()
-        assert "takes runs" in line, line + process.stderr.read()
+        assert "executes runs" in line, line + process.stderr.read()
         return process
 
     def world(self) -> list[str]:
@@ -182,7 +182,7 @@ def test_takeover_finishes_runs_of_a_killed_worker(deployment: Deployment) -> No
     told = deployment("deploy", "status", code=1)
     assert "DEAD" in told
     assert "stepengine deploy takeover w1" in told
-    assert "no worker of it lives" in told
+    assert "has no live worker" in told
 
     second = deployment.worker("w2")
     assert "would resume  r1  from w1" in deployment("deploy", "takeover", "w1", "--dry-run")
@@ -433,7 +433,7 @@ def test_watch_rejects_options_it_ignores(monkeypatch: pytest.MonkeyPatch) -> No
     result = CliRunner().invoke(app, ["deploy", "takeover", "--watch", "--dry-run"])
 
     assert result.exit_code == 2, result.output
-    assert "go with one EXECUTOR" in result.stderr
+    assert "need one EXECUTOR" in result.stderr
 
 
 @pytest.mark.spec("durable:UF34", "durable:U46")
@@ -494,7 +494,7 @@ def test_runs_move_to_another_release_and_into_journals(deployment: Deployment) 
     assert "is recorded" in told
     assert deployment("deploy", "release", "1", "2", "--agents", "newer.py", "--check").count("would move") == 2
     assert deployment("deploy", "release", "1", "2", "--agents", "newer.py").count("moved") == 2
-    assert "no run of release 1" in deployment("deploy", "release", "1", "2", "--agents", "newer.py")
+    assert "release 1 has no runs left" in deployment("deploy", "release", "1", "2", "--agents", "newer.py")
 
     began = len(deployment.world())
     deployment.worker("new", "--release", "2")  # of mine.py: which code it has is the operator's word

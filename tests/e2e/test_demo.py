@@ -61,7 +61,7 @@ def test_the_demo_reports_no_cost_and_the_estimated_live_cost() -> None:
 
     assert "| 3,020 tokens in, 303 out | $0.0000 | " in done.stderr
     assert "This cost nothing: the replies are a recording. Live, with " in done.stdout
-    assert "it would have been about $0.0136." in done.stdout
+    assert "it would have cost about $0.0136." in done.stdout
 
 
 def test_a_kept_copy_has_the_edited_project() -> None:

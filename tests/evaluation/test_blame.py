@@ -334,7 +334,7 @@ def test_the_blame_command_names_the_step_and_its_exit_code(folder: Any) -> None
     refused = folder.type(
         "compare", "blame", "bad.jsonl", "--check", "'three' in text", "--tools", "recorded", code=Exit.USAGE
     )
-    assert "models will be asked about 24 times" in refused.stderr
+    assert "this will make about 24 model calls" in refused.stderr
     looks_first = "def looks_first(ctx):\n    yield ToolCall('look', {'shelf': 'c1'})\n\nagent ="
     changed = Path("agents/shop.py").read_text().replace("count])", "count], handle_steps=looks_first)")
     folder.write("changed.py", changed.replace("agent =", looks_first))

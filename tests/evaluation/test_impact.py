@@ -243,7 +243,7 @@ def test_the_cost_range_is_shown_and_needs_consent(ten: Any, monkeypatch: pytest
     monkeypatch.setattr("stepengine.cli.commands.impact.make_scripted_models", lambda file: None)
     refused = ten.type("compare", "impact", "journals", "--agent", "now.py", code=Exit.USAGE)
 
-    assert "asked about 150 times, for about $2.0000 to $4.0000" in refused.stderr
+    assert "this will make about 150 model calls for about $2.0000 to $4.0000" in refused.stderr
     assert "" == refused.stdout
 
 

@@ -87,7 +87,7 @@ def test_the_price_command_fails_where_there_is_no_price(folder: Any) -> None:
     assert (None, None) == (unknown["runs"][0]["models"][0]["low"], unknown["runs"][0]["models"][0]["high"])
     said = folder.type("compare", "price", "run.jsonl", "run.jsonl", "--model", MODEL)
     assert "together" in said.stdout
-    assert "would also act otherwise" in said.stderr
+    assert "would also act differently" in said.stderr
     folder.type("compare", "price", "none.jsonl", "--model", MODEL, code=Exit.USAGE)
     assert 0 < list_recorded_calls(FileJournal("run.jsonl"))[1].shared < 1
 

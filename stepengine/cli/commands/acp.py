@@ -38,16 +38,16 @@ def acp(
     config: Config = None,
     offer: Annotated[
         list[str] | None,
-        typer.Option(help="Another model to choose from in the editor, for all agents.", metavar="MODEL"),
+        typer.Option(help="Another model that the editor offers, for all agents.", metavar="MODEL"),
     ] = None,
     allow_bypass: Annotated[
-        bool, typer.Option("--allow-bypass", help="Offer the mode that asks for no approvals in the editor.")
+        bool, typer.Option("--allow-bypass", help="Offer a mode without approvals in the editor.")
     ] = False,
     terminals: Annotated[
         bool,
         typer.Option(
             "--terminals",
-            help="Run commands in the editor's terminals, with its environment variables, if it offers any.",
+            help="Run commands in the editor's terminals, if it has any, with its environment variables.",
         ),
     ] = False,
 ) -> Exit:
@@ -77,7 +77,7 @@ def _serve_editor(options: Options, offered: Sequence[str], *, allows_bypass: bo
 
     runs = runs_folder()
     if runs is None:
-        msg = "no home folder found to keep sessions in; set STEPENGINE_STATE_DIR"
+        msg = "no home folder found to store sessions in; set STEPENGINE_STATE_DIR"
         raise UsageProblem(msg)
     options = attrs.evolve(options, write=True, shell=True, asks=True, quiet=True)  # noqa: S604  (no process is started)
     policy = choose_policy(options) or make_asking_policy()

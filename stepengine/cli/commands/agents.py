@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def agents(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
-    as_tree: Annotated[bool, typer.Option("--tree", help="Show which agent may start which.")] = False,
+    as_tree: Annotated[bool, typer.Option("--tree", help="Show as a tree which agents each agent may start.")] = False,
     config: Config = None,
 ) -> Exit:
     r"""
@@ -44,7 +44,7 @@ def agents(
     from stepengine.engine.packages import find_installed_agent_packages
 
     if as_json and as_tree:
-        msg = "--tree is for reading; --json alone has spawnable_agents for each agent"
+        msg = "--tree and --json exclude each other; --json lists the spawnable_agents of each agent"
         raise UsageProblem(msg)
     entries, found = list_agents(load_settings(config).agent_folders), find_installed_agent_packages()
     if as_tree:
@@ -95,7 +95,7 @@ def _describe_agent(entry: ListedAgent) -> str:
         f"  spawns  {', '.join(agent.spawnable_ids)}" if agent.spawnable_ids else "",
         f"  model   {visible(agent.model, strict=True)}" if agent.model else "",
         f"  source  {visible(str(entry.source), strict=True)}",
-        f"  hidden: the id means {visible(str(entry.hidden_by), strict=True)}" if entry.hidden_by else "",
+        f"  hidden: the id refers to {visible(str(entry.hidden_by), strict=True)}" if entry.hidden_by else "",
     ]
     return "\n".join([line for line in lines if line])
 
@@ -105,7 +105,7 @@ def _format_agents_of_package(package: Package) -> str:
     from stepengine.engine.trust import find_unapproved_access
 
     missing = find_unapproved_access(package.access_request)
-    agreed = "agreed" if missing == () else f"not agreed: {package.access_request.approve_command}"
+    agreed = "approved" if missing == () else f"not approved: {package.access_request.approve_command}"
     folders = [
         f"reads {', '.join(package.reads)}" * bool(package.reads),
         f"writes {', '.join(package.writes)}" * bool(package.writes),
@@ -120,7 +120,7 @@ def _format_agents_of_package(package: Package) -> str:
             f"  tools   {visible(tools, strict=True) or 'none'}",
             f"  spawns  {visible(', '.join(agent.spawns), strict=True)}" if agent.spawns else "",
             f"  package {visible(str(package), strict=True)}; publisher {package.publisher}; {agreed}",
-            f"  wants   {visible(wants, strict=True)}; so it says, which is not a limit" if wants else "",
+            f"  requests {visible(wants, strict=True)} (declared by the package, not enforced)" if wants else "",
         ]
         blocks.append("\n".join([line for line in lines if line]))
     return "\n\n".join(blocks)
@@ -158,7 +158,7 @@ def _describe_duplicate_ids(packages: Sequence[Package]) -> Iterator[str]:
             having.setdefault(f"{package.publisher}/{agent_id}", []).append(str(package))
     for agent_id, several in having.items():
         if len(several) > 1:
-            yield f"{agent_id!r} is an agent of {' and '.join(several)}, and neither is taken; uninstall one of them"
+            yield f"{agent_id!r} is an agent of both {' and '.join(several)}, so it is ambiguous; uninstall one of them"
 
 
 Children: TypeAlias = Mapping[str, Sequence[str]]

@@ -27,11 +27,16 @@ def ask(
     *,
     system: Annotated[str, typer.Option(help="System prompt.", metavar="TEXT")] = "",
     base_url: Annotated[
-        str, typer.Option(help="A server that speaks OpenAI's Chat Completions; MODEL is asked of it.", metavar="URL")
+        str,
+        typer.Option(
+            help="Base URL of an OpenAI-compatible server (Chat Completions) that serves MODEL.", metavar="URL"
+        ),
     ] = "",
     api_key_env: ApiKeyEnv = "",
     price: Price = "",
-    max_tokens: Annotated[int, typer.Option(help="Most tokens of the reply; 0 for the provider's default.", min=0)] = 0,
+    max_tokens: Annotated[
+        int, typer.Option(help="Maximum tokens of the reply; 0 for the provider's default.", min=0)
+    ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, at the end.")] = False,
     config: Config = None,
 ) -> Exit:
@@ -81,14 +86,14 @@ class CallDisplay:
         if isinstance(event, ev.ModelFinished) and event.reply is not None:
             self.model = event.reply.model or self.model
         elif isinstance(event, ev.ModelRetry):
-            print_error(f"attempt {event.attempt} failed, the next one follows in {event.wait:.1f} s: {event.error}")
+            print_error(f"attempt {event.attempt} failed; retrying in {event.wait:.1f} s: {event.error}")
         elif isinstance(event, ev.TextDelta) and not self._quiet:
             self.streamed = True
             print(visible(event.text), end="", flush=True)
         elif isinstance(event, ev.ReplyDiscarded) and self.streamed:
             print(flush=True)
             self.streamed = False
-            print_error("the reply was interrupted and does not count")
+            print_error("the reply was interrupted and discarded")
 
 
 def _print_result(run: FinishedRun, options: Options, talk: CallDisplay, seconds: float, *, as_json: bool) -> Exit:

@@ -113,6 +113,6 @@ def _parse_step_range(text: str) -> tuple[int, int] | None:
         return None
     first, colon, last = text.partition(":")
     if not (first.isdecimal() and len(text) < 20 and (last.isdecimal() or not colon)):  # noqa: PLR2004
-        msg = f"--steps {text!r} is no A:B, such as 3:9"
+        msg = f"--steps {text!r} is not A:B, such as 3:9"
         raise UsageProblem(msg)
     return int(first), int(last or first)

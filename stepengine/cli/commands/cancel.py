@@ -29,7 +29,7 @@ def cancel(run: Run, *, db: Db = "", app: App = "stepengine") -> Exit:
 
     async def cancel_run(operator: Operator) -> Exit:
         ended = await operator.cancel(run)
-        print_visible(f"cancelled: {', '.join(ended)}" if ended else f"{run} had ended")
+        print_visible(f"cancelled: {', '.join(ended)}" if ended else f"{run} had already ended")
         return Exit.COMPLETED
 
     return run_with_operator(db, cancel_run, app=app)

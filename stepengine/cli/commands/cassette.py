@@ -23,13 +23,13 @@ def record(
     command: Program,
     *,
     freeze: Annotated[
-        str, typer.Option(help="Record values of time, random and uuid, too; some of these words.", metavar="KIND,...")
+        str, typer.Option(help="Also record values of these modules: time, random, uuid.", metavar="KIND,...")
     ] = "",
 ) -> Exit:
     """
     Run a program and record its HTTP traffic.
 
-    The program needs no change. Requests of its Python processes by httpx, httpx2, aiohttp, urllib, requests, urllib3
+    The program needs no change. Requests of its Python processes with httpx, httpx2, aiohttp, urllib, requests, urllib3
     and boto3 are recorded in FILE, error replies included and secrets replaced. FILE is written at the end. Exits with
     the code of the program. If that is not 0, an existing FILE does not change.
 
@@ -46,7 +46,7 @@ def record(
     _print_uncovered_programs(run)
     if run.exit_code and not run.saved and Path(file).exists():
         print_error(
-            f"{command[0]} exited with {run.exit_code}, so {file} stays as it was. To record it nevertheless, name a new file"
+            f"{command[0]} exited with {run.exit_code}, so {file} was not changed. To record it anyway, name a new file"
         )
         raise typer.Exit(run.exit_code)
     return _report_recording_and_exit(run, file, command)
@@ -59,11 +59,11 @@ def replay(
     allow_host: Annotated[
         list[str] | None,
         typer.Option(
-            help="A host that the program may reach, such as that of a database; may be repeated.", metavar="NAME"
+            help="Host that the program may reach, such as a database server; may be repeated.", metavar="NAME"
         ),
     ] = None,
     doctor: Annotated[
-        bool, typer.Option("--doctor", help="Run the program twice, and name what differs by file and line.")
+        bool, typer.Option("--doctor", help="Run the program twice, and report each difference with file and line.")
     ] = False,
 ) -> Exit:
     """
@@ -73,9 +73,9 @@ def replay(
     in a child process or behind `except:`, and prints the field that differs. Otherwise exits with the code of the program, and with 5
     if that is 0 and recorded requests were not made.
 
-    With --doctor, the program runs twice with other hashes of texts, and the nearest recorded reply answers a request that is missing.
-    Printed are the requests that differ between the two runs, and the lines of the program that call clocks, random functions and the
-    like before them. Exits with 5 if a request differs.
+    With --doctor, the program runs twice with different string hashes, and a request without a recording gets the
+    nearest recorded reply. The command prints the requests that differ between the two runs, and the lines of the
+    program that call clocks, random functions and the like before them. Exits with 5 if a request differs.
 
     Examples:
       stepengine cassette replay agent.yaml -- python agent.py
@@ -96,7 +96,7 @@ def _print_uncovered_programs(run: ProgramRun) -> None:
 
 def _no_python_process_message(command: Sequence[str]) -> str:
     return (
-        f"{command[0]} started no Python process that could be covered. COMMAND has to be a Python program, or start one that "
+        f"{command[0]} started no Python process that can be recorded or replayed. COMMAND must be a Python program, or start one that "
         "imports the site module and keeps PYTHONPATH"
     )
 
@@ -110,14 +110,14 @@ def _report_recording_and_exit(run: ProgramRun, file: str, command: Sequence[str
     for left in run.cassette.left_out:
         print_error(f"not recorded: {left}")
     for line in run.cassette.unscanned_bodies:
-        print_error(f"not looked into: {line}")
+        print_error(f"not searched for secrets: {line}")
     if run.lost:
-        print_error(f"not recorded: {run.lost} request(s) whose process ended before the reply did")
+        print_error(f"not recorded: {run.lost} request(s) whose process ended before the reply was complete")
     if not run.saved:
         print_error(
             f"nothing was recorded: {_no_python_process_message(command)}"
             if not run.processes
-            else f"nothing was recorded: {command[0]} sent no request by httpx, httpx2, aiohttp, urllib, requests, urllib3 or boto3"
+            else f"nothing was recorded: {command[0]} sent no request with httpx, httpx2, aiohttp, urllib, requests, urllib3 or boto3"
         )
         raise typer.Exit(run.exit_code or Exit.FAILED)
     print_error(Account(path=file, mode="rewrite", recorded=len(run.cassette.complete)).written)
@@ -138,7 +138,7 @@ def _report_replay_result(run: ProgramRun, file: str, command: Sequence[str]) ->
     for message in dict.fromkeys([*map(str, cassette.misses), *run.blocked]):
         print_error(message)
     if run.ended:
-        print_error(f"{command[0]} did not end by itself after a request that is not in {file}, and was ended")
+        print_error(f"{command[0]} did not exit after a request that is not in {file}, so it was stopped")
     if cassette.misses or run.blocked:
         return Exit.DIVERGED
     if not run.processes:
@@ -186,11 +186,11 @@ def _describe_difference(finding: RequestDifference) -> list[str]:
     if not finding.sources:
         return [
             *lines,
-            "  no clock, id or random function was called before it: look for the order of a set, a file, or a thread",
+            "  no clock, id or random function was called before it; check the order of a set, a file, or a thread",
         ]
     return [
         *lines,
-        "  called before it, the last one first:",
+        "  called before it, the last call first:",
         *[f"    {_shorten_source_location(line)}  {name}{_freeze_hint(name)}" for name, line in finding.sources],
     ]
 

@@ -45,7 +45,7 @@ def chat(
     resume: Annotated[
         bool,
         typer.Option(
-            "--resume", help="Continue the last conversation of this folder, or RUN, given in place of AGENT."
+            "--resume", help="Continue the last conversation of this folder, or the RUN named in place of AGENT."
         ),
     ] = False,
     plain: Annotated[bool, typer.Option("--plain", help="Read and write plain lines, as without a terminal.")] = False,
@@ -75,10 +75,10 @@ def chat(
       stepengine chat --resume
       stepengine chat --resume 20260301T080000Z-1a2b3c
 
-    Without a model and a key, with replies from a file, which start anew at each turn:
+    Without a model and a key, with replies from a file, from the first one at each turn:
       stepengine chat ./agents/mine.py --script replies.json
 
-    Without a terminal, nobody can approve changes, so none are made:
+    Without a terminal, changes cannot be approved, so none are made:
       printf 'Which files are there?\n' | stepengine chat
     """
     from stepengine.engine.loader import AgentLocation, load_agent

@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from stepengine.data.yields import Steps
 
 KEYS = """\
-Enter sends, Alt-Enter or Ctrl-J begins a new line. Esc or Ctrl-C stops a turn, Ctrl-C twice leaves; Ctrl-D leaves.
-@path sends a file along, @@ is an at sign. !command runs in your own shell and shows the agent what came of it; !! does not show it.
-//text says /text to the agent. What is said while it works is read before its next model call; commands that change something wait
-for the end, those that tell something answer at once, also at a question.
-Ctrl-O shows the last result or thoughts whole, Shift-Tab takes the next mode, Ctrl-R searches what was said before."""
+Enter sends; Alt-Enter or Ctrl-J starts a new line. Esc or Ctrl-C stops a turn; Ctrl-C twice or Ctrl-D leaves.
+@path attaches a file; @@ is an at sign. !command runs in your shell and sends its output to the agent; !!command does not send it.
+//text sends /text to the agent. The agent reads text typed during a turn before its next model call. Commands that change
+something wait for the end of the turn; commands that only show something run at once, also at a question.
+Ctrl-O shows the last result or thoughts in full, Shift-Tab selects the next mode, Ctrl-R searches earlier input."""
 SHOWN_CONVERSATIONS = 20
 MOST_LISTED = 99
 SHOWN_NOTES = 50
@@ -63,7 +63,7 @@ async def _show_or_set_model(chat: Chat, model: str) -> None:
 
         now = model_name_or_substitute(talk)
         registry = talk.options.settings.make_models()
-        chat.print_text(f"now: {one_line(now)}")
+        chat.print_text(f"current model: {one_line(now)}")
         with contextlib.suppress(UnknownModel):  # that of a server at --base-url
             for model_known in find_known_models(registry, now):
                 chat.print_text(describe_model(model_known))
@@ -74,7 +74,9 @@ async def _show_or_set_model(chat: Chat, model: str) -> None:
     options = attrs.evolve(talk.options, model=[m for m in talk.options.model or () if "=" in m] + [model])
     bench.make_model_registry(options).check(model)
     await talk.switch_engine(options, talk.agent)
-    chat.print_text(f"from the next turn on: {one_line(model)}; lasting approvals are asked for again")
+    chat.print_text(
+        f"model from the next turn on: {one_line(model)}; lasting approvals no longer hold, so you are asked again"
+    )
 
 
 async def _show_agents(chat: Chat, _: str) -> None:
@@ -107,7 +109,7 @@ async def _show_cost(chat: Chat, _: str) -> None:
             said = format_tokens(usage) or "no tokens reported"
             chat.print_text(f"  {what} {one_line(name, 60)}   {said}   {format_cost(costs[name], of=usage)}")
     chat.print_text(
-        f"in all {format_tokens(spent.usage) or 'no model call'}   {format_cost(spent.cost, of=spent.usage)}"
+        f"total {format_tokens(spent.usage) or 'no model call'}   {format_cost(spent.cost, of=spent.usage)}"
     )
 
 
@@ -116,7 +118,9 @@ async def _show_or_switch_agent(chat: Chat, name: str) -> None:
 
     talk = chat.conversation
     if not name:
-        chat.print_text(f"now: {talk.agent.id}; /agent ID takes another one, /agents lists those that it may spawn")
+        chat.print_text(
+            f"current agent: {talk.agent.id}; /agent ID selects another one, /agents lists the agents that it may spawn"
+        )
         return
     agent = load_agent(name, folders=talk.options.settings.agent_folders)
     agent = convert_to_code_mode(agent) if talk.options.code_mode else agent
@@ -128,7 +132,7 @@ async def _show_or_switch_agent(chat: Chat, name: str) -> None:
 async def _show_or_set_mode(chat: Chat, mode: str) -> None:
     talk = chat.conversation
     if not mode:
-        chat.print_text(f"now: {talk.policy.mode}; there are {', '.join(talk.modes)}")
+        chat.print_text(f"current mode: {talk.policy.mode}; modes: {', '.join(talk.modes)}")
         return
     if mode not in talk.modes:
         msg = f"{one_line(mode, 40)} is not a mode of this chat; modes: {', '.join(talk.modes)}"
@@ -153,12 +157,12 @@ async def _remove_approval_rule(chat: Chat, which: str) -> None:
     allowed = talk.list_approval_rules()
     number = _parse_number_or_minus_one(which)
     if not 1 <= number <= len(allowed):
-        there = f"1 to {len(allowed)}, as /rules numbers them" if allowed else "and nothing was allowed for good yet"
-        msg = f"/forget NUMBER has it asked about again, {there}"
+        there = f"pass 1 to {len(allowed)}, as /rules lists them" if allowed else "there is none yet"
+        msg = f"/forget NUMBER withdraws a lasting approval; {there}"
         raise UsageProblem(msg)
     rule = allowed[number - 1]
     await talk.remove_approval_rule(rule)
-    chat.print_text(f"asked about again in this chat: {one_line(str(rule.matcher), 200)}")
+    chat.print_text(f"you are asked about this again in this chat: {one_line(str(rule.matcher), 200)}")
 
 
 async def _show_todos(chat: Chat, _: str) -> None:
@@ -175,7 +179,7 @@ async def _print_diffs(chat: Chat, _: str) -> None:
         for line, style in style_diff_lines(diff):
             chat.print_text(line, style)
     if not diffs:
-        chat.print_text("nothing was written in this chat")
+        chat.print_text("no files were written in this chat")
 
 
 async def _print_memory_notes(chat: Chat, _: str) -> None:
@@ -197,7 +201,7 @@ async def _list_or_send_skill(chat: Chat, said: str) -> Exit | None:
     if not name:
         found = await asyncio.to_thread(find_skills, folder, user=True)
         lines = [f"  {skill.name}  {one_line(skill.description, 200)}" for skill in found.skills.values()]
-        chat.print_text("\n".join([*lines, *found.warnings]) or "there are no skills here")
+        chat.print_text("\n".join([*lines, *found.warnings]) or "this project has no skills")
         return None
     skill = await asyncio.to_thread(find_skill, folder, name, user=True)
     # Only text that the person typed may attach files: a skill is third-party text.
@@ -211,23 +215,23 @@ async def _print_journal_name(chat: Chat, _: str) -> None:
         chat.print_text("no turn of this chat is recorded")
         return
     name = talk.journal.address
-    chat.print_text(f"{visible(name)}\nlook into it with: stepengine debug {shlex.quote(visible(name))}")
+    chat.print_text(f"{visible(name)}\ninspect it with: stepengine debug {shlex.quote(visible(name))}")
 
 
 async def _clear_conversation(chat: Chat, _: str) -> None:
     talk = chat.conversation
     talk.fork_after_turn(0)
     talk.notes.clear()
-    chat.print_text("a new conversation; the one before is recorded, and files stay as they are")
+    chat.print_text("new conversation; the previous one is recorded, and files do not change")
 
 
 async def _print_context_sizes(chat: Chat, _: str) -> None:
     talk = chat.conversation
     if not talk.states:
-        chat.print_text("nothing was said yet")
+        chat.print_text("this conversation has no messages yet")
         return
     parts = talk.prompt_tokens_by_kind()
-    chat.print_text("about so many tokens go with the next prompt:")
+    chat.print_text("estimated tokens of the next request:")
     for what, count in {**parts, "together": sum(parts.values())}.items():
         chat.print_text(f"  {what:<17} {count:>9,}")
 
@@ -241,9 +245,9 @@ async def _undo_last_writes(chat: Chat, _: str) -> None:
         return
     root = talk.options.cwd.resolve()
     planned = str(undo(talk.journal, root, dry_run=True, partial=True))
-    chat.print_text(f"this would be done:\n{visible(planned)}")
-    if ((await chat.terminal.read_line_with_prompt("bring them back? y/n > ")) or "").strip().lower() not in YES:
-        chat.print_text("nothing was done")
+    chat.print_text(f"undo would do this:\n{visible(planned)}")
+    if ((await chat.terminal.read_line_with_prompt("restore these files? y/n > ")) or "").strip().lower() not in YES:
+        chat.print_text("nothing was changed")
         return
     # A turn of this chat, which this process recorded.
     chat.print_text(visible(str(undo(talk.journal, root, partial=True, trust=True))))
@@ -253,7 +257,7 @@ async def _undo_last_writes(chat: Chat, _: str) -> None:
 async def _save_as_markdown(chat: Chat, file: str) -> None:
     talk = chat.conversation
     if not file:
-        msg = "/save FILE writes the conversation as Markdown; name a file that there is not yet"
+        msg = "/save FILE writes the conversation as Markdown; name a file that does not exist yet"
         raise UsageProblem(msg)
     said = talk.visible_messages()
     parts = [f"## {'You' if m.role == 'user' else talk.agent.id}\n\n{m.text.strip()}\n" for m in said]
@@ -266,11 +270,13 @@ async def _fork_conversation(chat: Chat, turn: str) -> None:
     last = len(talk.states) - 1
     number = _parse_number_or_minus_one(turn) if turn else last
     if not 0 <= number <= last:
-        there = f"0 to {last}; without one, from before the last" if talk.states else "and there is none yet"
-        msg = f"/fork TURN continues from after a turn, {there}"
+        there = f"TURN is 0 to {last}; default: before the last one" if talk.states else "there is none yet"
+        msg = f"/fork TURN continues after a turn; {there}"
         raise UsageProblem(msg)
     talk.fork_after_turn(number)
-    chat.print_text(f"continues from after turn {number}; files do not change, and later turns stay recorded")
+    chat.print_text(
+        f"the conversation continues after turn {number}; files do not change, and later turns stay recorded"
+    )
 
 
 async def _resume_conversation(chat: Chat, which: str) -> Exit | None:
@@ -304,7 +310,7 @@ async def _summarize_conversation(chat: Chat, hint: str) -> None:
     talk = chat.conversation
     before = talk.state
     if before is None:
-        chat.print_text("nothing was said yet")
+        chat.print_text("this conversation has no messages yet")
         return
 
     def handle_steps(ctx: StepContext) -> Steps[None]:
@@ -339,7 +345,7 @@ async def _find_or_ask_for_conversation(chat: Chat, which: str) -> RecordedRun |
     known = await asyncio.to_thread(list_conversations, str(Path.cwd()))
     found = [one for one in known if one.session_id != chat.conversation.session_id][:SHOWN_CONVERSATIONS]
     if not which and not found:
-        chat.print_text("there is no other conversation or run of this folder; `stepengine runs --all` lists all")
+        chat.print_text("this folder has no other conversation or run; `stepengine runs --all` lists all")
         return None
     if not which:
         for number, one in enumerate(found, start=1):
@@ -371,28 +377,28 @@ COMMANDS: Mapping[str, ChatCommand] = MappingProxyType(
         "model": ChatCommand(
             "[MODEL]  show or set the model of all agents, from the next turn on", _show_or_set_model, "alone"
         ),
-        "agents": ChatCommand("who may spawn whom", _show_agents, "yes"),
+        "agents": ChatCommand("show which agents each agent may spawn", _show_agents, "yes"),
         "agent": ChatCommand("ID  talk with another agent, in a new conversation", _show_or_switch_agent, "alone"),
         "mode": ChatCommand(
-            "[MODE]  show or set what holds where no rule does; Shift-Tab takes the next one",
+            "[MODE]  show or set the mode for calls that no rule covers; Shift-Tab selects the next one",
             _show_or_set_mode,
             "alone",
         ),
-        "rules": ChatCommand("show what is allowed, asked about and denied", _print_permission_rules, "yes"),
+        "rules": ChatCommand("show the rules: what is allowed, asked about or denied", _print_permission_rules, "yes"),
         "forget": ChatCommand("NUMBER  withdraw a lasting approval; /rules lists the numbers", _remove_approval_rule),
-        "todos": ChatCommand("what the agent has to do yet", _show_todos),
+        "todos": ChatCommand("show the agent's list of todos", _show_todos),
         "diff": ChatCommand("show the files written in this chat", _print_diffs, "yes"),
-        "cost": ChatCommand("tokens and cost by turn, agent and model", _show_cost, "yes"),
-        "context": ChatCommand("what goes with the next prompt, by estimate", _print_context_sizes),
-        "memory": ChatCommand("the notes that agents keep of this project and of you", _print_memory_notes),
+        "cost": ChatCommand("show tokens and cost by turn, agent and model", _show_cost, "yes"),
+        "context": ChatCommand("estimate the tokens of the next request, by kind", _print_context_sizes),
+        "memory": ChatCommand("show the agents' notes about this project and about you", _print_memory_notes),
         "skill": ChatCommand(
             "[NAME [TEXT]]  list the skills of the project, or send the instructions of one", _list_or_send_skill
         ),
-        "debug": ChatCommand("where the last turn is recorded", _print_journal_name, "yes"),
-        "undo": ChatCommand("bring back the files that the last turn wrote", _undo_last_writes),
+        "debug": ChatCommand("show where the last turn is recorded", _print_journal_name, "yes"),
+        "undo": ChatCommand("restore the files that the last turn wrote", _undo_last_writes),
         "save": ChatCommand("FILE  write the conversation as Markdown", _save_as_markdown),
-        "fork": ChatCommand("[TURN]  continue from after a turn; default: before the last one", _fork_conversation),
-        "compact": ChatCommand("[HINT]  have the conversation summarised now", _summarize_conversation),
+        "fork": ChatCommand("[TURN]  continue after a turn; default: before the last one", _fork_conversation),
+        "compact": ChatCommand("[HINT]  summarise the conversation now", _summarize_conversation),
         "resume": ChatCommand(
             "[NUMBER|RUN]  list the conversations and runs of this folder, or continue one", _resume_conversation
         ),

@@ -62,7 +62,7 @@ def check(
 
     --key requires that a journal is signed, unaltered and complete, and lists its answers. Sign a run with
     `stepengine run ... --journal run.jsonl --sign audit`; `ssh-keygen -t ed25519 -f audit` creates the key. Only
-    --seen detects a journal that was cut back to an earlier signed end.
+    --seen detects a journal that was truncated to an earlier signed end.
 
     Exits with 1 if anything is found. A run without an end is not an error. Nothing is run or changed.
 
@@ -74,7 +74,7 @@ def check(
       stepengine journal check run.jsonl --key audit.pub --seen 9f86d081...
     """
     if not key and (seen or allow_unsigned):
-        msg = "--seen and --allow-unsigned are about signatures; give --key PUB, too"
+        msg = "--seen and --allow-unsigned need --key PUB; add it"
         raise UsageProblem(msg)
     try:
         found = list(_check_journals_and_secrets(paths, allow or (), key or (), seen))
@@ -89,7 +89,7 @@ def check(
     elif lines := [line for one in found for line in one.lines()]:
         print_visible("\n".join(lines), hang=4)
     if where := sum(bool(one.leaks) for one in found):
-        print(f"secrets in {where} files; take them out, and change keys that were shared", file=sys.stderr)
+        print(f"secrets in {where} files; remove them, and replace keys that were shared", file=sys.stderr)
     return Exit.COMPLETED if is_good else Exit.FAILED
 
 
@@ -158,14 +158,14 @@ def _check_journals_and_secrets(
 
 
 def _report_lines(report: JournalReport, *, is_good: bool) -> Iterator[str]:
-    state = "complete" if report.is_complete else "without an end: it can be resumed"
-    state = "and no run has started: start it again" if report.records == 1 else state
+    state = "complete" if report.is_complete else "incomplete: it can be resumed"
+    state = "but no run has started: start it again" if report.records == 1 else state
     known = "not usable as it is" if report.problems else f"{report.records} records, {state}"
     yield f"{'ok' if is_good else 'BAD':<4}{report.name}  {known}"
     yield from [f"      {problem}" for problem in report.problems]
     yield from [f"      looks like a secret: {secret}" for secret in report.secrets]
     if report.torn:
-        yield f"      {report.torn} bytes at the end belong to no whole record; resuming cuts them off"
+        yield f"      {report.torn} bytes at the end are an incomplete record; resume removes them"
 
 
 def _verification_lines(verified: VerificationResult) -> Iterator[str]:
@@ -183,15 +183,15 @@ def _describe_decision(one: RecordedDecision, verified: VerificationResult) -> s
     said = (
         "declined"
         if one.declined
-        else one_line(one.said, SAID_CHARS) or ("gave the result" if one.kind == "result" else "yes")
+        else one_line(one.said, SAID_CHARS) or ("supplied the result" if one.kind == "result" else "yes")
     )
     more = [
         one.tool,
-        "with another input" if one.edited else "",
+        "with changed input" if one.edited else "",
         f"for the {one.remembered}" if one.remembered == "session" else "",
     ]
     more += [
-        "for good" if one.remembered == "always" else "",
+        "permanently" if one.remembered == "always" else "",
         f"because: {one_line(one.reason, SAID_CHARS)}" if one.reason else "",
     ]
     more += ["NOT SIGNED" if one.record > verified.signed else ""]

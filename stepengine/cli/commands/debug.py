@@ -65,15 +65,15 @@ def debug(
         typer.Option("--exec", help="Run this command and exit; may be repeated.", metavar="CMD"),
     ] = None,
     watch: Annotated[
-        bool, typer.Option("--watch", help="Show the place of --at again whenever a file of the agent is saved.")
+        bool, typer.Option("--watch", help="Show the position of --at again whenever a file of the agent is saved.")
     ] = False,
     no_fork: Annotated[bool, typer.Option("--no-fork", help="Use paused replays instead of processes.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Drop what the handler prints.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Hide the output of the handler.")] = False,
 ) -> Exit:
     """
     Step through a recorded run, forwards and backwards.
 
-    Shows the handler's variables, the waiting line, each request and its result. The agent's current code runs
+    Shows the handler's variables, the current line, each request and its result. The agent's current code runs
     again, and the record supplies all results. Code between yields runs again; recorded effects do not.
 
     `help` lists the commands; most have a short name: next, back, step, unstep, goto, first, last, until, rback, into,
@@ -81,8 +81,8 @@ def debug(
     parent, quit.
 
     --watch shows the effect of edits on a recorded run: at every save, the run is replayed with the new code, and
-    the differences at the chosen place are shown, or the first effect that diverges. Model replies come from the
-    record, no tool runs, and code that hangs is stopped after 5 seconds. Type another place to watch it; Ctrl-C or
+    the differences at the chosen position are shown, or the first effect that diverges. Model replies come from the
+    record, no tool runs, and code that hangs is stopped after 5 seconds. Type another position to watch it; Ctrl-C or
     `quit` exits.
 
     Exits with 0; with 1 if a command of --exec fails (a print whose expression raises fails, too); with 5 if the
@@ -99,7 +99,7 @@ def debug(
         from stepengine.cli.debug_watch import watch_place
 
         if commands is not None or no_fork:
-            msg = "--watch shows one place again and again, in processes of its own: leave out --exec and --no-fork"
+            msg = "--watch shows one position repeatedly, in its own processes; leave out --exec and --no-fork"
             raise UsageProblem(msg)
         options = attrs.evolve(options, journal=file, last=last, quiet=True)
         return run_on_journal(options, lambda options: watch_place(options, at, prints=not quiet))
@@ -200,9 +200,9 @@ class DebugSession:
         said = self.screen.clean(f"{self.screen.options.journal}  {' · '.join(head)}")
         print_visible(f"{said}\n{AGAIN}")
         if not self._asked.is_scripted and sys.stdin.isatty():
-            print_visible("`help` lists what can be typed, `quit` leaves")
+            print_visible("`help` lists the commands, `quit` leaves")
         if tape.is_in_address_order:
-            print_visible("the journal is in the order of addresses: siblings follow one another")
+            print_visible("the journal is sorted by address: sibling runs appear one after another")
 
     def run_commands_and_exit_process(self, message: Mapping[str, object] | None) -> Never:
         """Run the command loop in a child process, and end the process."""
@@ -210,7 +210,7 @@ class DebugSession:
         try:
             code = self.run_command_loop(message)
         except BaseException as error:  # noqa: BLE001 - nothing of this process goes back to where it was forked
-            print_error(f"the debugger broke: {type(error).__name__}: {error}")
+            print_error(f"the debugger failed: {type(error).__name__}: {error}")
         assert self._forked is not None  # noqa: S101 - it forked this process
         self._forked.end_all_processes(code)
 
@@ -328,7 +328,7 @@ class DebugSession:
             return
         if self.screen.running is not None and not command.in_frame:
             self.screen.report_failure(
-                "the handler is in a breakpoint: use print, locals, list, where, quit, or `continue`"
+                "the handler is stopped at a breakpoint: use print, locals, list, where, quit, or `continue`"
             )
             return
         self._call_reporting_errors(lambda: command.act(self, typed.strip()))
@@ -362,7 +362,7 @@ class DebugSession:
             try:
                 code = act()
             except BaseException as error:  # noqa: BLE001 - nothing of this process goes back to where it was forked
-                print_error(f"the debugger broke: {type(error).__name__}: {error}")
+                print_error(f"the debugger failed: {type(error).__name__}: {error}")
             exit_forked_process(code)
         return wait_for_child(pid)
 
@@ -385,7 +385,7 @@ class DebugSession:
         if not self._asked.is_scripted and not sys.stdin.isatty():
             if not self._warned:
                 self._warned = True
-                warnings.warn("breakpoint() is ignored: no terminal is there to stop at", stacklevel=2)
+                warnings.warn("breakpoint() is ignored, because there is no terminal", stacklevel=2)
             return
         self.screen.running, kept, self.screen.frame = make_frame(caller), self.screen.frame, 0
         try:
@@ -496,41 +496,50 @@ class _Command(NamedTuple):
     more: str = ""
 
 
-OWN_CODE = (
-    "the expression is your own code: it runs in a forked process without network, and files are unprotected there"
-)
+OWN_CODE = "the expression is your own code: it runs in a forked process, without network, but it can change files"
 COMMANDS: dict[str, _Command] = {
-    "next": _Command(_wrap_move_command(DebugNavigation.move_by), "[COUNT]", "one position on", goes=True),
-    "back": _Command(lambda s, typed: s.navigation.move_by(typed, -1), "[COUNT]", "one position back", goes=True),
-    "step": _Command(lambda s, typed: s.navigation.move_by(typed, steps=True), "[COUNT]", "one step on", goes=True),
-    "unstep": _Command(
-        lambda s, typed: s.navigation.move_by(typed, -1, steps=True), "[COUNT]", "one step back", goes=True
+    "next": _Command(_wrap_move_command(DebugNavigation.move_by), "[COUNT]", "go one position forward", goes=True),
+    "back": _Command(lambda s, typed: s.navigation.move_by(typed, -1), "[COUNT]", "go one position back", goes=True),
+    "step": _Command(
+        lambda s, typed: s.navigation.move_by(typed, steps=True), "[COUNT]", "go one step forward", goes=True
     ),
-    "goto": _Command(_wrap_move_command(DebugNavigation.goto), "N|PATH#N", "to a step or an effect", goes=True),
+    "unstep": _Command(
+        lambda s, typed: s.navigation.move_by(typed, -1, steps=True), "[COUNT]", "go one step back", goes=True
+    ),
+    "goto": _Command(_wrap_move_command(DebugNavigation.goto), "N|PATH#N", "go to a step or an effect", goes=True),
     "first": _Command(
-        lambda s, _: s.navigation.go_to_first_or_last(last=False), "", "to the first position", goes=True
+        lambda s, _: s.navigation.go_to_first_or_last(last=False), "", "go to the first position", goes=True
     ),
     "last": _Command(
         lambda s, _: s.navigation.go_to_first_or_last(last=True),
         "",
-        "to the last one, or the question that is open",
+        "go to the last position, or to the open question",
         goes=True,
     ),
     "until": _Command(
-        _wrap_move_command(DebugNavigation.run_until), "LINE|@TOOL|error|EXPR", "on to where it holds", goes=True
+        _wrap_move_command(DebugNavigation.run_until),
+        "LINE|@TOOL|error|EXPR",
+        "go forward to the next match",
+        goes=True,
     ),
     "rback": _Command(
-        _wrap_move_command(DebugNavigation.run_back_until), "LINE|@TOOL|error|EXPR", "back to where it held", goes=True
+        _wrap_move_command(DebugNavigation.run_back_until),
+        "LINE|@TOOL|error|EXPR",
+        "go back to the last match",
+        goes=True,
     ),
     "into": _Command(
-        _wrap_move_command(DebugNavigation.follow_child), "PATH", "follow a child: only its positions count", goes=True
+        _wrap_move_command(DebugNavigation.follow_child),
+        "PATH",
+        "follow one child: stop only at its positions",
+        goes=True,
     ),
     "out": _Command(_wrap_move_command(DebugNavigation.follow_all_runs), "", "follow all runs again"),
     "where": _Command(_wrap_screen_command(inspection.show_frames), "", "the frames", in_frame=True),
     "list": _Command(
         _wrap_screen_command(inspection.show_source),
         "[LINES]",
-        "the source around the line that waits",
+        "the source around the current line",
         in_frame=True,
     ),
     "up": _Command(_wrap_screen_command(inspection.select_frame), "[COUNT]", "the frame outside of this one"),
@@ -552,8 +561,8 @@ COMMANDS: dict[str, _Command] = {
         in_frame=True,
         more=OWN_CODE,
     ),
-    "state": _Command(_wrap_screen_command(inspection.show_state), "", "the state: the record"),
-    "view": _Command(_wrap_screen_command(inspection.show_model_view), "", "what the model is shown of it"),
+    "state": _Command(_wrap_screen_command(inspection.show_state), "", "the full state of the agent"),
+    "view": _Command(_wrap_screen_command(inspection.show_model_view), "", "the part of the state that the model sees"),
     "request": _Command(_wrap_screen_command(inspection.show_request), "", "the last request"),
     "reply": _Command(
         lambda s, typed: inspection.show_result(s.screen, typed, reply=True), "", "the results here, by member"
@@ -563,24 +572,24 @@ COMMANDS: dict[str, _Command] = {
     "origins": _Command(
         _wrap_screen_command(inspection.show_origins),
         "[VALUE]",
-        "where the arguments of the call here come from, or a value",
+        "where the arguments of this call, or a value, come from",
     ),
-    "cost": _Command(_wrap_screen_command(inspection.show_cost), "", "what was spent"),
+    "cost": _Command(_wrap_screen_command(inspection.show_cost), "", "the cost and the tokens so far"),
     "diff": _Command(
-        _wrap_move_command(DebugNavigation.diff_positions), "N M", "what differs between two places", goes=True
+        _wrap_move_command(DebugNavigation.diff_positions), "N M", "the differences between two positions", goes=True
     ),
     "fork": _Command(
         DebugSession.fork_and_debug_run,
         "[OPTIONS]",
         "continue from here in a new journal",
         goes=True,
-        more="--reply TEXT|@FILE, --result JSON|@FILE or --raise KIND:TEXT: another outcome for what waits here\n"
-        "--script FILE: what models reply, as for `stepengine compare impact`; without it the first model call fails. --live asks them, --yes without asking you\n"
-        "--served: no tool runs; what was recorded after it serves where it is equal, else the run ends as failed\n"
-        "--into FILE: the new journal; --allow-repeat: what changed the world may happen again\n"
-        "--trust-journal: do not ask about calls that only a journal of others asks for",
+        more="--reply TEXT|@FILE, --result JSON|@FILE or --raise KIND:TEXT: another outcome for the effect here\n"
+        "--script FILE: replies in place of models, as for `stepengine compare impact`; without it the first model call fails. --live calls models after you confirm, --yes without confirmation\n"
+        "--served: no tool runs; equal calls get the results recorded after this position, any other call fails the run\n"
+        "--into FILE: the new journal; --allow-repeat: effects that changed the outside world may happen again\n"
+        "--trust-journal: do not ask about calls that come only from a journal of other people",
     ),
-    "parent": _Command(DebugSession.return_to_parent_run, "", "back to the run that this one was forked from"),
+    "parent": _Command(DebugSession.return_to_parent_run, "", "go back to the run that this one was forked from"),
     "recorded": _Command(
         lambda s, typed: inspection.show_divergence(s.screen, typed, recorded=True),
         "",
@@ -592,7 +601,7 @@ COMMANDS: dict[str, _Command] = {
         "at a divergence: the current effect",
     ),
     "quit": _Command(DebugSession.quit, "", "leave"),
-    "help": _Command(DebugSession.print_help, "[COMMAND]", "this list", in_frame=True),
+    "help": _Command(DebugSession.print_help, "[COMMAND]", "show this list", in_frame=True),
 }
 SHORTS = {
     "n": "next", "b": "back", "s": "step", "u": "until", "g": "goto", "w": "where", "l": "list", "p": "print", "q": "quit",

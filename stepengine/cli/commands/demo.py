@@ -43,7 +43,7 @@ PARAMS = {"files": ["shop.py", "README.md"]}
 IGNORED = ("/tools",)
 HANG = 4
 CAUSE = """\
-The last edit happened because of it: it read shop.py again, found that it did not parse, and sent the model back.
+This handler caused the last edit: it read shop.py again, found a syntax error, and sent it to the model.
 """
 LIVE = "anthropic/claude-sonnet-4-5"
 NEXT = f"""\
@@ -51,7 +51,7 @@ What to type next:
   stepengine init my-agent
       a project of your own: an agent, its tests, a recorded run, CI
   stepengine agents list
-      what else there is to run
+      the other agents that you can run
   stepengine run code_searcher \\
       --params '{{"search_queries": [{{"pattern": "def "}}]}}'
       needs no model either
@@ -141,14 +141,12 @@ def _describe_cost(usage: Usage) -> str:
     from stepengine.models.pricing import LIST_PRICES
 
     live = LIST_PRICES(LIVE, usage, datetime.now(UTC))
-    about = "" if live is None else f" Live, with {LIVE}, it would have been about {format_cost(live)}."
+    about = "" if live is None else f" Live, with {LIVE}, it would have cost about {format_cost(live)}."
     return f"This cost nothing: the replies are a recording.{about}"
 
 
 def _print_introduction() -> None:
-    print_visible(
-        "A generator agent edits a small project. The model's replies are a recording; the rest happens now.\n"
-    )
+    print_visible("A generator agent edits a small project. The model's replies are recorded; the rest runs live.\n")
     print_visible(f"  request   {PROMPT}", hang=10)
     print_visible(f"  files     {', '.join(PARAMS['files'])}, in a temporary copy\n", hang=10)
 
@@ -169,7 +167,7 @@ def _print_explanation(diff: str, cost: str) -> None:
     show("\nWhat changed", "bold")
     for line, style in style_diff_lines(diff):
         show(line, style, hang=HANG)
-    show("\nThe handler that drove it (agents/editor.py)", "bold")
+    show("\nThe handler of the agent (agents/editor.py)", "bold")
     show(_handler_source(), hang=HANG)
     show(CAUSE)
     show(f"{cost}\n")

@@ -16,7 +16,7 @@ from stepengine.errors import JournalError
 
 
 def diff(
-    a: Annotated[str, typer.Argument(metavar="A", help="A run, as `stepengine show` takes it.")] = "",
+    a: Annotated[str, typer.Argument(metavar="A", help="A run, named as for `stepengine show`.")] = "",
     b: Annotated[str, typer.Argument(metavar="B", help="The run to compare it with.")] = "",
     *,
     last: Annotated[bool, typer.Option("--last", help="The newest run of this folder, in place of B.")] = False,

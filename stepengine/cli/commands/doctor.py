@@ -46,7 +46,7 @@ def doctor(
         print(to_ascii_json({"ok": not wrong, "findings": [attrs.asdict(one) for one in found]}))
     else:
         _print_findings(found)
-        print(f"\n{wrong} wrong" if wrong else "\nnothing is wrong")
+        print(f"\n{wrong} problems found" if wrong else "\nno problems found")
     return Exit.FAILED if wrong else Exit.COMPLETED
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Agents: TypeAlias = Annotated[
     str,
-    typer.Option("--agents", help="The agents: as MODULE of `stepengine deploy worker`.", metavar="MODULE"),
+    typer.Option("--agents", help="The agents, as MODULE for `stepengine deploy worker`.", metavar="MODULE"),
 ]
 
 
@@ -82,7 +82,7 @@ def import_run(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A journal of a run that has not ended.")],
     *,
     agents: Agents = "agents",
-    release: Annotated[str, typer.Option(help="Release that resumes it; default: that of these agents.")] = "",
+    release: Annotated[str, typer.Option(help="Release that resumes it; default: the release of these agents.")] = "",
     trust_journal: TrustJournal = False,
     db: Db = "",
     app: App = "stepengine",
@@ -94,9 +94,9 @@ def import_run(
     The run continues where FILE ends, and no recorded effect is repeated. FILE does not change, and must not be
     resumed elsewhere. Prints the run's id.
 
-    If FILE was written or changed by others, it is refused if it approves calls that have not started, or if only FILE
-    asks for a call: one that began and did not end, or one of its last model reply. `stepengine resume` asks about them;
-    --trust-journal accepts them.
+    If FILE was written or changed by others, it is refused if it approves calls that have not started, or if only
+    FILE requests a call: one that started and did not end, or one of its last model reply. `stepengine resume` asks
+    about them; --trust-journal accepts them.
 
     Examples:
       stepengine journal import run.jsonl --agents my_agents.py
@@ -182,7 +182,7 @@ def move_runs_to_release(
         else:
             print(
                 "\n".join([_format_move_outcome(*each) for each in told])
-                or f"no run of release {visible(of, strict=True)} is left"
+                or f"release {visible(of, strict=True)} has no runs left"
             )
         return Exit.DIVERGED if any(outcome == "diverges" for _, outcome, _ in told) else Exit.COMPLETED
 

@@ -104,7 +104,7 @@ def evaluate(
 
         own, root = attrs.evolve(options, agent="", model=model).with_settings(), Path(file).resolve().parent
         if sum(map(bool, (against, recheck, goes_on))) > 1:
-            msg = "--against, --recheck and --continue do not go together"
+            msg = "--against, --recheck and --continue exclude one another; pass one of them"
             raise UsageProblem(msg)
         evaluation, agents = load_evaluation(Path(file)), _EvaluationAgents(own, root)
         evaluated = partial(
@@ -163,7 +163,7 @@ class _EvaluationAgents:
 
 def _confirm_live_runs(estimate: CostEstimate) -> None:
     """Ask for confirmation of live model calls."""
-    require_user_confirmation(f"models will be asked in up to {estimate.calls} runs, at an unknown cost")
+    require_user_confirmation(f"up to {estimate.calls} runs will call models, at an unknown cost")
 
 
 def _print_sample(sample: Sample) -> None:

@@ -72,7 +72,7 @@ def fork(
     tools: Annotated[
         str,
         typer.Option(
-            help="Answer tools from the record, and perform of the rest none (recorded), what may be repeated (idempotent) or all "
+            help="Answer tool calls from the record; perform none of the others (recorded), repeatable ones (idempotent) or all "
             "(working-copy).",
             metavar="recorded|idempotent|working-copy",
         ),
@@ -90,20 +90,20 @@ def fork(
 
     FILE itself does not change.
 
-    AT is the last effect to keep, numbered as in `stepengine show`: 5, or 3.2#1 for effect 1 of the child 3.2.
-    --edit replaces its outcome: text for a model's reply, JSON or text for a tool's result, an answer for a
-    question, or a complete reply or result as `stepengine show --json` prints it. --restore-files first restores
-    the files that the run wrote after AT, all of them or the fork is refused; see `stepengine undo --help`.
+    AT is the last effect to keep, numbered as in `stepengine show`: 5, or 3.2#1 for effect 1 of the child 3.2. --edit
+    replaces its outcome: text for a model's reply, JSON or text for a tool's result, an answer for a question, or a
+    complete reply or result as `stepengine show --json` prints it. --restore-files first restores all files that the
+    run wrote after AT, or refuses the fork; see `stepengine undo --help`.
 
     --tools calls models after AT, or after the first difference, and answers tool calls from the record: first an
     equal recorded call, then --simulate, then the tool itself if --tools allows it. A call without an answer ends
     the run with exit code 5. Model calls equal to recorded ones are not repeated, unless --fresh is given. --budget
     limits the cost of the others.
 
-    --script needs no model and no key: the fork gets the replies after those that it keeps of the record.
+    --script needs no model and no key: the fork continues after the replies in the part of the record that it keeps.
 
-    With --db, FILE is a durable run: its fork is submitted to the database and its id is printed. --agents are
-    those of its release.
+    With --db, FILE is a durable run: its fork is submitted to the database and its id is printed. --agents names the
+    agents of its release.
 
     Examples:
       stepengine fork --last --at 5
@@ -122,14 +122,14 @@ def fork(
         (("--edit", edit), ("--allow-repeat", allow_repeat), ("--restore-files", restore_files), ("--answer", answer), ("--db", db)),
     )  # fmt: skip
     if script and db:
-        msg = "--script does not go with --db: the workers of the database call models"
+        msg = "--script cannot be combined with --db: the workers of the database call models"
         raise UsageProblem(msg)
     for name, given in live if tools else recorded:
         if given:
-            msg = f"{name} {'does not go with --tools' if tools else 'needs --tools'}"
+            msg = f"{name} {'cannot be combined with --tools' if tools else 'needs --tools'}"
             raise UsageProblem(msg)
     if not (at or tools):
-        msg = "name the last effect to keep with --at, or --tools for a fork at the first difference"
+        msg = "pass --at with the last effect to keep, or --tools to fork at the first difference"
         raise UsageProblem(msg)
     if db:
         return fork_durable_run(
@@ -243,10 +243,10 @@ def _make_recorded_fork_runner(
         report: ForkReport = await engine.fork(journal, **given, **asked)
         if not options.quiet:
             print_error(
-                f"from {report.broke_at} on: {report.model_calls} model calls, {report.reused} reused; of tools {report.served} "
+                f"from {report.broke_at} on: {report.model_calls} model calls, {report.reused} reused; tool calls: {report.served} "
                 f"answered from the record, {report.simulated} simulated, {report.performed} performed"
                 if report.broke_at
-                else "nothing differs from the record, so that no model was asked"
+                else "nothing differs from the record, so no model was called"
             )
         return report.result
 

@@ -67,12 +67,12 @@ def impact(
     Report how a change to an agent affects recorded runs.
 
     Each run is replayed for free as long as the current code makes the recorded requests. From the first different
-    request on, models are called anew, -n times. Tool calls are answered from equal recorded calls, by --simulate,
+    request on, models are called again, -n times. Tool calls are answered from equal recorded calls, by --simulate,
     or with --tools idempotent by tools that may be repeated. A call without an answer leaves the record: how that
     run would continue is unknown. A folder means the *.jsonl files in it.
 
     Compares the first decision (tools and inputs), the tools, the end, and steps, tokens and cost from the
-    difference on. --baseline runs the old agent from the same place, too, and reports the difference between both.
+    difference on. --baseline also runs the old agent from the same point, and reports the difference between both.
 
     --fail-on is a name, an operator and a number: changed, left and failed are shares of samples; cost, steps and
     tokens are ratios. Examples: 'changed > 0.1', 'cost > 1.1'.
@@ -178,7 +178,7 @@ def _report_lines(report: Impact) -> Iterator[str]:
         if one.samples:
             yield f"    {_summarize_samples(one.samples)}"
     if calm:
-        yield f"{len(calm)} more were asked again, and decided and ended as recorded"
+        yield f"{len(calm)} more runs were repeated, with the same decisions and end as recorded"
 
 
 def _has_difference(each: Any) -> bool:

@@ -48,7 +48,7 @@ def improve(
     ] = None,
     model: Model = None,
     reflect_model: Annotated[
-        str, typer.Option(help="The model that proposes changes; default: that of AGENT.", metavar="MODEL")
+        str, typer.Option(help="The model that proposes changes; default: the model of AGENT.", metavar="MODEL")
     ] = "",
     blame: Annotated[
         int | None,
@@ -58,7 +58,9 @@ def improve(
             max=20,
         ),
     ] = None,
-    versions: Annotated[int | None, typer.Option(help="Most versions to try; default: 60.", min=1, max=1000)] = None,
+    versions: Annotated[
+        int | None, typer.Option(help="Maximum number of versions to try; default: 60.", min=1, max=1000)
+    ] = None,
     concurrency: Annotated[
         int | None, typer.Option(help="Number of concurrent cases; default: 4.", min=1, max=64)
     ] = None,
@@ -70,19 +72,20 @@ def improve(
     ] = "",
     goes_on: Annotated[str, typer.Option("--continue", help="Continue an interrupted search.", metavar="DIR")] = "",
     script: ScriptFile = "",
-    writes: Annotated[bool, typer.Option("--write", help="Change the agent's file where that is better.")] = False,
+    writes: Annotated[bool, typer.Option("--write", help="Write the better version to the agent's file.")] = False,
 ) -> Exit:
     r"""
     Search for a better version of an agent, and verify it.
 
     Changes only texts and values in AGENT's file: prompts, tool descriptions, settings, defaults of params; never
-    code. A model reads failed runs with the step to blame and changes one text or value. Versions that are best at
-    some case are kept and merged. Some cases of FILE are held out: those with the tag held-out, or random ones. The
-    best version counts as better only if it is better on held-out cases, beyond the interval of `stepengine eval`.
+    code. A model reads failed runs with the step to blame and changes one text or value. Versions that are best in at
+    least one case are kept and merged. Some cases of FILE are held out: those with the tag held-out, or random ones.
+    The best version counts as better only if it is better on held-out cases, beyond the interval of `stepengine
+    eval`.
 
-    --budget limits the whole search, and is exceeded by at most one model call. No reply is paid for twice, not
-    after a crash and not for equal requests of two versions. Results are kept in a folder: improvement.diff,
-    report.html, and journals of all runs and of the search. FILE and AGENT are executed as your own code.
+    --budget limits the whole search, and is exceeded by at most one model call. No reply is paid for twice, even
+    after a crash or for equal requests of two versions. Results are kept in a folder: improvement.diff, report.html,
+    and journals of all runs and of the search. FILE and AGENT are executed as your own code.
 
     Exit codes:
       0    a better version was found
@@ -139,8 +142,8 @@ def _print_report(made: Improvement, *, as_json: bool, writes: bool) -> None:
     lines = [made.describe()]
     if made.is_better:
         patch = f"`patch -p1 < {made.folder / 'improvement.diff'}`"
-        done = "changed" if made.is_written else f"not changed; --write does that, or {patch}"
+        done = "changed" if made.is_written else f"not changed; to apply this, pass --write or run {patch}"
         if writes and not made.is_written:
-            done = f"not changed, because it was edited during the search; {patch} merges both"
+            done = f"not changed, because it was edited during the search; to merge both, run {patch}"
         lines += [*made.diff.rstrip("\n").split("\n"), f"{made.file}: {done}"]
     print_visible(redact_lines([*lines, f"spent ${made.spent}; results: {made.folder}"]), hang=4)

@@ -56,7 +56,7 @@ def init(
         _trust_agents(folder / LOCAL)
     else:
         print_error(
-            f"{folder / LOCAL} was there before, so it is not trusted by this: `stepengine agents trust {shlex.quote(str(folder))}` does"
+            f"{folder / LOCAL} existed before, so it is not trusted yet; to trust it, run `stepengine agents trust {shlex.quote(str(folder))}`"
         )
     is_here = folder.resolve() == Path.cwd()
     print_visible(
@@ -69,11 +69,11 @@ def init(
     activate = find_activation_command()
     if activate:
         print_visible(
-            f"  {visible(activate, strict=True)}\n      so that `python` and `stepengine` are those of this environment"
+            f"  {visible(activate, strict=True)}\n      so that `python` and `stepengine` come from this environment"
         )
     print_visible(
         f"  {visible(find_install_source().pip_wheel_command('vendor'), strict=True)}\n"
-        "      keeps stepengine's wheel with the project: it is on no package index, and CI needs it too"
+        "      stores stepengine's wheel in the project: it is on no package index, and CI needs it too"
     )
     for extra, packages in NEEDED.items():
         if not all(map(find_spec, packages)):
@@ -83,21 +83,21 @@ def init(
         "  cat README.md\n"
         "      an agent of your own: write it, record it, replay it, break it, debug it; all without a key\n"
         "  stepengine run todos src --model anthropic/claude-haiku-4-5\n"
-        "      live; needs ANTHROPIC_API_KEY, and `stepengine config doctor` says whether all is there\n"
+        "      live; needs ANTHROPIC_API_KEY; `stepengine config doctor` checks the setup\n"
         "  stepengine studio --model anthropic/claude-haiku-4-5\n"
         "      the page below with a real model; needs the key, too"
     )
     print_visible(
         "\nWhat works right now, without a key and without a network:\n"
         "  python -m pytest\n"
-        "      its tests; a recorded run is replayed\n"
+        "      run the tests; one replays a recorded run\n"
         "  stepengine show tests/journals/test_todos/test_a_run.jsonl\n"
         "      the recorded run, step by step\n"
         "  stepengine eval evals/todos.py\n"
-        "      how good the agent is at two cases; its report is in the studio, too\n"
+        "      evaluate the agent on two cases; the studio shows the report, too\n"
         "  stepengine studio --script tests/replies.json\n"
-        "      a page in the browser: start runs, watch them, answer them, go back in them;\n"
-        "      what tests/replies.json holds answers in place of the model"
+        "      a page in the browser to start runs, watch them, answer them and step back in them;\n"
+        "      tests/replies.json supplies the replies in place of the model"
     )
     return Exit.COMPLETED
 
@@ -118,15 +118,15 @@ def _create_package(folder: Path) -> Exit:
         print_visible(f"  {visible(activate, strict=True)}")
     print_visible(
         f"  {visible(find_install_source().pip_wheel_command('vendor'), strict=True)}\n"
-        "      keeps stepengine's wheel with the project: it is on no package index, and CI needs it\n"
+        "      stores stepengine's wheel in the project: it is on no package index, and CI needs it\n"
         "  python -m pip install -e . hatchling\n"
-        f"      `stepengine agents list` lists {name}/todos then, and `stepengine run {name}/todos src` runs it\n"
+        f"      then `stepengine agents list` lists {name}/todos, and `stepengine run {name}/todos src` runs it\n"
         "  python -m pytest\n"
         "      its tests; no key, no network\n"
         "  stepengine agents check\n"
-        "      what somebody who installs it meets\n"
+        "      check the package as its users will find it\n"
         "  cat README.md\n"
-        f"      what belongs where, above all src/{module}/stepengine-agents.json, and how it is published"
+        f"      the files, above all src/{module}/stepengine-agents.json, and how to publish the package"
     )
     return Exit.COMPLETED
 

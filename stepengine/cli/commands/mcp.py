@@ -61,7 +61,7 @@ def serve(
         "command": "stepengine", "args": ["mcp", "serve", "code_searcher"]}}}
     """
     if token_env and not http:
-        msg = "--token-env is for --http; a process that you start yourself needs no token"
+        msg = "--token-env needs --http; a process that you start yourself needs no token"
         raise UsageProblem(msg)
     address, token = (_parse_address(http), _read_token(token_env)) if http else (None, "")
     return _serve_agents(attrs.evolve(options, model=model).with_settings(), agents, journals, address, token)
@@ -117,7 +117,7 @@ def _split_server_and_options(words: list[str]) -> tuple[list[str], dict[str, An
             later["as_json"] = True
             continue
         if name not in ("--header", "--timeout") or not (sign or len(rest) > 1):
-            msg = f"{name!r} follows the URL of a server; there may be --header, --timeout and --json"
+            msg = f"{name!r} is not valid after the URL of a server; valid options there: --header, --timeout, --json"
             raise UsageProblem(msg)
         value = value if sign else rest.pop(1)
         if name == "--header":
@@ -133,7 +133,7 @@ def _parse_timeout(given: str) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
-        msg = f"--timeout is a number of seconds above 0, not {given!r}"
+        msg = f"--timeout must be a number of seconds above 0, not {given!r}"
         raise UsageProblem(msg)
     return seconds
 
@@ -141,14 +141,14 @@ def _parse_timeout(given: str) -> float:
 def _parse_address(given: str) -> tuple[str, int]:
     host, _, port = given.rpartition(":")
     if not port.isascii() or not port.isdecimal() or len(port) > len("65535"):
-        msg = f"--http is a port, or HOST:PORT, such as 8000 or 127.0.0.1:8000, not {given!r}"
+        msg = f"--http must be a port, or HOST:PORT, such as 8000 or 127.0.0.1:8000, not {given!r}"
         raise UsageProblem(msg)
     return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
 
 
 def _read_token(name: str) -> str:
     if name and not os.environ.get(name):
-        msg = f"--token-env {name}: there is no such variable, or it is empty"
+        msg = f"--token-env {name}: the environment variable is not set, or is empty"
         raise UsageProblem(msg)
     return os.environ[name] if name else ""
 
@@ -211,7 +211,7 @@ def _print_server_tools(server: list[str], header: list[str], env: list[str], *,
 
     is_address = len(server) == 1 and server[0].startswith(("http://", "https://"))
     if len(server) == 1 and "://" in server[0] and not is_address:
-        msg = f"{server[0]!r} is not an address of a server; it begins with http:// or https://"
+        msg = f"{server[0]!r} is not the URL of a server; it must start with http:// or https://"
         raise UsageProblem(msg)
     if (is_address and env) or (header and not is_address):
         msg = "--header is for a URL, and --env for a command"
@@ -248,7 +248,7 @@ def _parse_header(given: str) -> tuple[str, str]:
     name, colon, value = given.partition(":")
     fits = name.strip().isascii() and name.strip() and not set(given) & set("\r\n\0")
     if not colon or not fits:
-        msg = "--header is a name and a value, such as --header 'Authorization: Bearer ...'"
+        msg = "--header must be a name and a value, such as --header 'Authorization: Bearer ...'"
         raise UsageProblem(msg)
     return name.strip(), value.strip()
 
@@ -256,7 +256,7 @@ def _parse_header(given: str) -> tuple[str, str]:
 def _parse_variable(given: str) -> tuple[str, str]:
     name, sign, value = given.partition("=")
     if not name or (not sign and name not in os.environ):
-        msg = f"--env {name}: there is no such variable here; give it a value with NAME=VALUE"
+        msg = f"--env {name}: the environment variable is not set; pass a value with NAME=VALUE"
         raise UsageProblem(msg)
     return name, value if sign else os.environ[name]
 

@@ -47,7 +47,7 @@ def models(
       stepengine agents models anthropic/claude-sonnet-5 --ask
     """
     if ask and not names:
-        msg = "--ask asks about models: name one, such as anthropic/claude-sonnet-5"
+        msg = "--ask needs a model: name one, such as anthropic/claude-sonnet-5"
         raise UsageProblem(msg)
     registry = load_settings(config).make_models()
     if ask:

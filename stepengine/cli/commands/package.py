@@ -20,10 +20,10 @@ def check_package_of_agents(
     *,
     write: Annotated[
         bool,
-        typer.Option("--write", help="Write the tools and agents that its code has into stepengine-agents.json first."),
+        typer.Option("--write", help="First write the tools and agents of its code to stepengine-agents.json."),
     ] = False,
     imports: Annotated[
-        bool, typer.Option("--import", help="Run the code of a wheel, too; this approves what it declares.")
+        bool, typer.Option("--import", help="Also run the code of a wheel; this approves the access that it declares.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> Exit:
@@ -39,8 +39,8 @@ def check_package_of_agents(
     recorded runs (*.jsonl in recordings/), and compares the code with stepengine-agents.json. It searches files for
     keys and for machine-specific paths.
 
-    stepengine-agents.json lies in the package, and is what a person is shown before anything of it is imported: tools with
-    their categories, which --write takes from the code, and the folders (reads, writes) and hosts, which only you know.
+    stepengine-agents.json is in the package. Users see it before they import the package: tools with their
+    categories, which --write takes from the code, and the folders (reads, writes) and hosts, which only you know.
 
     Building needs the project's build backend; pip fetches it if it is not installed.
 
@@ -73,10 +73,10 @@ def approve_installed_package(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> Exit:
     """
-    Approve what an installed package of agents asks for.
+    Approve what an installed package of agents requests.
 
     The package declares the tools, folders, hosts and other agents that it uses. They are shown, and your approval
-    covers this version and later ones that ask for no more; you are asked again when one asks for more. Approval is
+    covers this version and later ones that request no more; you are asked again when one requests more. Approval is
     not a sandbox: agents are programs with your rights. The package is not imported for this.
 
     `run` and `chat` ask at a terminal; use this command where there is none.
@@ -90,13 +90,13 @@ def approve_installed_package(
     refuse_inside_tool("stepengine agents agree")
     if forget:
         was = trust.withdraw_approval(name)
-        print(to_ascii_json({"forgotten": was}) if as_json else "forgotten" if was else "it was not agreed to")
+        print(to_ascii_json({"forgotten": was}) if as_json else "forgotten" if was else "it was not approved")
         return Exit.COMPLETED
     request = packages.approve_package(name)
     if as_json:
         print(to_ascii_json(attrs.asdict(request)))
         return Exit.COMPLETED
-    print(f"agreed, for {visible(str(request), strict=True)}:")
-    lines = format_package_requests(request.asks) or ["  it asks for no tool, folder or host"]
+    print(f"approved, for {visible(str(request), strict=True)}:")
+    lines = format_package_requests(request.asks) or ["  it requests no tool, folder or host"]
     print(visible("\n".join(lines)))
     return Exit.COMPLETED

@@ -31,7 +31,7 @@ def pin(
     Turn a failed run into a test that fails until it is fixed.
 
     Copies the journal to --dir, without anything that looks like a secret, writes tests/test_pin_NAME.py next to
-    that folder, and runs it once. The pin is created if the test fails for the reason that --check gives. Private
+    that folder, and runs it once. The pin is created if the test fails for the reason in --check. Private
     content other than keys is still in the copy.
 
     The test replays the recorded run with the code at that time. If the fix changes a model request, the run
@@ -73,6 +73,6 @@ def _write_pin_test(options: Options, wanted: str, name: str, folder: Path) -> E
         return print_error(made.replace("passes the check", "passes --check"), Exit.FAILED)
     print(f"{made.file}\n{made.journal}")
     if made.changed:
-        print_error(f"{made.changed} records were cleaned of what looks like a secret")
-    print_error(f"the test fails, as it has to: {made.reason}")
+        print_error(f"what looks like a secret was removed from {made.changed} records")
+    print_error(f"the test fails, as it should: {made.reason}")
     return Exit.COMPLETED

@@ -32,7 +32,7 @@ def _print_policy(policy: Policy, *, as_json: bool) -> None:
     for rule in policy.rules:
         where = f", in {rule.scope}" if rule.scope.kind != "global" else ""
         first = f", priority {rule.priority}" if rule.priority else ""
-        first += f", asked for by a {rule.source}" if rule.source else ""
+        first += f", requested by a {rule.source}" if rule.source else ""
         said = f": {rule.description or rule.message}" if rule.description or rule.message else ""
         print(f"{rule.decision:5}  {one_line(f'{rule.matcher}{where}{first}{said}', 400)}")
     for rule in policy.remembered:
@@ -57,7 +57,7 @@ def _judge_and_print_calls(policy: Policy, names: Sequence[str], agent: str, *, 
     if unknown:
         listed = one_line(", ".join(sorted(unknown)), 400)
         how = f"{agent} has no such tools" if agent else "name the agent's file with --agent"
-        print(f"not known, so of no category: {listed}; {how}", file=sys.stderr)
+        print(f"unknown tools, judged without a category: {listed}; {how}", file=sys.stderr)
     asked = sum(call.decision == "ask" for _, call in found)
     calls, runs = [f"{n:,} {what}{'' if n == 1 else 's'}" for n, what in ((len(judged), "call"), (len(names), "run"))]
     print(f"{calls} in {runs}: {len(found) - asked} denied, {asked} asked about", file=sys.stderr)

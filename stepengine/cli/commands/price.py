@@ -71,7 +71,7 @@ def _print_prices(files: list[str], models: list[str], options: Options, *, as_j
             for n, name in enumerate(names)
         ]
         print_visible(redact_lines([*lines, *(sums if len(rows) > 1 else [])]), hang=4)
-        print_error("another model would also act otherwise; `stepengine compare impact --model` asks it")
+        print_error("another model would also act differently; to call it, run `stepengine compare impact --model`")
     unknown = [one.model for _, made in rows for one in made if one.low is None]
     if unknown:
         print_error(f"there is no price for {', '.join(dict.fromkeys(unknown))}, or no usage is recorded")

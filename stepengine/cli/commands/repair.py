@@ -80,7 +80,7 @@ def _seal_journal(file: str, against: str, *, dry_run: bool) -> Exit:
     made = seal_journal(journal)
     told = [f"record {edit.number}, {edit.what}: {edit.now}" for edit in made.edits]
     if against:
-        told += ["what that means:", *[f"  {line}" for line in str(diff(against, made.journal)).splitlines()]]
+        told += ["what the edits change:", *[f"  {line}" for line in str(diff(against, made.journal)).splitlines()]]
     print_visible("\n".join(told or [f"{file} is valid as it is"]), hang=2)
     if made.edits and not dry_run:
         replace_with_derived(journal, made.journal.records(), made.journal)

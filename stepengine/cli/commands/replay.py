@@ -43,7 +43,7 @@ def replay(
     *,
     last: Last = False,
     speed: Annotated[
-        float, typer.Option(help="Pace of the results; 1 as recorded, 0 all at once.", min=0, metavar="X")
+        float, typer.Option(help="Speed of the results: 1 as recorded, 0 all at once.", min=0, metavar="X")
     ] = 0,
     live: Annotated[
         list[str] | None,
@@ -68,9 +68,9 @@ def replay(
     line and fields are printed, and the exit code is 5.
 
     --speed replays results at their recorded pace, or faster, to watch a run again. --live performs some effects:
-    tool_call and perform must give the recorded results; model_call calls the model anew against recorded tool
+    tool_call and perform must return the recorded results; model_call calls the model again with recorded tool
     results, and stops at the first call without a record. If FILE was written or changed by others, its calls are not
-    performed, except of tools that only read here. --trust-journal performs them.
+    performed, except calls of tools that only read here. --trust-journal performs them.
 
     --waiting checks before a deployment which waiting runs the current code can resume. Nothing is performed or
     changed, and no key is needed. FILE is a journal, a folder, an SQLite file or a run's name; default: the runs of
@@ -80,10 +80,10 @@ def replay(
       ready      it is resumed as it is
       keep       it is resumed with `resume --on-divergence keep`: what is
                  recorded are effects of the same kind, with other content
-      diverges   effects were added, removed or exchanged: put the old code
-                 back until it has ended, or use fork, or
+      diverges   effects were added, removed or exchanged: restore the old
+                 code until it has ended, or use fork, or
                  `resume --on-divergence extend`
-      failed     it could not be tried: the journal is damaged, or its agent
+      failed     it could not be checked: the journal is damaged, or its agent
                  is not found
 
     Exit codes of --waiting:
@@ -168,5 +168,5 @@ def _run_replay(options: Options, live: Sequence[str], speed: float | None, *, t
     replayed = partial(bench.engine.replay, agent=agent, live=live, speed=speed, trust=trusts or None)
     run = run_cancelling_on_signal(bench, lambda: replayed(journal))
     if ended_at_crash(journal, run.result):
-        print_error(f"{options.journal} ends before its run did; what it holds was repeated")
+        print_error(f"{options.journal} ends before the end of its run; all of its records were replayed")
     return print_result(run, options, bench)

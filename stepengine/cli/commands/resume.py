@@ -80,7 +80,7 @@ def resume(
     --base-url with --api-key-env, --cwd, --write, --shell, --web and --config. For any other FILE, pass them again.
     Models and limits are stored in FILE; --model replaces the models. --json, --quiet and --verbose are never kept.
 
-    --script needs no model and no key: the run gets the replies after those in its record.
+    --script needs no model and no key: the run continues after the replies in its record.
 
     Examples:
       stepengine resume --last --answer q3=yes
@@ -97,9 +97,9 @@ def resume(
                one, the run is suspended with a question)
       fail     raises UnknownOutcome at the yield (default without a terminal)
       retry    repeats the effect
-    To give the result in advance: --answer 'doubt:#3=result:JSON-or-TEXT'
+    To pass the result in advance: --answer 'doubt:#3=result:JSON-or-TEXT'
 
-    --on-divergence decides about an edited agent that yields something else than FILE holds:
+    --on-divergence applies if an edited agent yields something other than FILE records:
       raise    prints the place, exits with 5 (default); stop returns it as result
       keep     uses the recorded result if FILE has an effect of the same kind;
                after the end of FILE, the current code runs.
@@ -117,8 +117,8 @@ def resume(
     --due resumes every run whose sleep has ended or whose message has arrived (`stepengine send`). FILE is then a
     folder of journals or an SQLite file; default: the state folder. For a named store, the schedules of its agents
     are started, too. Runs that wait only for a person stay suspended until they are answered. Without --watch, each
-    run is resumed once, for cron and timers. Several processes may work on one store. Failed attempts are repeated
-    after growing pauses. An effect in doubt is not repeated: the run is suspended with a question about it.
+    run is resumed once, for cron and timers. Several processes may work on one store. Failed attempts are retried
+    after increasing delays. An effect in doubt is not repeated: the run is suspended with a question about it.
     --agents names the agents of runs that `stepengine runs` does not list. --json prints one JSON object per line.
 
     Exit codes of --due:
@@ -126,9 +126,9 @@ def resume(
       1    a run failed or could not be resumed
       2    wrong usage: the store does not exist
 
-    If FILE was written or changed by others, you are asked about its approvals of calls that have not started, and about
-    the calls that only FILE asks for. A copy of the old FILE is kept next to it if approvals are dropped. --trust-journal
-    resumes FILE as one of your own.
+    If FILE was written or changed by others, you are asked about its approvals of calls that have not started, and
+    about the calls that only FILE requests. A copy of the old FILE is kept next to it if approvals are dropped.
+    --trust-journal trusts FILE as a journal of your own.
     """
     if answer or trust_journal:
         refuse_inside_tool("resume --answer" if answer else "resume --trust-journal")
@@ -231,9 +231,9 @@ def _run_resume(options: Options, answers: Iterable[str], how: dict[str, Any], *
 
 def _print_extension_counts(journal: Journal, result: RunResult, options: Options) -> None:
     if result.status is RunStatus.FAILED:
-        print_error(f"{options.journal} stays as it was")
+        print_error(f"{options.journal} was not changed")
     elif (made := journal.extended) is not None and not options.quiet:
-        before = "" if made.before is None else f"; as it was: {made.before.address}"
+        before = "" if made.before is None else f"; the original: {made.before.address}"
         print_error(
             f"{options.journal}: kept {made.kept} of {made.recorded} effects, recorded {made.anew} new ones{before}"
         )

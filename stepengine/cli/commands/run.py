@@ -38,12 +38,12 @@ def run(
     model: Model = None,
     script: ScriptFile = "",
     max_steps: Annotated[
-        int, typer.Option(help="Most model steps of the run; 0 for the agent's own limit.", min=0)
+        int, typer.Option(help="Maximum number of model steps; 0 for the agent's own limit.", min=0)
     ] = 0,
     max_cost: Annotated[
         float | None,
         typer.Option(
-            help="Most US dollars that the run may cost; default: the agent's own limit.", metavar="USD", min=0
+            help="Maximum cost of the run in US dollars; default: the agent's own limit.", metavar="USD", min=0
         ),
     ] = None,
     ask_for_more: AskForMore = False,

@@ -38,7 +38,7 @@ def runs(
     ] = None,
     *,
     everywhere: Annotated[bool, typer.Option("--all", help="Runs of all folders.")] = False,
-    waiting: Annotated[bool, typer.Option("--waiting", help="Only those that wait or were interrupted.")] = False,
+    waiting: Annotated[bool, typer.Option("--waiting", help="Only runs that wait or were interrupted.")] = False,
     schedules: Annotated[
         bool, typer.Option("--schedules", help="List scheduled starts of agents: next and last time.")
     ] = False,
@@ -76,7 +76,7 @@ def runs(
       schedule = Schedule(agent, cron="0 7 * * 1-5",
                           timezone="Europe/Berlin", prompt="Go")
 
-    --runs or --db add the last time, the status of its run, and the number of missed times.
+    --runs or --db adds the last time, the status of its run, and the number of missed times.
 
     Examples:
       stepengine runs

@@ -82,7 +82,7 @@ def send(
     """
     answers = _parse_answers(answer or (), always or ())
     if answers and (message or topic or id or path):
-        msg = "an answer goes without a message and its options; send the message with a command of its own"
+        msg = "--answer and --always cannot be combined with a message or its options; send the message with a separate command"
         raise UsageProblem(msg)
     if not (answers or message or topic):
         msg = "nothing to send; pass TEXT, --answer ID=TEXT, or --topic TOPIC with JSON"
@@ -144,7 +144,7 @@ class _Outgoing:
         elif as_json:
             print(to_ascii_json({"id": self.id, "topic": self.topic, "path": self.path, "new": is_new}))
         elif not self.answers:
-            print(f"{self.id} (it was there already)" if is_new is False else self.id)
+            print(f"{self.id} (already sent)" if is_new is False else self.id)
 
 
 def _parse_answers(answers: Iterable[str], always: Iterable[str]) -> dict[str, AnswerLike]:
@@ -171,7 +171,7 @@ def read_message_text(text: str) -> str:
     if text == "-":
         text = sys.stdin.read(MAX_CHARS + 1)
     if len(text) > MAX_CHARS:
-        msg = f"a message has at most 1 MiB, and this has {len(text):,} characters or more"
+        msg = f"a message may have at most 1 MiB, and this one has {len(text):,} characters or more"
         raise UsageProblem(msg)
     return text
 

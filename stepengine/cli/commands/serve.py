@@ -78,14 +78,16 @@ def serve(
     model: Model = None,
     script: ScriptFile = "",
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="The port; 0 takes a free one.", min=0, max=65535)] = 8000,
+    port: Annotated[int, typer.Option(help="The port; 0 uses a free one.", min=0, max=65535)] = 8000,
     runs: Annotated[
         str | None,
         typer.Option(help="A folder, RUNS.db, postgresql://..., or @FILE with that; default: runs.", metavar="PLACE"),
     ] = None,
     tokens: Annotated[
         Path | None,
-        typer.Option(help="File with the tokens that are accepted; default: one token until it stops.", metavar="FILE"),
+        typer.Option(
+            help="File with the accepted tokens; default: one token, valid until the server stops.", metavar="FILE"
+        ),
     ] = None,
     allow_host: Annotated[
         list[str] | None,
@@ -99,7 +101,7 @@ def serve(
         Path | None, typer.Option(help="Show the reports of evaluations in this folder.", metavar="FOLDER")
     ] = None,
     max_live: Annotated[
-        int | None, typer.Option(help="Most active runs; default: 64, with PostgreSQL 500.", min=1)
+        int | None, typer.Option(help="Maximum number of active runs; default: 64, with PostgreSQL 500.", min=1)
     ] = None,
     drain: Annotated[float, typer.Option(help="Seconds that active runs get to finish when it stops.", min=0)] = 10.0,
     webhooks: Annotated[
@@ -142,8 +144,8 @@ def serve(
 
     MODULE defines agents as for `stepengine deploy worker`: `agents = [...]` or `agent = ...`, and optionally
     `tools`, `models` and `options`. Tool calls that change something or run a program need approval, unless --write
-    or --shell allows them. --script needs no model and no key: each run gets the replies of FILE from the first on;
-    a resumed or forked run gets those after its record.
+    or --shell allows them. --script needs no model and no key: each run starts with the first reply of FILE; a
+    resumed or forked run continues after the replies in its record.
 
     Runs that are interrupted when the server stops, or is killed, resume at the next start with the same --runs.
     Several servers may share one store. Journals from elsewhere are not resumed. Needs the extra `serve`.
@@ -236,7 +238,7 @@ def serve_runs(options: Options, wanted: ServeOptions) -> Exit:
         sources = _make_engine_sources(wanted.module, options, left_out)
     engine, schedules = load_engine_and_schedules(wanted.module, options, left_out.append)
     for problem in left_out:
-        print_error(f"{problem}; this file is left out")
+        print_error(f"{problem}; this file is skipped")
     if sources is not None:
         sources.record_file_hashes()
     engine, place = _choose_engine_and_run_store(engine, wanted)
@@ -282,8 +284,8 @@ def serve_runs(options: Options, wanted: ServeOptions) -> Exit:
 def _require_tokens_for_public_host(wanted: ServeOptions) -> None:
     if wanted.host not in NEAR and (wanted.tokens is None or not wanted.hosts):
         msg = (
-            f"--host {wanted.host} lets other machines in: name those that may come with --tokens FILE, and the names under which "
-            "they reach it with --allow-host NAME"
+            f"--host {wanted.host} makes the server reachable from other machines: pass the accepted tokens with --tokens FILE, "
+            "and each host name that clients use with --allow-host NAME"
         )
         raise UsageProblem(msg)
 
@@ -293,10 +295,13 @@ def _refuse_unusable_script(options: Options, wanted: ServeOptions) -> None:
         return
     refuse_script_with_server(options)
     if _parse_function_name(wanted.module):
-        msg = f"--script replaces the models of agents in files, but {wanted.module} returns an engine with its own models"
+        msg = (
+            f"--script replaces the models of agents in files, but {wanted.module} returns an engine with its own models; "
+            "leave --script out"
+        )
         raise UsageProblem(msg)
     if wanted.runs is not None and _is_database_url(wanted.runs):
-        msg = "--script is for runs of a folder or of RUNS.db; those of a database are the workers', who ask models"
+        msg = "--script needs --runs with a folder or RUNS.db; with a database, its workers call the models"
         raise UsageProblem(msg)
 
 
@@ -310,7 +315,7 @@ def _choose_engine_and_run_store(
         own = wanted.executor or f"{socket.gethostname()}-{wanted.port}"
         engine = _make_durable_engine(engine, wanted.runs, executor=own, works=wanted.works, most=wanted.most)
     elif wanted.executor or not wanted.works:
-        msg = "--executor and --no-work are for --runs postgresql://...; without that this process does the work"
+        msg = "--executor and --no-work need --runs postgresql://...; otherwise this process executes the runs"
         raise UsageProblem(msg)
     if isinstance(engine, Engine):
         return engine, {"runs": wanted.runs or "runs", "max_live": wanted.most}
@@ -457,10 +462,10 @@ def _call_engine_function(module: str, function: str) -> Engine | DurableEngine:
     try:
         made: Any = getattr(importlib.import_module(module), function)()
     except Exception as error:
-        msg = f"{module}:{function} makes no engine: {type(error).__name__}: {error}"
+        msg = f"{module}:{function} could not make an engine: {type(error).__name__}: {error}"
         raise UsageProblem(msg) from error
     if not isinstance(made, Engine | DurableEngine):
-        msg = f"{module}:{function} returned a {type(made).__name__}; a function without arguments that returns an Engine would be fine"
+        msg = f"{module}:{function} returned a {type(made).__name__}; name a function without arguments that returns an Engine"
         raise UsageProblem(msg)
     return made
 
@@ -472,7 +477,7 @@ def _open_or_create_token_file(file: Path | None) -> Iterator[tuple[Path, str]]:
 
     if file is not None:
         if not file.exists():
-            msg = f"there is no {file}; `stepengine tokens add NAME --file {shlex.quote(str(file))}` writes it"
+            msg = f"there is no {file}; `stepengine tokens add NAME --file {shlex.quote(str(file))}` creates it"
             raise UsageProblem(msg)
         yield file, ""
         return
@@ -511,7 +516,9 @@ async def _serve_until_signal(served: Application, wanted: ServeOptions, begun: 
         raise UsageProblem(error.message) from error
     if has_listened:
         return Exit.COMPLETED
-    return print_error(f"{wanted.host}:{wanted.port} cannot be used to listen; see the log for the reason", Exit.USAGE)
+    return print_error(
+        f"the server cannot listen on {wanted.host}:{wanted.port}; see the log for the reason", Exit.USAGE
+    )
 
 
 def _print_links_and_open_browser(
@@ -519,19 +526,19 @@ def _print_links_and_open_browser(
 ) -> None:
     print(f"stepengine: {url} serves {', '.join(agents)}", file=sys.stderr)
     if script:
-        print(
-            f"stepengine: the script {visible(script)} answers in place of models, which are not asked", file=sys.stderr
-        )
+        print(f"stepengine: the script {visible(script)} supplies the replies; no model is called", file=sys.stderr)
     if logins is not None:
         link = f"{url}{logins.make()}"
-        print(f"stepengine: the studio, for one browser and for a minute: {link}", file=sys.stderr)
+        print(
+            f"stepengine: open the studio with this link (for one browser, valid for a minute): {link}", file=sys.stderr
+        )
         folder = "" if wanted.folder == Path() else f" {shlex.quote(str(wanted.folder))}"
-        print(f"stepengine: another link: stepengine studio{folder} --link", file=sys.stderr)
+        print(f"stepengine: to print a new link: stepengine studio{folder} --link", file=sys.stderr)
         if wanted.opens:
             # Some browsers are waited for.
             threading.Thread(target=webbrowser.open, args=(link,), daemon=True).start()
     if token and not wanted.opens:
-        print(f"stepengine: the token of this time, for all that there is: {token}", file=sys.stderr)
+        print(f"stepengine: temporary token with all scopes, valid until the server stops: {token}", file=sys.stderr)
         print(
             f"  curl -H 'Authorization: Bearer {token}' -H 'Content-Type: application/json' \\\n"
             f'    -d \'{{"agent": "{agents[0]}", "prompt": "..."}}\' {url}/runs',

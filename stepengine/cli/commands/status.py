@@ -27,7 +27,9 @@ def status(
     executors: Annotated[
         bool, typer.Option("--executors", help="Only the workers: which are alive, and which have runs.")
     ] = False,
-    queues: Annotated[bool, typer.Option("--queues", help="Only the queues, as the database has them.")] = False,
+    queues: Annotated[
+        bool, typer.Option("--queues", help="Only the queues and their limits, as stored in the database.")
+    ] = False,
     rates: Annotated[bool, typer.Option("--rates", help="Only the use of rate-limited providers.")] = False,
     session: Annotated[str, typer.Option(help="One session: its turns and messages.", metavar="SESSION")] = "",
     sessions: Annotated[bool, typer.Option("--sessions", help="Only the sessions.")] = False,
@@ -103,13 +105,13 @@ def _overview_lines(view: DeploymentOverview, *, only_executors: bool) -> list[s
     lines += [f"  -> stepengine deploy takeover {visible(name, strict=True)}" for name in dead]
     for each in view.releases if not only_executors else ():
         if not each.has_worker:
-            lines.append(f"release {each.id}: no worker of it lives, and {each.runs} runs wait for one")
+            lines.append(f"release {each.id} has no live worker, and {each.runs} runs wait for one")
     if view.poison:
         lines.append(
-            f"{view.poison} runs were cancelled since they killed their workers; `stepengine deploy retry RUN` tries again"
+            f"{view.poison} runs were cancelled because they killed their workers; to try one again, run `stepengine deploy retry RUN`"
         )
     for table, count in (view.unreadable or {}).items():
-        lines.append(f"{table}: {count} rows are not portable JSON; some client writes with another serializer")
+        lines.append(f"{table}: {count} rows are not portable JSON; a client uses another serializer")
     return lines
 
 
@@ -176,7 +178,7 @@ async def _print_session(operator: Operator, session: str, *, as_json: bool) -> 
 def _describe_turn_state(turn: TurnView) -> str:
     if turn.answered is not None:
         return f"answer to {one_line(turn.answered, 60)}"
-    return "no answer" if turn.rejected else "in line" if turn.is_waiting else turn.state
+    return "no answer" if turn.rejected else "queued" if turn.is_waiting else turn.state
 
 
 def _print_questions(run: str, asked: Sequence[Waiting]) -> None:
@@ -213,5 +215,5 @@ async def _print_rates(maintenance: DeploymentMaintenance, *, as_json: bool) -> 
         print(to_ascii_json([attrs.asdict(rate) for rate in found]))
         return Exit.COMPLETED
     rows = [(each.account, *[str(n) for n in attrs.astuple(each)[1:]]) for each in found]
-    print("\n".join(_format_columns("ACCOUNT UNDER-WAY WAITING REQUESTS/MIN TOKENS/MIN", rows)))
+    print("\n".join(_format_columns("ACCOUNT ACTIVE WAITING REQUESTS/MIN TOKENS/MIN", rows)))
     return Exit.COMPLETED

@@ -46,11 +46,11 @@ def studio(
     reports: Annotated[
         Path | None, typer.Option(help="Reports of evaluations; default: FOLDER/evals.", metavar="FOLDER")
     ] = None,
-    port: Annotated[int, typer.Option(help="The port; 0 takes a free one.", min=0, max=65535)] = PORT,
+    port: Annotated[int, typer.Option(help="The port; 0 uses a free one.", min=0, max=65535)] = PORT,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     tokens: Annotated[
         Path | None,
-        typer.Option(help="File with the tokens that are accepted, made by `stepengine tokens`.", metavar="FILE"),
+        typer.Option(help="File with the accepted tokens, from `stepengine tokens`.", metavar="FILE"),
     ] = None,
     allow_host: Annotated[
         list[str] | None,
@@ -75,10 +75,10 @@ def studio(
     one only after you have seen and approved its next effect.
 
     Tool calls that change something or run a program need approval in the page, unless --write or --shell allows
-    them. That applies to bundled tools and to those of your agent files. Needs the extra `serve`.
+    them. That applies to bundled tools and to the tools of your agent files. Needs the extra `serve`.
 
-    --script needs no model and no key: each run gets the replies of FILE from the first on; a resumed or forked run
-    gets those after its record. The page shows this.
+    --script needs no model and no key: each run starts with the first reply of FILE; a resumed or forked run
+    continues after the replies in its record. The page shows this.
 
     Exit codes:
       0    it was stopped
@@ -136,12 +136,12 @@ def _get_trusted_agents_folder(folder: Path, *, holds_journals: bool) -> str:
     place = next((one for one in places if one.is_dir()), None)
     if place is None:
         msg = (
-            f"there is no {str(folder / AGENTS)!r}: --agents MODULE names the agents, and `stepengine init DIR` makes a project "
+            f"there is no {str(folder / AGENTS)!r}; name the agents with --agents MODULE, or run `stepengine init DIR` to create a project "
             "with one"
         )
         raise UsageProblem(msg)
     if not may_run_agent_files(place):
         trust = f"`stepengine agents trust {shlex.quote(str(place.parent))}`"
-        msg = f"the agents in {str(place)!r} are not trusted yet; {trust}, or name them with --agents"
+        msg = f"the agents in {str(place)!r} are not trusted yet; run {trust}, or name them with --agents"
         raise UsageProblem(msg)
     return str(place)

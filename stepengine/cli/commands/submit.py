@@ -23,12 +23,14 @@ def submit(
     *,
     db: Db = "",
     params: Params = "",
-    run_id: Annotated[str, typer.Option("--id", help="Id of the run; the same id is the same run.")] = "",
-    priority: Annotated[
-        int, typer.Option(help="Priority: 0 runs before all, then 1; larger numbers later.", min=0)
-    ] = 0,
+    run_id: Annotated[
+        str, typer.Option("--id", help="Id of the run; a second submission with the same id starts no new run.")
+    ] = "",
+    priority: Annotated[int, typer.Option(help="Priority: 0 runs first, then 1; larger numbers run later.", min=0)] = 0,
     release: Annotated[str, typer.Option(help="Release that runs it; default: the latest.")] = "",
-    session: Annotated[str, typer.Option(help="Session of which it is the next turn.", metavar="SESSION")] = "",
+    session: Annotated[
+        str, typer.Option(help="Session that the run continues as its next turn.", metavar="SESSION")
+    ] = "",
     wait: Annotated[bool, typer.Option("--wait", help="Wait for its end, and print the output.")] = False,
     as_json: Json = False,
     pool: Pool = "default",
@@ -43,7 +45,7 @@ def submit(
     conversation. If the session's agent waits for an answer, the prompt is the answer.
 
     Exit codes:
-      0    it is ordered; with --wait, it completed
+      0    it is submitted; with --wait, it completed
       1    with --wait: the run failed
       3    with --wait: it waits for an answer
       4    with --wait: a limit was reached

@@ -22,7 +22,7 @@ def takeover(
     watch: Annotated[bool, typer.Option("--watch", help="Keep running, and take over every dead worker.")] = False,
     grace: Annotated[float, typer.Option(help="With --watch: seconds to wait after a worker dies.", min=0)] = 30.0,
     force: Annotated[
-        bool, typer.Option("--force", help="Take over although the lock is held: the machine is cut off.")
+        bool, typer.Option("--force", help="Take over although the lock is held; only for a machine that is cut off.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only report what would be done.")] = False,
     db: Db = "",
@@ -51,7 +51,7 @@ def takeover(
         raise UsageProblem(msg)
 
     if watch and (force or dry_run):
-        msg = "--watch acts by itself and never by force: --force and --dry-run go with one EXECUTOR"
+        msg = "--force and --dry-run need one EXECUTOR; leave them out with --watch"
         raise UsageProblem(msg)
 
     async def take_over(operator: Operator) -> Exit:
@@ -59,7 +59,7 @@ def takeover(
 
         maintenance = DeploymentMaintenance(operator)
         if watch:
-            print(f"stepengine: taking over workers that are dead for {grace:g} s", file=sys.stderr, flush=True)
+            print(f"stepengine: taking over workers that have been dead for {grace:g} s", file=sys.stderr, flush=True)
             async for each in maintenance.watch(grace=grace):
                 print(_describe_takeover(each), flush=True)
         found = await maintenance.takeover(executor, force=force, dry_run=dry_run)
@@ -73,5 +73,5 @@ def takeover(
 
 
 def _describe_takeover(each: TakeoverResult) -> str:
-    again = f"  (taken over {each.times} times without getting further)" if each.times > 1 else ""
+    again = f"  (taken over {each.times} times without progress)" if each.times > 1 else ""
     return f"{each.outcome}  {each.run}  from {each.executor}{again}"

@@ -101,7 +101,7 @@ def replay_runs_as_tests(
             seed=seed,
         )
     if params or results or faults or runs != RUNS or seed:
-        msg = "--params, --results, --faults, -n and --seed are of --chaos; add --chaos"
+        msg = "--params, --results, --faults, -n and --seed need --chaos; add it"
         raise UsageProblem(msg)
     told: list[dict[str, object]] = []
     options = Options(agent=agent, quiet=True, config=config).with_settings()
@@ -131,7 +131,7 @@ def _expand_to_journals_with_options(files: Iterable[str], options: Options) -> 
             continue
         runs = [run for run in sorted(member.package.folder.glob(RECORDINGS)) if _is_run_of_agent(run, member)]
         if not runs:
-            msg = f"{member} comes with no recorded run; name journals"
+            msg = f"{member} has no recorded runs; name journals"
             raise UsageProblem(msg)
         yield from [(str(run), attrs.evolve(options, agent=options.agent or file)) for run in runs]
 

@@ -25,7 +25,7 @@ def create_token(
     *,
     file: File,
     scopes: Annotated[
-        str, typer.Option(help=f"What it allows, of {', '.join(SCOPES)}; several with commas.", metavar="SCOPES")
+        str, typer.Option(help=f"Scopes of the token, separated by commas: {', '.join(SCOPES)}.", metavar="SCOPES")
     ] = "read,run,answer",
     expires: Annotated[
         str, typer.Option(help="Lifetime, such as 12h, 30d or 8w; default: until it is revoked.", metavar="AGE")
@@ -92,7 +92,7 @@ def list_tokens(
     elif found:
         print_visible("\n".join([_format_token(one) for one in found]), hang=4)
     else:
-        print_error(f"{str(file)!r} holds no token; `stepengine tokens add` makes one", Exit.COMPLETED)
+        print_error(f"{str(file)!r} has no tokens; `stepengine tokens add` creates one", Exit.COMPLETED)
     return Exit.COMPLETED
 
 
@@ -134,7 +134,7 @@ def _parse_expiry(expires: str) -> datetime | None:
 
 
 def _describe_expiry(name: str, until: datetime | None) -> str:
-    return f"the token {name} is good until {f'{until:%Y-%m-%d %H:%M} UTC' if until else 'it is revoked'}"
+    return f"the token {name} is valid until {f'{until:%Y-%m-%d %H:%M} UTC' if until else 'it is revoked'}"
 
 
 def _format_token(one: KnownToken) -> str:

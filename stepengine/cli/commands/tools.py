@@ -63,13 +63,15 @@ def describe_tool(one: ToolPage) -> Iterator[str]:
     made = (
         f"{one.maker} of stepengine.tools.bundled"
         if one.maker
-        else "there for every handler; models have it where agents list it"
+        else "to every handler; models can call it if their agent lists it"
     )
-    yield f"  {'made by' if one.maker else 'given by':<{INDENT - 2}}{made}"
+    yield f"  {'created by' if one.maker else 'available':<{INDENT - 2}}{made}"
     yield f"  {'category':<{INDENT - 2}}{one.spec.category}"
-    yield from ["", "Takes:", *map(_describe_parameter, one.parameters)] if one.parameters else ["", "Takes nothing."]
+    yield from (
+        ["", "Parameters:", *map(_describe_parameter, one.parameters)] if one.parameters else ["", "No parameters."]
+    )
     for number, form in enumerate(one.forms):
-        yield from ["", f"{'Or gives' if number else 'Gives'} {_describe_result(form)}", *_result_key_lines(form)]
+        yield from ["", f"{'Or returns' if number else 'Returns'} {_describe_result(form)}", *_result_key_lines(form)]
     yield from ["", f"{'Fails':<{INDENT}}{one.errors}", f"{'Limits':<{INDENT}}{one.limits}", ""]
     yield from ["In a handler:", "  from stepengine import call", f"  from stepengine.tools.bundled import {one.name}"]
     yield f"  yield from call({one.name}{''.join([f', {key}={value!r}' for key, value in one.example.items()])})"

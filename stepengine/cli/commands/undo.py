@@ -100,7 +100,7 @@ def undo(
     except UndoRefused as error:
         for path, why in error.files:
             print_visible(f"changed   {path}: {why}", hang=10)
-        return print_error("nothing was undone; --partial leaves these files and brings back the rest", Exit.FAILED)
+        return print_error("nothing was undone; --partial skips these files and restores the rest", Exit.FAILED)
     except (JournalError, DefinitionError, WorkspaceLost) as error:
         return print_error(error.message, Exit.FAILED)
     print_visible(str(done))
@@ -113,7 +113,7 @@ def _has_file_changes(plan: UndoResult) -> bool:
 
 def _print_and_confirm_changes(journal: Journal, plan: UndoResult) -> bool:
     """Print all changes of an unknown journal with their content; return whether a person approves them in a terminal."""
-    print_error(f"no run of yours is known to have written {journal.address}. It would change these files:")
+    print_error(f"{journal.address} was not written by a known run of yours. Undoing it would change these files:")
     print_visible(str(plan))
     modes = dict(plan.modes)
     for path, content in plan.contents:
@@ -121,7 +121,7 @@ def _print_and_confirm_changes(journal: Journal, plan: UndoResult) -> bool:
             text = content.decode()
         except UnicodeDecodeError:
             print_visible(
-                f"{path} would have the mode {modes[path]:o} and {len(content):,} bytes that are no text, sha256 {sha256(content).hexdigest()}"
+                f"{path} would have the mode {modes[path]:o} and {len(content):,} bytes of binary content, sha256 {sha256(content).hexdigest()}"
             )
             continue
         print_visible(f"{path} would have the mode {modes[path]:o} and this content:")

@@ -50,14 +50,14 @@ def worker(
         str, typer.Option(help="Version of the agents; default: a hash of definitions, handlers and tools.")
     ] = "",
     concurrency: Annotated[
-        int, typer.Option(help="Most runs of this worker at once, waiting ones included.", min=1)
+        int, typer.Option(help="Maximum concurrent runs of this worker, including waiting ones.", min=1)
     ] = 500,
     global_concurrency: Annotated[
-        int | None, typer.Option(help="Most root runs of all workers of the pool at once.", min=1, metavar="N")
+        int | None, typer.Option(help="Maximum concurrent root runs of all workers of the pool.", min=1, metavar="N")
     ] = None,
     starts_per_minute: Annotated[
         int | None,
-        typer.Option(help="Most root runs that all workers of the pool start per minute.", min=1, metavar="N"),
+        typer.Option(help="Maximum root runs that all workers of the pool start per minute.", min=1, metavar="N"),
     ] = None,
     requests_per_minute: Annotated[
         list[str] | None,
@@ -71,8 +71,8 @@ def worker(
         list[str] | None,
         typer.Option(help="Concurrent requests to a provider, for all workers together.", metavar="PROVIDER=N"),
     ] = None,
-    effects: Annotated[int, typer.Option(help="Most effects performed at once.", min=1)] = 32,
-    depth: Annotated[int, typer.Option(help="Greatest depth of a tree of runs.", min=1)] = 4,
+    effects: Annotated[int, typer.Option(help="Maximum number of effects performed at once.", min=1)] = 32,
+    depth: Annotated[int, typer.Option(help="Maximum depth of a tree of runs.", min=1)] = 4,
     drain: Annotated[float, typer.Option(help="Seconds that active effects get to finish when it stops.", min=0)] = 30,
     no_migrate: Annotated[bool, typer.Option("--no-migrate", help="Do not update the tables.")] = False,
     no_schedules: Annotated[bool, typer.Option("--no-schedules", help="Do not start the schedules of MODULE.")] = False,
@@ -109,7 +109,7 @@ def worker(
     """
     offered = load_module_contents(module)
     if embedded_db is not None and db:
-        msg = "--embedded-db starts a database of its own; leave --db out"
+        msg = "--embedded-db starts its own database; leave --db out"
         raise UsageProblem(msg)
     setting: dict[str, Any] = {
         "pool": pool, "app": app, "executor": executor or None, "release": release or None,
@@ -147,7 +147,7 @@ def _merge_rate_limits(known: Any, typed: Mapping[str, Iterable[str]]) -> dict[s
         for text in texts:
             name, _, number = text.partition("=")
             if not name or not number.isdecimal() or len(number) > MOST_DIGITS or int(number) < 1:
-                msg = f"--{limit.replace('_', '-')} {text!r} is not a limit of a provider; anthropic=50 would be fine"
+                msg = f"--{limit.replace('_', '-')} {text!r} is not a limit of a provider; write PROVIDER=NUMBER, such as anthropic=50"
                 raise UsageProblem(msg)
             given.setdefault(name, {})[limit] = int(number)
     if not given:
@@ -155,7 +155,7 @@ def _merge_rate_limits(known: Any, typed: Mapping[str, Iterable[str]]) -> dict[s
     from stepengine.runtime import RateLimit
 
     if isinstance(known, RateLimit):
-        msg = "rate_limits of the module is one limit for every provider; a dict from providers to limits can be changed here"
+        msg = "rate_limits of the module is one limit for all providers; to change it here, make it a dict from providers to limits"
         raise UsageProblem(msg)
     own: dict[str, RateLimit] = dict(known or {})
     return {"rate_limits": own | {name: attrs.evolve(own.get(name, RateLimit()), **new) for name, new in given.items()}}
@@ -185,13 +185,13 @@ async def _run_worker_until_signal(engine: DurableEngine, drain: float, schedule
         setting = engine.setting
         names = ", ".join([agent.id for agent in engine.agents])
         print(
-            f"stepengine: executor {setting.executor!r} takes runs of pool {setting.pool!r}, release {setting.release}: {names}",
+            f"stepengine: executor {setting.executor!r} executes runs of pool {setting.pool!r}, release {setting.release}: {names}",
             file=sys.stderr,
             flush=True,
         )
         async with DurableScheduler(engine, schedules) if schedules else contextlib.nullcontext():
             await stop.wait()
-        print(f"stepengine: stopping; effects under way get {drain:g} s", file=sys.stderr, flush=True)
+        print(f"stepengine: stopping; active effects may run for another {drain:g} s", file=sys.stderr, flush=True)
     finally:
         await engine.aclose(drain=drain)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -253,13 +253,13 @@ def load_module_contents(module: str, leave_out: Callable[[str], object] | None 
     schedules = find_schedules(loaded, module)
     options = getattr(loaded, "options", {})
     if not isinstance(options, dict):
-        msg = f"options in {module} is not a dict of options of Engine, such as {{'limits': Limits(max_steps=20)}}"
+        msg = f"options in {module} must be a dict of options of Engine, such as {{'limits': Limits(max_steps=20)}}"
         raise UsageProblem(msg)
     return ModuleContents(agents, find_tools(loaded), getattr(loaded, "models", None), dict(options), schedules)
 
 
 def _print_skipped_file(problem: str) -> None:
-    print_error(f"{problem}; this file is left out")
+    print_error(f"{problem}; this file is skipped")
 
 
 def _import_module(module: str) -> ModuleType:

@@ -67,7 +67,7 @@ CONTINUED = frozenset({"bullet_list_open", "ordered_list_open", "code_block"})
 LIVE_LINES = 8
 """Lines of the open block that stand above the prompt."""
 LIVE_CHILDREN = 6
-STOPPING = "interrupting; Ctrl-C once more leaves"
+STOPPING = "interrupting; press Ctrl-C again to leave"
 CHUNK = 65_536
 KEYS = (
     "y yes, n no (n REASON), a always, e all edits, v all > ",
@@ -82,12 +82,12 @@ ROOM = 8
 TYPED = 12
 """Characters that are left behind the prompt for what is typed."""
 WHICH = "which? a number, Enter for none > "
-DECISIONS = "y do it again, n the handler gets UnknownOutcome, result:JSON-or-TEXT that came of it"
-LATER = "Enter decides later > "
+DECISIONS = "y do it again, n raise UnknownOutcome in the handler, result:JSON-or-TEXT if you know the result"
+LATER = "Enter to decide later > "
 DETAILS_CHARS = 1_000
 ALWAYS, EDITS = ("a", "always"), ("e", "edits")
 CONFIRM = "Type yes to confirm > "
-ACCEPTED = "(all edits of files are accepted from now on; commands are still asked about)"
+ACCEPTED = "(all edits of files are accepted from now on; commands still need approval)"
 QUIT = ("/quit", "/exit")
 SKIP = "/skip"
 
@@ -624,7 +624,7 @@ class Terminal:
         if chosen is None:
             by = call_matcher(lasting[0].rule).get("agent")
             self.print_text(
-                f"always, without being asked again{f' when {one_line(str(by), 40)} wants it' if by else ''}:"
+                f"always, without asking again{f' when {one_line(str(by), 40)} requests it' if by else ''}:"
             )
             for number, choice in enumerate(lasting, start=1):
                 self.print_text(f"  {number}. {one_line(choice.scope, 300)}")
@@ -943,7 +943,9 @@ class _ConsoleInput:
             return True
         if self._terminal.lines.is_terminal:
             what = f"a message on {one_line(wait.topic, 80)!r}" if wait.kind == "message" else wait.wakes_at
-            self._terminal.print_text(f"(it waits for {what}; Ctrl-C leaves that to `stepengine resume`)")
+            self._terminal.print_text(
+                f"(the run waits for {what}; press Ctrl-C to leave and continue later with `stepengine resume`)"
+            )
         return self._terminal.lines.is_terminal
 
     def stop_asking_question(self, question_id: str) -> None:

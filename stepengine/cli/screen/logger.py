@@ -36,7 +36,7 @@ class ConsoleLogger:
 
     def __init__(self, level: str = "info", *, file: TextIO | None = None) -> None:
         if level not in LEVELS:
-            msg = f"ConsoleLogger has no level {level!r}; it is one of {', '.join(LEVELS)}"
+            msg = f"ConsoleLogger has no level {level!r}; valid levels: {', '.join(LEVELS)}"
             raise DefinitionError(msg)
         self._lowest = LEVELS.index(level)
         self._file = file

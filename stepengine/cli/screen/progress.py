@@ -478,18 +478,18 @@ def _on_thinking_completed(display: ProgressDisplay, event: ev.ThinkingCompleted
 
 def _on_reply_discarded(display: ProgressDisplay, event: ev.ReplyDiscarded) -> None:
     display.discard_text(event.path)
-    display.print_line(event.path, "(the reply was interrupted and does not count)", display.colors.warning)
+    display.print_line(event.path, "(the reply was interrupted and discarded)", display.colors.warning)
 
 
 def _on_model_retry(display: ProgressDisplay, event: ev.ModelRetry) -> None:
-    why = f"attempt {event.attempt} failed, the next one follows in {event.wait:.1f} s: {one_line(event.error, 200)}"
+    why = f"attempt {event.attempt} failed; retrying in {event.wait:.1f} s: {one_line(event.error, 200)}"
     display.print_line(event.path, why, display.colors.warning)
 
 
 def _on_rate_limited(display: ProgressDisplay, event: ev.RateLimited) -> None:
     how_long = "" if event.wait is None else f", {event.wait:.0f} s at most"
     display.print_line(
-        event.path, f"waits for its turn at {event.provider} ({event.limit}{how_long})", display.colors.note
+        event.path, f"waits for the rate limit of {event.provider} ({event.limit}{how_long})", display.colors.note
     )
 
 

@@ -200,7 +200,7 @@ class PromptReader(Terminal):
                 if now - last < SOON:
                     return None
                 last = now
-                self.print_text("(Ctrl-C once more leaves, and so does Ctrl-D)", "dim")
+                self.print_text("(press Ctrl-C again or Ctrl-D to leave)", "dim")
 
     async def read_line_during_run(self) -> str | None:
         """Read the next line typed during a run; with prompt_toolkit, the end of the input raises ``EOFError``."""
@@ -254,7 +254,7 @@ class PromptReader(Terminal):
         ):
             self._unsent.append(text)
             self.print_typed_line()
-            self.note("(done when the turn is over)", "dim")
+            self.note("(runs when the turn ends)", "dim")
         return is_command
 
     @property
@@ -393,7 +393,7 @@ class PromptReader(Terminal):
         lines = pasted.count("\n") + 1
         if len(pasted.encode(errors="replace")) > PASTE_BYTES:
             self.print_text(
-                f"(the paste has more than {PASTE_BYTES >> 20} MiB and was left out; @file sends a part of a file)",
+                f"(the paste has more than {PASTE_BYTES >> 20} MiB and was discarded; @file sends a part of a file)",
                 "yellow",
             )
             return ""
@@ -541,7 +541,7 @@ def expand_attachments(said: str, folder: Path) -> tuple[str, list[str]]:
             notes.append(f"+ {name} ({len(content.encode()):,} bytes)")
             parts.append(f'<{kind} path="{name}">\n{content}\n</{kind}>')
         else:
-            notes.append(f"{name} does not go along: {content}")
+            notes.append(f"{name} is not attached: {content}")
     for word in {word for word in words if word.startswith("@@")}:
         said = said.replace(word, word[1:])
     return "\n\n".join([said, *parts]), notes
@@ -591,7 +591,7 @@ def _list_folder(root: Root, name: str, most: int) -> str:
         calls.close(opened.fd)
     listed = "\n".join(sorted(names))
     if len(listed.encode(errors="replace")) > most:
-        msg = f"what is in it has names of more than {most:,} bytes"
+        msg = f"the names in this folder have more than {most:,} bytes"
         raise ValueError(msg)
     return visible(listed)
 
