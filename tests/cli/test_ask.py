@@ -109,7 +109,10 @@ def test_exit_codes_say_how_it_ended(scripted: Any, reply: Any, code: int, said:
     [
         (["antropic/m", "hi"], "did you mean 'anthropic'"),
         (["anthropic/m", "hi"], "set ANTHROPIC_API_KEY"),
-        (["m", "hi", "--base-url", "localhost"], "it is an address such as"),
+        (
+            ["m", "hi", "--base-url", "localhost"],
+            "--base-url must be an address such as http://localhost:11434/v1, not 'localhost'",
+        ),
     ],
 )
 def test_ask_rejects_unknown_models_missing_keys_and_bad_addresses(arguments: list[str], said: str) -> None:

@@ -80,7 +80,7 @@ def test_chaos_failure_is_reproducible_from_its_seed() -> None:
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (("--faults", "rain"), "there are failure, timeout"),
+        (("--faults", "rain"), "valid kinds: failure, timeout"),
         (("--results", "[1]"), "is JSON, but not an object"),
         (("--results", "@none.json"), "--results 'none.json' cannot be read"),
         (("--params", "{"), "--params is not JSON"),

@@ -226,7 +226,7 @@ def test_place_without_runs_has_nothing_due(work: Path) -> None:
     (work / "empty").mkdir()
 
     assert "" == command("resume", "--due", "empty").stdout
-    assert "nothing sleeps" in command("resume", "--due").stderr
+    assert "no run is recorded yet, so none is due" in command("resume", "--due").stderr
 
 
 @pytest.mark.spec("waiting:WT23", "waiting:WT21")

@@ -144,7 +144,7 @@ def test_suspended_run_is_resumed_with_an_answer_without_repeated_effects(script
     [
         (["--answer", "q9=yes"], "'q9' is not a question of this run; open are: 'q4'"),
         (["--answer", "yes"], "--answer 'yes' is not ID=TEXT"),
-        (["--in-doubt", "pray"], "it is one of fail, retry, ask"),
+        (["--in-doubt", "pray"], "--in-doubt 'pray' is unknown; valid values: fail, retry, ask"),
         (["--agent", "nowhere.py"], "there is no agent file 'nowhere.py'"),
         (["--cwd", "nowhere"], "--cwd 'nowhere' is not a folder"),
     ],
@@ -318,7 +318,7 @@ def test_fork_calls_models_again_and_answers_tools_from_the_record(ended: str, s
     ("words", "said"),
     [
         ([], "pass --at with the last effect to keep"),
-        (["--tools", "all"], "--tools is 'all'; it is one of recorded, idempotent, working-copy"),
+        (["--tools", "all"], "--tools 'all' is unknown; valid values: recorded, idempotent, working-copy"),
         (["--at", "0", "--budget", "1"], "--budget needs --tools"),
         (["--at", "0", "--fresh"], "--fresh needs --tools"),
         (["--tools", "recorded", "--edit", "x"], "--edit cannot be combined with --tools"),
@@ -687,7 +687,7 @@ def test_replay_waiting_reports_diverged_failed_and_ended_runs(asked: str, scrip
     assert ["ready", "ended", "failed"] == [entry["outcome"] for entry in found]
     assert "; 1 have ended" in command("replay", "--waiting", "more", code=1).stdout
     assert (
-        "it is one of raise, stop, keep"
+        "valid values: raise, stop, keep"
         in command("replay", "--waiting", "more", "--on-divergence", "x", code=2).stderr
     )
     assert (
