@@ -149,7 +149,7 @@ async def test_a_waiting_run_is_unmeasurable_and_unanswered_calls_unpriced() -> 
     async with Engine([agent], models=ScriptedModel([failure(ModelError("gone"))])) as engine:
         await engine.run("asking", "go", journal=failed)
 
-    assert "not measurable: most runs wait for an answer" in report.why
+    assert "not measurable: most runs wait for an unrecorded answer, or the budget did not cover them" in report.why
     assert CostEstimate(8, Decimal("0.08"), Decimal("0.16")) == estimate_blame_cost(waiting, 8)
     assert CostEstimate(8, None, None) == estimate_blame_cost(failed, 8)
 

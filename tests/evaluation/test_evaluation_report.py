@@ -86,7 +86,7 @@ def test_invalid_options_are_refused_before_anything_runs() -> None:
     with pytest.raises(DataError, match="the gate has an unknown name 'nope'"):
         evaluate_sync(GREETING, replies=[text("x")], gates=["nope >= 1"])
     report = evaluate_sync(attrs.evolve(GREETING, gates=()), replies=[text("x")])
-    with pytest.raises(DataError, match=r"no check 'nope' of the agent 'base'; it has base\.pass"):
+    with pytest.raises(DataError, match=r"no check 'nope' for the agent 'base'; its checks: base\.pass"):
         report.mean("nope")
 
 
@@ -175,7 +175,7 @@ def test_earlier_results_are_compared_rechecked_and_resumed(tmp_path: Path) -> N
     rechecked = evaluate_sync(stricter, recheck=tmp_path / "a", confirm=lambda _: pytest.fail("it asked"), **live)
     assert 4 == len(asked)
     assert (1.0, 0.0) == (first.mean(), rechecked.mean())
-    with pytest.raises(DataError, match="exclude each other"):
+    with pytest.raises(DataError, match="against, recheck and resume cannot be combined; pass only one of them"):
         evaluate_sync(GREETING, recheck=tmp_path / "a", resume=tmp_path / "a")
     with pytest.raises(DataError, match="is not a folder of results"):
         evaluate_sync(GREETING, recheck=tmp_path / "gone")

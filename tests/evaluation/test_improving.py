@@ -359,7 +359,7 @@ def test_a_book_that_holds_something_else_is_refused(line: str, tmp_path: Path) 
     started = '{"number":1,"most":"0"}'
     file.write_text(f"{started}\n{line}\n")
 
-    with pytest.raises(DataError, match="line 2, is not a line of a book"):
+    with pytest.raises(DataError, match="line 2, is not a line of a reply book"):
         ReplyBook(file, Decimal(1))
 
 
@@ -507,8 +507,8 @@ def test_a_broken_check_is_reported_and_ends_the_search(greeting: Any) -> None:
         ((), "--budget must be an amount of US dollars above 0"),
         (("--budget", "1", "--eval", "nowhere.py"), "there is no evaluation file 'nowhere.py'"),
         (("--budget", "1", "--by", "beauty"), "--by 'beauty' is not a check; checks: pass, contains"),
-        (("--budget", "1", "--only", "tools.*"), "nothing of 'greeter'"),
-        (("--budget", "1", "--continue", "nowhere"), "'nowhere' is not a folder of a search"),
+        (("--budget", "1", "--only", "tools.*"), "has no changeable part of 'greeter'"),
+        (("--budget", "1", "--continue", "nowhere"), "'nowhere' contains no search"),
     ],
 )
 def test_an_invalid_search_is_refused_before_any_cost(greeting: Any, words: tuple[str, ...], said: str) -> None:
@@ -628,7 +628,7 @@ def test_a_search_killed_before_its_first_record_starts_over(greeting: Any, line
     Path("p/improver.jsonl").write_text("".join(left))
     refused = greeting.type(*BASE, "--continue", "p", code=Exit.USAGE).stderr
 
-    assert "'p' is not a folder of a search" in " ".join(refused.split())
+    assert "'p' contains no search" in " ".join(refused.split())
     assert improve(greeting, "--budget", "1", "--seed", "1", out="p")["is_better"]
 
 
@@ -917,9 +917,9 @@ def test_a_docstring_of_a_tool_can_say_anything(text: str, parts: AgentFile, tmp
     ("changes", "said"),
     [
         ({"code": "x"}, "has no changeable part 'code'; changeable parts: system_prompt"),
-        ({"params.limit": "x"}, "params.limit is of the type int, not str"),
+        ({"params.limit": "x"}, "params.limit must have the type int, not str"),
         ({"params.share": float("nan")}, "params.share must be a finite number, not nan"),
-        ({"system_prompt": "x" * 20_001}, "it may have 20000"),
+        ({"system_prompt": "x" * 20_001}, "at most 20000 are allowed"),
         ({"system_prompt": " "}, "is empty"),
     ],
 )
