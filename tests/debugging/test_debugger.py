@@ -128,7 +128,7 @@ def test_evaluate_changes_no_recorded_value_with_or_without_fork(
             assert "2" == one.evaluate("len(seen)")
             with pytest.raises(InputError, match="the debugger runs no statements"):
                 one.evaluate("seen = 1")
-            with pytest.raises(InputError, match="there is no frame 9"):
+            with pytest.raises(InputError, match="frame 9 does not exist"):
                 one.evaluate("seen", 9)
 
 
@@ -319,7 +319,7 @@ async def test_served_fork_runs_no_tool_and_reuses_recorded_results(journal: Mem
     with Engine([agent], models=ScriptedModel([])) as engine, debug(engine, journal) as one:
         one.goto("#3")
         forked = await one.fork("other", models=models, served=True)
-        with pytest.raises(JournalError, match="another outcome"):
+        with pytest.raises(JournalError, match="served=True needs an effect with a recorded outcome, and a new outcome for"):
             await one.fork(served=True)
 
     assert RunStatus.SUSPENDED is forked.status
@@ -385,7 +385,7 @@ def test_process_with_threads_is_not_forked() -> None:
     thread = threading.Thread(target=ended.wait)
     thread.start()
 
-    assert "threads run" in find_fork_problem()
+    assert "threads are running, and a fork needs a single thread" in find_fork_problem()
 
     ended.set()
     thread.join()
@@ -396,7 +396,7 @@ def test_process_with_threads_is_not_forked() -> None:
     said = find_fork_problem()
     ended.set()
 
-    assert "threads run" in said
+    assert "threads are running, and a fork needs a single thread" in said
 
 
 BIG = """
