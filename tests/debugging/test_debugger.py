@@ -319,7 +319,9 @@ async def test_served_fork_runs_no_tool_and_reuses_recorded_results(journal: Mem
     with Engine([agent], models=ScriptedModel([])) as engine, debug(engine, journal) as one:
         one.goto("#3")
         forked = await one.fork("other", models=models, served=True)
-        with pytest.raises(JournalError, match="served=True needs an effect with a recorded outcome, and a new outcome for"):
+        with pytest.raises(
+            JournalError, match="served=True needs an effect with a recorded outcome, and a new outcome for"
+        ):
             await one.fork(served=True)
 
     assert RunStatus.SUSPENDED is forked.status
