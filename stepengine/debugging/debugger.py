@@ -520,7 +520,7 @@ def _copy_journal_with_answers(
         raise JournalError(msg) from error
     target = MemoryJournal(redact="off") if into is None else as_journal(into)
     if target.records():
-        msg = f"{target.name} already contains a run; give the fork its own journal"
+        msg = f"{target.name} holds a run already; a fork needs its own journal"
         raise JournalError(msg)
     replace_with_derived(target, tape.history.records, tape.journal)
     return target, {question.id: one for question, one in zip(questions, given, strict=True)}

@@ -245,9 +245,9 @@ def load_with_child() -> tuple[Engine, Any]:
     ("change", "problem"),
     [
         (lambda code: code.replace("for item in", "for item of"), "SyntaxError: invalid syntax (tally.py, line "),
-        (lambda code: code + "\nimport os\nos._exit(3)\n", "its code ended the process"),
-        (lambda code: code.replace("    return total", "    import os\n    os._exit(3)"), "its code ended the process"),
-        (lambda code: code + "\nwhile True:\n    pass\n", "it was ended after 1 s"),
+        (lambda code: code + "\nimport os\nos._exit(3)\n", "the agent's code ended the process"),
+        (lambda code: code.replace("    return total", "    import os\n    os._exit(3)"), "the agent's code ended the process"),
+        (lambda code: code + "\nwhile True:\n    pass\n", "the process was stopped after 1 s"),
     ],
     ids=["syntax", "an end", "an end later", "a loop"],
 )  # fmt: skip
@@ -257,7 +257,7 @@ def test_code_that_cannot_be_replayed_gives_an_error_and_recovers(
 ) -> None:
     (project / "tally.py").write_text(change(CODE))
     # What ends by itself has time, also on a machine that does much else.
-    broken = seen(seconds=1 if "ended after" in problem else 30)
+    broken = seen(seconds=1 if "stopped after" in problem else 30)
     (project / "tally.py").write_text(CODE)
 
     assert (None, True) == (broken.place, problem in broken.problem), broken.problem

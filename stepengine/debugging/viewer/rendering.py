@@ -244,7 +244,7 @@ def copy_undamaged_records(journal: Journal) -> tuple[MemoryJournal, int]:
         return True
 
     if not is_whole(2):
-        msg = f"{journal.name} contains no run before its damaged part"
+        msg = f"{journal.name} holds no run before its damaged part"
         raise JournalCorrupt(msg)
     low, high = 2, len(lines) + 1
     while high - low > 1:
