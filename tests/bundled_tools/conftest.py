@@ -233,7 +233,7 @@ class There:
         self._box = box
         sandbox = CHOSEN == "bubblewrap"
         self.home = "/tmp" if sandbox else str(Path.home())
-        self.of_the_whole_system = "needs a folder that is not /" if sandbox else "allow_wide_root"
+        self.of_the_whole_system = "needs a folder other than /" if sandbox else "allow_wide_root"
 
     def end(self) -> None:
         """

@@ -203,7 +203,7 @@ async def test_a_run_is_forked_from_the_snapshot_of_a_container(make: Make, tmp_
 async def test_a_container_without_snapshots_refuses_one(make: Make, tmp_path: Path) -> None:
     (tmp_path / "project").mkdir()
     for place in (make(), make(keep=named(), mounts={tmp_path / "project": "/workspace"})):
-        with pytest.raises(DefinitionError, match="has no snapshots"):
+        with pytest.raises(DefinitionError, match="cannot make snapshots"):
             place.snapshot("localhost/x:1")
     with pytest.raises(DefinitionError, match="cannot be passed to"):
         make(keep=named()).snapshot("--all")

@@ -292,7 +292,7 @@ async def test_a_model_gets_an_unknown_outcome_and_continues(root: Path) -> None
     told = [message for message in result.state.message_history if message.role == "tool"]
 
     assert "completed" == result.status
-    assert "nobody knows" in str(told[0])
+    assert "was lost during a call, so its result is unknown" in str(told[0])
     assert "'stdout': 'x\\n'" in str(told[1])
 
 
@@ -391,10 +391,10 @@ async def test_change_hooks_run_in_the_workspace(root: Path) -> None:
         (lambda: Workspace.docker("a", mounts={"/tmp/a,readonly": "/x"}), "cannot be mounted"),
         (lambda: Workspace.ssh("-oProxyCommand=touch /tmp/x", "/x"), "cannot be passed to ssh"),
         (lambda: Workspace.kubernetes("pod", namespace="-x"), "cannot be passed to kubectl"),
-        (lambda: Workspace.bubblewrap("/"), "folder that is not /"),
+        (lambda: Workspace.bubblewrap("/"), "folder other than /"),
         (lambda: Workspace.bubblewrap("/nowhere"), "cannot be opened as a folder: it does not exist"),
         (lambda: Workspace.parse("docker"), "is not a workspace"),
-        (lambda: Workspace.parse("over:'x"), "cannot be read"),
+        (lambda: Workspace.parse("over:'x"), "cannot be parsed"),
     ],
     ids=itertools.count(),
 )
@@ -422,7 +422,7 @@ def test_local_only_options_are_refused_for_a_remote_workspace(root: Path) -> No
             shell_tools(place, sandbox=True)
         with pytest.raises(DefinitionError, match="cannot be opened as a folder"):
             file_tools(Workspace(root / "nothing", system=place.system))
-        with pytest.raises(DefinitionError, match="is not a folder of this machine"):
+        with pytest.raises(DefinitionError, match="is not a folder on this machine"):
             Path(place)
 
 

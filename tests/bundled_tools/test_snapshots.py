@@ -72,14 +72,14 @@ async def test_a_snapshot_keeps_permissions_trusted_files_and_working_directory(
 def test_snapshot_refuses_existing_targets_and_unsupported_workspaces(project: Path, tmp_path: Path) -> None:
     for to, error, words in (
         (tmp_path / "outside", DefinitionError, "already exists; use a new folder for the snapshot"),
-        (project / "sub" / "copy", DefinitionError, "lies in the folder"),
-        (tmp_path / "outside" / "secret" / "x", WorkspaceLost, "cannot be made"),
+        (project / "sub" / "copy", DefinitionError, "is inside the folder to copy"),
+        (tmp_path / "outside" / "secret" / "x", WorkspaceLost, "cannot be created"),
     ):
         with pytest.raises(error, match=words):
             Workspace(project).snapshot(to)
-    with pytest.raises(DefinitionError, match="has no snapshots"):
+    with pytest.raises(DefinitionError, match="cannot make snapshots"):
         Workspace.from_command(["env"], project).snapshot(tmp_path / "x")
-    with pytest.raises(DefinitionError, match="has no snapshots"):
+    with pytest.raises(DefinitionError, match="cannot make snapshots"):
         Workspace.ssh("host", "/x").snapshot(tmp_path / "x")
     for there, root in (("/srv/", "/srv"), ("/srv", "/srv/app"), ("/srv/./app", "/srv/x/../app/sub/")):
         with pytest.raises(DefinitionError, match="and a root outside of mounts"):

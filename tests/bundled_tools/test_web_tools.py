@@ -396,7 +396,7 @@ async def test_a_search_without_an_answer_times_out(there: Site, monkeypatch: py
 
 def test_an_invalid_search_url_or_key_is_refused() -> None:
     for url in ("localhost:8080", "file:///x", "http://x?y", ""):
-        with pytest.raises(DefinitionError, match="is not an address"):
+        with pytest.raises(DefinitionError, match="is not the address of a search service"):
             SearxngSearch(url)
     for key in ("", " a", "ä", "a\n"):
         with pytest.raises(DefinitionError, match="subscription token"):

@@ -117,7 +117,7 @@ def reach():
     assert (0, "You said: hi\n") == (cassette("replay", *words, "hi").returncode, recorded.stdout)
     missed = cassette("replay", *words, "bye")
     assert (5, "swallowed\n", 1) == (missed.returncode, missed.stdout, len(server.requests)), missed.stderr
-    named = "may not reach the network" if where == "socket" else '/messages/0/content             recorded "hi"'
+    named = "must not use the network" if where == "socket" else '/messages/0/content             recorded "hi"'
     assert named in missed.stderr
 
 

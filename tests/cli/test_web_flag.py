@@ -49,7 +49,7 @@ def test_web_flag_searches_its_instance_and_blocks_private_addresses(folder: Pat
 
 def test_invalid_web_address_is_rejected(folder: Path) -> None:
     assert (
-        "--web: 'localhost:8080' is not an address of a search service"
+        "--web: 'localhost:8080' is not the address of a search service"
         in command("run", "reader.py", "--web", "localhost:8080", code=2).stderr
     )
 

@@ -217,11 +217,11 @@ def test_skills_are_ordered_and_invalid_heads_are_reported(tmp_path: Path, home:
         "deep": "brackets",
         "silent": "no description",
         "endless": "does not end",
-        "one": "comes first",
+        "one": "takes precedence",
     }
     for name, reason in reasons.items():
         assert [True] == [
-            reason in warning for warning in found["warnings"] if f"/{name}'" in warning and "was left out" in warning
+            reason in warning for warning in found["warnings"] if f"/{name}'" in warning and "was skipped" in warning
         ]
 
 

@@ -374,15 +374,15 @@ def test_text_from_a_tool_annotated_otherwise_is_reported(annotation: Any, is_to
         (ToolCall, "ToolCall(...): missing a required argument: 'tool'; valid arguments: tool, input, "),
         (lambda: Limits(4), "Limits(...): too many positional arguments; valid arguments: max_steps, "),
         (lambda: Hooks(pre_runs=print), "Hooks has no argument 'pre_runs'; did you mean 'pre_run'?"),
-        (lambda: Workspace(5), "Workspace(root) is a path such as 'runs/one', not 5"),
+        (lambda: Workspace(5), "Workspace(root) must be a path such as 'runs/one', not 5"),
         (lambda: Case("x", checks=print), "need lists, such as checks=[contains('done')]"),
         (
             lambda: Evaluation("x", [], {}, replies=[]),
             "has no argument 'replies'; write Case(id, replies=[...]). Valid arguments: name, ",
         ),
         (lambda: Models("anthropic"), "Models expects providers by prefix"),
-        (lambda: FileJournal(5), "FileJournal(path) is a path"),
-        (lambda: load_agent(5), "an agent file is a path"),
+        (lambda: FileJournal(5), "FileJournal(path) must be a path"),
+        (lambda: load_agent(5), "an agent file must be a path"),
         (lambda: Engine().step_sync("go"), "step() needs an AgentState"),
     ],
 )

@@ -232,7 +232,7 @@ def test_policy_file_and_signing_key_are_unreachable_for_workspace_tools(folder:
             """Workspace(shell=...) must be True for single programs, "bash" for command lines, or False, not 'sh'""",
         ),
         ({"web": True}, "Workspace(web=...) must be text or None, not True"),
-        ({"web": "localhost"}, "'localhost' is not an address of a search service"),
+        ({"web": "localhost"}, "'localhost' is not the address of a search service"),
     ],
 )
 def test_invalid_workspace_option_is_refused(options: dict[str, Any], said: str) -> None:

@@ -54,7 +54,7 @@ def test_the_day_is_summed_up(journal):
 
 
 def test_nothing_else_is_reachable(journal):
-    with pytest.raises(BaseException, match="may not reach the network"):
+    with pytest.raises(BaseException, match="must not use the network"):
         socket.create_connection(("192.0.2.1", 9))
 """
 JOURNAL = Path("journals/test_agent/test_the_day_is_summed_up.jsonl")
