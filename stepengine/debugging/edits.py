@@ -464,7 +464,7 @@ def find_error_location(error: BaseException) -> tuple[str, int]:
 
     An engine's error, and one that no code of the author raised, has the location of its cause or context, if Python shows that.
     """
-    places = list(_own_places_in_traceback(error))
+    places = list(_iterate_own_places(error))
     inner = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if inner is not None and (not places or isinstance(error, StepEngineError)):
         found = find_error_location(inner)
@@ -496,11 +496,11 @@ def add_broken_files_to_error() -> Iterator[None]:
 def places_in_traceback(error: BaseException | None) -> Iterator[tuple[str, int]]:
     """Yield file and line of the author's frames in the traceback of an error, innermost last, then those of its cause or context."""
     while error is not None:
-        yield from _own_places_in_traceback(error)
+        yield from _iterate_own_places(error)
         error = error.__cause__ or error.__context__
 
 
-def _own_places_in_traceback(error: BaseException) -> Iterator[tuple[str, int]]:
+def _iterate_own_places(error: BaseException) -> Iterator[tuple[str, int]]:
     for frame, line in traceback.walk_tb(error.__traceback__):
         if is_editable_source(frame.f_code.co_filename):
             yield frame.f_code.co_filename, line

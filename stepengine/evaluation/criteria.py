@@ -346,11 +346,11 @@ def hash_function(function: Any) -> str:
         source = inspect.getsource(named)
     except (OSError, TypeError):
         source = named.__qualname__
-    kept = [repr(value) for value in _values_kept_in(inner) if isinstance(value, PLAIN)]
+    kept = [repr(value) for value in _list_kept_values(inner) if isinstance(value, PLAIN)]
     return digest_json([source, *kept])
 
 
-def _values_kept_in(function: Any) -> Iterator[object]:
+def _list_kept_values(function: Any) -> Iterator[object]:
     """Yield the values of the closure of a function, or of the attributes of an object that can be called."""
     for cell in getattr(function, "__closure__", None) or ():
         with contextlib.suppress(ValueError):  # the cell is empty
