@@ -706,7 +706,10 @@ def test_replay_waiting_without_names_checks_the_runs_of_the_folder(
 ) -> None:
     monkeypatch.setenv("STEPENGINE_STATE_DIR", str(Path("state").absolute()))
     assert "0 waiting" in command("replay", "--waiting").stdout
-    assert "there is no run" in command("replay", "--waiting", "--last", code=2).stderr
+    assert (
+        "this folder has no run that waits or was interrupted"
+        in command("replay", "--waiting", "--last", code=2).stderr
+    )
     for _ in range(2):
         scripted(tool_call("shout", {"text": "two"}), text("fine"))
         command("run", "desk", "go", "--model", "test/m", "-q", code=3)

@@ -104,7 +104,7 @@ def test_max_cost_bounds_a_run_and_scripted_replies_are_free() -> None:
         ("chat ./talkr.py", "there is no agent file 'talkr.py'; did you mean 'talker.py'?"),
         ("run sandboxed:./talkr.py go", "there is no agent file 'talkr.py'; did you mean 'talker.py'?"),
         ("eval talkr.py", "there is no evaluation file 'talkr.py'; did you mean 'talker.py'?"),
-        ("eval talker.py", "talker.py holds no 'evaluation'; for example:"),
+        ("eval talker.py", "talker.py does not define 'evaluation'; for example:"),
         ("run ./talker.py go --script reply.json", "No such file or directory; did you mean 'replies.json'?"),
         ("run ./talker.py go --script askr.py", "there is no file 'askr.py'; did you mean 'asker.py'?"),
         ("serve empty", "the folder empty holds no agent files; `stepengine init` creates a project with one"),

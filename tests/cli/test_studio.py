@@ -187,7 +187,7 @@ def test_studio_does_not_run_untrusted_agents(project: Path, monkeypatch: pytest
         (["--script", "none.json"], "--script 'none.json': none.json cannot be read"),
         (["--script", "bad.json"], "--script 'bad.json' must be a list of replies, not dict"),
         (["--script", "bad.yaml"], "a reply must be a text, a call"),
-        (["--script", "bad.py"], "bad.py holds no 'replies'"),
+        (["--script", "bad.py"], "bad.py does not define 'replies'"),
         (["--script", "good.json", "--base-url", "http://localhost:1/v1"], "exclude each other"),
         (
             ["--script", "good.json", "--agents", "shop:make"],

@@ -714,8 +714,8 @@ def payer(place: Place, paying: Path) -> Place:
     [
         (("resume", "cut.jsonl"), 3, "q0 is asked again"),
         (("resume", "cut.jsonl", "--on-divergence", "extend"), 3, "q0 is asked again"),
-        (("fork", "cut.jsonl", "--at", "0"), 2, "q0 would allow calls that you did not approve"),
-        (("fork", "whole.jsonl", "--at", "0", "--allow-repeat"), 2, "q0 would allow calls that you did not approve"),
+        (("fork", "cut.jsonl", "--at", "0"), 2, "(q0) would allow calls that you did not approve"),
+        (("fork", "whole.jsonl", "--at", "0", "--allow-repeat"), 2, "(q0) would allow calls that you did not approve"),
         (("fork", "cut.jsonl", "--at", "0", "--edit", "no"), 3, ""),
         (
             ("fork", "whole.jsonl", "--tools", "working-copy"),
@@ -749,7 +749,7 @@ def test_self_approving_journal_runs_nothing(payer: Place, words: tuple[str, ...
 def test_self_approving_journal_is_not_imported_without_consent(payer: Place) -> None:
     words = ("journal", "import", "cut.jsonl", "--agents", "payer.py", "--db", "postgresql://127.0.0.1:9/none")
 
-    assert "q0 would allow calls that you did not approve" in payer.type(*words, code=2).stderr
+    assert "(q0) would allow calls that you did not approve" in payer.type(*words, code=2).stderr
     assert "nobody here allowed" not in payer.type(*words, "--trust-journal").stderr
     assert "" == _paid(payer)
 

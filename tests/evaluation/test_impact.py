@@ -116,7 +116,7 @@ def test_scripts_in_json_yaml_and_python_are_equal(ten: Any) -> None:
     ("text", "part"),
     [
         ("a: &x [1]\nb: *x\n", "contains a YAML alias"),
-        ("- {tool: 3}\n", "a reply is a text"),
+        ("- {tool: 3}\n", "a reply must be a text, a call"),
         ("[" * 100_000, "is not valid JSON or YAML"),
     ],
 )

@@ -90,7 +90,7 @@ def test_run_ends_when_its_write_ahead_log_is_truncated(path: Path) -> None:
     result, done = run_that_performs(lambda: cut_off_log(path), SqliteJournal(path, run="r"))
 
     assert (RunStatus.FAILED, JournalWriteFailed) == (result.status, type(result.error))
-    assert "was cut off" in str(result.error)
+    assert "was truncated" in str(result.error)
     assert done == []
 
 

@@ -74,5 +74,5 @@ def _write_pin_test(options: Options, wanted: str, name: str, folder: Path) -> E
     print(f"{made.file}\n{made.journal}")
     if made.changed:
         print_error(f"what looks like a secret was removed from {made.changed} records")
-    print_error(f"the test fails, as it should: {made.reason}")
+    print_error(f"the test fails, as expected: {made.reason}")
     return Exit.COMPLETED
