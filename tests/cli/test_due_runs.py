@@ -135,7 +135,7 @@ def test_message_is_posted_once_and_makes_its_run_due() -> None:
     shown = command("resume", stem, "-q").stdout
 
     assert "one" == first.strip()
-    assert "there already" in again
+    assert "one (already sent)" in again
     assert as_json["new"]
     assert woken.startswith(f"{stem} (waits): completed")
     assert 1 == woken.count("\n")

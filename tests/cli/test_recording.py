@@ -126,7 +126,7 @@ def test_resume_takes_a_name_or_last_and_the_recorded_options(tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     waiting = command("resume", "--last", code=2).stderr
     assert (
-        "no run of this folder that waits or was interrupted; one that ended can be repeated with `replay`" in waiting
+        "this folder has no run that waits or was interrupted; one that ended can be repeated with `replay`" in waiting
     )
     assert "`stepengine run AGENT` records one" in command("show", "--last", code=2).stderr
     assert "one: yes\n" == command("resume", stem, "--answer", "q0=yes", "-q").stdout

@@ -170,7 +170,7 @@ def test_evaluation_excludes_samples_that_lost_their_server(tmp_path: Path, monk
     again = evaluated("--out", "c", "--against", "b")
 
     assert ("error", False) == (lost["status"], lost["counts"])
-    assert "not measured, 1 sample ended with an error of the provider, or of a server of tools" in told
+    assert "not measured, 1 sample ended with an error of the provider or a tool server" in told
     assert f"was cut off: the connection to the MCP server 'odd' was lost; the {OUTCOME_UNKNOWN}" in told
     assert [("new", "completed", True)] == [(s["reused"], s["status"], s["counts"]) for s in samples(report)]
     assert ["journal"] == [s["reused"] for s in samples(again)]
