@@ -95,7 +95,8 @@ class ExecutionEnd:
         lines = [f"the run {self._run!r} diverges from its record at {where}{said}"]
         lines += [f"  {site}"] if site else []
         lines.append(
-            "  the record is unchanged: continue with the release that started the run, or see `release move --check`"
+            "  the record is unchanged: continue with the release that started the run; "
+            "`stepengine deploy release OLD NEW --check` lists the runs that another release can continue"
         )
         return self.record_divergence(ReplayDivergence("\n".join(lines), kind="changed", address=where, site=site))
 

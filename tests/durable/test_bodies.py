@@ -362,7 +362,7 @@ async def test_edited_body_diverges_and_resumes_with_the_original(db: str, handl
     EDITED.append(edit)
     if is_alone or edit == "effect":
         async with worker_of([agent], db, release="r1") as worker:
-            with pytest.raises((ReplayDivergence, JournalError), match="something else"):
+            with pytest.raises((ReplayDivergence, JournalError), match="diverges from its record at"):
                 await worker.result(run, waits=True)
     assert before == DONE
     EDITED.clear()

@@ -529,7 +529,7 @@ async def test_cli_lists_scheduled_runs_and_sends_messages(db: str, tmp_path: Pa
         assert [{"n": 7}, None] == (await engine.result(run, waits=True)).output
         (ended,) = json.loads((await typed("runs", "--schedules", "agents.py", "--json")).stdout)
         assert "SUCCESS" == ended["last"]["status"]
-    with pytest.raises(AssertionError, match="give one of them"):
+    with pytest.raises(AssertionError, match=r"--runs and --db both name .*; pass one of them"):
         await typed("runs", "--schedules", "agents.py", "--runs", "runs")
 
 

@@ -105,7 +105,7 @@ def test_a_failing_seed_is_shrunk_and_printed_with_its_command():
     assert f"{fault!r}: the effect " in told
     assert "hint:" not in told
     assert "1  tool search {'q': 'x'} (handler)   !! " in told
-    line = told.splitlines()[-1].partition("were: ")[2]
+    line = told.splitlines()[-1].partition("unchanged: ")[2]
     assert f"simulate(agent, seeds=[{failed.value.seed}], faults=[{fault!r}])" == line
     with pytest.raises(SimulationFailed) as again:
         eval(line.replace("])", "], **HITS)"), {"simulate": simulate, "agent": CARELESS, "HITS": HITS, "Fault": Fault})
