@@ -31,7 +31,7 @@ PROGRAMS: dict[str, list[str]] = {
 }
 SECONDS = 300
 KERNEL = ("data", "machine", "runtime", "journal", "engine", "durable")
-"""The packages whose modules have a row on the page of the machine; the page of features has the others."""
+"""The packages whose modules have a row on the pages of the machine and the engine; the page of features has the others."""
 
 
 @attrs.frozen

@@ -19,6 +19,7 @@ from .pages import ROOT, blocks_of, execute, page
 
 NAMES = (
     "the-machine",
+    "the-engine",
     "promises",
     "words",
     "hooks",
