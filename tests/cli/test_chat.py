@@ -770,7 +770,7 @@ def test_chat_in_a_terminal_supports_approval_undo_interrupt_and_exit(somebody: 
     there.types("\x03")
     there.sees("interrupted | 1 step", READY)
     there.types("\x03")
-    there.sees("press Ctrl-C again to leave")
+    there.sees("press Ctrl-C again or Ctrl-D to leave")
     there.types("\x03")
 
     assert signal.SIGINT + 128 == there.leaves()

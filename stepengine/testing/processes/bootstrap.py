@@ -97,7 +97,7 @@ def _send_report(channel: Any, operation: str, **members: Any) -> None:
 
 def _block_network(channel: Any, allowed: list[str]) -> None:
     network = _load_module("network", HERE.parent.parent / "workspace" / "network.py")
-    reason = "a program that replays a cassette may not reach the network; allow a host with --allow-host"
+    reason = "a program that replays a cassette must not use the network; allow a host with --allow-host"
     network.block_network(allowed, reason, lambda error: _send_report(channel, "blocked", message=str(error)))
 
 
