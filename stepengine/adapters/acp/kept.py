@@ -27,7 +27,6 @@ from stepengine.workspace.calls import OTHERS_WRITE_BITS
 VERSION = 1
 ID = re.compile(r"[0-9a-f]{16}")
 ABOUT = "session.json"
-MAX_ABOUT = 16 * 1_048_576
 TITLE_CHARS = 80
 
 
@@ -39,7 +38,7 @@ class PromptRun:
     Attributes:
         prompt: The user's text, as a replay shows it.
         journal: The journal file of the run.
-        is_kept: Whether the conversation continues from its state; False until it ends, and if it failed.
+        is_kept: Whether the conversation continues from its state; False until it ends or asks for text, and if it failed.
         chosen: The mode and model of the run, which a replay needs.
         servers: The names of the MCP servers whose tools it had.
     """
@@ -225,9 +224,6 @@ def _make_storage_error(folder: Path, error: OSError) -> SessionError:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    if file.stat().st_size > MAX_ABOUT:
-        msg = "too large"
-        raise ValueError(msg)
     about: dict[str, object] = json.loads(file.read_text(encoding="utf-8"))
     return about
 

@@ -41,6 +41,15 @@ def test_session_is_reloaded_unchanged_and_a_copy_diverges(kept: KeptSessions, t
     assert [] == kept.list_sessions(tmp_path / "elsewhere")
 
 
+@pytest.mark.spec("interfaces:IF50")
+def test_session_with_very_long_prompts_is_loaded_again(kept: KeptSessions, tmp_path: Path) -> None:
+    session = kept.create_session(tmp_path)
+    session.start_turn("x" * 17 * 1_048_576)
+
+    assert session.turns == kept.load_session(session.id).turns
+    assert [session.id] == [each.id for each in kept.list_sessions(tmp_path)]
+
+
 def test_failed_session_write_raises_and_adds_no_turn(kept: KeptSessions, tmp_path: Path) -> None:
     session = kept.create_session(tmp_path)
     (session.folder / "session.json").unlink()
