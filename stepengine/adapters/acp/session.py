@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -25,7 +26,7 @@ from stepengine.data.events import Event, PermissionRequested, QuestionAsked, Ru
 from stepengine.data.questions import Question
 from stepengine.data.state import AgentState, RunResult, RunStatus
 from stepengine.data.waits import describe_waits
-from stepengine.errors import InputError, MissingKey, ReplayDivergence, StepEngineError
+from stepengine.errors import InputError, JournalMissing, MissingKey, ReplayDivergence, StepEngineError
 from stepengine.runtime.handle import RunHandle
 from stepengine.runtime.logs import LOGGER
 
@@ -91,7 +92,8 @@ class EditorSession:
         self._sources: tuple[ToolSource, ...] = ()
         self._questions = ShownQuestions(editor, kept.id)
         self.state: AgentState | None = None
-        self._cost: Decimal | None = Decimal(0)
+        # In US dollars, by the number of the turn; None if a part of it is unknown.
+        self._costs: dict[int, Decimal | None] = {}
         self.broken = ""
         self.free = asyncio.Event()
         self.free.set()
@@ -148,18 +150,25 @@ class EditorSession:
     def _make_shown_turn(self, *, number: int, is_live: bool) -> ShownTurn:
         from stepengine.adapters.acp.updates import ShownTurn
 
-        return ShownTurn(number, self.kept.cwd, is_live=is_live, cost=self._cost)
+        others = [cost for turn, cost in self._costs.items() if turn != number]
+        total = sum([cost for cost in others if cost is not None], Decimal(0))
+        return ShownTurn(number, self.kept.cwd, is_live=is_live, cost=None if None in others else total)
 
     # --- stored turns -------------------------------------------------------------------------------------------------
 
     async def replay_turns(self, *, shows: bool) -> None:
-        """Load the state of the stored turns, and show them. If nothing is shown, only the last state is loaded."""
+        """Load the state and the cost of the stored turns, and show the turns if *shows*."""
         turns = self.kept.turns
-        last = max([number for number, turn in enumerate(turns) if turn.is_kept], default=-1)
-        for number, turn in enumerate(turns):
+        last = max([number for number, turn in enumerate(turns, 1) if turn.is_kept], default=0)
+        for number, turn in enumerate(turns, 1):
             if shows or number == last:
                 await self._replay_turn(number, turn, shows=shows, is_last=number == last)
-        if shows and self.state is not None:
+            self._costs[number] = await asyncio.to_thread(_read_cost, turn.journal)
+        self._editor.send_after_reply(self._send_context())
+
+    async def _send_context(self) -> None:
+        """Show the context size and cost of the conversation."""
+        if self.state is not None:
             model = self._made_for.model or self._agent.model or ""
             for update in self._make_shown_turn(number=0, is_live=False).make_context_update(self.state, model):
                 await self.send_update(update)
@@ -167,7 +176,7 @@ class EditorSession:
     async def _replay_turn(self, number: int, turn: PromptRun, *, shows: bool, is_last: bool) -> None:
         import acp
 
-        shown = self._make_shown_turn(number=number + 1, is_live=False)
+        shown = self._make_shown_turn(number=number, is_live=False)
         updates: list[object] = prompts.make_prompt_updates(turn.prompt, turn.media_file)
 
         def observe(event: Event) -> None:
@@ -180,7 +189,6 @@ class EditorSession:
             if is_last:
                 self.state = result.state
                 self.asleep = _find_suspended_turn(turn, result)
-            self._cost = _add_costs(self._cost, result.cost)
         except StepEngineError as error:
             why = "by another version of the agent" if isinstance(error, ReplayDivergence) else "but cannot be replayed"
             updates.append(
@@ -202,7 +210,7 @@ class EditorSession:
         self.free.clear()
         try:
             if (self.run is None or self.run.handle.done) and self.asleep is not None:
-                is_over = await self._show_run_if_finished(*self.asleep)
+                is_over = await self._show_run_if_finished(self.asleep[0])
                 if (is_over and _is_resume_command(prompt)) or not (
                     is_over or await self._resume_if_due_or_requested(prompt, *self.asleep)
                 ):
@@ -270,16 +278,17 @@ class EditorSession:
         shown = self._make_shown_turn(number=len(self.kept.turns), is_live=True)
         self.run = _LiveRun(handle, turn, handle.events(), shown)
 
-    async def _show_run_if_finished(self, turn: PromptRun, before: RunResult) -> bool:
+    async def _show_run_if_finished(self, turn: PromptRun) -> bool:
         """Show the result of a sleeping run if another process has ended it, and return True in that case."""
         from stepengine.journal import FileJournal
 
         if not await asyncio.to_thread(lambda: FileJournal(turn.journal).history().is_complete):
             return False
-        self._subtract_cost(before)
         self.asleep = None
         await self._send_text("Another process resumed the run. Its output follows.\n\n")
-        await self._replay_turn(self.kept.turns.index(turn), turn, shows=True, is_last=True)
+        number = self.kept.turns.index(turn) + 1
+        await self._replay_turn(number, turn, shows=True, is_last=True)
+        self._costs[number] = await asyncio.to_thread(_read_cost, turn.journal)
         self.raise_if_broken()
         return True
 
@@ -303,15 +312,9 @@ class EditorSession:
         handle = await self._engine.start_resume(journal, agent=self._agent, now=is_woken, wait_for_answers=PATIENCE)
         self._set_live_run(handle, turn)
         self.asleep = None
-        self._subtract_cost(before)
         if text:
             handle.send_input(text)
         return True
-
-    def _subtract_cost(self, before: RunResult) -> None:
-        """Subtract the cost of a run that is counted again when it ends."""
-        if self._cost is not None and before.cost is not None:
-            self._cost -= before.cost
 
     async def _rebuild_engine_if_changed(self) -> None:
         """Rebuild the engine if the choices have changed."""
@@ -385,11 +388,11 @@ class EditorSession:
     async def _store_result(self, result: RunResult) -> None:
         """Store the state for the next turn. A failed turn is not part of the conversation."""
         is_kept = result.status is not RunStatus.FAILED
-        self._cost = _add_costs(self._cost, result.cost)
         if is_kept:
             self.state = result.state
         run = self.run
         if run is not None:
+            self._costs[len(self.kept.turns)] = result.cost
             self.kept.end_turn(run.turn, is_in_conversation=is_kept)
             self.asleep = _find_suspended_turn(self.kept.turns[-1], result)
             self._questions.cancel()  # what was asked about and not answered when the turn was cancelled
@@ -403,6 +406,19 @@ def _find_suspended_turn(turn: PromptRun, result: RunResult) -> tuple[PromptRun,
     return (turn, result) if is_asleep else None
 
 
+def _read_cost(journal: Path) -> Decimal | None:
+    """Return the cost of a recorded run in US dollars; ``None`` if a part of it is unknown."""
+    from stepengine.journal import FileJournal
+    from stepengine.journal.show import spending_of
+
+    try:
+        return spending_of(FileJournal(journal).history()).cost
+    except JournalMissing:
+        return Decimal(0)
+    except StepEngineError:
+        return None
+
+
 def _is_resume_command(prompt: prompts.EditorPrompt) -> bool:
     return prompt.text.strip().partition(" ")[0] == RESUME
 
@@ -411,7 +427,3 @@ def _sleep_text(result: RunResult) -> str:
     return (
         f"{describe_waits(result.waits_for)} It continues with the next prompt after that; {RESUME} resumes it now.\n\n"
     )
-
-
-def _add_costs(one: Decimal | None, other: Decimal | None) -> Decimal | None:
-    return None if one is None or other is None else one + other

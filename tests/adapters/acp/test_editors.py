@@ -18,11 +18,11 @@ import acp
 import pytest
 from acp import RequestError, schema
 
-from stepengine import AgentDefinition, Engine
+from stepengine import AgentDefinition, Engine, Usage
 from stepengine.adapters.acp import EditorAgent
 from stepengine.adapters.acp.stdio import _MessageReader
 from stepengine.errors import DefinitionError
-from stepengine.testing import ScriptedModel
+from stepengine.testing import ScriptedModel, text
 
 from .server import small
 
@@ -211,6 +211,30 @@ async def test_option_question_is_a_request_and_text_uses_next_prompt(tmp_path: 
     async with served(replayed, tmp_path) as agent:
         await agent.load_session(cwd=str(project), session_id=session, mcp_servers=[])
     assert "ask me" == replayed.said("user_message_chunk")
+
+
+@pytest.mark.spec("interfaces:IF21", "interfaces:IF50")
+@pytest.mark.parametrize("way", ["load_session", "resume_session"])
+async def test_reopened_session_reports_the_cost_of_all_turns(tmp_path: Path, project: Path, way: str) -> None:
+    def make(cwd: Path, /, *, observers: Any = ()) -> Engine:
+        reply = text("Hi.", usage=Usage(input_tokens=90, output_tokens=10))
+        bot = AgentDefinition("bot", model="anthropic/claude-sonnet-4-5")
+        return Engine([bot], models=ScriptedModel([] if observers else [reply] * 4), observers=observers)
+
+    def costs() -> list[float]:
+        return [one.cost.amount for one in editor.updates if one.session_update == "usage_update"]
+
+    editor, agent = Editor(), EditorAgent(make, "bot", tmp_path / "sessions")
+    agent.on_connect(editor)  # type: ignore[arg-type]
+    session = (await agent.new_session(cwd=str(project))).session_id
+    for _ in range(3):
+        await said_to(agent, session, "hello")
+    one, _, three = costs()
+    editor.updates.clear()
+    await getattr(agent, way)(cwd=str(project), session_id=session)
+    await said_to(agent, session, "hello")
+    await agent.aclose()
+    assert pytest.approx([three, three + one]) == costs()[-2:]
 
 
 @pytest.mark.spec("interfaces:IF47")

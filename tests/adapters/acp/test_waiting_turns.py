@@ -11,9 +11,9 @@ from typing import Any
 import acp
 import pytest
 
-from stepengine import STEP, AgentDefinition, Engine, Sleep, StepContext
+from stepengine import STEP, AgentDefinition, Engine, Sleep, StepContext, Usage
 from stepengine.adapters.acp import EditorAgent
-from stepengine.testing import ScriptedModel
+from stepengine.testing import ScriptedModel, text
 
 from .test_editors import Editor, said_to
 
@@ -78,3 +78,26 @@ async def test_prompt_after_an_external_wake_starts_the_next_turn(tmp_path: Path
     turns = [file.name for file in (tmp_path / "sessions" / session).glob("*.jsonl")]
     assert (1 if said.startswith("/resume") else 2) == len(turns)
     await agent.aclose()
+
+
+@pytest.mark.spec("interfaces:IF21", "waiting:WT20")
+async def test_resumed_turn_counts_its_earlier_cost_once(tmp_path: Path) -> None:
+    def steps(ctx: StepContext) -> Iterator[Any]:
+        yield STEP
+        yield Sleep(seconds=3600)
+        yield STEP
+
+    def make_priced(cwd: Path, *, observers: Any = ()) -> Engine:
+        reply = text("Hi.", usage=Usage(input_tokens=90, output_tokens=10))
+        sleeper = AgentDefinition(id="sleeper", model="anthropic/claude-sonnet-4-5", handle_steps=steps)
+        return Engine([sleeper], models=ScriptedModel([reply] * 2), observers=observers)
+
+    editor = Editor()
+    agent: Any = EditorAgent(make_priced, "sleeper", tmp_path / "sessions")
+    agent.on_connect(editor)
+    session = (await agent.new_session(cwd=str(tmp_path), mcp_servers=[])).session_id
+    await said_to(agent, session, "wake me")
+    await said_to(agent, session, "/resume")
+    await agent.aclose()
+    first, second = [one.cost.amount for one in editor.updates if one.session_update == "usage_update"]
+    assert pytest.approx(2 * first) == second
