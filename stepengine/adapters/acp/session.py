@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import attrs
+from attrs import frozen
 
 from stepengine.adapters.acp import prompts, questions
 from stepengine.adapters.acp.editor import ConnectedEditor
@@ -25,7 +26,7 @@ from stepengine.data.definition import ToolSource
 from stepengine.data.events import Event, PermissionRequested, QuestionAsked, RunFinished
 from stepengine.data.questions import Question
 from stepengine.data.state import AgentState, RunResult, RunStatus
-from stepengine.data.waits import describe_waits
+from stepengine.data.waits import Waits, describe_waits
 from stepengine.errors import InputError, JournalMissing, MissingKey, ReplayDivergence, StepEngineError
 from stepengine.runtime.handle import RunHandle
 from stepengine.runtime.logs import LOGGER
@@ -59,12 +60,30 @@ class _LiveRun:
         events: Its events that are not shown yet.
         shown: Converts the events to updates.
         question: The question that the next prompt answers.
+        answered: The id of the question that the resume of the run answered; its event is repeated.
     """
 
     handle: RunHandle
     turn: PromptRun
     events: AsyncGenerator[Event, None]
     shown: ShownTurn
+    question: Question | None = None
+    answered: str = ""
+
+
+@frozen
+class _SuspendedTurn:
+    """
+    A turn whose run is suspended in its record.
+
+    Attributes:
+        turn: The turn.
+        waits: Its waits, if no person is awaited.
+        question: The question that the next prompt answers.
+    """
+
+    turn: PromptRun
+    waits: tuple[Waits, ...] = ()
     question: Question | None = None
 
 
@@ -79,7 +98,7 @@ class EditorSession:
         free: Set while no turn is running.
         is_given_up: Whether the turn that is running was cancelled.
         run: The current run, also one that a turn left for a question.
-        asleep: The last turn and its result, while that waits for no person.
+        asleep: The last turn, while its run is suspended: it waits for no person, or was closed with an open question.
     """
 
     def __init__(self, editor: ConnectedEditor, engines: SessionEngines, kept: KeptSession) -> None:
@@ -99,7 +118,7 @@ class EditorSession:
         self.free.set()
         self.is_given_up = False
         self.run: _LiveRun | None = None
-        self.asleep: tuple[PromptRun, RunResult] | None = None
+        self.asleep: _SuspendedTurn | None = None
 
     def add_servers(self, mcp_servers: Any) -> None:
         """Add the tools of the MCP servers that the editor named."""
@@ -157,21 +176,23 @@ class EditorSession:
     # --- stored turns -------------------------------------------------------------------------------------------------
 
     async def replay_turns(self, *, shows: bool) -> None:
-        """Load the state and the cost of the stored turns, and show the turns if *shows*."""
+        """Load the state and the cost of the stored turns, show the turns if *shows*, and show what is open in any case."""
         turns = self.kept.turns
         last = max([number for number, turn in enumerate(turns, 1) if turn.is_kept], default=0)
         for number, turn in enumerate(turns, 1):
             if shows or number == last:
                 await self._replay_turn(number, turn, shows=shows, is_last=number == last)
             self._costs[number] = await asyncio.to_thread(_read_cost, turn.journal)
-        self._editor.send_after_reply(self._send_context())
+        self._editor.send_after_reply(self._send_context_and_question())
 
-    async def _send_context(self) -> None:
-        """Show the context size and cost of the conversation."""
+    async def _send_context_and_question(self) -> None:
+        """Show the context size and cost of the conversation, and the question that the next prompt answers."""
         if self.state is not None:
             model = self._made_for.model or self._agent.model or ""
             for update in self._make_shown_turn(number=0, is_live=False).make_context_update(self.state, model):
                 await self.send_update(update)
+        if self.asleep is not None and self.asleep.question is not None:
+            await self._send_text(questions.question_text(self.asleep.question))
 
     async def _replay_turn(self, number: int, turn: PromptRun, *, shows: bool, is_last: bool) -> None:
         import acp
@@ -188,7 +209,9 @@ class EditorSession:
             result = await engine.replay(turn.journal, agent=agent, complete=False)
             if is_last:
                 self.state = result.state
-                self.asleep = _find_suspended_turn(turn, result)
+                question = await asyncio.to_thread(_read_open_question, turn.journal)
+                left = None if question is None else _SuspendedTurn(turn, question=question)
+                self.asleep = _find_sleeping_turn(turn, result) or left
         except StepEngineError as error:
             why = "by another version of the agent" if isinstance(error, ReplayDivergence) else "but cannot be replayed"
             updates.append(
@@ -210,9 +233,9 @@ class EditorSession:
         self.free.clear()
         try:
             if (self.run is None or self.run.handle.done) and self.asleep is not None:
-                is_over = await self._show_run_if_finished(self.asleep[0])
+                is_over = await self._show_run_if_finished(self.asleep.turn)
                 if (is_over and _is_resume_command(prompt)) or not (
-                    is_over or await self._resume_if_due_or_requested(prompt, *self.asleep)
+                    is_over or await self._resume_if_answered_due_or_requested(prompt, self.asleep)
                 ):
                     return schema.PromptResponse(stop_reason="end_turn")
                 if is_over:
@@ -236,12 +259,22 @@ class EditorSession:
 
     async def cancel(self) -> None:
         """Cancel the turn and its open question."""
-        is_idle = self.free.is_set()
-        self.is_given_up = not is_idle
-        if self.run is not None:
-            self.run.handle.interrupt()
-            if is_idle:
+        if not self.free.is_set():
+            self.is_given_up = True
+            if self.run is not None:
+                self.run.handle.interrupt()
+            return
+        self.free.clear()
+        self.is_given_up = True
+        try:
+            if self.run is None and self.asleep is not None and self.asleep.question is not None:
+                await self._resume_run(self.asleep, answers={})  # so that its record holds the end, too
+            if self.run is not None:
+                self.run.handle.interrupt()
                 await self._store_result(await self.run.handle.result())
+        finally:
+            self.is_given_up = False
+            self.free.set()
 
     async def _start_turn(self, prompt: prompts.EditorPrompt) -> None:
         from acp import schema
@@ -274,12 +307,13 @@ class EditorSession:
             raise
         self._set_live_run(handle, turn)
 
-    def _set_live_run(self, handle: RunHandle, turn: PromptRun) -> None:
+    def _set_live_run(self, handle: RunHandle, turn: PromptRun) -> _LiveRun:
         shown = self._make_shown_turn(number=len(self.kept.turns), is_live=True)
         self.run = _LiveRun(handle, turn, handle.events(), shown)
+        return self.run
 
     async def _show_run_if_finished(self, turn: PromptRun) -> bool:
-        """Show the result of a sleeping run if another process has ended it, and return True in that case."""
+        """Show the result of a suspended run if another process has ended it, and return True in that case."""
         from stepengine.journal import FileJournal
 
         if not await asyncio.to_thread(lambda: FileJournal(turn.journal).history().is_complete):
@@ -292,29 +326,44 @@ class EditorSession:
         self.raise_if_broken()
         return True
 
-    async def _resume_if_due_or_requested(
-        self, prompt: prompts.EditorPrompt, turn: PromptRun, before: RunResult
+    async def _resume_if_answered_due_or_requested(
+        self, prompt: prompts.EditorPrompt, suspended: _SuspendedTurn
     ) -> bool:
-        """Resume a sleeping run and return True if its wait is over or the prompt requests it; else show when the run resumes."""
+        """
+        Resume a suspended run and return True; else show when it resumes.
+
+        The prompt answers its question. A sleeping run resumes when its wait is over, or if the prompt requests it.
+        """
         from stepengine.journal import FileJournal
         from stepengine.journal.sleepers import is_due
 
-        is_woken = _is_resume_command(prompt)
+        question = suspended.question
+        is_woken = question is None and _is_resume_command(prompt)
         text = prompt.text.strip().removeprefix(RESUME).strip() if is_woken else prompt.text
-        journal = FileJournal(turn.journal)
-        if not is_woken and not await asyncio.to_thread(is_due, journal, before.waits_for, datetime.now(UTC)):
-            await self._send_text(_sleep_text(before))
+        journal = FileJournal(suspended.turn.journal)
+        is_ready = is_woken or question is not None
+        if not is_ready and not await asyncio.to_thread(is_due, journal, suspended.waits, datetime.now(UTC)):
+            await self._send_text(_sleep_text(suspended.waits))
             return False
         if prompt.media:
             msg = "a prompt that resumes a run can contain only text; send images and files with the next prompt"
             raise InputError(msg)
         await self._rebuild_engine_if_changed()
-        handle = await self._engine.start_resume(journal, agent=self._agent, now=is_woken, wait_for_answers=PATIENCE)
-        self._set_live_run(handle, turn)
-        self.asleep = None
-        if text:
-            handle.send_input(text)
+        answers = {} if question is None else {question.id: text}
+        run = await self._resume_run(suspended, answers=answers, now=is_woken)
+        if question is not None:
+            run.answered = question.id
+        elif text:
+            run.handle.send_input(text)
         return True
+
+    async def _resume_run(self, suspended: _SuspendedTurn, *, answers: dict[str, str], now: bool = False) -> _LiveRun:
+        """Resume a suspended run, and make it the current one."""
+        handle = await self._engine.start_resume(
+            suspended.turn.journal, agent=self._agent, answers=answers, now=now, wait_for_answers=PATIENCE
+        )
+        self.asleep = None
+        return self._set_live_run(handle, suspended.turn)
 
     async def _rebuild_engine_if_changed(self) -> None:
         """Rebuild the engine if the choices have changed."""
@@ -354,9 +403,14 @@ class EditorSession:
                 if not event.question.problem:  # else the tool refuses the call by itself
                     self._questions.ask_in_background(run.handle, event.question, run.shown.make_permission_call(event))
             elif isinstance(event, QuestionAsked):
-                if not self._questions.ask_if_showable(run.handle, event.question):
+                if event.question.id != run.answered and not self._questions.ask_if_showable(
+                    run.handle, event.question
+                ):
                     run.question = event.question
                     await self._send_text(questions.question_text(event.question))
+                    # The run waits in its record from now on: a later session can answer it.
+                    self.kept.end_turn(run.turn, is_in_conversation=True)
+                    run.turn = self.kept.turns[-1]
                     return schema.PromptResponse(stop_reason="end_turn")
             elif isinstance(event, RunFinished):
                 return await self._finish_turn(event.result)
@@ -368,7 +422,7 @@ class EditorSession:
 
         await self._store_result(result)
         if self.asleep is not None:
-            await self._send_text(_sleep_text(result))
+            await self._send_text(_sleep_text(self.asleep.waits))
         if isinstance(result.error, MissingKey):
             raise result.error
         if result.status is RunStatus.FAILED:
@@ -394,16 +448,27 @@ class EditorSession:
         if run is not None:
             self._costs[len(self.kept.turns)] = result.cost
             self.kept.end_turn(run.turn, is_in_conversation=is_kept)
-            self.asleep = _find_suspended_turn(self.kept.turns[-1], result)
+            self.asleep = _find_sleeping_turn(self.kept.turns[-1], result)
             self._questions.cancel()  # what was asked about and not answered when the turn was cancelled
             await run.events.aclose()
             self.run = None
 
 
-def _find_suspended_turn(turn: PromptRun, result: RunResult) -> tuple[PromptRun, RunResult] | None:
-    """Return the turn and the result of a suspended run that does not wait for a person."""
+def _find_sleeping_turn(turn: PromptRun, result: RunResult) -> _SuspendedTurn | None:
+    """Return the turn if its run is suspended and waits for no person; else ``None``."""
     is_asleep = result.status is RunStatus.SUSPENDED and result.waits_for and not result.pending_questions
-    return (turn, result) if is_asleep else None
+    return _SuspendedTurn(turn, waits=result.waits_for) if is_asleep else None
+
+
+def _read_open_question(journal: Path) -> Question | None:
+    """Return the first open question of a recorded run. The run itself asks for its permissions again."""
+    from stepengine.journal import FileJournal
+    from stepengine.journal.pending_items import open_questions
+
+    history = FileJournal(journal).history()
+    if history.is_complete or (history.stop is not None and history.stop.input["kind"] == "cancelled"):
+        return None
+    return next((question for _, question in open_questions(history).values() if question.tool_name is None), None)
 
 
 def _read_cost(journal: Path) -> Decimal | None:
@@ -423,7 +488,5 @@ def _is_resume_command(prompt: prompts.EditorPrompt) -> bool:
     return prompt.text.strip().partition(" ")[0] == RESUME
 
 
-def _sleep_text(result: RunResult) -> str:
-    return (
-        f"{describe_waits(result.waits_for)} It continues with the next prompt after that; {RESUME} resumes it now.\n\n"
-    )
+def _sleep_text(waits: tuple[Waits, ...]) -> str:
+    return f"{describe_waits(waits)} It continues with the next prompt after that; {RESUME} resumes it now.\n\n"

@@ -213,6 +213,78 @@ async def test_option_question_is_a_request_and_text_uses_next_prompt(tmp_path: 
     assert "ask me" == replayed.said("user_message_chunk")
 
 
+async def opened(editor: Editor, tmp_path: Path) -> Any:
+    """
+    Return an agent in this process, as the editor starts it each time.
+    """
+    bot, make = small(1)
+    agent: Any = EditorAgent(make, bot.id, tmp_path / "sessions")
+    agent.on_connect(editor)
+    await agent.initialize(acp.PROTOCOL_VERSION)
+    return agent
+
+
+@pytest.mark.spec("interfaces:IF31", "interfaces:IF50")
+@pytest.mark.parametrize("way", ["load_session", "resume_session"])
+async def test_open_question_survives_close_and_is_answered_later(tmp_path: Path, project: Path, way: str) -> None:
+    editor = Editor(lambda call, options: next(o.option_id for o in options if o.name == "L"))
+    agent = await opened(editor, tmp_path)
+    session = (await agent.new_session(cwd=str(project))).session_id
+    await said_to(agent, session, "ask me")
+    await agent.aclose()
+    agent = await opened(editor, tmp_path)
+    editor.updates.clear()
+    await getattr(agent, way)(cwd=str(project), session_id=session)
+    assert "end_turn" == (await said_to(agent, session, "Ann")).stop_reason
+    assert "\n\nWhich name?Ann in L" == editor.said()
+    assert 1 == len(editor.asked), "what was answered before is not asked again"
+    editor.updates.clear()
+    await said_to(agent, session, "hello")
+    await agent.aclose()
+    assert "You said: hello" == editor.said()
+
+
+@pytest.mark.spec("interfaces:IF31", "interfaces:IF50")
+async def test_question_on_screen_at_close_is_shown_again(tmp_path: Path, project: Path) -> None:
+    waiting = asyncio.Event()
+
+    async def slow(call: Any, options: Any) -> Any:
+        waiting.set()
+        await asyncio.Event().wait()
+
+    editor = Editor(slow)
+    agent = await opened(editor, tmp_path)
+    session = (await agent.new_session(cwd=str(project))).session_id
+    turn = asyncio.create_task(said_to(agent, session, "ask me"))
+    await waiting.wait()
+    await agent.close_session(session_id=session)
+    assert "cancelled" == (await turn).stop_reason
+    await agent.resume_session(cwd=str(project), session_id=session)
+    with pytest.raises(RequestError):
+        await said_to(agent, session, "neither")
+    await said_to(agent, session, "S")
+    await said_to(agent, session, "Bo")
+    await agent.aclose()
+    assert "\n\nWhich size?\n- S\n- L\n\nWhich name?Bo in S" == editor.said()
+
+
+@pytest.mark.spec("interfaces:IF48", "interfaces:IF50")
+async def test_cancel_ends_the_question_of_a_reopened_session(tmp_path: Path, project: Path) -> None:
+    editor = Editor(lambda call, options: next(o.option_id for o in options if o.name == "L"))
+    agent = await opened(editor, tmp_path)
+    session = (await agent.new_session(cwd=str(project))).session_id
+    await said_to(agent, session, "ask me")
+    await agent.close_session(session_id=session)
+    await agent.resume_session(cwd=str(project), session_id=session)
+    await agent.cancel(session_id=session)
+    await agent.close_session(session_id=session)
+    editor.updates.clear()
+    await agent.load_session(cwd=str(project), session_id=session)
+    await said_to(agent, session, "hello")
+    await agent.aclose()
+    assert "You said: hello" == editor.said()
+
+
 @pytest.mark.spec("interfaces:IF21", "interfaces:IF50")
 @pytest.mark.parametrize("way", ["load_session", "resume_session"])
 async def test_reopened_session_reports_the_cost_of_all_turns(tmp_path: Path, project: Path, way: str) -> None:
