@@ -61,6 +61,7 @@ __all__ = ("events_snapshot", "request_snapshot", "run_snapshot")
 RECORDINGS = pytest.StashKey[list[Any]]()
 TOLD = pytest.StashKey[RecordingReport]()
 REFUSED = pytest.StashKey["list[NetworkBlocked]"]()
+ALLOWED = pytest.StashKey["list[str] | None"]()
 ORPHANS = pytest.StashKey[OrphanFinder]()
 FOUND = pytest.StashKey[list[Path]]()
 SHARED = pytest.StashKey[set[Path]]()
@@ -212,7 +213,7 @@ def stepengine_engine(request: pytest.FixtureRequest) -> Iterator[EngineFactory]
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
-    """Set placeholder keys for a test that replays. With `--stepengine-network=all`, block the network of every test."""
+    """Set placeholder keys for a test that replays, and block the network, also for its fixtures."""
     replays = True
     mine = uses_plugin(item)
     if mine:
@@ -222,10 +223,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
             replays = False
     from stepengine.workspace.network import block_test_network
 
-    every = item.config.getoption("--stepengine-network") == "all" and replays
+    network = item.config.getoption("--stepengine-network")
+    blocks = replays and (network == "all" or (mine and network == "block"))
     with (
         set_placeholder_keys(item, replays=mine and replays),
-        block_test_network(_read_allowed_hosts(item) if every else None) as refused,
+        block_test_network(_read_allowed_hosts(item) if blocks else None) as refused,
     ):
         item.stash[REFUSED] = refused
         return (yield)
@@ -258,9 +260,10 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
     told = item.stash[TOLD] = RecordingReport()
     replays = mine and not is_live(item) and all(r.replaying for r in recordings)
     blocks = replays and item.config.getoption("--stepengine-network") != "allow"
+    allowed = item.stash[ALLOWED] = _read_allowed_hosts(item) if blocks else None
     try:
         with (
-            block_test_network(_read_allowed_hosts(item) if blocks else None) as refused,
+            block_test_network(allowed) as refused,
             _patch_clients(item, recordings),
         ):
             result = yield
@@ -275,6 +278,19 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
         raise
     finally:
         told.lines += [f"{node_id_without_group(item)}: {account}" for r in recordings for account in r.list_accounts()]
+    return result
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Block the network of fixtures that end after a replaying test, and raise an error for an attempt that they swallowed."""
+    from stepengine.workspace.network import block_test_network
+
+    everywhere = item.stash.get(REFUSED, [])
+    known = len(everywhere)
+    with block_test_network(item.stash.get(ALLOWED, None)) as refused:
+        result = yield
+    _raise_first_blocked([*everywhere[known:], *refused])
     return result
 
 

@@ -84,6 +84,52 @@ def test_unrelated_tests_are_unblocked_unless_all_are_requested(run):
     run(body, "--stepengine-network=allow").assert_outcomes(passed=2)
 
 
+AROUND = """
+import socket
+
+def reach():
+    try:
+        socket.create_connection(("127.0.0.2", 9), timeout=1)
+    except CAUGHT:
+        pass
+
+@pytest.fixture
+def around(USED):
+    BEFORE
+    yield
+    AFTER
+
+@pytest.fixture
+def late(request):
+    request.getfixturevalue("cassette")
+
+def test_one(around):
+    pass
+"""
+
+
+@pytest.mark.deep
+@pytest.mark.smoke
+@pytest.mark.spec("replay:Y10")
+@pytest.mark.parametrize("caught", ["OSError", "BaseException"])
+@pytest.mark.parametrize(("moment", "used"), [("BEFORE", "journal"), ("AFTER", "journal"), ("AFTER", "late")])
+def test_fixtures_of_a_replaying_test_reach_no_network(run, pytester, moment, used, caught):
+    """
+    Also when the fixture swallows the refusal, and when the cassette is requested dynamically.
+    """
+    body = AROUND.replace(moment, "reach()").replace("USED", used).replace("CAUGHT", caught)
+    body = body.replace("BEFORE", "pass").replace("AFTER", "pass")
+
+    blocked = run(body)
+
+    assert 1 == blocked.ret
+    blocked.stdout.fnmatch_lines(
+        ["*NetworkBlocked: *to '127.0.0.2': this test replays its recordings and must not use the network*"]
+    )
+    pytester.makeini("[pytest]\nstepengine_network_allow =\n    127.0.0.2\n")
+    run(body).assert_outcomes(passed=1)
+
+
 LIVE = """
 import os
 
