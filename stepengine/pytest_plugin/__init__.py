@@ -230,7 +230,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
         block_test_network(_read_allowed_hosts(item) if blocks else None) as refused,
     ):
         item.stash[REFUSED] = refused
-        return (yield)
+        result = yield
+    for recording in item.stash.get(RECORDINGS, []):
+        for path in getattr(recording, "shared_files", ()):
+            item.config.stash[ORPHANS].record_owned_file(path)
+    return result
 
 
 def _read_allowed_hosts(item: pytest.Item) -> list[str]:
@@ -272,6 +276,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
         _raise_first_blocked([*everywhere, *refused])
         told.written += [account.written for r in recordings for account in r.write_recordings()]
         told.written += [line for r in recordings for line in getattr(r, "list_remarks", list)()]
+        item.config.stash[ORPHANS].record_passed_test(item)
     except BaseException as error:
         if mine or recordings:
             _explain_failure(item, recordings, error)

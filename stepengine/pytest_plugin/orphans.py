@@ -3,6 +3,8 @@ Recordings that no test owns any more: listed when a whole suite was collected.
 
 Only files in the folders of modules count, also in folders of deleted modules. Files next to those folders are not looked at. Neither are
 those of a module that exists and was not collected, since it was ignored or skipped, nor cassettes that another recorder wrote.
+A test names its shared cassettes only while it runs. So a cassette without the name of a test is an orphan only if every test of its module
+that uses cassettes has passed.
 """
 
 from __future__ import annotations
@@ -15,7 +17,13 @@ from typing import Any
 
 import pytest
 
-from stepengine.pytest_plugin.places import SUFFIXES, get_extra_cassette, recording_file, recordings_folder
+from stepengine.pytest_plugin.places import (
+    SUFFIXES,
+    get_extra_cassette,
+    module_recordings_folder,
+    recording_file,
+    recordings_folder,
+)
 from stepengine.pytest_plugin.settings import FIXTURES, read_mark_arguments
 
 FOREIGN = ("recording", "vcr", "pytest_recording")
@@ -41,6 +49,8 @@ class OrphanFinder:
         self._collected: set[str] = set()
         self._modules: set[str] = set()
         self._foreign: set[str] = set()
+        self._users: dict[str, str] = {}
+        self._passed: set[str] = set()
 
     @property
     def wanted_action(self) -> str:
@@ -56,11 +66,16 @@ class OrphanFinder:
                 self._foreign.add(str(item.path))
             if not FIXTURES.isdisjoint(getattr(item, "fixturenames", ())):
                 self._modules.add(str(item.path))
+                self._users[item.nodeid] = str(module_recordings_folder(item, "cassette"))
                 self.owned |= {str(path.with_suffix("")) for path in _recording_files(item)}
 
     def record_owned_file(self, path: Path) -> None:
         """Record that a test uses the file at *path*, which it may request only while it runs."""
         self.owned.add(str(path.with_suffix("")))
+
+    def record_passed_test(self, item: pytest.Item) -> None:
+        """Record that a test has passed, and so has named each shared cassette that it uses."""
+        self._passed.add(item.nodeid)
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON, for the controller of pytest-xdist."""
@@ -70,6 +85,8 @@ class OrphanFinder:
             "collected": sorted(self._collected),
             "modules": sorted(self._modules),
             "foreign": sorted(self._foreign),
+            "users": self._users,
+            "passed": sorted(self._passed),
         }
 
     def merge_worker_state(self, state: dict[str, Any] | None) -> None:
@@ -82,16 +99,20 @@ class OrphanFinder:
         self._collected |= set(state["collected"])
         self._modules |= set(state["modules"])
         self._foreign |= set(state["foreign"])
+        self._users |= state["users"]
+        self._passed |= set(state["passed"])
 
     def find_orphans(self) -> list[Path]:
         """Return the files that no test owns; nothing if the run cannot determine them."""
         if not self.whole or not self._modules or self.wanted_action == "off":
             return []
+        unfinished = {folder for test, folder in self._users.items() if test not in self._passed}
         files = {
             path
             for kind in SUFFIXES
             for folder in self._iter_folders(kind)
             for path in self._iter_unowned(folder, kind)
+            if str(folder) not in unfinished or self._is_named_after_test(path)
         }
         return sorted(files)
 
@@ -102,6 +123,12 @@ class OrphanFinder:
                 continue
             if not any(stem.startswith(f"{owner}.") for owner in self.owned):
                 yield path
+
+    def _is_named_after_test(self, path: Path) -> bool:
+        """Return whether the name of a file is that of a test function or method; a shared cassette has any other name."""
+        names = path.stem.partition("[")[0].split(".")
+        patterns = ("test", *self._config.getini("python_functions"))
+        return any(fnmatch(name, f"{pattern}*") for name in names for pattern in patterns)
 
     def _iter_folders(self, kind: str) -> Iterator[Path]:
         """Yield the recording folders of collected and of deleted modules, unless another plugin uses them."""

@@ -197,6 +197,11 @@ class CassetteFixture(Cassette):
             self._shared[name] = shared
         return self._shared[name]
 
+    @property
+    def shared_files(self) -> list[Path]:
+        """The files of the shared cassettes that the test has named."""
+        return [shared.path for shared in self._shared.values() if shared.path is not None]
+
     def refuse_sharing(self, why: str) -> None:
         """Prevent the recording of shared cassettes from now on, and store the reason."""
         self._may_share = why

@@ -49,8 +49,7 @@ def test_orphaned_recordings_are_listed_after_a_full_collection(run, pytester):
     """
     run(project(), "--stepengine-record=once").assert_outcomes(passed=4)
     assert {"test_one.yaml", "test_two.yaml", "test_three.yaml", "shared.yaml"} == recordings()
-    shared = run(project(skips=True))
-    shared.stdout.fnmatch_lines(["1 recording that no test uses*", "*shared.yaml"])
+    run(project(skips=True)).stdout.no_fnmatch_line("*no test uses*")
     (FOLDER / "shared.yaml").rename("cassettes/shared.yaml")
     alone = project("two", "shared", skips=True)
     said = run(alone)
@@ -76,6 +75,40 @@ def test_orphaned_recordings_are_listed_after_a_full_collection(run, pytester):
     run(alone, "--stepengine-orphans=delete").stdout.fnmatch_lines(["*was deleted*"])
     assert {"test_one.yaml", "test_three.yaml"} == recordings()
     run(alone).stdout.no_fnmatch_line("*no test uses*")
+
+
+SHARING = """
+def test_own(cassette):
+    ask(cassette, "a")
+
+def test_shared(cassette):
+    BEFORE
+    ask(cassette("common"), "b")
+"""
+
+
+@pytest.mark.deep
+@pytest.mark.smoke
+@pytest.mark.spec("replay:Y12")
+@pytest.mark.parametrize(
+    ("before", "words"), [("pass", ()), ("pytest.skip('not today')", ()), ("assert 0", ()), ("pass", ("-n1",))]
+)
+def test_shared_cassettes_are_orphans_only_without_a_user(run, before, words):
+    """
+    A test that is skipped or fails may use any of them: it has not named them.
+    """
+    if words:
+        pytest.importorskip("xdist")
+    run(SHARING.replace("BEFORE", "pass"), "--stepengine-record=once").assert_outcomes(passed=2)
+
+    kept = run(SHARING.replace("BEFORE", before), "--stepengine-orphans=delete", *words)
+
+    kept.stdout.no_fnmatch_line("*no test uses*")
+    assert "common.yaml" in recordings()
+    gone = run(
+        SHARING.replace("test_shared", "check_shared").replace("BEFORE", "pass"), "--stepengine-orphans=delete", *words
+    )
+    gone.stdout.fnmatch_lines(["1 recording that no test uses was deleted*", "*common.yaml"])
 
 
 @pytest.mark.deep
