@@ -22,6 +22,7 @@ from stepengine.data.json import find_first_difference
 from stepengine.data.outcomes import Failure
 from stepengine.data.questions import Answer
 from stepengine.data.state import AgentState, ChildResult, RunResult
+from stepengine.data.visible import cut_after
 from stepengine.debugging.expressions import (
     MAX_TEXT,
     ExpressionResult,
@@ -34,7 +35,7 @@ from stepengine.debugging.expressions import (
     safe_error_text,
 )
 from stepengine.debugging.run_places import RunPlaces
-from stepengine.debugging.texts import SafeTexts
+from stepengine.debugging.texts import MORE, WIDTH, SafeTexts
 from stepengine.debugging.walks import ForkedWalk, PausedWalk, find_fork_problem
 from stepengine.engine.moments import Frame, Moment
 from stepengine.engine.stepper import Stepper
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
 
 
 MESSAGE_CHARS = 100
+BEFORE_DIFFERENCE = 40
+"""The characters of a long value that are shown before the first difference."""
 
 # --- texts ----------------------------------------------------------------------------------------------------------
 
@@ -75,19 +78,19 @@ def summarize_moment(moment: Moment, texts: SafeTexts) -> dict[str, Any]:
     Return the values of a moment that ``diff`` compares: messages, context, budgets, usage and locals.
 
     All values are safe texts. Of a message it is the first 100 characters, and of a longer one also a number that differs for
-    different messages. Of a variable it is the first 200 characters.
+    different messages. Of a variable it is the first 10,000 characters.
     """
     state: AgentState = moment.state
     frame = next((each for each in moment.frames if each.kind in ("handler", "hook", "tool")), None)
     return {
         "agent": moment.agent_id,
         "messages": [_summarize_message(message, texts) for message in state.message_history],
-        "context": {key: texts.format_variable(key, value) for key, value in state.context.items()},
+        "context": {key: texts.format_for_comparison(key, value) for key, value in state.context.items()},
         "budgets": {"steps_remaining": state.steps_remaining},
         "usage": {"tokens": state.usage.total_tokens, "cost": None if state.cost is None else str(state.cost)},
         "locals": {}
         if frame is None
-        else {name: texts.format_variable(name, value) for name, value in frame.locals.items()},
+        else {name: texts.format_for_comparison(name, value) for name, value in frame.locals.items()},
     }
 
 
@@ -110,7 +113,11 @@ def _summarize_message(message: Message, texts: SafeTexts) -> str:
 
 
 def diff_summaries(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Return the differences of two results of ``summarize_moment``, a line each: ``+`` added, ``-`` removed, ``~`` changed."""
+    """
+    Return the differences of two results of ``summarize_moment``, a line each: ``+`` added, ``-`` removed, ``~`` changed.
+
+    Values are cut after 200 characters. If they differ only after that, they start shortly before the first difference.
+    """
     lines: list[str] = []
     if before["agent"] != after["agent"]:
         lines.append(f"~ agent {before['agent']} -> {after['agent']}")
@@ -125,12 +132,20 @@ def diff_summaries(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[
         for key in dict.fromkeys([*before[part], *after[part]]):
             was, now = before[part].get(key), after[part].get(key)
             if key not in before[part]:
-                lines.append(f"+ {name}{key} {now}")
+                lines.append(f"+ {name}{key} {cut_after(str(now), WIDTH, MORE)}")
             elif key not in after[part]:
-                lines.append(f"- {name}{key} {was}")
+                lines.append(f"- {name}{key} {cut_after(str(was), WIDTH, MORE)}")
             elif was != now:
-                lines.append(f"~ {name}{key} {was} -> {now}")
+                lines.append(f"~ {name}{key} {' -> '.join(cut_to_difference(str(was), str(now)))}")
     return lines
+
+
+def cut_to_difference(was: str, now: str) -> list[str]:
+    """Return two texts cut after 200 characters; if they differ only after that, from shortly before the first difference."""
+    at = find_first_difference(was, now)
+    if at < WIDTH:
+        return [cut_after(text, WIDTH, MORE) for text in (was, now)]
+    return [f"{MORE}{cut_after(text[at - BEFORE_DIFFERENCE :], WIDTH, MORE)}" for text in (was, now)]
 
 
 # --- the debugger ---------------------------------------------------------------------------------------------------
@@ -408,7 +423,7 @@ class Debugger:
         """
         Return the differences between two places, a line each; places are those of ``goto``. The debugger returns to its position.
 
-        Lines are those of ``diff_summaries``. Variables that differ only behind the end of their text have no line.
+        Lines are those of ``diff_summaries``. Variables that differ only after 10,000 characters have no line.
 
         Raises:
             JournalError: when there is no such place.

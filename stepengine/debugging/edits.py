@@ -45,6 +45,7 @@ from stepengine.data.outcomes import Failure
 from stepengine.data.questions import Answer
 from stepengine.data.visible import cut_after
 from stepengine.debugging.debugger import (
+    BEFORE_DIFFERENCE,
     Debugger,
     diff_summaries,
     format_message,
@@ -85,8 +86,6 @@ PIECE = 64 * 1024
 Load = Callable[[], tuple["Engine", "AgentLike | None"]]
 Stamps = Mapping[str, tuple[int, int, int]]
 AROUND = 3
-BEFORE_DIFFERENCE = 40
-"""The characters of a long end that are shown before the first difference."""
 _INSTALLED = [sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
 LIBRARIES = frozenset(
     str(Path(path).resolve())

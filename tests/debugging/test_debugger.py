@@ -261,6 +261,37 @@ def test_summaries_of_different_messages_differ_however_late(journal: MemoryJour
     assert ["- message", "+ message"] == [line[:9] for line in diff_summaries(summary("a"), summary("b"))]
 
 
+LATE: dict[str, tuple[Any, Any, str]] = {
+    "text": ("x" * 3_000, "x" * 2_999 + "y", "xxx' -> ...xxx"),
+    "bytes": (b"x" * 3_000, b"x" * 2_999 + b"y", "xxx' -> ...xxx"),
+    "list": ([0] * 300, [0] * 299 + [1], "0, 0] -> ... 0, 0"),
+    "nested": ({"a": ["x" * 300, "b"]}, {"a": ["x" * 300, "c"]}, "'b']} -> ..."),
+    "deep": ([[[[[[1]]]]]], [[[[[[2]]]]]], "[[[[[[1]]]]]] -> [[[[[[2]]]]]]"),
+    "longer": ("x" * 300, "x" * 301, "xxx' -> ...xxx"),
+}
+
+
+@pytest.mark.spec("evaluation:JG24")
+@pytest.mark.parametrize(("was", "now", "part"), LATE.values(), ids=LATE)
+def test_diff_shows_where_long_variables_differ(was: Any, now: Any, part: str) -> None:
+    def handle(ctx: Any) -> Any:
+        value = was
+        yield STEP
+        value = now
+        yield STEP
+        return value
+
+    agent, journal = AgentDefinition("worker", model="m/x", handle_steps=handle), MemoryJournal()
+    with Engine([agent], models=ScriptedModel([text("a"), text("b")])) as engine:
+        engine.run_sync(agent, "go", journal=journal)
+    with debugger(journal, agent) as one:
+        lines = one.diff(1, 2)
+
+    (line,) = [line for line in lines if line.startswith("~ value ")]
+    assert part in line
+    assert 500 > len(line)
+
+
 @pytest.mark.spec("evaluation:JG28", "evaluation:JG111")
 async def test_fork_continues_with_another_outcome_or_an_answer(journal: MemoryJournal) -> None:
     lines = journal.content()
