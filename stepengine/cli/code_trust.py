@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -119,7 +120,8 @@ def refuse_untrusted_module(module: str) -> None:
     from stepengine.engine.trust import LOCAL, may_run_agent_files
 
     if Path(module) == LOCAL and LOCAL.is_dir() and not may_run_agent_files(LOCAL):
-        msg = f"nothing was done, because the agents of this run are not trusted; name them by path with --agents {LOCAL.resolve()}"
+        folder = shlex.quote(str(LOCAL.resolve()))
+        msg = f"nothing was done, because the agents of this run are not trusted; name them by path with --agents {folder}"
         raise UsageProblem(msg)
 
 

@@ -193,9 +193,9 @@ def print_questions(questions: Iterable[Question], again: str) -> None:
         choices = f" ({', '.join(question.options)})" if question.options else ""
         print_error(f"question {question.id} waits for an answer: {question.text}{choices}")
         if again:
-            print_error(f"answer it with: {again} --answer {question.id}=TEXT")
+            print_error(f"answer it with: {again} --answer {shlex.quote(question.id)}=TEXT")
         if again and question.id.startswith("doubt:"):
-            print_error(f"or supply its result: {again} --answer {question.id}=result:TEXT-or-JSON")
+            print_error(f"or supply its result: {again} --answer {shlex.quote(question.id)}=result:TEXT-or-JSON")
 
 
 def _print_waits(result: RunResult, again: str) -> None:
@@ -234,7 +234,9 @@ def format_resume_command(options: Options, agent_id: str = "") -> str:
     asking = ["--in-doubt ask"] if _has_effects_in_doubt(options.journal) else []
     # The companion of a recorded run stores its options, so its name is enough.
     named = (
-        [options.stem] if options.stem else [shlex.quote(options.journal), *format_shared_options(options, agent_id)]
+        [shlex.quote(options.stem)]
+        if options.stem
+        else [shlex.quote(options.journal), *format_shared_options(options, agent_id)]
     )
     return " ".join(["stepengine resume", *named, *asking])
 

@@ -8,6 +8,7 @@ Times are seconds, ids those of runs: ``ROOT`` or ``ROOT/PATH``.
 from __future__ import annotations
 
 import secrets
+import shlex
 import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -343,7 +344,7 @@ class Operator:
         if not stopped:
             msg = (
                 f"no run of {root!r} has stopped without a result that is still needed, so there is nothing to retry; "
-                f"`stepengine deploy status {root}` shows its state"
+                f"`stepengine deploy status {shlex.quote(root)}` shows its state"
             )
             raise JournalError(msg)
         # A cancelled run has lost its queue.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -347,7 +348,9 @@ def _merge_values(given: Sequence[_GivenValue]) -> Settings:
     for one in sorted(given, key=lambda g: ORDER.index(g.origin.source)):
         if one.origin.source == "project" and one.name.split(".")[0] in FOREIGN:
             file = one.origin.place.rpartition(":")[0]
-            notes.append(f"{one.origin}: {one.name} may not be set by a project; pass --config {file} if you trust it")
+            notes.append(
+                f"{one.origin}: {one.name} may not be set by a project; pass --config {shlex.quote(file)} if you trust it"
+            )
             continue
         key = get_setting_definition(one.name, one.origin)
         value = _parse_setting_value(key, one)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import shlex
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
@@ -160,7 +161,7 @@ async def improve(
     await try_making_engines([original], make)
     asked.refuse_unusable_models(search, find_agent_family(original, str(file.file), folders))
     search.folder.mkdir(parents=True, exist_ok=True)
-    on_progress(f"seed {search.plan['seed']}; to continue after a crash: --continue {search.folder}")
+    on_progress(f"seed {search.plan['seed']}; to continue after a crash: --continue {shlex.quote(str(search.folder))}")
     with ReplyBook(search.folder / BOOK, Decimal(search.plan["budget"])) as book:
         trials = Trials(
             file, search.evaluation, search.folder, book, make, where,

@@ -5,6 +5,7 @@ Configuration: which place wins, what a foreign repository may not set, and what
 from __future__ import annotations
 
 import json
+import shlex
 
 import pytest
 from hypothesis import given
@@ -83,6 +84,18 @@ def test_forbidden_project_setting_is_named_and_ignored(home, name, project):
     (note,) = settings.notes
     assert "may not be set by a project" in note
     assert f"{name}:" in note
+
+
+@pytest.mark.spec("interfaces:IF102")
+def test_note_on_forbidden_setting_quotes_the_path(home):
+    (home / "my $HOME").mkdir()
+    file = home / "my $HOME" / "stepengine.toml"
+    file.write_text('[permissions]\nmode = "bypass"\n')
+
+    (note,) = Settings.load(home / "my $HOME", {"XDG_CONFIG_HOME": str(home / "home")}).notes
+
+    words = shlex.split(note.partition("; pass ")[2])
+    assert ["--config", str(file)] == words[:2]
 
 
 @pytest.mark.spec("interfaces:IF102")

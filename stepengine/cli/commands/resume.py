@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -176,7 +177,8 @@ def _refuse_missing_results(history: History, given: Collection[str]) -> None:
     if open_:
         first = open_[0]
         what = first.text.partition(" was cut off")[0]
-        msg = f"{what} waits for an external result; to supply it: --answer '{first.id}=result:JSON-or-TEXT'"
+        answer = shlex.quote(f"{first.id}=result:JSON-or-TEXT")
+        msg = f"{what} waits for an external result; to supply it: --answer {answer}"
         raise UsageProblem(msg)
 
 

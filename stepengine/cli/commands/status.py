@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated
@@ -102,7 +103,7 @@ def _overview_lines(view: DeploymentOverview, *, only_executors: bool) -> list[s
     ]
     lines += _format_columns("EXECUTOR STATE HAS RELEASES", rows)
     dead = [e.id for e in view.executors if not e.is_alive]
-    lines += [f"  -> stepengine deploy takeover {visible(name, strict=True)}" for name in dead]
+    lines += [f"  -> stepengine deploy takeover {visible(shlex.quote(name), strict=True)}" for name in dead]
     for each in view.releases if not only_executors else ():
         if not each.has_worker:
             lines.append(f"release {each.id} has no live worker, and {each.runs} runs wait for one")
@@ -185,9 +186,10 @@ def _print_questions(run: str, asked: Sequence[Waiting]) -> None:
     for waiting in asked:
         for question in waiting.questions:
             print(f"  ? {one_line(question.id, 60)}: {one_line(question.text, 120)}")
-            print(f"    -> stepengine send {run} --answer {one_line(question.id, 60)}=TEXT")
+            named = visible(shlex.quote(question.id), strict=True)
+            print(f"    -> stepengine send {visible(shlex.quote(run), strict=True)} --answer {named}=TEXT")
             if question.remember is not None:
-                print(f"    or --always {one_line(question.id, 60)}: {one_line(str(question.remember['id']), 120)}")
+                print(f"    or --always {named}: {one_line(str(question.remember['id']), 120)}")
 
 
 async def _print_queues(maintenance: DeploymentMaintenance, *, as_json: bool) -> Exit:
