@@ -25,7 +25,6 @@ from stepengine.journal.forks import branch
 from stepengine.journal.questions import make_doubt_questions
 from stepengine.journal.show import status_of
 from stepengine.server.ledger import (
-    OPEN,
     RunRow,
     make_decisions_act,
     make_next_turn_act,
@@ -188,8 +187,7 @@ class RunLauncher(RunStarts[RunRow]):
         if row.run in self._live:
             _refuse_options_for_running_run(row, asked)
             return
-        if row.status not in (*OPEN, "stranded"):
-            check_not_ended(row)
+        _check_is_resumable(row)
         self._live.check_room(row.owner)
         # The time of the last change stays that of the suspension, so that of two concurrent answers to a question one is refused.
         await self._resume_or_start(attrs.evolve(row, status="running"), asked)
@@ -220,6 +218,8 @@ class RunLauncher(RunStarts[RunRow]):
         # The caller saw the row earlier: the run may have ended or been suspended again since, or just now.
         await self._live.wait_until_end_recorded(row.run)
         known = await self._store.find(row.run)
+        if known is not None:
+            _check_is_resumable(known)
         if known is None or (known.status not in RUNNING and known.changed != row.changed):
             _refuse_options_for_running_run(row, asked)
             return
@@ -233,6 +233,7 @@ class RunLauncher(RunStarts[RunRow]):
             return
         if ended is not None:
             await self._store.write(make_status_act(row.run, ended, time.time()))
+            _check_is_resumable(attrs.evolve(known, status=ended))
             return
         options = None if asked is None else await self._record_divergent_resume(row, journal, asked)
         try:
@@ -415,6 +416,12 @@ class RunLauncher(RunStarts[RunRow]):
             raise
         except JournalError as error:
             raise error_for_client(error, JournalError, row, journal, status=409, kind="not_possible") from None
+
+
+def _check_is_resumable(row: RunRow) -> None:
+    """Raise ``Problem`` for a run that has ended; a stranded run can be resumed."""
+    if row.status != "stranded":
+        check_not_ended(row)
 
 
 def _refuse_options_for_running_run(row: RunRow, asked: ResumeRun | None) -> None:

@@ -179,6 +179,10 @@ class RunReader:
             details = await self.read_recorded_details(row)
         except JournalMissing:
             return ServedRun(row=row, status="running" if row.status in RUNNING else row.status, error=row.error)
+        if details.status not in (*OPEN, "stranded"):
+            # The run may have been resumed, and have ended, since it was looked up here. The caller must not be told that it
+            # runs after its end was shown.
+            await self._live.wait_until_end_recorded(row.run)
         if row.status not in RUNNING:
             self._details[key] = details
             remove_oldest_entries(self._details, MAX_DETAILS)

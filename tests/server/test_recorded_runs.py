@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,8 +20,11 @@ pytest.importorskip("starlette")
 from stepengine import STEP, AgentDefinition, Ask, Engine, ToolAnnotations, call, tool
 from stepengine.errors import JournalError
 from stepengine.journal import SqliteJournal
+from stepengine.journal.run_writer import RunWriter
 from stepengine.server import Quotas, Tokens, run_launcher, run_recovery
 from stepengine.server.ledger import Ledger, RunRow, make_register_act, make_status_act
+from stepengine.server.live_runs import LiveRuns
+from stepengine.server.run_reader import RunReader
 from stepengine.server.run_store import RunStore
 from stepengine.testing import ScriptedModel, text, tool_call
 from tests.cases import case
@@ -243,6 +248,73 @@ def test_edited_waiting_run_is_resumed_as_an_admin_says(shop: Shop) -> None:
     assert (202, "When?") == (extended.status_code, asked["text"])
     assert "deployed to Rome on Monday" == done["output"]
     assert ["Rome"] == DONE
+    assert (409, "ended") == (late.status_code, kind_of(late))
+
+
+@pytest.mark.spec("studio:SV36")
+def test_resume_requested_before_the_end_reports_the_end(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run ends after the request has looked it up, and before it resumes it."""
+    looked_up, has_ended, find = Event(), Event(), RunReader.find
+
+    async def find_before_the_end(self: RunReader, caller: Any, run: str) -> RunRow:
+        row = await find(self, caller, run)
+        if caller.name == "root":
+            looked_up.set()
+            await asyncio.to_thread(has_ended.wait, SECONDS)
+        return row
+
+    monkeypatch.setattr(RunReader, "find", find_before_the_end)
+    with shop.open(), shop.client("dora") as dora, shop.client("root") as root, ThreadPoolExecutor() as pool:
+        run = started(dora, "deployer")
+        question_of(dora, run)
+        late = pool.submit(root.post, f"/runs/{run}/resume", json={"on_divergence": "extend"})
+        assert looked_up.wait(SECONDS)
+        done = answered(dora, run)
+        has_ended.set()
+
+        assert (409, "ended") == (late.result().status_code, kind_of(late.result()))
+    assert "completed" == done["status"]
+
+
+@pytest.mark.spec("studio:SV36")
+def test_no_end_is_shown_before_it_is_recorded(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader looks up a suspended run and reads its journal after the end, while the run still closes its journal."""
+    looked_up, has_ended, may_close = Event(), Event(), Event()
+    read, close, wait = RunReader.read_recorded_details, RunWriter.close, LiveRuns.wait_until_end_recorded
+
+    async def read_after_the_end(self: RunReader, row: RunRow) -> Any:
+        if not looked_up.is_set():
+            looked_up.set()
+            await asyncio.to_thread(has_ended.wait, SECONDS)
+        return await read(self, row)
+
+    def close_late(self: RunWriter) -> None:
+        if self.journal.history().is_complete:
+            has_ended.set()
+            may_close.wait(SECONDS)
+        close(self)
+
+    async def wait_and_close(self: LiveRuns, run: str) -> None:
+        if has_ended.is_set():
+            may_close.set()
+        await wait(self, run)
+
+    with shop.open(), shop.client("dora") as dora:
+        run = started(dora, "deployer")
+        asked = question_of(dora, run)
+        until(lambda: dora.get(f"/runs/{run}").json()["status"] == "suspended")
+    with shop.open(), shop.client("dora") as dora, shop.client("root") as root, ThreadPoolExecutor() as pool:
+        monkeypatch.setattr(RunWriter, "close", close_late)
+        monkeypatch.setattr(RunReader, "read_recorded_details", read_after_the_end)
+        monkeypatch.setattr(LiveRuns, "wait_until_end_recorded", wait_and_close)
+        shown = pool.submit(lambda: dora.get(f"/runs/{run}").json())
+        assert looked_up.wait(SECONDS)
+        given = root.post(f"/runs/{run}/answers", json={"answers": {asked: "Monday"}})
+        done = shown.result()
+        late = root.post(f"/runs/{run}/resume", json={"on_divergence": "extend"})
+        may_close.set()
+
+    assert (202, "completed") == (given.status_code, done["status"])
     assert (409, "ended") == (late.status_code, kind_of(late))
 
 
