@@ -188,7 +188,7 @@ class LoadedSession:
         self.before = session
         self.warnings += [f"the session {self._session_id!r} was repaired: {repair}" for repair in session.repairs]
 
-    def add_warning(self, text: str, error: Exception | None = None) -> None:
+    def add_warning(self, text: str, error: BaseException | None = None) -> None:
         """Log a warning, and add it to those of the result."""
         LOGGER.warning(text, exc_info=error)
         self.warnings.append(text)
@@ -222,8 +222,9 @@ class LoadedSession:
         try:
             await self._sessions.save(self._make_saved_session(result, plan, name, turns, metadata))
         # A store that fails must not take away a result that was paid for: the result says that it was not saved
-        # (reliability:SS03).
-        except Exception as error:  # noqa: BLE001  (whatever the store does, the result is not lost)
+        # (reliability:SS03). A store also raises `CancelledError` when its own work was cancelled; `EngineRun` records a
+        # cancellation of the run itself.
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  (whatever the store does, the result is not lost)
             if not await self._was_saved_elsewhere_or_warn(error, result.state, turns):
                 return False
         await self._remove_old_and_save_children(name)
@@ -250,7 +251,7 @@ class LoadedSession:
             journal=journal,
         )
 
-    async def _was_saved_elsewhere_or_warn(self, error: Exception, state: AgentState, turns: int) -> bool:
+    async def _was_saved_elsewhere_or_warn(self, error: BaseException, state: AgentState, turns: int) -> bool:
         """Return whether another process saved the session in spite of *error*; if not, add a warning."""
         # Another process may have found this run's journal and saved what it left, before this one came to it: then
         # nothing is lost, and the conflict is none.
@@ -271,7 +272,7 @@ class LoadedSession:
             if self.journals is not None:
                 await asyncio.to_thread(self.journals.remove_old_journals, name)
             await self._children.save_children(self._sessions)
-        except Exception as error:  # noqa: BLE001  (whatever the store does, the result is not lost)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  (as in `save_run`)
             self.add_warning(
                 f"only a part of the session {self._session_id!r} was saved: {type(error).__name__}: {error}", error
             )

@@ -244,18 +244,19 @@ async def test_store_that_fails_to_load_prevents_the_run(tmp_path):
 
 
 @pytest.mark.spec("reliability:SS03")
-async def test_store_that_fails_to_save_keeps_the_result(caplog):
+@pytest.mark.parametrize("error", [OSError, asyncio.CancelledError])
+async def test_store_that_fails_to_save_keeps_the_result(caplog, error):
     class Full(Histories):
         async def save_history(self, session_id, messages):
             msg = "disk full"
-            raise OSError(msg)
+            raise error(msg)
 
     result = await Engine([BOT], models=ScriptedModel([text("Hello.")]), sessions=Full()).run(
         BOT, "Hi.", session_id="x"
     )
 
     assert (RunStatus.COMPLETED, "Hello.", False) == (result.status, result.output, result.session_saved)
-    assert ["the session 'x' was not saved: OSError: disk full"] == list(result.warnings) == caplog.messages
+    assert [f"the session 'x' was not saved: {error.__name__}: disk full"] == list(result.warnings) == caplog.messages
 
 
 @pytest.mark.spec("reliability:SS04")
