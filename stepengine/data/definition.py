@@ -81,6 +81,7 @@ class HookContext:
         source: ``pre_tool`` and ``post_tool`` only: who asks for the call: ``"model"``, ``"handler"``, or ``"tool"`` for the
             body of a tool that yields.
         provenance: ``pre_tool`` only: what the run has received, where the policy has rules about untrusted data; else ``None``.
+        has_earlier_messages: Whether the run started with messages, such as those of ``previous=`` or of its session.
     """
 
     state: AgentState
@@ -100,9 +101,9 @@ class HookContext:
     refused_tokens: int | None = None
     source: str = ""
     provenance: Provenance | None = attrs.field(default=None, repr=False, eq=False)
+    has_earlier_messages: bool = attrs.field(default=False, repr=False)
     _measured: Measured | None = attrs.field(default=None, repr=False)
     _prompt_limit: int | None = attrs.field(default=None, repr=False)
-    _has_earlier_messages: bool = attrs.field(default=False, repr=False)
 
     @property
     def context_tokens(self) -> int:

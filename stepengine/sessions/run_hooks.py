@@ -211,7 +211,7 @@ class _SessionHooks:
     store: SessionStoreAdapter
 
     def load(self, ctx: HookContext) -> Generator[Yieldable, StepResult, Change | None]:
-        if ctx.path or ctx._has_earlier_messages:  # noqa: SLF001 - set by the machine for these hooks
+        if ctx.path or ctx.has_earlier_messages:
             return None
         if any(isinstance(message, AssistantMessage) for message in ctx.messages):
             return None
