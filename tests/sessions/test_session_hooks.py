@@ -132,6 +132,16 @@ async def test_previous_with_any_messages_replaces_the_stored_history(messages):
     assert result.state == (await Engine([bot(store)]).replay(journal)).state
 
 
+async def test_hooks_see_whether_a_run_has_earlier_messages():
+    seen = []
+    agent = AgentDefinition("bot", model="t/m", hooks=Hooks(pre_run=lambda ctx: seen.append(ctx.has_earlier_messages)))
+    engine = Engine([agent], models=ScriptedModel([text("one"), text("two")]))
+    first = await engine.run(agent, "1")
+    await engine.run(agent, "2", previous=first.state)
+
+    assert [False, True] == seen
+
+
 async def test_children_have_no_session():
     store = MemorySessions()
     child = AgentDefinition("child", description="Helps.", hooks=session_hooks(store))
