@@ -22,7 +22,7 @@ from attrs import frozen
 from stepengine.data.questions import Question
 from stepengine.debugging.viewer.handler_positions import SHOWN, HandlerPositions, collect_handler_positions
 from stepengine.debugging.viewer.live_page import FollowedJournal
-from stepengine.debugging.viewer.page import PLACE
+from stepengine.debugging.viewer.page import PLACE, read_script
 from stepengine.debugging.viewer.payload import PageTexts, RunPayload
 from stepengine.debugging.viewer.rendering import load_stored_history
 from stepengine.errors import JournalError, JournalMissing, StepEngineError
@@ -58,8 +58,6 @@ KINDS = {
     "svg": "image/svg+xml",
     "txt": "text/plain",
 }
-SHARED = {"run.js": "page.js", "run.css": "page.css"}
-"""What the page of one run has, too: there is one renderer of a run."""
 NOTHING = b"null"
 VIEWS_KEPT = 20
 ASKED_KEPT = 20_000
@@ -80,7 +78,8 @@ def _load_page_files() -> dict[str, SharedResponse]:
             elif name.rpartition(".")[2] in KINDS:
                 found[name] = one.read_bytes()
     viewer = files("stepengine.debugging.viewer")
-    found |= {name: (viewer / own).read_bytes() for name, own in SHARED.items()}
+    # The studio shows a run with the renderer of `stepengine show --html`.
+    found |= {"run.js": read_script().encode(), "run.css": (viewer / "page.css").read_bytes()}
     run = PLACE.sub("", (viewer / "run.html").read_text(encoding="utf-8"))
     found["index.html"] = found["index.html"].replace(b"{run}", run.encode())
     return {

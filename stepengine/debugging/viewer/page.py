@@ -1,7 +1,7 @@
 """
 The page: one HTML file that contains its script, its style and the run, and loads nothing.
 
-Script and style are files next to this one. The page has data of the run in two forms. A few words are escaped text, for the first
+Scripts and style are files next to this one. The page has data of the run in two forms. A few words are escaped text, for the first
 paint. Everything else is compressed, as data that no browser runs.
 """
 
@@ -22,11 +22,23 @@ PLACE = re.compile(r"\{(csp|title|style|tone|status|lead|payload|script|run)\}")
 LEVEL = 6
 GOOD = frozenset({"completed"})
 WAITING = frozenset({"suspended", "interrupted", "under way", "max_steps", "truncated"})
+SCRIPTS = ("page.js",)
+"""
+The scripts in the order in which ``read_script`` joins them.
+
+They are joined because an exported file has one script, which its Content-Security-Policy allows by hash. The last one starts the page.
+"""
 
 
 @cache
 def _read_page_part(name: str) -> str:
     return files(__package__ or __name__).joinpath(name).read_text(encoding="utf-8")
+
+
+@cache
+def read_script() -> str:
+    """Return the script of the page. The studio serves the same script as ``run.js``."""
+    return "\n".join(map(_read_page_part, SCRIPTS))
 
 
 def _csp_hash(text: str) -> str:
@@ -41,7 +53,7 @@ def render_page(payload: Mapping[str, Any], title: str) -> str:
         payload: The data from ``make_payload``; with ``"follow"`` the page polls its own address for new records.
         title: Its title.
     """
-    script, style = _read_page_part("page.js"), _read_page_part("page.css")
+    script, style = read_script(), _read_page_part("page.css")
     rules = [
         "default-src 'none'",
         f"script-src {_csp_hash(script)}",
