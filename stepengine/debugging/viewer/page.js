@@ -23,10 +23,22 @@ const runPage = (() => {
     const address = options.address || ownAddress;
     const showsCommands = options.commands !== false;
 
-    let data = null, views = [], items = [], shown = [], place = new Map();
-    let picked = -1, tab = "reply", side = 0, agent = -1, unfolded = new Set();
-    let asWritten = false;
-    let query = "", hits = [], hitSet = new Set(), at = -1, turn = 0, searching = false;
+    /* What several parts read and write. */
+    const state = {
+      data: null,             // the payload; null until the source has returned it
+      views: [],              // one view of the payload per run: two when runs are compared
+      items: [],              // the steps of the list, or pairs of steps: { i, j, mark, fields }, rows of the first and second run
+      picked: -1,             // the item whose step is shown; -1 for none
+      side: 0,                // the run of a pair that is shown: 0 or 1
+      tab: "reply",           // the selected tab
+      agent: -1,              // the agent whose steps are listed; -1 for all
+      shownAgents: [],        // the lines of the list of agents, in their order
+      query: "",              // the search text in lower case; empty for no search
+      hitSet: new Set(),      // the items that contain it
+      asWritten: false,       // true shows texts unformatted
+    };
+    let shown = [], place = new Map(), unfolded = new Set();
+    let hits = [], at = -1, turn = 0, searching = false;
 
     // --- making nodes ---------------------------------------------------------------------------------------------------
 
@@ -47,14 +59,14 @@ const runPage = (() => {
     /* The text with what is searched for marked, as far as marks go. */
     function marked(text) {
       const made = document.createDocumentFragment();
-      if (query.length < 2) { made.append(text); return made; }
+      if (state.query.length < 2) { made.append(text); return made; }
       const low = text.toLowerCase();
       let from = 0;
       for (let n = 0; n < MARKS; n++) {
-        const found = low.length === text.length ? low.indexOf(query, from) : -1;
+        const found = low.length === text.length ? low.indexOf(state.query, from) : -1;
         if (found < 0) break;
-        made.append(text.slice(from, found), el("mark", "", text.slice(found, found + query.length)));
-        from = found + query.length;
+        made.append(text.slice(from, found), el("mark", "", text.slice(found, found + state.query.length)));
+        from = found + state.query.length;
       }
       made.append(text.slice(from));
       return made;
@@ -76,11 +88,11 @@ const runPage = (() => {
      * model that begins a new line means it.
      */
     function prose(text) {
-      if (asWritten || text.length > PROSE) return pre(text, "prose");
+      if (state.asWritten || text.length > PROSE) return pre(text, "prose");
       const made = blocks(text.split("\n"));
       if (!made.querySelector("ul, ol, pre, code, em, strong, .title")) return pre(text, "prose");
       // What is searched for may stand across a mark that is not shown: whoever looks for it has to see it.
-      if (query.length > 1 && text.toLowerCase().includes(query) && !made.querySelector("mark")) return pre(text, "prose");
+      if (state.query.length > 1 && text.toLowerCase().includes(state.query) && !made.querySelector("mark")) return pre(text, "prose");
       return made;
     }
 
@@ -246,9 +258,9 @@ const runPage = (() => {
 
     // --- texts and requests ---------------------------------------------------------------------------------------------
 
-    const text = (number) => data.texts[number];
+    const text = (number) => state.data.texts[number];
     /* Texts of variables; those of a run that is followed come by themselves, when somebody looks at them. */
-    const lineText = (number) => (data.lines || data).texts[number];
+    const lineText = (number) => (state.data.lines || state.data).texts[number];
     const json = (value) => JSON.stringify(value, null, 2);
 
     function partText(part) {
@@ -350,39 +362,39 @@ const runPage = (() => {
 
     async function start() {
       try {
-        data = await source.opened();
+        state.data = await source.opened();
         if (signal.aborted) return;
       } catch (error) {
         banner(error.message || String(error));
         return;
       }
-      views = [viewOf(data), ...(data.other ? [viewOf(data.other)] : [])];
+      state.views = [viewOf(state.data), ...(state.data.other ? [viewOf(state.data.other)] : [])];
       root.classList.remove("loading");
       listed();
       facts();
       tree();
       about();
       tabs();
-      root.classList.toggle("compared", Boolean(data.pairs) && views.every((view) => view.agents.length < 2));
-      if (data.pairs) $("legend").textContent = "A solid, B dashed; above A, below B";
+      root.classList.toggle("compared", Boolean(state.data.pairs) && state.views.every((view) => view.agents.length < 2));
+      if (state.data.pairs) $("legend").textContent = "A solid, B dashed; above A, below B";
       say();
       const wanted = fromHash();
-      const first = data.pairs ? Math.max(0, items.findIndex((item) => item.mark && item.mark !== "=")) : options.latest && !data.run.ended ? items.length - 1 : 0;
+      const first = state.data.pairs ? Math.max(0, state.items.findIndex((item) => item.mark && item.mark !== "=")) : options.latest && !state.data.run.ended ? state.items.length - 1 : 0;
       filter();
-      pick(wanted >= 0 ? wanted : items.length ? first : -1, false);
+      pick(wanted >= 0 ? wanted : state.items.length ? first : -1, false);
       charts();
       root.dataset.ready = "yes";
       if (options.ready) options.ready();
-      if (options.told) options.told(data);
-      if (data.follow !== undefined) follow();
+      if (options.told) options.told(state.data);
+      if (state.data.follow !== undefined) follow();
     }
 
     /* What the list holds: steps, or pairs of steps of two runs with equal ones folded. */
     function listed() {
-      if (!data.pairs) {
-        items = data.steps.map((_, i) => ({ i, j: null, mark: "" }));
+      if (!state.data.pairs) {
+        state.items = state.data.steps.map((_, i) => ({ i, j: null, mark: "" }));
       } else {
-        items = data.pairs.map(([i, j, mark, fields]) => ({ i, j, mark, fields }));
+        state.items = state.data.pairs.map(([i, j, mark, fields]) => ({ i, j, mark, fields }));
       }
     }
 
@@ -392,7 +404,7 @@ const runPage = (() => {
     }
 
     function say() {
-      banner((data.missing || []).filter((each) => each.banner).map((each) => each.text).join(" · "));
+      banner((state.data.missing || []).filter((each) => each.banner).map((each) => each.text).join(" · "));
     }
 
     function numbers(view) {
@@ -408,35 +420,35 @@ const runPage = (() => {
     }
 
     function facts() {
-      const rows = numbers(data), other = views[1] ? numbers(views[1]) : null;
+      const rows = numbers(state.data), other = state.views[1] ? numbers(state.views[1]) : null;
       $("facts").replaceChildren(...rows.map(([name, value], n) => {
         const both = other && other[n][1] !== value ? `${value} → ${other[n][1]}` : value;
         return el("div", "", el("dt", "", name), el("dd", "", both));
       }));
-      const run = data.run;
-      $("status").textContent = other && views[1].run.status !== run.status ? `${run.status} → ${views[1].run.status}` : run.status;
+      const run = state.data.run;
+      $("status").textContent = other && state.views[1].run.status !== run.status ? `${run.status} → ${state.views[1].run.status}` : run.status;
       $("status").className = `state ${tone(run.status)}`;
-      $("lead").textContent = run.ended || data.follow === undefined ? "" : "under way";
+      $("lead").textContent = run.ended || state.data.follow === undefined ? "" : "under way";
     }
 
     // --- agents and the run ---------------------------------------------------------------------------------------------
 
     function tree() {
-      const all = { id: "All agents", steps: data.run.steps, depth: 0, n: -1 };
-      const lines = data.agents.length > 1 ? [all] : [];
+      const all = { id: "All agents", steps: state.data.run.steps, depth: 0, n: -1 };
+      const lines = state.data.agents.length > 1 ? [all] : [];
       const depths = [];
-      data.agents.forEach((each, n) => {
+      state.data.agents.forEach((each, n) => {
         depths[n] = each.parent === null ? 0 : depths[each.parent] + 1;
       });
       const children = new Map();
-      data.agents.forEach((each, n) => { if (children.has(each.parent)) children.get(each.parent).push(n); else children.set(each.parent, [n]); });
+      state.data.agents.forEach((each, n) => { if (children.has(each.parent)) children.get(each.parent).push(n); else children.set(each.parent, [n]); });
       const waiting = [...(children.get(null) || [])].reverse();
       while (waiting.length && lines.length < 2000) {
-        const n = waiting.pop(), each = data.agents[n];
-        lines.push({ id: each.id, steps: each.steps, depth: depths[n] + (data.agents.length > 1 ? 1 : 0), n, status: each.status });
+        const n = waiting.pop(), each = state.data.agents[n];
+        lines.push({ id: each.id, steps: each.steps, depth: depths[n] + (state.data.agents.length > 1 ? 1 : 0), n, status: each.status });
         waiting.push(...[...(children.get(n) || [])].reverse());
       }
-      shownAgents = lines;
+      state.shownAgents = lines;
       const box = $("tree");
       box.replaceChildren();
       several(box, lines, (line) => {
@@ -446,35 +458,34 @@ const runPage = (() => {
         node.style.paddingLeft = `${6 + 12 * Math.min(line.depth, 8)}px`;
         node.setAttribute("role", "option");
         node.id = `agent-${line.n}`;
-        node.setAttribute("aria-selected", String(line.n === agent || data.agents.length === 1));
+        node.setAttribute("aria-selected", String(line.n === state.agent || state.data.agents.length === 1));
         node.addEventListener("click", () => pickAgent(line.n));
         return node;
       });
       box.querySelector("button")?.setAttribute("role", "option");
-      box.setAttribute("aria-activedescendant", `agent-${data.agents.length === 1 ? 0 : agent}`);
+      box.setAttribute("aria-activedescendant", `agent-${state.data.agents.length === 1 ? 0 : state.agent}`);
     }
-    let shownAgents = [];
 
     function pickAgent(number) {
-      agent = number;
+      state.agent = number;
       for (const node of $("tree").children) node.setAttribute("aria-selected", String(node.id === `agent-${number}`));
       $("tree").setAttribute("aria-activedescendant", `agent-${number}`);
       $(`agent-${number}`)?.scrollIntoView({ block: "nearest" });
       filter();
       lane();
-      if (picked >= 0 && !place.has(picked) && shown.length) pick(shown[0]);
+      if (state.picked >= 0 && !place.has(state.picked) && shown.length) pick(shown[0]);
       else draw();
       lineAt();
     }
 
     function otherAgent(by) {
-      const now = shownAgents.findIndex((line) => line.n === agent);
-      const next = shownAgents[Math.min(shownAgents.length - 1, Math.max(0, now + by))];
+      const now = state.shownAgents.findIndex((line) => line.n === state.agent);
+      const next = state.shownAgents[Math.min(state.shownAgents.length - 1, Math.max(0, now + by))];
       if (next) pickAgent(next.n);
     }
 
     function about() {
-      const made = [], run = data.run;
+      const made = [], run = state.data.run;
       const clip = (number) => { const node = el("div", "clip", whole(number).slice(0, LONG)); node.tabIndex = 0; node.setAttribute("role", "group"); return node; };
       const part = (title, number) => { const node = clip(number); node.setAttribute("aria-label", title); made.push(el("h2", "", title), node); };
       if (flat(run.prompt)) part("Prompt", run.prompt);
@@ -485,7 +496,7 @@ const runPage = (() => {
       if (run.parent) made.push(el("p", "dim", `forked from ${run.parent.run} at ${run.parent.at}`));
       if (run.models.length > 1) made.push(el("h2", "", "Models"), el("p", "", run.models.join(", ")));
       const list = el("ul", "");
-      for (const each of data.missing || []) list.append(el("li", "", each.text));
+      for (const each of state.data.missing || []) list.append(el("li", "", each.text));
       made.push(el("h2", "", "Not recorded"), list);
       $("about").replaceChildren(...made);
     }
@@ -494,12 +505,12 @@ const runPage = (() => {
 
     function viewFor(item) {
       const which = item.i === null ? 1 : 0;
-      return [views[which], which ? item.j : item.i];
+      return [state.views[which], which ? item.j : item.i];
     }
 
     /* What of the items is shown: those of the agent and its children; equal pairs folded where many stand together. */
     function filter() {
-      const path = agent < 0 ? null : data.agents[agent].path;
+      const path = state.agent < 0 ? null : state.data.agents[state.agent].path;
       shown = [];
       let equal = [];
       const flush = () => {
@@ -507,7 +518,7 @@ const runPage = (() => {
         else shown.push(...equal);
         equal = [];
       };
-      items.forEach((item, n) => {
+      state.items.forEach((item, n) => {
         const [view, row] = viewFor(item), own = view.steps[row].path;
         if (path !== null && !below(own, path)) return;
         if (item.mark === "=") { item.first = equal.length ? equal[0] : n; equal.push(n); item.many = equal; return; }
@@ -532,8 +543,8 @@ const runPage = (() => {
       const nodes = [];
       for (let spot = first; spot < last; spot++) nodes.push(rowNode(shown[spot], spot));
       space.replaceChildren(...nodes);
-      const there = place.get(picked);
-      if (there !== undefined && there >= first && there < last) list.setAttribute("aria-activedescendant", `row-${picked}`);
+      const there = place.get(state.picked);
+      if (there !== undefined && there >= first && there < last) list.setAttribute("aria-activedescendant", `row-${state.picked}`);
       else list.removeAttribute("aria-activedescendant");
     }
 
@@ -544,7 +555,7 @@ const runPage = (() => {
       node.setAttribute("aria-posinset", String(spot + 1));
       node.style.transform = `translateY(${spot * ROW}px)`;
       if (n < 0) {
-        const many = items[~n].many.length;
+        const many = state.items[~n].many.length;
         node.classList.add("fold");
         node.id = `fold-${~n}`;
         node.setAttribute("aria-selected", "false");
@@ -552,13 +563,13 @@ const runPage = (() => {
         node.addEventListener("click", () => { unfolded.add(~n); filter(); });
         return node;
       }
-      const item = items[n], [view, number] = viewFor(item), row = view.steps[number];
+      const item = state.items[n], [view, number] = viewFor(item), row = view.steps[number];
       node.id = `row-${n}`;
-      node.setAttribute("aria-selected", String(n === picked));
+      node.setAttribute("aria-selected", String(n === state.picked));
       if (failed(row)) node.classList.add("bad");
-      if (hitSet.has(n)) node.classList.add("hit");
+      if (state.hitSet.has(n)) node.classList.add("hit");
       const what = el("span", "what");
-      if (data.pairs) {
+      if (state.data.pairs) {
         const kind = { "=": "equal", "~": "changed", "+": "added", "-": "removed" }[item.mark];
         node.classList.add(kind);
         const mark = el("span", "mark", item.mark);
@@ -610,14 +621,14 @@ const runPage = (() => {
     }
 
     function pick(n, follows = true) {
-      if (n < 0 || n >= items.length) return;
-      const same = n === picked;
-      picked = n;
-      side = items[n].i === null ? 1 : items[n].j === null ? 0 : side;
+      if (n < 0 || n >= state.items.length) return;
+      const same = n === state.picked;
+      state.picked = n;
+      state.side = state.items[n].i === null ? 1 : state.items[n].j === null ? 0 : state.side;
       if (!place.has(n)) {
-        const item = items[n];
+        const item = state.items[n];
         if (item.mark === "=" && item.many) { unfolded.add(item.first); filter(); }
-        if (!place.has(n)) { agent = -1; pickAgent(-1); }
+        if (!place.has(n)) { state.agent = -1; pickAgent(-1); }
       }
       reveal(n);
       draw();
@@ -633,7 +644,7 @@ const runPage = (() => {
     }
 
     function move(by) {
-      let spot = place.get(picked);
+      let spot = place.get(state.picked);
       if (spot === undefined) spot = 0;
       else spot = Math.min(shown.length - 1, Math.max(0, spot + by));
       while (shown[spot] < 0 && spot + Math.sign(by || 1) >= 0 && spot + Math.sign(by || 1) < shown.length) spot += Math.sign(by || 1);
@@ -641,8 +652,8 @@ const runPage = (() => {
     }
 
     function nextError() {
-      for (let k = 1; k <= items.length; k++) {
-        const n = (picked + k) % items.length, [view, row] = viewFor(items[n]);
+      for (let k = 1; k <= state.items.length; k++) {
+        const n = (state.picked + k) % state.items.length, [view, row] = viewFor(state.items[n]);
         if (failed(view.steps[row])) { pick(n); return; }
       }
       announce("no step failed");
@@ -651,17 +662,17 @@ const runPage = (() => {
     // --- addresses ------------------------------------------------------------------------------------------------------
 
     function hash() {
-      const [view, number] = viewFor(items[picked]), row = view.steps[number];
+      const [view, number] = viewFor(state.items[state.picked]), row = view.steps[number];
       const step = row.kind === "model" && !row.path ? String(row.n) : encodeURIComponent(row.a);
-      return `step=${step}&tab=${tab}`;
+      return `step=${step}&tab=${state.tab}`;
     }
 
     function fromHash() {
       const params = new URLSearchParams(address.read());
-      if (TABS.includes(params.get("tab"))) tab = params.get("tab");
+      if (TABS.includes(params.get("tab"))) state.tab = params.get("tab");
       const step = params.get("step");
       if (!step) return -1;
-      return items.findIndex((item) => {
+      return state.items.findIndex((item) => {
         const [view, number] = viewFor(item), row = view.steps[number];
         return /^\d+$/.test(step) ? row.kind === "model" && !row.path && row.n === Number(step) : row.a === step;
       });
@@ -681,25 +692,25 @@ const runPage = (() => {
         const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
         if (!by) return;
         event.preventDefault();
-        choose(TABS[(TABS.indexOf(tab) + by + TABS.length) % TABS.length]);
-        $(`tab-${tab}`).focus();
+        choose(TABS[(TABS.indexOf(state.tab) + by + TABS.length) % TABS.length]);
+        $(`tab-${state.tab}`).focus();
       });
     }
 
     function choose(name) {
-      tab = name;
+      state.tab = name;
       detail();
-      if (picked >= 0) address.write(hash());
+      if (state.picked >= 0) address.write(hash());
     }
 
     function current() {
-      const item = items[picked];
-      const which = item.i === null ? 1 : item.j === null ? 0 : side;
-      return [views[which], which ? item.j : item.i];
+      const item = state.items[state.picked];
+      const which = item.i === null ? 1 : item.j === null ? 0 : state.side;
+      return [state.views[which], which ? item.j : item.i];
     }
 
     function command() {
-      if (picked < 0) return data.run.fork;
+      if (state.picked < 0) return state.data.run.fork;
       const [view, number] = current(), row = view.steps[number], last = row.calls.length ? row.calls[row.calls.length - 1] : row;
       // What has no result cannot be kept: from there the run itself goes on.
       if (row.at === undefined) return view.run.resume;
@@ -708,7 +719,7 @@ const runPage = (() => {
     }
 
     function detail() {
-      if (picked < 0) return;
+      if (state.picked < 0) return;
       const [view, number] = current(), row = view.steps[number], model = modelOf(view, number);
       const runs = callOfProgram(view, number);
       const name = row.kind === "model" ? `Step ${row.n}` : row.kind === "input" ? "From outside" : runs ? `In the program of ${runs.a}` : row.n ? `After step ${row.n}` : "Before the first step";
@@ -718,16 +729,16 @@ const runPage = (() => {
       if (row.usage) head.push(el("span", "dim", `${count(sent(row.usage))} tokens in, ${count(row.usage[1] + row.usage[4])} out`));
       if (row.cost !== undefined && row.cost !== null) head.push(el("span", "dim", money(row.cost)));
       if (failed(row)) head.push(el("span", "tag bad", "error"));
-      const item = items[picked];
+      const item = state.items[state.picked];
       if (item.i !== null && item.j !== null && item.j !== undefined) {
         const choice = el("span", "sides", ...["A", "B"].map((label, n) => {
-          const node = button(label, () => { side = n; detail(); });
-          node.title = views[n].run.file;
-          node.setAttribute("aria-pressed", String(side === n));
+          const node = button(label, () => { state.side = n; detail(); });
+          node.title = state.views[n].run.file;
+          node.setAttribute("aria-pressed", String(state.side === n));
           return node;
         }));
         head.push(choice);
-      } else if (data.pairs) head.push(el("span", "tag", item.i === null ? "only in B" : "only in A"));
+      } else if (state.data.pairs) head.push(el("span", "tag", item.i === null ? "only in B" : "only in A"));
       if (showsCommands) head.push(el("code", "command", command()));
       $("head").replaceChildren(...head);
       fields(item);
@@ -747,7 +758,7 @@ const runPage = (() => {
 
     /* The tab that is shown: what the handler did by itself has no request and no reply. */
     function tabOf(row) {
-      if (row.m || !["request", "reply", "thinking"].includes(tab)) return tab;
+      if (row.m || !["request", "reply", "thinking"].includes(state.tab)) return state.tab;
       return row.kind === "input" ? "reply" : "calls";
     }
 
@@ -789,7 +800,7 @@ const runPage = (() => {
 
     function media(part) {
       const box = el("div", "", el("p", "dim", part.media));
-      const source = part.image === undefined ? "" : data.images[part.image];
+      const source = part.image === undefined ? "" : state.data.images[part.image];
       // The journal's word for what it is counts for nothing: whoever made the page looked at the first bytes.
       if (/^data:image\/(png|jpeg|gif|webp);base64,[A-Za-z0-9+/=]+$/.test(source)) {
         const open = button("Show the picture", () => { const image = el("img", ""); image.alt = part.media; image.src = source; open.replaceWith(image); });
@@ -931,7 +942,7 @@ const runPage = (() => {
       if (call.did !== undefined) inner.push(el("div", "", el("span", "tag", "did"), ...text(call.did).map((each) => pre(each))));
       if (call.change !== undefined) inner.push(el("div", "", el("span", "tag", "changed in its run"), members(text(call.change))));
       if (call.child !== undefined) {
-        const first = items.findIndex((item) => { const [v, n] = viewFor(item); return v === view && v.steps[n].path === call.child; });
+        const first = state.items.findIndex((item) => { const [v, n] = viewFor(item); return v === view && v.steps[n].path === call.child; });
         if (first >= 0) inner.push(button(call.program === undefined ? "Go to the first step of this child" : "Go to the first call of this program", () => pick(first)));
       }
       return block(cap, inner, bad ? "bad" : "");
@@ -1012,7 +1023,7 @@ const runPage = (() => {
     }
 
     function askedOnce(view, each, n) {
-      const go = button("", () => { const at = items.findIndex((item) => { const [v, row] = viewFor(item); return v === view && row === n; }); if (at >= 0) { tab = "calls"; pick(at); } }, "link");
+      const go = button("", () => { const at = state.items.findIndex((item) => { const [v, row] = viewFor(item); return v === view && row === n; }); if (at >= 0) { state.tab = "calls"; pick(at); } }, "link");
       go.append(el("span", "mono", each.a), " ", el("span", `call ${each.kind}`, each.kind === "ask" ? each.purpose || "ask" : each.name), " ", el("span", "given", each.kind === "sleep" ? "" : given(each.input).slice(0, 160)));
       const line = el("span", "", go, el("span", "came", " → "));
       if (each.error !== undefined) line.append(el("span", "tag bad", text(each.error).type), " ", oneLine(text(each.error).message));
@@ -1165,22 +1176,22 @@ const runPage = (() => {
     let walked = -1, walking = false;
     /* Ask where the handlers stood, where the source can say it and the run has gone on since it was asked. */
     async function askLines() {
-      if (!source.lines || walking || walked === data.follow || signal.aborted) return;
+      if (!source.lines || walking || walked === state.data.follow || signal.aborted) return;
       walking = true;
-      const asked = data.follow, begun = performance.now();
+      const asked = state.data.follow, begun = performance.now();
       let said = null;
       try { said = await source.lines(signal); } catch (error) { said = { missing: error.message }; }
       said = { texts: [], locals: {}, contexts: {}, hooks: {}, sources: [], missing: "", ...said };
       if (signal.aborted) return;
       walked = asked;
-      data.lines = said;
-      data.sources = said.sources;
-      data.missing = [...(data.missing || []).filter((each) => !each.handler), ...(said.missing ? [{ text: said.missing, handler: true }] : [])];
-      Object.assign(data, { locals: said.locals, contexts: said.contexts, hooks: said.hooks });
-      views = [viewOf(data)];
-      if (["handler", "diff"].includes(tab) && picked >= 0) { const top = $("panel").scrollTop; detail(); $("panel").scrollTop = top; }
+      state.data.lines = said;
+      state.data.sources = said.sources;
+      state.data.missing = [...(state.data.missing || []).filter((each) => !each.handler), ...(said.missing ? [{ text: said.missing, handler: true }] : [])];
+      Object.assign(state.data, { locals: said.locals, contexts: said.contexts, hooks: said.hooks });
+      state.views = [viewOf(state.data)];
+      if (["handler", "diff"].includes(state.tab) && state.picked >= 0) { const top = $("panel").scrollTop; detail(); $("panel").scrollTop = top; }
       // A long run takes long to walk, and is not walked all the time.
-      setTimeout(() => { walking = false; if (["handler", "diff"].includes(tab)) askLines(); }, Math.max(1000, 10 * (performance.now() - begun)));
+      setTimeout(() => { walking = false; if (["handler", "diff"].includes(state.tab)) askLines(); }, Math.max(1000, 10 * (performance.now() - begun)));
     }
 
     function handler(box, view, number) {
@@ -1193,12 +1204,12 @@ const runPage = (() => {
       }
       if (!frames || !frames.length) {
         if (source.lines && walked < 0) { box.append(none("Looking up the handler's position…")); return; }
-        const reasons = (data.missing || []).filter((each) => each.handler).map((each) => each.text);
+        const reasons = (state.data.missing || []).filter((each) => each.handler).map((each) => each.text);
         box.append(none(reasons.join(" ") || "No handler was waiting here: the agent has none, or it had ended."));
         return;
       }
       for (const frame of frames.slice().reverse()) {
-        const source = frame.file === undefined || frame.file === null ? null : data.sources[frame.file];
+        const source = frame.file === undefined || frame.file === null ? null : state.data.sources[frame.file];
         box.append(heading(frame.fn, el("span", "dim", source ? `${source.name}:${frame.line}` : frame.kind), frame.kind === "handler" ? "" : el("span", "dim", frame.kind)));
         if (source) {
           const lines = source.text.split("\n"), first = Math.max(1, frame.line - 12), code = el("div", "source");
@@ -1226,19 +1237,19 @@ const runPage = (() => {
 
     async function search(wanted) {
       const mine = ++turn;
-      query = wanted.trim().toLowerCase();
-      hits = []; hitSet = new Set(); at = -1; searching = query.length > 0;
+      state.query = wanted.trim().toLowerCase();
+      hits = []; state.hitSet = new Set(); at = -1; searching = state.query.length > 0;
       const found = new Map();
       let from = performance.now(), painted = from;
-      if (query) {
-        for (let n = 0; n < items.length; n++) {
-          for (const [view, row] of sides(items[n])) {
-            let is = words(view, row).toLowerCase().includes(query);
+      if (state.query) {
+        for (let n = 0; n < state.items.length; n++) {
+          for (const [view, row] of sides(state.items[n])) {
+            let is = words(view, row).toLowerCase().includes(state.query);
             for (const number of is ? [] : own(view, row)) {
-              if (!found.has(number)) found.set(number, flat(number).toLowerCase().includes(query));
+              if (!found.has(number)) found.set(number, flat(number).toLowerCase().includes(state.query));
               if (found.get(number)) { is = true; break; }
             }
-            if (is) { hits.push(n); hitSet.add(n); break; }
+            if (is) { hits.push(n); state.hitSet.add(n); break; }
           }
           const now = performance.now();
           if (now - from > SLICE) {
@@ -1252,22 +1263,22 @@ const runPage = (() => {
       searching = false;
       hitsShown();
       draw();
-      if (picked >= 0) detail();
-      announce(query ? `${plural(hits.length, "hit")} for ${query}` : "");
+      if (state.picked >= 0) detail();
+      announce(state.query ? `${plural(hits.length, "hit")} for ${state.query}` : "");
     }
 
-    const sides = (item) => [...(item.i === null ? [] : [[views[0], item.i]]), ...(item.j === null || item.j === undefined ? [] : [[views[1], item.j]])];
+    const sides = (item) => [...(item.i === null ? [] : [[state.views[0], item.i]]), ...(item.j === null || item.j === undefined ? [] : [[state.views[1], item.j]])];
 
     function hitsShown() {
       const more = searching ? "…" : "";
-      $("hits").textContent = !query ? "" : at < 0 ? `${count(hits.length)}${more} ${hits.length === 1 ? "step" : "steps"}` : `${count(at + 1)} of ${count(hits.length)}${more}`;
+      $("hits").textContent = !state.query ? "" : at < 0 ? `${count(hits.length)}${more} ${hits.length === 1 ? "step" : "steps"}` : `${count(at + 1)} of ${count(hits.length)}${more}`;
     }
 
     function hit(by) {
-      if (!hits.length) { announce(query ? "no hit" : "search first"); return; }
+      if (!hits.length) { announce(state.query ? "no hit" : "search first"); return; }
       if (at < 0) {
-        const next = hits.findIndex((n) => n >= picked);
-        at = by > 0 ? Math.max(0, next) : (next <= 0 ? hits.length - 1 : next - (hits[next] === picked ? 0 : 1));
+        const next = hits.findIndex((n) => n >= state.picked);
+        at = by > 0 ? Math.max(0, next) : (next <= 0 ? hits.length - 1 : next - (hits[next] === state.picked ? 0 : 1));
       } else at = (at + by + hits.length) % hits.length;
       pick(hits[at]);
       hitsShown();
@@ -1310,9 +1321,9 @@ const runPage = (() => {
 
     /* The agents that have a lane of their own: that of the picked one, and those below it; none where two runs are compared. */
     function laned() {
-      if (views.length > 1 || data.agents.length < 2) return [];
-      const path = agent < 0 ? "" : data.agents[agent].path;
-      return shownAgents.map((line) => line.n).filter((n) => n >= 0 && below(data.agents[n].path, path));
+      if (state.views.length > 1 || state.data.agents.length < 2) return [];
+      const path = state.agent < 0 ? "" : state.data.agents[state.agent].path;
+      return state.shownAgents.map((line) => line.n).filter((n) => n >= 0 && below(state.data.agents[n].path, path));
     }
 
     const below = (own, path) => path === "" || own === path || own.startsWith(`${path}.`);
@@ -1326,7 +1337,7 @@ const runPage = (() => {
 
     function names(lanes) {
       const rows = lanes.slice(0, LANES).map((n) => {
-        const each = data.agents[n], node = el("li", GOOD.has(each.status) ? "" : tone(each.status), each.id, el("span", "given", asked(each)));
+        const each = state.data.agents[n], node = el("li", GOOD.has(each.status) ? "" : tone(each.status), each.id, el("span", "given", asked(each)));
         node.title = `${each.id}: ${each.status}, ${span(each.began)} to ${each.at === undefined ? "now" : span(each.at)}`;
         node.addEventListener("click", () => pickAgent(n));
         return node;
@@ -1336,17 +1347,17 @@ const runPage = (() => {
       $("lanes").classList.toggle("many", lanes.length > 0);
       $("lanes").tabIndex = lanes.length ? 0 : -1;
       $("lane").style.height = lanes.length ? `${rows.length * LANE}px` : "";
-      lane.rows = new Map(lanes.slice(0, LANES).map((n, k) => [data.agents[n].path, k]));
+      lane.rows = new Map(lanes.slice(0, LANES).map((n, k) => [state.data.agents[n].path, k]));
     }
 
     function lane() {
       const lanes = laned();
       names(lanes);
       const { pen, wide, high, canvas } = surface("lane");
-      const two = views.length > 1, colors = { model: color("accent"), tool: color("tool"), ask: color("ask"), spawn: color("spawn"), perform: color("perform"), input: color("dim"), sleep: color("edge"), receive: color("edge"), wait: color("edge") };
+      const two = state.views.length > 1, colors = { model: color("accent"), tool: color("tool"), ask: color("ask"), spawn: color("spawn"), perform: color("perform"), input: color("dim"), sleep: color("edge"), receive: color("edge"), wait: color("edge") };
       const bad = color("bad"), line = color("line"), soft = color("soft"), ill = color("bad-soft"), card = color("card");
       let errors = 0;
-      views.forEach((view, which) => {
+      state.views.forEach((view, which) => {
         const x = spread(view), top = two ? which * high / 2 : 0, tall = two ? high / 2 - 2 : high;
         const depth = (row) => Math.min(2, row.path ? row.path.split(".").length : 0), levels = 1 + peak(view.agents.map((a) => Math.min(2, a.path ? a.path.split(".").length : 0)));
         const each = lanes.length ? LANE : (tall - 4) / levels;
@@ -1386,7 +1397,7 @@ const runPage = (() => {
         });
       });
       const many = lanes.length ? `, a lane for each of ${plural(Math.min(lanes.length, LANES), "run")}` : "";
-      canvas.setAttribute("aria-label", `Time line: ${plural(data.run.steps, "step")} in ${span(data.run.milliseconds)}, ${plural(errors, "step")} with an error${many}`);
+      canvas.setAttribute("aria-label", `Time line: ${plural(state.data.run.steps, "step")} in ${span(state.data.run.milliseconds)}, ${plural(errors, "step")} with an error${many}`);
     }
 
     /* The first and last row of each run, and its times: where nothing took time, lanes are drawn by rows. */
@@ -1401,9 +1412,9 @@ const runPage = (() => {
 
     function lineAt() {
       if (!lane.rows) return;
-      const [view, number] = picked < 0 ? [null, -1] : viewFor(items[picked]);
-      $("now").hidden = picked < 0;
-      if (picked < 0) return;
+      const [view, number] = state.picked < 0 ? [null, -1] : viewFor(state.items[state.picked]);
+      $("now").hidden = state.picked < 0;
+      if (state.picked < 0) return;
       const row = view.steps[number], at = lane.rows.get(row.path), box = $("lanes");
       $("now").style.left = `${spread(view)(row.began, number) * Math.max(0, $("lane").clientWidth - 2)}px`;
       [...$("names").children].forEach((node, k) => node.classList.toggle("here", k === at));
@@ -1427,9 +1438,9 @@ const runPage = (() => {
       const line = color("line"), inks = [color(name), color("spawn")];
       pen.fillStyle = line;
       pen.fillRect(0, high - 1, wide, 1);
-      const top = most || Math.max(0, ...views.flatMap((view) => peak(pickOf(view.series))));
+      const top = most || Math.max(0, ...state.views.flatMap((view) => peak(pickOf(view.series))));
       if (!top) return;
-      views.forEach((view, which) => {
+      state.views.forEach((view, which) => {
         const values = pickOf(view.series), n = values.length;
         pen.strokeStyle = inks[which]; pen.fillStyle = inks[which]; pen.lineWidth = 1.5; pen.setLineDash(which ? [4, 3] : []);
         pen.beginPath();
@@ -1443,7 +1454,7 @@ const runPage = (() => {
           pen1 = true; lastX = x; high1 = y;
         }
         pen.stroke();
-        if (!which && views.length < 2 && n > 1) { pen.globalAlpha = 0.14; pen.lineTo(wide - 1, high - 1); pen.lineTo(1, high - 1); pen.fill(); pen.globalAlpha = 1; }
+        if (!which && state.views.length < 2 && n > 1) { pen.globalAlpha = 0.14; pen.lineTo(wide - 1, high - 1); pen.lineTo(1, high - 1); pen.fill(); pen.globalAlpha = 1; }
         pen.setLineDash([]);
       });
     }
@@ -1451,36 +1462,36 @@ const runPage = (() => {
     const peak = (values) => { let top = 0; for (const v of values) if (v !== null && v > top) top = v; return top; };
 
     function charts() {
-      const room = peak(Object.values(data.series.windows || {}));
+      const room = peak(Object.values(state.data.series.windows || {}));
       // A chart without a value is hidden; the others get its room.
       const drawn = { context: (s) => s.context, cost: (s) => s.cost, cache: (s) => s.cached };
-      const full = Object.keys(drawn).filter((id) => { const some = views.some((view) => peak(drawn[id](view.series)) > 0); $(id).parentElement.hidden = !some; return some; });
+      const full = Object.keys(drawn).filter((id) => { const some = state.views.some((view) => peak(drawn[id](view.series)) > 0); $(id).parentElement.hidden = !some; return some; });
       $("charts").classList.toggle("alone", !full.length);
       $("charts").style.setProperty("--charts", full.length || 1);
       lane();
-      series("context", (s) => s.context, room > 0 && peak(data.series.context) > room / 20 ? room : 0, "accent");
+      series("context", (s) => s.context, room > 0 && peak(state.data.series.context) > room / 20 ? room : 0, "accent");
       series("cost", (s) => s.cost, 0, "good");
       series("cache", (s) => s.context.map((all, n) => all ? s.cached[n] / all : all), 1, "tool");
-      if (picked >= 0) lineAt();
+      if (state.picked >= 0) lineAt();
     }
 
     /* What the charts show in figures, in at most 40 lines. */
     function twin() {
-      const s = data.series, table = el("table", ""), lines = Math.min(40, s.row.length), body = el("tbody", "");
+      const s = state.data.series, table = el("table", ""), lines = Math.min(40, s.row.length), body = el("tbody", "");
       table.append(el("thead", "", el("tr", "", ...["step", "tokens sent", "from cache", "cost so far"].map((name, n) => el("th", n ? "num" : "", name)))));
       for (let k = 0; k < lines; k++) {
-        const n = lines < 2 ? 0 : Math.round(k * (s.row.length - 1) / (lines - 1)), row = data.steps[s.row[n]];
+        const n = lines < 2 ? 0 : Math.round(k * (s.row.length - 1) / (lines - 1)), row = state.data.steps[s.row[n]];
         const cells = [`${row.n}${row.path ? ` of ${row.path}` : ""}`, count(s.context[n]) || "unknown", s.context[n] ? share(s.cached[n], s.context[n]) : "unknown", s.cost[n] === null ? "unknown" : money(s.cost[n])];
         body.append(el("tr", "", ...cells.map((cell, m) => el("td", m ? "num" : "", cell))));
       }
       table.append(body);
-      $("table").replaceChildren(table, ...(data.agents.length > 1 ? [runsTable()] : []));
+      $("table").replaceChildren(table, ...(state.data.agents.length > 1 ? [runsTable()] : []));
     }
 
     /* What the lanes show in figures: which run was under way when. */
     function runsTable() {
       const head = el("thead", "", el("tr", "", ...["run", "prompt", "started", "ended", "state"].map((name) => el("th", "", name))));
-      const rows = data.agents.slice(0, 40).map((each) => el("tr", "", ...[`${each.id}${each.path ? ` at ${each.path}` : ""}`, asked(each), span(each.began), each.at === undefined ? "" : span(each.at), each.status].map((cell) => el("td", "", cell))));
+      const rows = state.data.agents.slice(0, 40).map((each) => el("tr", "", ...[`${each.id}${each.path ? ` at ${each.path}` : ""}`, asked(each), span(each.began), each.at === undefined ? "" : span(each.at), each.status].map((cell) => el("td", "", cell))));
       return el("table", "", head, el("tbody", "", ...rows));
     }
 
@@ -1490,47 +1501,47 @@ const runPage = (() => {
       for (;;) {
         let said;
         try {
-          said = await source.next(data.follow, signal);
+          said = await source.next(state.data.follow, signal);
         } catch (error) {
           if (!signal.aborted) $("lead").textContent = error.message;
           return;
         }
         if (signal.aborted || !said) return;
         if (said.error) { banner(said.error); return; }
-        if (said.after !== data.follow) merge(said);
+        if (said.after !== state.data.follow) merge(said);
       }
     }
 
     function merge(said) {
-      const atEnd = picked >= 0 && place.get(picked) === shown.length - 1;
-      data.texts.length = said.from;
-      data.texts.push(...said.texts);
-      data.images.length = said.images_from;
-      data.steps.length = Math.min(data.steps.length, said.rows);
-      data.images.push(...said.images);
-      for (const [n, row] of said.steps) data.steps[n] = row;
+      const atEnd = state.picked >= 0 && place.get(state.picked) === shown.length - 1;
+      state.data.texts.length = said.from;
+      state.data.texts.push(...said.texts);
+      state.data.images.length = said.images_from;
+      state.data.steps.length = Math.min(state.data.steps.length, said.rows);
+      state.data.images.push(...said.images);
+      for (const [n, row] of said.steps) state.data.steps[n] = row;
       for (const name of ["row", "context", "cached", "cost"]) {
-        const known = data.series[name], from = said.series.from ?? 0;
+        const known = state.data.series[name], from = said.series.from ?? 0;
         said.series[name] = known.slice(0, from).concat(said.series[name]);
       }
-      Object.assign(data, { run: said.run, agents: said.agents, series: said.series, follow: said.after });
-      views = [viewOf(data)];
+      Object.assign(state.data, { run: said.run, agents: said.agents, series: said.series, follow: said.after });
+      state.views = [viewOf(state.data)];
       listed();
       facts();
       tree();
       about();
-      const now = picked, top = $("panel").scrollTop, stays = !atEnd && now >= 0;
+      const now = state.picked, top = $("panel").scrollTop, stays = !atEnd && now >= 0;
       filter();
       // Who reads a step goes on reading it, where they were.
-      const programs = new Set(stays ? data.steps[now].calls.filter((c) => c.program !== undefined).map((c) => c.child) : []);
+      const programs = new Set(stays ? state.data.steps[now].calls.filter((c) => c.program !== undefined).map((c) => c.child) : []);
       if (!stays || said.steps.some(([n, row]) => n === now || programs.has(row.path))) {
-        picked = -1;
-        pick(stays ? now : items.length - 1, false);
+        state.picked = -1;
+        pick(stays ? now : state.items.length - 1, false);
         if (stays) $("panel").scrollTop = top;
       }
       charts();
-      if (query) search(query);
-      if (options.told) options.told(data);
+      if (state.query) search(state.query);
+      if (options.told) options.told(state.data);
     }
 
     // --- keys -----------------------------------------------------------------------------------------------------------
@@ -1539,7 +1550,7 @@ const runPage = (() => {
       ["j", "next step", () => move(1)], ["k", "previous step", () => move(-1)],
       ["J", "next agent", () => otherAgent(1)], ["K", "previous agent", () => otherAgent(-1)],
       ["/", "search", () => $("search").focus()], ["n", "next hit", () => hit(1)], ["N", "previous hit", () => hit(-1)],
-      ["e", "next error", nextError], ["m", "plain or formatted text", () => { asWritten = !asWritten; announce(asWritten ? "plain text" : "formatted text"); if (picked >= 0) detail(); }], ["t", "light, dark, as the system", theme], ["y", "copy the fork command", copy], ["?", "these keys", help],
+      ["e", "next error", nextError], ["m", "plain or formatted text", () => { state.asWritten = !state.asWritten; announce(state.asWritten ? "plain text" : "formatted text"); if (state.picked >= 0) detail(); }], ["t", "light, dark, as the system", theme], ["y", "copy the fork command", copy], ["?", "these keys", help],
     ];
 
     function theme() {
@@ -1571,7 +1582,7 @@ const runPage = (() => {
     }
 
     document.addEventListener("keydown", (event) => {
-      if (event.ctrlKey || event.altKey || event.metaKey || event.defaultPrevented || !data) return;
+      if (event.ctrlKey || event.altKey || event.metaKey || event.defaultPrevented || !state.data) return;
       const typing = /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName) || $("help").open;
       if (event.key === "Escape") {
         if (typing && event.target === $("search")) { $("search").value = ""; search(""); $("list").focus(); }
@@ -1601,37 +1612,37 @@ const runPage = (() => {
     $("theme").addEventListener("click", theme);
     $("keys").addEventListener("click", help);
     $("close").addEventListener("click", () => $("help").close());
-    $("twin").addEventListener("toggle", () => { if (data && $("twin").open) twin(); });
+    $("twin").addEventListener("toggle", () => { if (state.data && $("twin").open) twin(); });
     $("lane").addEventListener("click", (event) => {
-      const part = event.offsetX / $("lane").clientWidth, x = spread(data), here = Math.floor(event.offsetY / LANE);
+      const part = event.offsetX / $("lane").clientWidth, x = spread(state.data), here = Math.floor(event.offsetY / LANE);
       const inLane = (row) => !lane.rows.size || lane.rows.get(row.path) === here;
       let best = -1, far = Infinity;
-      items.forEach((item, n) => { if (item.i === null || !inLane(data.steps[item.i])) return; const d = Math.abs(x(data.steps[item.i].began, item.i) - part); if (d < far) { far = d; best = n; } });
+      state.items.forEach((item, n) => { if (item.i === null || !inLane(state.data.steps[item.i])) return; const d = Math.abs(x(state.data.steps[item.i].began, item.i) - part); if (d < far) { far = d; best = n; } });
       if (best >= 0) pick(best);
     });
-    address.changed(() => { if (data) { const n = fromHash(); if (n >= 0) pick(n, false); else detail(); } }, signal);
+    address.changed(() => { if (state.data) { const n = fromHash(); if (n >= 0) pick(n, false); else detail(); } }, signal);
     let sized = 0;
-    const sizes = new ResizeObserver(() => { clearTimeout(sized); sized = setTimeout(() => { if (data && !signal.aborted) { draw(); charts(); } }, 60); });
+    const sizes = new ResizeObserver(() => { clearTimeout(sized); sized = setTimeout(() => { if (state.data && !signal.aborted) { draw(); charts(); } }, 60); });
     sizes.observe(root);
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { if (data) charts(); }, { signal });
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { if (state.data) charts(); }, { signal });
     $("fork").hidden = !showsCommands;
     start();
 
     return {
       destroy() { gone.abort(); sizes.disconnect(); clearTimeout(sized); clearTimeout(later); turn++; },
-      data: () => data,
+      data: () => state.data,
       /* The step that is shown: its row, and the address of its first effect. */
       picked() {
-        if (picked < 0) return null;
+        if (state.picked < 0) return null;
         const [view, number] = current();
         return { row: view.steps[number], number };
       },
       pick(wanted) {
-        const n = items.findIndex((item) => { const [view, number] = viewFor(item); return view.steps[number].a === wanted; });
+        const n = state.items.findIndex((item) => { const [view, number] = viewFor(item); return view.steps[number].a === wanted; });
         if (n >= 0) pick(n);
         return n >= 0;
       },
-      redraw() { if (data) { draw(); charts(); } },
+      redraw() { if (state.data) { draw(); charts(); } },
     };
   }
 
