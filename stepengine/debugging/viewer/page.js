@@ -19,8 +19,8 @@ const runPage = (() => {
    */
   function mount(root, source, options = {}) {
     const $ = (id) => root.querySelector(`#${id}`);
-    const gone = new AbortController(), signal = gone.signal;
-    const address = options.address || ownAddress;
+    const aborter = new AbortController(), signal = aborter.signal;
+    const address = options.address || hashAddress;
     const showsCommands = options.commands !== false;
 
     /* What several parts read and write. */
@@ -37,8 +37,8 @@ const runPage = (() => {
       hitSet: new Set(),      // the items that contain it
       asWritten: false,       // true shows texts unformatted
     };
-    let shown = [], place = new Map(), unfolded = new Set();
-    let hits = [], at = -1, turn = 0, searching = false;
+    let shown = [], positions = new Map(), unfolded = new Set();
+    let hits = [], hitIndex = -1, searchNumber = 0, searching = false;
 
     // --- making nodes ---------------------------------------------------------------------------------------------------
 
@@ -57,7 +57,7 @@ const runPage = (() => {
     }
 
     /* The text with what is searched for marked, as far as marks go. */
-    function marked(text) {
+    function highlight(text) {
       const made = document.createDocumentFragment();
       if (state.query.length < 2) { made.append(text); return made; }
       const low = text.toLowerCase();
@@ -74,10 +74,10 @@ const runPage = (() => {
 
     function pre(text, name) {
       const node = el("pre", name || "");
-      if (text.length <= LONG) { node.append(marked(text)); return node; }
+      if (text.length <= LONG) { node.append(highlight(text)); return node; }
       const box = el("div", "");
-      node.append(marked(text.slice(0, LONG)));
-      const more = button(`Show all ${count(text.length)} characters`, () => { node.replaceChildren(marked(text)); more.remove(); }, "more");
+      node.append(highlight(text.slice(0, LONG)));
+      const more = button(`Show all ${count(text.length)} characters`, () => { node.replaceChildren(highlight(text)); more.remove(); }, "more");
       box.append(node, more);
       return box;
     }
@@ -87,9 +87,9 @@ const runPage = (() => {
      * which would be ways in and out of the page; they stay text, and so does whatever else there is. A line break stays one, since a
      * model that begins a new line means it.
      */
-    function prose(text) {
+    function renderMarkdown(text) {
       if (state.asWritten || text.length > PROSE) return pre(text, "prose");
-      const made = blocks(text.split("\n"));
+      const made = renderBlocks(text.split("\n"));
       if (!made.querySelector("ul, ol, pre, code, em, strong, .title")) return pre(text, "prose");
       // What is searched for may stand across a mark that is not shown: whoever looks for it has to see it.
       if (state.query.length > 1 && text.toLowerCase().includes(state.query) && !made.querySelector("mark")) return pre(text, "prose");
@@ -98,12 +98,12 @@ const runPage = (() => {
 
     const FENCE = /^ {0,3}(```+|~~~+)/, TITLE = /^ {0,3}#{1,6} +(?=\S)/, ITEM = /^( *)([-*+]|\d{1,9}[.)]) +(?=\S)/;
 
-    function blocks(lines) {
+    function renderBlocks(lines) {
       const box = el("div", "md");
       let lists = [], run = [];
       const inside = () => lists.length ? lists[lists.length - 1].item : box;
       function ended() {
-        if (run.length) inside().append(el("p", "", spans(run.join("\n"))));
+        if (run.length) inside().append(el("p", "", renderSpans(run.join("\n"))));
         run = [];
       }
       for (let n = 0; n < lines.length; n++) {
@@ -123,12 +123,12 @@ const runPage = (() => {
           inside().append(pre(body.join("\n"), "code"));
         } else if (item) {
           ended();
-          beginItem(box, lists, item);
+          startItem(box, lists, item);
           run.push(line.slice(item[0].length));
         } else if (!line.trim()) ended();
         else if (TITLE.test(line)) {
           ended();
-          inside().append(el("p", "title", spans(line.replace(TITLE, ""))));
+          inside().append(el("p", "title", renderSpans(line.replace(TITLE, ""))));
         } else run.push(lists.length ? line.trimStart() : line);
       }
       ended();
@@ -136,7 +136,7 @@ const runPage = (() => {
     }
 
     /* Begin an item in the list that it belongs to by its indent, and leave those that are deeper. */
-    function beginItem(box, lists, [, indent, sign]) {
+    function startItem(box, lists, [, indent, sign]) {
       const ordered = /\d/.test(sign), deep = indent.length;
       while (lists.length && (lists[lists.length - 1].deep > deep + 1 || lists.length > DEEP)) lists.pop();
       const last = lists[lists.length - 1];
@@ -155,11 +155,11 @@ const runPage = (() => {
     const SPANS = /\\[!-/:-@[-`{-~]|`+|\*{1,3}|_{1,3}/g;
 
     /* Code and emphasis. Each sign is looked at once: one that has no partner stays what it is. */
-    function spans(text) {
-      const top = { node: document.createDocumentFragment(), sign: "" }, open = [top], closed = lastRuns(text);
+    function renderSpans(text) {
+      const top = { node: document.createDocumentFragment(), sign: "" }, open = [top], closed = lastBackticks(text);
       let from = 0, plain = "";
       const add = (node) => open[open.length - 1].node.append(node);
-      const flush = () => { if (plain) add(marked(plain)); plain = ""; };
+      const flush = () => { if (plain) add(highlight(plain)); plain = ""; };
       SPANS.lastIndex = 0;
       for (let found; (found = SPANS.exec(text));) {
         const sign = found[0], at = found.index, after = at + sign.length;
@@ -167,10 +167,10 @@ const runPage = (() => {
         from = after;
         if (sign[0] === "\\") plain += sign[1];
         else if (sign[0] === "`") {
-          const end = closed.get(sign.length) > at ? ending(text, sign, after) : -1;
+          const end = closed.get(sign.length) > at ? findClosing(text, sign, after) : -1;
           if (end < 0) { plain += sign; continue; }
           flush();
-          add(el("code", "", marked(text.slice(after, end).replace(/^ (?=.*\S)(.*) $/s, "$1"))));
+          add(el("code", "", highlight(text.slice(after, end).replace(/^ (?=.*\S)(.*) $/s, "$1"))));
           from = SPANS.lastIndex = end + sign.length;
         } else {
           const before = text[at - 1] || " ", next = text[after] || " ", inWord = sign[0] === "_" || sign.length > 2;
@@ -192,13 +192,13 @@ const runPage = (() => {
     }
 
     /* Where the last run of so many backticks is: without that each one without a partner would be looked for to the end. */
-    function lastRuns(text) {
+    function lastBackticks(text) {
       const known = new Map();
       for (const found of text.matchAll(/`+/g)) known.set(found[0].length, found.index);
       return known;
     }
 
-    function ending(text, sign, from) {
+    function findClosing(text, sign, from) {
       const runs = /`+/g;
       runs.lastIndex = from;
       for (let found; (found = runs.exec(text));) if (found[0].length === sign.length) return found.index;
@@ -206,7 +206,7 @@ const runPage = (() => {
     }
 
     /* Some of many nodes, and a button for some more. */
-    function several(parent, many, make) {
+    function appendInChunks(parent, many, make) {
       let from = 0;
       const more = button("", add, "more");
       function add() {
@@ -222,7 +222,7 @@ const runPage = (() => {
       add();
     }
 
-    const none = (text) => el("p", "none", text);
+    const placeholder = (text) => el("p", "none", text);
     const heading = (text, ...more) => el("h3", "", text, ...more);
 
     // --- figures --------------------------------------------------------------------------------------------------------
@@ -230,13 +230,13 @@ const runPage = (() => {
     const count = (n) => n === null || n === undefined ? "" : Math.round(n).toLocaleString("en-US");
     const plural = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;
 
-    function short(n) {
+    function shortCount(n) {
       if (n === null || n === undefined) return "";
       if (n < 10000) return count(n);
       return n < 1e6 ? `${(n / 1000).toFixed(n < 1e5 ? 1 : 0)}k` : `${(n / 1e6).toFixed(n < 1e7 ? 2 : 1)}M`;
     }
 
-    function span(ms) {
+    function duration(ms) {
       if (ms === null || ms === undefined) return "";
       if (ms < 1000) return `${Math.round(ms)} ms`;
       if (ms < 60000) return `${(ms / 1000).toFixed(1)} s`;
@@ -251,16 +251,16 @@ const runPage = (() => {
       return value === 0 ? "$0" : value < 0.01 ? `$${value.toPrecision(2)}` : `$${value.toFixed(value < 10 ? 4 : 2)}`;
     }
 
-    const sent = (usage) => usage[0] + usage[2] + usage[3];
-    const total = (usage) => usage.reduce((a, b) => a + b, 0);
+    const inputTokens = (usage) => usage[0] + usage[2] + usage[3];
+    const totalTokens = (usage) => usage.reduce((a, b) => a + b, 0);
     const share = (part, whole) => whole ? `${(100 * part / whole).toFixed(0)} %` : "";
-    const tone = (status) => GOOD.has(status) ? "good" : /suspend|pending|under way|max_steps|truncated|skipped/.test(status) ? "ask" : "bad";
+    const statusClass = (status) => GOOD.has(status) ? "good" : /suspend|pending|under way|max_steps|truncated|skipped/.test(status) ? "ask" : "bad";
 
     // --- texts and requests ---------------------------------------------------------------------------------------------
 
     const text = (number) => state.data.texts[number];
     /* Texts of variables; those of a run that is followed come by themselves, when somebody looks at them. */
-    const lineText = (number) => (state.data.lines || state.data).texts[number];
+    const variableText = (number) => (state.data.lines || state.data).texts[number];
     const json = (value) => JSON.stringify(value, null, 2);
 
     function partText(part) {
@@ -272,7 +272,7 @@ const runPage = (() => {
     }
 
     /* A text as one string, as search and rows have it. */
-    function flat(number) {
+    function compactText(number) {
       const value = text(number);
       if (typeof value === "string") return value;
       if (Array.isArray(value)) return value.map((each) => typeof each === "object" && each !== null ? partText(each) : String(each)).join("\n");
@@ -280,7 +280,7 @@ const runPage = (() => {
     }
 
     /* A text as people read it. */
-    function whole(number) {
+    function readableText(number) {
       const value = text(number);
       if (typeof value === "string") return value;
       if (!Array.isArray(value)) return json(value);
@@ -288,7 +288,7 @@ const runPage = (() => {
     }
 
     /* The messages of the request of a row: from the first to the last, put together without recursion. */
-    function messages(view, number) {
+    function requestMessages(view, number) {
       if (view.built.has(number)) return view.built.get(number);
       const made = [], waiting = [[number, 0, Infinity]];
       for (let n = 0; waiting.length; n++) {
@@ -310,33 +310,33 @@ const runPage = (() => {
       return made;
     }
 
-    const keyOf = (message) => `${message.role} ${message.t} ${message.status || ""}`;
+    const messageKey = (message) => `${message.role} ${message.t} ${message.status || ""}`;
 
     /* How many messages two requests begin with alike. */
-    function alike(a, b) {
+    function commonPrefix(a, b) {
       let n = 0;
-      while (n < a.length && n < b.length && keyOf(a[n]) === keyOf(b[n])) n++;
+      while (n < a.length && n < b.length && messageKey(a[n]) === messageKey(b[n])) n++;
       return n;
     }
 
     /* The row of the model call before this one in the same run; -1 for the first. */
-    function before(view, number) {
+    function previousModelRow(view, number) {
       const path = view.steps[number].path;
       for (let n = number - 1; n >= 0; n--) if (view.steps[n].path === path && view.steps[n].m) return n;
       return -1;
     }
 
     /* The model call that a row belongs to: itself, else the last one before it. */
-    const modelOf = (view, number) => view.steps[number].m ? number : before(view, number);
+    const modelRow = (view, number) => view.steps[number].m ? number : previousModelRow(view, number);
 
-    const unfinished = (call) => call.at === undefined;
-    const wrong = (call) => call.error !== undefined || !["ok", "completed", "pending", undefined].includes(call.status);
-    const failed = (row) => row.status === "error" || row.error !== undefined || row.calls.some(wrong);
+    const isUnfinished = (call) => call.at === undefined;
+    const callFailed = (call) => call.error !== undefined || !["ok", "completed", "pending", undefined].includes(call.status);
+    const rowFailed = (row) => row.status === "error" || row.error !== undefined || row.calls.some(callFailed);
 
     /* The numbers of the texts that belong to a row itself. */
-    function own(view, number) {
+    function rowTexts(view, number) {
       const row = view.steps[number], made = [];
-      const last = row.m ? before(view, number) : -1;
+      const last = row.m ? previousModelRow(view, number) : -1;
       if (row.m) {
         const old = last >= 0 ? view.steps[last] : {};
         for (const name of ["system", "tools", "settings", "choice"]) if (row[name] !== undefined && row[name] !== old[name]) made.push(row[name]);
@@ -349,14 +349,14 @@ const runPage = (() => {
       return made;
     }
 
-    function words(view, number) {
+    function rowWords(view, number) {
       const row = view.steps[number];
       return [row.a, row.kind, row.model, row.purpose, row.name, row.stop, view.agents[row.agent].id, ...row.calls.map((c) => `${c.name} ${c.a}`)].filter(Boolean).join(" ");
     }
 
     // --- opening --------------------------------------------------------------------------------------------------------
 
-    function viewOf(part) {
+    function makeView(part) {
       return { ...part, built: new Map() };
     }
 
@@ -365,24 +365,24 @@ const runPage = (() => {
         state.data = await source.opened();
         if (signal.aborted) return;
       } catch (error) {
-        banner(error.message || String(error));
+        showBanner(error.message || String(error));
         return;
       }
-      state.views = [viewOf(state.data), ...(state.data.other ? [viewOf(state.data.other)] : [])];
+      state.views = [makeView(state.data), ...(state.data.other ? [makeView(state.data.other)] : [])];
       root.classList.remove("loading");
-      listed();
-      facts();
-      tree();
-      about();
-      tabs();
+      setItems();
+      showFacts();
+      showAgents();
+      showAbout();
+      showTabs();
       root.classList.toggle("compared", Boolean(state.data.pairs) && state.views.every((view) => view.agents.length < 2));
       if (state.data.pairs) $("legend").textContent = "A solid, B dashed; above A, below B";
-      say();
-      const wanted = fromHash();
+      showMissing();
+      const wanted = readHash();
       const first = state.data.pairs ? Math.max(0, state.items.findIndex((item) => item.mark && item.mark !== "=")) : options.latest && !state.data.run.ended ? state.items.length - 1 : 0;
-      filter();
+      filterItems();
       pick(wanted >= 0 ? wanted : state.items.length ? first : -1, false);
-      charts();
+      drawCharts();
       root.dataset.ready = "yes";
       if (options.ready) options.ready();
       if (options.told) options.told(state.data);
@@ -390,7 +390,7 @@ const runPage = (() => {
     }
 
     /* What the list holds: steps, or pairs of steps of two runs with equal ones folded. */
-    function listed() {
+    function setItems() {
       if (!state.data.pairs) {
         state.items = state.data.steps.map((_, i) => ({ i, j: null, mark: "" }));
       } else {
@@ -398,42 +398,42 @@ const runPage = (() => {
       }
     }
 
-    function banner(message) {
+    function showBanner(message) {
       $("banner").textContent = message;
       $("banner").hidden = !message;
     }
 
-    function say() {
-      banner((state.data.missing || []).filter((each) => each.banner).map((each) => each.text).join(" · "));
+    function showMissing() {
+      showBanner((state.data.missing || []).filter((each) => each.banner).map((each) => each.text).join(" · "));
     }
 
-    function numbers(view) {
+    function runFacts(view) {
       const run = view.run, usage = run.usage;
       return [
         ["steps", count(run.steps)],
-        ["time", span(run.milliseconds)],
-        ["tokens", total(usage) ? `${short(sent(usage))} in, ${short(usage[1] + usage[4])} out` : "none"],
+        ["time", duration(run.milliseconds)],
+        ["tokens", totalTokens(usage) ? `${shortCount(inputTokens(usage))} in, ${shortCount(usage[1] + usage[4])} out` : "none"],
         ["cost", money(run.cost)],
-        ["from cache", share(usage[2], sent(usage)) || "none"],
+        ["from cache", share(usage[2], inputTokens(usage)) || "none"],
         run.models.length > 1 ? ["models", count(run.models.length)] : ["model", run.models[0] || "none"],
       ];
     }
 
-    function facts() {
-      const rows = numbers(state.data), other = state.views[1] ? numbers(state.views[1]) : null;
+    function showFacts() {
+      const rows = runFacts(state.data), other = state.views[1] ? runFacts(state.views[1]) : null;
       $("facts").replaceChildren(...rows.map(([name, value], n) => {
         const both = other && other[n][1] !== value ? `${value} → ${other[n][1]}` : value;
         return el("div", "", el("dt", "", name), el("dd", "", both));
       }));
       const run = state.data.run;
       $("status").textContent = other && state.views[1].run.status !== run.status ? `${run.status} → ${state.views[1].run.status}` : run.status;
-      $("status").className = `state ${tone(run.status)}`;
+      $("status").className = `state ${statusClass(run.status)}`;
       $("lead").textContent = run.ended || state.data.follow === undefined ? "" : "under way";
     }
 
     // --- agents and the run ---------------------------------------------------------------------------------------------
 
-    function tree() {
+    function showAgents() {
       const all = { id: "All agents", steps: state.data.run.steps, depth: 0, n: -1 };
       const lines = state.data.agents.length > 1 ? [all] : [];
       const depths = [];
@@ -451,9 +451,9 @@ const runPage = (() => {
       state.shownAgents = lines;
       const box = $("tree");
       box.replaceChildren();
-      several(box, lines, (line) => {
+      appendInChunks(box, lines, (line) => {
         const node = el("li", "", el("span", "", line.id));
-        if (line.status && !GOOD.has(line.status)) node.append(el("span", `tag ${tone(line.status)}`, line.status));
+        if (line.status && !GOOD.has(line.status)) node.append(el("span", `tag ${statusClass(line.status)}`, line.status));
         node.append(el("span", "count", count(line.steps)));
         node.style.paddingLeft = `${6 + 12 * Math.min(line.depth, 8)}px`;
         node.setAttribute("role", "option");
@@ -471,26 +471,26 @@ const runPage = (() => {
       for (const node of $("tree").children) node.setAttribute("aria-selected", String(node.id === `agent-${number}`));
       $("tree").setAttribute("aria-activedescendant", `agent-${number}`);
       $(`agent-${number}`)?.scrollIntoView({ block: "nearest" });
-      filter();
-      lane();
-      if (state.picked >= 0 && !place.has(state.picked) && shown.length) pick(shown[0]);
-      else draw();
-      lineAt();
+      filterItems();
+      drawTimeline();
+      if (state.picked >= 0 && !positions.has(state.picked) && shown.length) pick(shown[0]);
+      else scheduleDraw();
+      markPicked();
     }
 
-    function otherAgent(by) {
+    function moveAgent(by) {
       const now = state.shownAgents.findIndex((line) => line.n === state.agent);
       const next = state.shownAgents[Math.min(state.shownAgents.length - 1, Math.max(0, now + by))];
       if (next) pickAgent(next.n);
     }
 
-    function about() {
+    function showAbout() {
       const made = [], run = state.data.run;
-      const clip = (number) => { const node = el("div", "clip", whole(number).slice(0, LONG)); node.tabIndex = 0; node.setAttribute("role", "group"); return node; };
+      const clip = (number) => { const node = el("div", "clip", readableText(number).slice(0, LONG)); node.tabIndex = 0; node.setAttribute("role", "group"); return node; };
       const part = (title, number) => { const node = clip(number); node.setAttribute("aria-label", title); made.push(el("h2", "", title), node); };
-      if (flat(run.prompt)) part("Prompt", run.prompt);
+      if (compactText(run.prompt)) part("Prompt", run.prompt);
       if (run.params !== undefined) part("Params", run.params);
-      if (run.output !== undefined && flat(run.output)) part("Output", run.output);
+      if (run.output !== undefined && compactText(run.output)) part("Output", run.output);
       if (run.questions !== undefined) part("Waiting for an answer", run.questions);
       made.push(el("h2", "", "Run"), el("p", "mono", run.run), el("p", "dim", run.created.replace("T", " ").replace("Z", " UTC")));
       if (run.parent) made.push(el("p", "dim", `forked from ${run.parent.run} at ${run.parent.at}`));
@@ -503,13 +503,13 @@ const runPage = (() => {
 
     // --- the list -------------------------------------------------------------------------------------------------------
 
-    function viewFor(item) {
+    function itemRow(item) {
       const which = item.i === null ? 1 : 0;
       return [state.views[which], which ? item.j : item.i];
     }
 
     /* What of the items is shown: those of the agent and its children; equal pairs folded where many stand together. */
-    function filter() {
+    function filterItems() {
       const path = state.agent < 0 ? null : state.data.agents[state.agent].path;
       shown = [];
       let equal = [];
@@ -519,31 +519,31 @@ const runPage = (() => {
         equal = [];
       };
       state.items.forEach((item, n) => {
-        const [view, row] = viewFor(item), own = view.steps[row].path;
-        if (path !== null && !below(own, path)) return;
+        const [view, row] = itemRow(item), own = view.steps[row].path;
+        if (path !== null && !isWithin(own, path)) return;
         if (item.mark === "=") { item.first = equal.length ? equal[0] : n; equal.push(n); item.many = equal; return; }
         flush();
         shown.push(n);
       });
       flush();
-      place = new Map(shown.map((n, spot) => [n, spot]));
+      positions = new Map(shown.map((n, spot) => [n, spot]));
       $("space").style.height = `${shown.length * ROW}px`;
-      draw();
+      scheduleDraw();
     }
 
     let pending = 0;
-    function draw() {
-      if (!pending) pending = requestAnimationFrame(() => { pending = 0; drawn(); });
+    function scheduleDraw() {
+      if (!pending) pending = requestAnimationFrame(() => { pending = 0; drawRows(); });
     }
 
-    function drawn() {
+    function drawRows() {
       const list = $("list"), space = $("space");
       const first = Math.max(0, Math.floor(list.scrollTop / ROW) - OVER);
       const last = Math.min(shown.length, Math.min(first + MOST, Math.ceil((list.scrollTop + list.clientHeight) / ROW) + OVER));
       const nodes = [];
       for (let spot = first; spot < last; spot++) nodes.push(rowNode(shown[spot], spot));
       space.replaceChildren(...nodes);
-      const there = place.get(state.picked);
+      const there = positions.get(state.picked);
       if (there !== undefined && there >= first && there < last) list.setAttribute("aria-activedescendant", `row-${state.picked}`);
       else list.removeAttribute("aria-activedescendant");
     }
@@ -560,13 +560,13 @@ const runPage = (() => {
         node.id = `fold-${~n}`;
         node.setAttribute("aria-selected", "false");
         node.append(el("span", "no", ""), el("span", "what", `${plural(many, "equal step")} — open`));
-        node.addEventListener("click", () => { unfolded.add(~n); filter(); });
+        node.addEventListener("click", () => { unfolded.add(~n); filterItems(); });
         return node;
       }
-      const item = state.items[n], [view, number] = viewFor(item), row = view.steps[number];
+      const item = state.items[n], [view, number] = itemRow(item), row = view.steps[number];
       node.id = `row-${n}`;
       node.setAttribute("aria-selected", String(n === state.picked));
-      if (failed(row)) node.classList.add("bad");
+      if (rowFailed(row)) node.classList.add("bad");
       if (state.hitSet.has(n)) node.classList.add("hit");
       const what = el("span", "what");
       if (state.data.pairs) {
@@ -576,11 +576,11 @@ const runPage = (() => {
         mark.title = kind;
         what.append(mark, el("span", "unseen", kind));
       }
-      summary(what, view, row);
+      appendSummary(what, view, row);
       const step = row.kind === "model" ? String(row.n) : row.a;
       const no = el("span", "no", step);
       no.title = row.a;
-      node.append(no, what, el("span", "num tokens", row.usage ? short(total(row.usage)) : ""), el("span", "num", row.at === undefined ? "…" : span(row.at - row.began)));
+      node.append(no, what, el("span", "num tokens", row.usage ? shortCount(totalTokens(row.usage)) : ""), el("span", "num", row.at === undefined ? "…" : duration(row.at - row.began)));
       what.style.paddingLeft = `${12 * Math.min(6, row.path ? row.path.split(".").length : 0)}px`;
       node.addEventListener("click", () => pick(n));
       return node;
@@ -590,7 +590,7 @@ const runPage = (() => {
       return value.slice(0, 400).replace(/\s+/g, " ").trim();
     }
 
-    function given(number) {
+    function inputLine(number) {
       const value = text(number);
       if (value !== null && typeof value === "object" && Array.isArray(value.options) && "text" in value) return oneLine([value.text, ...value.options].join("  "));
       if (value === null || typeof value !== "object") return oneLine(String(value));
@@ -598,14 +598,14 @@ const runPage = (() => {
       return oneLine(values.map((each) => typeof each === "string" ? each : JSON.stringify(each)).join("  "));
     }
 
-    function summary(what, view, row) {
+    function appendSummary(what, view, row) {
       if (row.path) what.append(el("span", "word", view.agents[row.agent].id));
       if (row.kind === "input") {
-        what.append(el("span", "word", "from outside"), el("span", "call ask", row.name), el("span", "given", given(row.input)));
+        what.append(el("span", "word", "from outside"), el("span", "call ask", row.name), el("span", "given", inputLine(row.input)));
         return;
       }
       if (row.purpose) what.append(el("span", "word", row.purpose));
-      if (failed(row)) what.append(el("span", "bad", "error"));
+      if (rowFailed(row)) what.append(el("span", "bad", "error"));
       if (row.error !== undefined && row.kind === "model") what.append(el("span", "", oneLine(`${text(row.error).type}: ${text(row.error).message}`)));
       if (row.kind === "model" && row.reply === undefined && row.error === undefined) what.append(el("span", "word", "no reply yet"));
       const parts = row.reply === undefined ? [] : text(row.reply);
@@ -617,7 +617,7 @@ const runPage = (() => {
       for (const [name, kind] of names.slice(0, 4)) what.append(el("span", `call ${kind}`, name));
       if (names.length > 4) what.append(el("span", "word", `and ${names.length - 4} more`));
       if (said) what.append(el("span", "said", said));
-      else if (calls.length) what.append(el("span", "given", given(calls[0][2])));
+      else if (calls.length) what.append(el("span", "given", inputLine(calls[0][2])));
     }
 
     function pick(n, follows = true) {
@@ -625,64 +625,64 @@ const runPage = (() => {
       const same = n === state.picked;
       state.picked = n;
       state.side = state.items[n].i === null ? 1 : state.items[n].j === null ? 0 : state.side;
-      if (!place.has(n)) {
+      if (!positions.has(n)) {
         const item = state.items[n];
-        if (item.mark === "=" && item.many) { unfolded.add(item.first); filter(); }
-        if (!place.has(n)) { state.agent = -1; pickAgent(-1); }
+        if (item.mark === "=" && item.many) { unfolded.add(item.first); filterItems(); }
+        if (!positions.has(n)) { state.agent = -1; pickAgent(-1); }
       }
-      reveal(n);
-      draw();
-      detail();
-      lineAt();
-      if (follows && !same) address.write(hash());
+      scrollToItem(n);
+      scheduleDraw();
+      showStep();
+      markPicked();
+      if (follows && !same) address.write(formatHash());
     }
 
-    function reveal(n) {
-      const list = $("list"), top = place.get(n) * ROW;
+    function scrollToItem(n) {
+      const list = $("list"), top = positions.get(n) * ROW;
       if (top < list.scrollTop) list.scrollTop = top;
       else if (top + ROW > list.scrollTop + list.clientHeight) list.scrollTop = top + ROW - list.clientHeight;
     }
 
-    function move(by) {
-      let spot = place.get(state.picked);
+    function movePick(by) {
+      let spot = positions.get(state.picked);
       if (spot === undefined) spot = 0;
       else spot = Math.min(shown.length - 1, Math.max(0, spot + by));
       while (shown[spot] < 0 && spot + Math.sign(by || 1) >= 0 && spot + Math.sign(by || 1) < shown.length) spot += Math.sign(by || 1);
       if (shown[spot] >= 0) pick(shown[spot]);
     }
 
-    function nextError() {
+    function pickNextError() {
       for (let k = 1; k <= state.items.length; k++) {
-        const n = (state.picked + k) % state.items.length, [view, row] = viewFor(state.items[n]);
-        if (failed(view.steps[row])) { pick(n); return; }
+        const n = (state.picked + k) % state.items.length, [view, row] = itemRow(state.items[n]);
+        if (rowFailed(view.steps[row])) { pick(n); return; }
       }
       announce("no step failed");
     }
 
     // --- addresses ------------------------------------------------------------------------------------------------------
 
-    function hash() {
-      const [view, number] = viewFor(state.items[state.picked]), row = view.steps[number];
+    function formatHash() {
+      const [view, number] = itemRow(state.items[state.picked]), row = view.steps[number];
       const step = row.kind === "model" && !row.path ? String(row.n) : encodeURIComponent(row.a);
       return `step=${step}&tab=${state.tab}`;
     }
 
-    function fromHash() {
+    function readHash() {
       const params = new URLSearchParams(address.read());
       if (TABS.includes(params.get("tab"))) state.tab = params.get("tab");
       const step = params.get("step");
       if (!step) return -1;
       return state.items.findIndex((item) => {
-        const [view, number] = viewFor(item), row = view.steps[number];
+        const [view, number] = itemRow(item), row = view.steps[number];
         return /^\d+$/.test(step) ? row.kind === "model" && !row.path && row.n === Number(step) : row.a === step;
       });
     }
 
     // --- one step -------------------------------------------------------------------------------------------------------
 
-    function tabs() {
+    function showTabs() {
       $("tabs").replaceChildren(...TABS.map((name) => {
-        const node = button("", () => choose(name));
+        const node = button("", () => chooseTab(name));
         node.id = `tab-${name}`;
         node.setAttribute("role", "tab");
         node.setAttribute("aria-controls", "panel");
@@ -692,59 +692,59 @@ const runPage = (() => {
         const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
         if (!by) return;
         event.preventDefault();
-        choose(TABS[(TABS.indexOf(state.tab) + by + TABS.length) % TABS.length]);
+        chooseTab(TABS[(TABS.indexOf(state.tab) + by + TABS.length) % TABS.length]);
         $(`tab-${state.tab}`).focus();
       });
     }
 
-    function choose(name) {
+    function chooseTab(name) {
       state.tab = name;
-      detail();
-      if (state.picked >= 0) address.write(hash());
+      showStep();
+      if (state.picked >= 0) address.write(formatHash());
     }
 
-    function current() {
+    function currentRow() {
       const item = state.items[state.picked];
       const which = item.i === null ? 1 : item.j === null ? 0 : state.side;
       return [state.views[which], which ? item.j : item.i];
     }
 
-    function command() {
+    function forkCommand() {
       if (state.picked < 0) return state.data.run.fork;
-      const [view, number] = current(), row = view.steps[number], last = row.calls.length ? row.calls[row.calls.length - 1] : row;
+      const [view, number] = currentRow(), row = view.steps[number], last = row.calls.length ? row.calls[row.calls.length - 1] : row;
       // What has no result cannot be kept: from there the run itself goes on.
       if (row.at === undefined) return view.run.resume;
       const kept = row.kind === "input" ? row.a : (last.at === undefined ? row.a : last.a) || row.a;
       return `${view.run.fork} --at '${kept}'`;
     }
 
-    function detail() {
+    function showStep() {
       if (state.picked < 0) return;
-      const [view, number] = current(), row = view.steps[number], model = modelOf(view, number);
-      const runs = callOfProgram(view, number);
+      const [view, number] = currentRow(), row = view.steps[number], model = modelRow(view, number);
+      const runs = findProgramCall(view, number);
       const name = row.kind === "model" ? `Step ${row.n}` : row.kind === "input" ? "From outside" : runs ? `In the program of ${runs.a}` : row.n ? `After step ${row.n}` : "Before the first step";
       const head = [el("h2", "", name), el("span", "mono dim", row.a), el("span", "dim", view.agents[row.agent].id)];
       if (row.model) head.push(el("span", "dim", row.answered ? `${row.model}, answered by ${row.answered}` : row.model));
-      if (row.at !== undefined) head.push(el("span", "dim", `at ${span(row.began)}, took ${span(row.at - row.began)}`));
-      if (row.usage) head.push(el("span", "dim", `${count(sent(row.usage))} tokens in, ${count(row.usage[1] + row.usage[4])} out`));
+      if (row.at !== undefined) head.push(el("span", "dim", `at ${duration(row.began)}, took ${duration(row.at - row.began)}`));
+      if (row.usage) head.push(el("span", "dim", `${count(inputTokens(row.usage))} tokens in, ${count(row.usage[1] + row.usage[4])} out`));
       if (row.cost !== undefined && row.cost !== null) head.push(el("span", "dim", money(row.cost)));
-      if (failed(row)) head.push(el("span", "tag bad", "error"));
+      if (rowFailed(row)) head.push(el("span", "tag bad", "error"));
       const item = state.items[state.picked];
       if (item.i !== null && item.j !== null && item.j !== undefined) {
         const choice = el("span", "sides", ...["A", "B"].map((label, n) => {
-          const node = button(label, () => { state.side = n; detail(); });
+          const node = button(label, () => { state.side = n; showStep(); });
           node.title = state.views[n].run.file;
           node.setAttribute("aria-pressed", String(state.side === n));
           return node;
         }));
         head.push(choice);
       } else if (state.data.pairs) head.push(el("span", "tag", item.i === null ? "only in B" : "only in A"));
-      if (showsCommands) head.push(el("code", "command", command()));
+      if (showsCommands) head.push(el("code", "command", forkCommand()));
       $("head").replaceChildren(...head);
-      fields(item);
-      const open = tabOf(row);
+      showFields(item);
+      const open = openTab(row);
       for (const each of TABS) {
-        const node = $(`tab-${each}`), n = counted(each, view, number, model);
+        const node = $(`tab-${each}`), n = tabCount(each, view, number, model);
         node.replaceChildren(TITLES[each], ...(n ? [el("span", "count", n)] : []));
         node.setAttribute("aria-selected", String(each === open));
         node.tabIndex = each === open ? 0 : -1;
@@ -757,20 +757,20 @@ const runPage = (() => {
     }
 
     /* The tab that is shown: what the handler did by itself has no request and no reply. */
-    function tabOf(row) {
+    function openTab(row) {
       if (row.m || !["request", "reply", "thinking"].includes(state.tab)) return state.tab;
       return row.kind === "input" ? "reply" : "calls";
     }
 
-    function counted(name, view, number, model) {
+    function tabCount(name, view, number, model) {
       const row = view.steps[number];
-      if (name === "request" && row.m) return count(messages(view, number).length + (row.tail || []).length);
+      if (name === "request" && row.m) return count(requestMessages(view, number).length + (row.tail || []).length);
       if (name === "calls" && row.calls.length) return count(row.calls.length);
       if (name === "thinking" && row.reply !== undefined) return count(text(row.reply).filter((p) => "thinking" in p).length || null);
       return "";
     }
 
-    function fields(item) {
+    function showFields(item) {
       const box = $("fields");
       box.replaceChildren();
       if (!item.fields) return;
@@ -786,19 +786,19 @@ const runPage = (() => {
     }
 
     /* Prose is for what people and models say; what tools give keeps its columns. */
-    function shownPart(part, kind = "prose") {
-      if ("text" in part) return kind === "prose" ? prose(part.text) : pre(part.text, kind);
-      if ("thinking" in part) return el("div", "", el("span", "tag", "thinking"), prose(part.thinking || "(hidden by the provider)"));
-      if ("refusal" in part) return el("div", "", el("span", "tag bad", "refusal"), prose(part.refusal));
+    function partNode(part, kind = "prose") {
+      if ("text" in part) return kind === "prose" ? renderMarkdown(part.text) : pre(part.text, kind);
+      if ("thinking" in part) return el("div", "", el("span", "tag", "thinking"), renderMarkdown(part.thinking || "(hidden by the provider)"));
+      if ("refusal" in part) return el("div", "", el("span", "tag bad", "refusal"), renderMarkdown(part.refusal));
       if ("unreadable" in part) return el("div", "", el("span", "tag bad", `call of ${part.call} that could not be read: ${part.why}`), pre(part.unreadable));
-      if ("call" in part) return el("div", "", el("span", "tag", `call ${part.call}`), members(part.input));
-      if ("json" in part) return typeof part.json === "string" ? pre(part.json) : members(part.json);
+      if ("call" in part) return el("div", "", el("span", "tag", `call ${part.call}`), membersNode(part.input));
+      if ("json" in part) return typeof part.json === "string" ? pre(part.json) : membersNode(part.json);
       if ("error" in part) return el("div", "", el("span", "tag bad", part.error.type), pre(part.error.message));
-      if ("media" in part) return media(part);
+      if ("media" in part) return mediaNode(part);
       return pre(json(part));
     }
 
-    function media(part) {
+    function mediaNode(part) {
       const box = el("div", "", el("p", "dim", part.media));
       const source = part.image === undefined ? "" : state.data.images[part.image];
       // The journal's word for what it is counts for nothing: whoever made the page looked at the first bytes.
@@ -809,40 +809,40 @@ const runPage = (() => {
       return box;
     }
 
-    function members(value) {
+    function membersNode(value) {
       if (value === null || typeof value !== "object" || Array.isArray(value)) return pre(typeof value === "string" ? value : json(value));
       const names = Object.keys(value);
-      if (!names.length) return none("{}");
+      if (!names.length) return placeholder("{}");
       const list = el("dl", "members");
-      several2(list, names, (name) => {
+      appendMembers(list, names, (name) => {
         const each = value[name];
-        return [el("dt", "", marked(name)), el("dd", "", pre(typeof each === "string" ? each : json(each)))];
+        return [el("dt", "", highlight(name)), el("dd", "", pre(typeof each === "string" ? each : json(each)))];
       });
       return list;
     }
 
-    function several2(list, names, make) {
+    function appendMembers(list, names, make) {
       for (const name of names.slice(0, 200)) list.append(...make(name));
       if (names.length > 200) list.append(el("dt", "", "…"), el("dd", "", `${count(names.length - 200)} more members; the tab Raw has all`));
     }
 
-    function block(cap, inner, name) {
+    function blockNode(cap, inner, name) {
       const box = el("div", `block ${name || ""}`, el("div", "cap", ...cap));
       for (const each of inner) box.append(el("div", "inner", each));
       return box;
     }
 
-    const parts = (number, kind) => number < 0 ? [none("left out: too many messages")] : [].concat(text(number)).map((part) => typeof part === "object" && part !== null ? shownPart(part, kind) : pre(String(part)));
+    const partNodes = (number, kind) => number < 0 ? [placeholder("left out: too many messages")] : [].concat(text(number)).map((part) => typeof part === "object" && part !== null ? partNode(part, kind) : pre(String(part)));
 
-    function message(each, isNew) {
+    function messageNode(each, isNew) {
       const cap = [el("span", "name", each.role === "tool" ? `result of ${each.name}` : each.role)];
       if (isNew) cap.push(el("span", "tag", "new"));
       if (each.status) cap.push(el("span", "tag bad", each.status));
       if (each.tags) cap.push(el("span", "dim", each.tags.join(", ")));
-      return block(cap, parts(each.t, each.role === "tool" ? "" : "prose"), isNew ? "new" : "");
+      return blockNode(cap, partNodes(each.t, each.role === "tool" ? "" : "prose"), isNew ? "new" : "");
     }
 
-    function opener(title, make) {
+    function foldNode(title, make) {
       const node = el("details", "fold", el("summary", "", title));
       node.addEventListener("toggle", () => { if (node.open && node.children.length === 1) node.append(make()); });
       return node;
@@ -851,51 +851,51 @@ const runPage = (() => {
     const PANELS = {
       request(box, view, number) {
         const row = view.steps[number];
-        if (!row.m) { box.append(none("No model was called here: this is an action of the handler.")); return; }
-        const last = before(view, number), all = messages(view, number);
-        const fresh = last < 0 ? 0 : alike(messages(view, last), all);
-        if (row.settings !== undefined || row.choice !== undefined) box.append(opener("Settings", () => members({ ...(row.settings === undefined ? {} : text(row.settings)), ...(row.choice === undefined ? {} : { tool_choice: text(row.choice) }) })));
+        if (!row.m) { box.append(placeholder("No model was called here: this is an action of the handler.")); return; }
+        const last = previousModelRow(view, number), all = requestMessages(view, number);
+        const fresh = last < 0 ? 0 : commonPrefix(requestMessages(view, last), all);
+        if (row.settings !== undefined || row.choice !== undefined) box.append(foldNode("Settings", () => membersNode({ ...(row.settings === undefined ? {} : text(row.settings)), ...(row.choice === undefined ? {} : { tool_choice: text(row.choice) }) })));
         if (row.system !== undefined) {
           const changed = last >= 0 && view.steps[last].system !== row.system;
-          box.append(opener(`System prompt, ${plural(flat(row.system).length, "character")}${changed ? ", changed since the last step" : ""}`, () => prose(flat(row.system))));
+          box.append(foldNode(`System prompt, ${plural(compactText(row.system).length, "character")}${changed ? ", changed since the last step" : ""}`, () => renderMarkdown(compactText(row.system))));
         }
         if (row.tools !== undefined) {
           const tools = text(row.tools);
-          box.append(opener(`${plural(tools.length, "tool")}: ${oneLine(tools.map((t) => t.name).join(", "))}`, () => {
+          box.append(foldNode(`${plural(tools.length, "tool")}: ${oneLine(tools.map((t) => t.name).join(", "))}`, () => {
             const inner = el("div", "");
-            several(inner, tools, (each) => block([el("span", "call", each.name)], [prose(each.description), members(each.input_schema)]));
+            appendInChunks(inner, tools, (each) => blockNode([el("span", "call", each.name)], [renderMarkdown(each.description), membersNode(each.input_schema)]));
             return inner;
           }));
         }
         const news = all.slice(fresh), old = all.slice(0, fresh);
         box.append(heading(last < 0 ? plural(all.length, "message") : `${plural(news.length, "message")} new since the last step`));
-        if (row.tail) for (const each of row.tail) box.append(message({ ...each, tags: [...(each.tags || []), "for this step only"] }, true));
+        if (row.tail) for (const each of row.tail) box.append(messageNode({ ...each, tags: [...(each.tags || []), "for this step only"] }, true));
         const made = el("div", "");
-        several(made, news, (each) => message(each, last >= 0));
+        appendInChunks(made, news, (each) => messageNode(each, last >= 0));
         box.append(made);
         if (old.length) {
           box.append(heading(`${plural(old.length, "message")} as before, the latest first`));
           const rest = el("div", "");
-          several(rest, old.slice().reverse(), (each) => message(each, false));
+          appendInChunks(rest, old.slice().reverse(), (each) => messageNode(each, false));
           box.append(rest);
         }
       },
       reply(box, view, number) {
         const row = view.steps[number];
-        for (const each of row.inputs || []) box.append(heading("Sent to the run during this step"), message(each, false));
-        if (row.kind === "input") { box.append(heading(row.name), members(text(row.input))); return; }
-        if (!row.m) { box.append(none("No model was called here; see Calls.")); return; }
+        for (const each of row.inputs || []) box.append(heading("Sent to the run during this step"), messageNode(each, false));
+        if (row.kind === "input") { box.append(heading(row.name), membersNode(text(row.input))); return; }
+        if (!row.m) { box.append(placeholder("No model was called here; see Calls.")); return; }
         if (row.attempts !== undefined) {
           box.append(heading(plural(text(row.attempts).length, "failed attempt") + " before"));
-          for (const each of text(row.attempts)) box.append(block([el("span", "tag bad", each.type)], [pre(each.message)], "bad"));
+          for (const each of text(row.attempts)) box.append(blockNode([el("span", "tag bad", each.type)], [pre(each.message)], "bad"));
         }
-        if (row.error !== undefined) box.append(block([el("span", "tag bad", text(row.error).type)], [pre(text(row.error).message)], "bad"));
-        if (row.reply === undefined) { if (row.error === undefined) box.append(none("No reply: the record ends here, or the run is still running.")); return; }
+        if (row.error !== undefined) box.append(blockNode([el("span", "tag bad", text(row.error).type)], [pre(text(row.error).message)], "bad"));
+        if (row.reply === undefined) { if (row.error === undefined) box.append(placeholder("No reply: the record ends here, or the run is still running.")); return; }
         const list = text(row.reply).filter((p) => !("thinking" in p));
-        if (!list.length) box.append(none("The reply is empty."));
-        several(box, list, (part) => {
-          if ("call" in part) return block([el("span", "call", part.call), el("span", "dim", "call")], ["unreadable" in part ? shownPart(part) : members(part.input)]);
-          return block([el("span", "name", "refusal" in part ? "refusal" : "text" in part ? "text" : "provider-specific part")], [shownPart(part)]);
+        if (!list.length) box.append(placeholder("The reply is empty."));
+        appendInChunks(box, list, (part) => {
+          if ("call" in part) return blockNode([el("span", "call", part.call), el("span", "dim", "call")], ["unreadable" in part ? partNode(part) : membersNode(part.input)]);
+          return blockNode([el("span", "name", "refusal" in part ? "refusal" : "text" in part ? "text" : "provider-specific part")], [partNode(part)]);
         });
         const tail = el("dl", "members");
         const note = (name, value) => { if (value) tail.append(el("dt", "", name), el("dd", "", value)); };
@@ -906,54 +906,54 @@ const runPage = (() => {
       },
       thinking(box, view, number) {
         const row = view.steps[number], list = row.reply === undefined ? [] : text(row.reply).filter((p) => "thinking" in p);
-        if (!list.length) box.append(none("No thinking was recorded with this step."));
-        several(box, list, (part) => block([el("span", "name", "thinking")], [prose(part.thinking || "(hidden by the provider)")]));
+        if (!list.length) box.append(placeholder("No thinking was recorded with this step."));
+        appendInChunks(box, list, (part) => blockNode([el("span", "name", "thinking")], [renderMarkdown(part.thinking || "(hidden by the provider)")]));
       },
       calls(box, view, number) {
         const row = view.steps[number];
-        if (!row.calls.length) { box.append(none("No call was performed. Control tools of the engine, such as set_output, are in the reply.")); return; }
-        several(box, row.calls, (call) => shownCall(view, call));
+        if (!row.calls.length) { box.append(placeholder("No call was performed. Control tools of the engine, such as set_output, are in the reply.")); return; }
+        appendInChunks(box, row.calls, (call) => callNode(view, call));
       },
-      diff(box, view, number, model) { difference(box, view, model, model < 0 ? -1 : before(view, model), number); },
-      handler(box, view, number) { handler(box, view, number); },
+      diff(box, view, number, model) { showDiff(box, view, model, model < 0 ? -1 : previousModelRow(view, model), number); },
+      handler(box, view, number) { showHandler(box, view, number); },
       raw(box, view, number) {
         const row = view.steps[number], resolve = (name, value) => typeof value === "number" && ["t", "input", "result", "error", "reply", "system", "tools", "settings", "choice", "attempts", "did", "change", "origins"].includes(name) && value >= 0 ? text(value) : value;
-        const all = row.m ? messages(view, number) : null;
+        const all = row.m ? requestMessages(view, number) : null;
         const whole = { ...row, agent: view.agents[row.agent].id };
         if (all) { delete whole.m; whole.messages = all.length > CHUNK ? [`${all.length - CHUNK} earlier messages`, ...all.slice(-CHUNK)] : all; }
         box.append(heading("The data of this step, with the last 50 messages"), pre(JSON.stringify(whole, resolve, 2)));
       },
     };
 
-    function shownCall(view, call) {
+    function callNode(view, call) {
       const cap = [el("span", `call ${call.kind}`, call.name), el("span", "dim", call.kind), el("span", "mono dim", call.a)];
-      const bad = wrong(call);
-      if (call.status && call.status !== "ok") cap.push(el("span", `tag ${tone(call.status)}`, call.status));
+      const bad = callFailed(call);
+      if (call.status && call.status !== "ok") cap.push(el("span", `tag ${statusClass(call.status)}`, call.status));
       if (call.purpose) cap.push(el("span", "tag", call.purpose));
       if (call.line !== undefined) cap.push(el("span", "dim", `line ${call.line} of its program`));
       if (call.together !== undefined) cap.push(el("span", "dim", `together with others from #${call.together} on`));
-      cap.push(el("span", "end", unfinished(call) ? view.run.ended ? "never finished" : "no result yet" : span(call.at - call.began)));
-      const inner = call.program === undefined ? [members(text(call.input))] : [program(view, call, 0)];
-      if (call.program !== undefined && text(call.input).restart) inner.unshift(members({ restart: true }));
-      if (call.origins !== undefined) inner.push(origins(text(call.origins)));
+      cap.push(el("span", "end", isUnfinished(call) ? view.run.ended ? "never finished" : "no result yet" : duration(call.at - call.began)));
+      const inner = call.program === undefined ? [membersNode(text(call.input))] : [programNode(view, call, 0)];
+      if (call.program !== undefined && text(call.input).restart) inner.unshift(membersNode({ restart: true }));
+      if (call.origins !== undefined) inner.push(originsNode(text(call.origins)));
       if (call.attempts !== undefined) inner.push(el("div", "", el("span", "tag bad", "failed attempts"), ...text(call.attempts).map((each) => pre(`${each.type}: ${each.message}`))));
-      if (call.result !== undefined) inner.push(...parts(call.result, call.kind === "spawn" ? "prose" : ""));
+      if (call.result !== undefined) inner.push(...partNodes(call.result, call.kind === "spawn" ? "prose" : ""));
       if (call.error !== undefined) inner.push(el("div", "", el("span", "tag bad", text(call.error).type), pre(text(call.error).message)));
       if (call.did !== undefined) inner.push(el("div", "", el("span", "tag", "did"), ...text(call.did).map((each) => pre(each))));
-      if (call.change !== undefined) inner.push(el("div", "", el("span", "tag", "changed in its run"), members(text(call.change))));
+      if (call.change !== undefined) inner.push(el("div", "", el("span", "tag", "changed in its run"), membersNode(text(call.change))));
       if (call.child !== undefined) {
-        const first = state.items.findIndex((item) => { const [v, n] = viewFor(item); return v === view && v.steps[n].path === call.child; });
+        const first = state.items.findIndex((item) => { const [v, n] = itemRow(item); return v === view && v.steps[n].path === call.child; });
         if (first >= 0) inner.push(button(call.program === undefined ? "Go to the first step of this child" : "Go to the first call of this program", () => pick(first)));
       }
-      return block(cap, inner, bad ? "bad" : "");
+      return blockNode(cap, inner, bad ? "bad" : "");
     }
 
     /* Sentences about the origins of arguments, untrusted ones first. */
-    function origins(said) {
+    function originsNode(said) {
       const bad = said.filter(([, trusted]) => !trusted).length;
-      return opener(`Where the arguments come from${bad ? `: ${bad} untrusted` : ""}`, () => {
+      return foldNode(`Where the arguments come from${bad ? `: ${bad} untrusted` : ""}`, () => {
         const list = el("ul", "");
-        for (const [sentence, trusted] of said) list.append(el("li", "", ...(trusted ? [] : [el("span", "tag bad", "untrusted"), " "]), marked(sentence)));
+        for (const [sentence, trusted] of said) list.append(el("li", "", ...(trusted ? [] : [el("span", "tag bad", "untrusted"), " "]), highlight(sentence)));
         return list;
       });
     }
@@ -961,7 +961,7 @@ const runPage = (() => {
     // --- programs -------------------------------------------------------------------------------------------------------
 
     /* The lines of a program, below each what it asked for there. It waits where there is no result yet, or at the line *here*. */
-    function program(view, call, here) {
+    function programNode(view, call, here) {
       const box = el("div", ""), code = el("div", "source program"), asked = new Map(), below = [];
       const lines = String(text(call.input).code).split("\n"), fits = lines.length === call.program;
       if (lines.length > 1 && !lines[lines.length - 1]) lines.pop();
@@ -974,7 +974,7 @@ const runPage = (() => {
           else asked.set(line, [[each, n]]);
         }
       });
-      const waits = new Set(here ? [here] : [...asked].filter(([, calls]) => calls.some(([each]) => unfinished(each))).map(([line]) => line));
+      const waits = new Set(here ? [here] : [...asked].filter(([, calls]) => calls.some(([each]) => isUnfinished(each))).map(([line]) => line));
       const near = (n) => { for (let k = n - NEAR; k <= n + NEAR; k++) if (asked.has(k) || k === here) return true; return n <= NEAR; };
       code.tabIndex = 0;
       code.setAttribute("role", "group");
@@ -986,9 +986,9 @@ const runPage = (() => {
         lines.forEach((line, k) => {
           if (!all && !near(k + 1)) { left++; return; }
           leave();
-          const node = el("div", waits.has(k + 1) ? "here" : "", el("span", "", String(k + 1)), el("span", "", marked(line || " ")));
+          const node = el("div", waits.has(k + 1) ? "here" : "", el("span", "", String(k + 1)), el("span", "", highlight(line || " ")));
           if (waits.has(k + 1)) node.setAttribute("aria-current", "true");
-          made.push(node, ...askedFor(view, asked.get(k + 1) || []));
+          made.push(node, ...callLines(view, asked.get(k + 1) || []));
         });
         leave();
         return made;
@@ -1001,7 +1001,7 @@ const runPage = (() => {
         box.append(more);
       }
       if (below.length) {
-        const rest = el("div", "source program", ...askedFor(view, below));
+        const rest = el("div", "source program", ...callLines(view, below));
         rest.tabIndex = 0;
         rest.setAttribute("role", "group");
         rest.setAttribute("aria-label", "Calls of the program");
@@ -1011,32 +1011,32 @@ const runPage = (() => {
     }
 
     /* What one line asked for: of many calls the first ones, and whatever failed or has no result. */
-    function askedFor(view, calls) {
-      const isFew = calls.length <= FEW + 1, shown = calls.filter(([each], n) => isFew || n < FEW || unfinished(each) || wrong(each));
-      const made = shown.map(([each, n]) => askedOnce(view, each, n));
+    function callLines(view, calls) {
+      const isFew = calls.length <= FEW + 1, shown = calls.filter(([each], n) => isFew || n < FEW || isUnfinished(each) || callFailed(each));
+      const made = shown.map(([each, n]) => callLine(view, each, n));
       if (shown.length < calls.length) {
-        const more = button(`${plural(calls.length - shown.length, "more call")}`, () => node.replaceWith(...calls.filter((one) => !shown.includes(one)).map(([each, n]) => askedOnce(view, each, n))), "link more");
+        const more = button(`${plural(calls.length - shown.length, "more call")}`, () => node.replaceWith(...calls.filter((one) => !shown.includes(one)).map(([each, n]) => callLine(view, each, n))), "link more");
         const node = el("div", "asked", el("span", ""), el("span", "", more));
         made.push(node);
       }
       return made;
     }
 
-    function askedOnce(view, each, n) {
-      const go = button("", () => { const at = state.items.findIndex((item) => { const [v, row] = viewFor(item); return v === view && row === n; }); if (at >= 0) { state.tab = "calls"; pick(at); } }, "link");
-      go.append(el("span", "mono", each.a), " ", el("span", `call ${each.kind}`, each.kind === "ask" ? each.purpose || "ask" : each.name), " ", el("span", "given", each.kind === "sleep" ? "" : given(each.input).slice(0, 160)));
+    function callLine(view, each, n) {
+      const go = button("", () => { const at = state.items.findIndex((item) => { const [v, row] = itemRow(item); return v === view && row === n; }); if (at >= 0) { state.tab = "calls"; pick(at); } }, "link");
+      go.append(el("span", "mono", each.a), " ", el("span", `call ${each.kind}`, each.kind === "ask" ? each.purpose || "ask" : each.name), " ", el("span", "given", each.kind === "sleep" ? "" : inputLine(each.input).slice(0, 160)));
       const line = el("span", "", go, el("span", "came", " → "));
       if (each.error !== undefined) line.append(el("span", "tag bad", text(each.error).type), " ", oneLine(text(each.error).message));
-      else if (unfinished(each)) line.append(el("span", "tag ask", view.run.ended ? "never finished" : "no result yet"));
+      else if (isUnfinished(each)) line.append(el("span", "tag ask", view.run.ended ? "never finished" : "no result yet"));
       else {
-        if (wrong(each)) line.append(el("span", "tag bad", each.status), " ");
-        line.append(each.result === undefined ? "" : oneLine(flat(each.result)).slice(0, 200));
+        if (callFailed(each)) line.append(el("span", "tag bad", each.status), " ");
+        line.append(each.result === undefined ? "" : oneLine(compactText(each.result)).slice(0, 200));
       }
       return el("div", "asked", el("span", ""), line);
     }
 
     /* The call whose program a row belongs to; undefined for any other row. */
-    function callOfProgram(view, number) {
+    function findProgramCall(view, number) {
       const path = view.steps[number].path;
       if (!path) return undefined;
       for (const row of view.steps) for (const call of row.calls) if (call.child === path) return call.program === undefined ? undefined : call;
@@ -1045,11 +1045,11 @@ const runPage = (() => {
 
     // --- what changed between steps -------------------------------------------------------------------------------------
 
-    function difference(box, view, model, last, number) {
-      askLines();
+    function showDiff(box, view, model, last, number) {
+      fetchPositions();
       const steps = view.steps, path = steps[number].path;
       const own = steps.map((row, n) => [row, n]).filter(([row]) => row.path === path && row.m);
-      if (model < 0) { box.append(none("No earlier model call to compare with.")); return; }
+      if (model < 0) { box.append(placeholder("No earlier model call to compare with.")); return; }
       const line = el("p", "");
       const label = el("label", "", "Compared with step "), input = el("input", "mono");
       input.type = "number"; input.min = "1"; input.max = String(own.length); input.id = "other";
@@ -1057,31 +1057,31 @@ const runPage = (() => {
       input.addEventListener("change", () => {
         const found = own.find(([row]) => row.n === Number(input.value));
         const rest = el("div", "");
-        if (found) between(rest, view, model, found[1], number);
-        else rest.append(none(`step ${input.value} does not exist; use 1 to ${own.length}`));
+        if (found) appendDiff(rest, view, model, found[1], number);
+        else rest.append(placeholder(`step ${input.value} does not exist; use 1 to ${own.length}`));
         body.replaceChildren(...rest.childNodes);
       });
       label.append(input);
       line.append(label, " of this agent");
       const body = el("div", "");
       box.append(line, body);
-      if (last < 0) body.append(none("This is the first step: its whole request is new."));
-      else between(body, view, model, last, number);
+      if (last < 0) body.append(placeholder("This is the first step: its whole request is new."));
+      else appendDiff(body, view, model, last, number);
     }
 
-    function between(box, view, now, then, number) {
-      const a = view.steps[then], b = view.steps[now], old = messages(view, then), all = messages(view, now);
-      const same = alike(old, all), gone = old.slice(same), come = all.slice(same);
+    function appendDiff(box, view, now, then, number) {
+      const a = view.steps[then], b = view.steps[now], old = requestMessages(view, then), all = requestMessages(view, now);
+      const same = commonPrefix(old, all), gone = old.slice(same), come = all.slice(same);
       const left = new Map();
-      for (const each of come) left.set(keyOf(each), (left.get(keyOf(each)) || 0) + 1);
-      const removed = gone.filter((each) => { const n = left.get(keyOf(each)) || 0; left.set(keyOf(each), n - 1); return n <= 0; });
+      for (const each of come) left.set(messageKey(each), (left.get(messageKey(each)) || 0) + 1);
+      const removed = gone.filter((each) => { const n = left.get(messageKey(each)) || 0; left.set(messageKey(each), n - 1); return n <= 0; });
       const kept = new Map();
-      for (const each of gone) kept.set(keyOf(each), (kept.get(keyOf(each)) || 0) + 1);
-      const added = come.filter((each) => { const n = kept.get(keyOf(each)) || 0; kept.set(keyOf(each), n - 1); return n <= 0; });
+      for (const each of gone) kept.set(messageKey(each), (kept.get(messageKey(each)) || 0) + 1);
+      const added = come.filter((each) => { const n = kept.get(messageKey(each)) || 0; kept.set(messageKey(each), n - 1); return n <= 0; });
       box.append(heading("Messages", el("span", "tag good", `+ ${added.length} added`), el("span", "tag bad", `− ${removed.length} removed`), el("span", "dim", `${count(all.length)} in the request`)));
       const lines = [...removed.map((each) => ["− ", "minus", each]), ...added.map((each) => ["+ ", "plus", each])];
-      several(box, lines, ([sign, kind, each]) => el("div", "diff", el("span", kind, `${sign}${each.role === "tool" ? `result of ${each.name}` : each.role}  ${oneLine(each.t < 0 ? "" : flat(each.t)).slice(0, 240)}`)));
-      if (a.system !== b.system) { box.append(heading("System prompt")); box.append(textDiff(a.system === undefined ? "" : flat(a.system), b.system === undefined ? "" : flat(b.system))); }
+      appendInChunks(box, lines, ([sign, kind, each]) => el("div", "diff", el("span", kind, `${sign}${each.role === "tool" ? `result of ${each.name}` : each.role}  ${oneLine(each.t < 0 ? "" : compactText(each.t)).slice(0, 240)}`)));
+      if (a.system !== b.system) { box.append(heading("System prompt")); box.append(textDiff(a.system === undefined ? "" : compactText(a.system), b.system === undefined ? "" : compactText(b.system))); }
       if (a.tools !== b.tools) {
         const was = new Map((a.tools === undefined ? [] : text(a.tools)).map((t) => [t.name, json(t)])), is = new Map((b.tools === undefined ? [] : text(b.tools)).map((t) => [t.name, json(t)]));
         const list = [...[...was.keys()].filter((n) => !is.has(n)).map((n) => `− ${n}`), ...[...is.keys()].filter((n) => !was.has(n)).map((n) => `+ ${n}`), ...[...is.keys()].filter((n) => was.has(n) && was.get(n) !== is.get(n)).map((n) => `~ ${n}`)];
@@ -1092,15 +1092,15 @@ const runPage = (() => {
       for (let n = Math.min(then, now); n < Math.max(then, now); n++) if (view.steps[n].path === b.path) for (const call of view.steps[n].calls) if (call.change !== undefined) changes.push(call);
       if (changes.length) {
         box.append(heading("Changed by tools"));
-        several(box, changes, (call) => block([el("span", "call", call.name), el("span", "mono dim", call.a)], [members(text(call.change))]));
+        appendInChunks(box, changes, (call) => blockNode([el("span", "call", call.name), el("span", "mono dim", call.a)], [membersNode(text(call.change))]));
       }
       const context = view.contexts;
       if (context) {
         const was = stateAt(view, then), is = stateAt(view, now);
-        entries(box, "Context of the state", was.context, is.context);
+        appendEntries(box, "Context of the state", was.context, is.context);
       }
       const locals = localsAt(view, now), others = localsAt(view, then);
-      if (locals && others) entries(box, "Local variables", others, locals);
+      if (locals && others) appendEntries(box, "Local variables", others, locals);
       if (a.usage && b.usage) {
         const list = el("dl", "members");
         BUCKETS.forEach((name, n) => { if (a.usage[n] !== b.usage[n]) list.append(el("dt", "", `${name} tokens`), el("dd", "mono", `${count(a.usage[n])} → ${count(b.usage[n])}`)); });
@@ -1109,16 +1109,16 @@ const runPage = (() => {
       const hooks = view.hooks && view.hooks[number];
       if (hooks && hooks.length) {
         box.append(heading("Changed by hooks"));
-        several(box, hooks, (each) => block([el("span", "name", each.name), el("span", "dim", each.point)], [members(lineText(each.change))]));
+        appendInChunks(box, hooks, (each) => blockNode([el("span", "name", each.name), el("span", "dim", each.point)], [membersNode(variableText(each.change))]));
       }
     }
 
-    function entries(box, title, was, is) {
+    function appendEntries(box, title, was, is) {
       const names = [...new Set([...Object.keys(was), ...Object.keys(is)])].filter((name) => was[name] !== is[name]).sort();
       if (!names.length) return;
       box.append(heading(title));
       const list = el("div", "diff");
-      several(list, names, (name) => el("div", "", name in was ? el("span", "minus", `− ${name} = ${was[name]}\n`) : "", name in is ? el("span", "plus", `+ ${name} = ${is[name]}`) : ""));
+      appendInChunks(list, names, (name) => el("div", "", name in was ? el("span", "minus", `− ${name} = ${was[name]}\n`) : "", name in is ? el("span", "plus", `+ ${name} = ${is[name]}`) : ""));
       box.append(list);
     }
 
@@ -1129,7 +1129,7 @@ const runPage = (() => {
       while (end < old.length - from && end < now.length - from && old[old.length - 1 - end] === now[now.length - 1 - end]) end++;
       const box = el("div", "diff");
       const lines = [...old.slice(from, old.length - end).map((l) => ["minus", `− ${l}`]), ...now.slice(from, now.length - end).map((l) => ["plus", `+ ${l}`])];
-      several(box, lines, ([kind, l]) => el("div", kind, l));
+      appendInChunks(box, lines, ([kind, l]) => el("div", kind, l));
       return box;
     }
 
@@ -1149,7 +1149,7 @@ const runPage = (() => {
           const each = chain[n][depth];
           if (!each) continue;
           for (const name of each.gone || []) delete values[name];
-          for (const [name, value] of Object.entries(each.set || {})) values[name] = lineText(value);
+          for (const [name, value] of Object.entries(each.set || {})) values[name] = variableText(value);
         }
         return { ...frame, values };
       });
@@ -1168,44 +1168,44 @@ const runPage = (() => {
       for (let n = 0; n <= number; n++) {
         const each = view.contexts[n];
         if (!each || view.steps[n].path !== view.steps[number].path) continue;
-        for (const [name, value] of Object.entries(each)) if (value === null) delete made[name]; else made[name] = lineText(value);
+        for (const [name, value] of Object.entries(each)) if (value === null) delete made[name]; else made[name] = variableText(value);
       }
       return { context: made };
     }
 
-    let walked = -1, walking = false;
+    let fetchedAt = -1, isFetching = false;
     /* Ask where the handlers stood, where the source can say it and the run has gone on since it was asked. */
-    async function askLines() {
-      if (!source.lines || walking || walked === state.data.follow || signal.aborted) return;
-      walking = true;
+    async function fetchPositions() {
+      if (!source.lines || isFetching || fetchedAt === state.data.follow || signal.aborted) return;
+      isFetching = true;
       const asked = state.data.follow, begun = performance.now();
       let said = null;
       try { said = await source.lines(signal); } catch (error) { said = { missing: error.message }; }
       said = { texts: [], locals: {}, contexts: {}, hooks: {}, sources: [], missing: "", ...said };
       if (signal.aborted) return;
-      walked = asked;
+      fetchedAt = asked;
       state.data.lines = said;
       state.data.sources = said.sources;
       state.data.missing = [...(state.data.missing || []).filter((each) => !each.handler), ...(said.missing ? [{ text: said.missing, handler: true }] : [])];
       Object.assign(state.data, { locals: said.locals, contexts: said.contexts, hooks: said.hooks });
-      state.views = [viewOf(state.data)];
-      if (["handler", "diff"].includes(state.tab) && state.picked >= 0) { const top = $("panel").scrollTop; detail(); $("panel").scrollTop = top; }
+      state.views = [makeView(state.data)];
+      if (["handler", "diff"].includes(state.tab) && state.picked >= 0) { const top = $("panel").scrollTop; showStep(); $("panel").scrollTop = top; }
       // A long run takes long to walk, and is not walked all the time.
-      setTimeout(() => { walking = false; if (["handler", "diff"].includes(state.tab)) askLines(); }, Math.max(1000, 10 * (performance.now() - begun)));
+      setTimeout(() => { isFetching = false; if (["handler", "diff"].includes(state.tab)) fetchPositions(); }, Math.max(1000, 10 * (performance.now() - begun)));
     }
 
-    function handler(box, view, number) {
-      askLines();
-      const frames = framesAt(view, number), call = callOfProgram(view, number);
+    function showHandler(box, view, number) {
+      fetchPositions();
+      const frames = framesAt(view, number), call = findProgramCall(view, number);
       if (call) {
         const asks = view.steps[number].calls[0];
-        box.append(heading(`Program of ${call.a}`, asks && asks.line ? el("span", "dim", `line ${asks.line}`) : ""), program(view, call, (asks && asks.line) || 0));
+        box.append(heading(`Program of ${call.a}`, asks && asks.line ? el("span", "dim", `line ${asks.line}`) : ""), programNode(view, call, (asks && asks.line) || 0));
         return;
       }
       if (!frames || !frames.length) {
-        if (source.lines && walked < 0) { box.append(none("Looking up the handler's position…")); return; }
+        if (source.lines && fetchedAt < 0) { box.append(placeholder("Looking up the handler's position…")); return; }
         const reasons = (state.data.missing || []).filter((each) => each.handler).map((each) => each.text);
-        box.append(none(reasons.join(" ") || "No handler was waiting here: the agent has none, or it had ended."));
+        box.append(placeholder(reasons.join(" ") || "No handler was waiting here: the agent has none, or it had ended."));
         return;
       }
       for (const frame of frames.slice().reverse()) {
@@ -1224,7 +1224,7 @@ const runPage = (() => {
           box.append(code);
         }
         const names = Object.keys(frame.values);
-        if (names.length) box.append(el("h3", "", "Local variables"), members(frame.values));
+        if (names.length) box.append(el("h3", "", "Local variables"), membersNode(frame.values));
       }
     }
 
@@ -1233,55 +1233,55 @@ const runPage = (() => {
     const channel = new MessageChannel();
     const waiting = [];
     channel.port1.onmessage = () => waiting.shift()();
-    const breath = () => new Promise((go) => { waiting.push(go); channel.port2.postMessage(0); });
+    const yieldToEvents = () => new Promise((go) => { waiting.push(go); channel.port2.postMessage(0); });
 
-    async function search(wanted) {
-      const mine = ++turn;
+    async function startSearch(wanted) {
+      const mine = ++searchNumber;
       state.query = wanted.trim().toLowerCase();
-      hits = []; state.hitSet = new Set(); at = -1; searching = state.query.length > 0;
+      hits = []; state.hitSet = new Set(); hitIndex = -1; searching = state.query.length > 0;
       const found = new Map();
       let from = performance.now(), painted = from;
       if (state.query) {
         for (let n = 0; n < state.items.length; n++) {
-          for (const [view, row] of sides(state.items[n])) {
-            let is = words(view, row).toLowerCase().includes(state.query);
-            for (const number of is ? [] : own(view, row)) {
-              if (!found.has(number)) found.set(number, flat(number).toLowerCase().includes(state.query));
+          for (const [view, row] of itemRows(state.items[n])) {
+            let is = rowWords(view, row).toLowerCase().includes(state.query);
+            for (const number of is ? [] : rowTexts(view, row)) {
+              if (!found.has(number)) found.set(number, compactText(number).toLowerCase().includes(state.query));
               if (found.get(number)) { is = true; break; }
             }
             if (is) { hits.push(n); state.hitSet.add(n); break; }
           }
           const now = performance.now();
           if (now - from > SLICE) {
-            if (now - painted > 100) { painted = now; hitsShown(); draw(); }
-            await breath();
-            if (mine !== turn) return;
+            if (now - painted > 100) { painted = now; showHitCount(); scheduleDraw(); }
+            await yieldToEvents();
+            if (mine !== searchNumber) return;
             from = performance.now();
           }
         }
       }
       searching = false;
-      hitsShown();
-      draw();
-      if (state.picked >= 0) detail();
+      showHitCount();
+      scheduleDraw();
+      if (state.picked >= 0) showStep();
       announce(state.query ? `${plural(hits.length, "hit")} for ${state.query}` : "");
     }
 
-    const sides = (item) => [...(item.i === null ? [] : [[state.views[0], item.i]]), ...(item.j === null || item.j === undefined ? [] : [[state.views[1], item.j]])];
+    const itemRows = (item) => [...(item.i === null ? [] : [[state.views[0], item.i]]), ...(item.j === null || item.j === undefined ? [] : [[state.views[1], item.j]])];
 
-    function hitsShown() {
+    function showHitCount() {
       const more = searching ? "…" : "";
-      $("hits").textContent = !state.query ? "" : at < 0 ? `${count(hits.length)}${more} ${hits.length === 1 ? "step" : "steps"}` : `${count(at + 1)} of ${count(hits.length)}${more}`;
+      $("hits").textContent = !state.query ? "" : hitIndex < 0 ? `${count(hits.length)}${more} ${hits.length === 1 ? "step" : "steps"}` : `${count(hitIndex + 1)} of ${count(hits.length)}${more}`;
     }
 
-    function hit(by) {
+    function moveHit(by) {
       if (!hits.length) { announce(state.query ? "no hit" : "search first"); return; }
-      if (at < 0) {
+      if (hitIndex < 0) {
         const next = hits.findIndex((n) => n >= state.picked);
-        at = by > 0 ? Math.max(0, next) : (next <= 0 ? hits.length - 1 : next - (hits[next] === state.picked ? 0 : 1));
-      } else at = (at + by + hits.length) % hits.length;
-      pick(hits[at]);
-      hitsShown();
+        hitIndex = by > 0 ? Math.max(0, next) : (next <= 0 ? hits.length - 1 : next - (hits[next] === state.picked ? 0 : 1));
+      } else hitIndex = (hitIndex + by + hits.length) % hits.length;
+      pick(hits[hitIndex]);
+      showHitCount();
       const mark = $("panel").querySelector("mark");
       if (mark) mark.scrollIntoView({ block: "nearest" });
     }
@@ -1296,7 +1296,7 @@ const runPage = (() => {
 
     // --- charts ---------------------------------------------------------------------------------------------------------
 
-    function color(name) {
+    function cssColor(name) {
       const probe = $("said");
       probe.style.color = `var(--${name})`;
       const found = getComputedStyle(probe).color;
@@ -1304,7 +1304,7 @@ const runPage = (() => {
       return found;
     }
 
-    function surface(id) {
+    function prepareCanvas(id) {
       const canvas = $(id), box = canvas.getBoundingClientRect(), scale = devicePixelRatio || 1;
       const wide = Math.max(1, Math.round(box.width)), high = Math.max(1, Math.round(box.height));
       canvas.width = wide * scale; canvas.height = high * scale;
@@ -1314,31 +1314,31 @@ const runPage = (() => {
       return { pen, wide, high, canvas };
     }
 
-    function spread(view) {
+    function timeScale(view) {
       const last = Math.max(1, view.run.milliseconds, ...[view.steps.length ? view.steps[view.steps.length - 1].began : 0]);
       return view.run.milliseconds > 20 ? (ms, n) => ms / last : (ms, n) => n / Math.max(1, view.steps.length);
     }
 
     /* The agents that have a lane of their own: that of the picked one, and those below it; none where two runs are compared. */
-    function laned() {
+    function agentsWithLane() {
       if (state.views.length > 1 || state.data.agents.length < 2) return [];
       const path = state.agent < 0 ? "" : state.data.agents[state.agent].path;
-      return state.shownAgents.map((line) => line.n).filter((n) => n >= 0 && below(state.data.agents[n].path, path));
+      return state.shownAgents.map((line) => line.n).filter((n) => n >= 0 && isWithin(state.data.agents[n].path, path));
     }
 
-    const below = (own, path) => path === "" || own === path || own.startsWith(`${path}.`);
+    const isWithin = (own, path) => path === "" || own === path || own.startsWith(`${path}.`);
 
     /* What an agent was given, in one line: children of one kind are told apart by it. */
-    function asked(each) {
-      const said = flat(each.prompt).trim(), params = each.params === undefined ? null : text(each.params);
+    function agentPrompt(each) {
+      const said = compactText(each.prompt).trim(), params = each.params === undefined ? null : text(each.params);
       if (!said && params !== null && typeof params.code === "string") return oneLine(params.code).slice(0, 120);
-      return (said || params === null ? said : flat(each.params)).slice(0, 120);
+      return (said || params === null ? said : compactText(each.params)).slice(0, 120);
     }
 
-    function names(lanes) {
+    function showLaneNames(lanes) {
       const rows = lanes.slice(0, LANES).map((n) => {
-        const each = state.data.agents[n], node = el("li", GOOD.has(each.status) ? "" : tone(each.status), each.id, el("span", "given", asked(each)));
-        node.title = `${each.id}: ${each.status}, ${span(each.began)} to ${each.at === undefined ? "now" : span(each.at)}`;
+        const each = state.data.agents[n], node = el("li", GOOD.has(each.status) ? "" : statusClass(each.status), each.id, el("span", "given", agentPrompt(each)));
+        node.title = `${each.id}: ${each.status}, ${duration(each.began)} to ${each.at === undefined ? "now" : duration(each.at)}`;
         node.addEventListener("click", () => pickAgent(n));
         return node;
       });
@@ -1347,21 +1347,21 @@ const runPage = (() => {
       $("lanes").classList.toggle("many", lanes.length > 0);
       $("lanes").tabIndex = lanes.length ? 0 : -1;
       $("lane").style.height = lanes.length ? `${rows.length * LANE}px` : "";
-      lane.rows = new Map(lanes.slice(0, LANES).map((n, k) => [state.data.agents[n].path, k]));
+      drawTimeline.rows = new Map(lanes.slice(0, LANES).map((n, k) => [state.data.agents[n].path, k]));
     }
 
-    function lane() {
-      const lanes = laned();
-      names(lanes);
-      const { pen, wide, high, canvas } = surface("lane");
-      const two = state.views.length > 1, colors = { model: color("accent"), tool: color("tool"), ask: color("ask"), spawn: color("spawn"), perform: color("perform"), input: color("dim"), sleep: color("edge"), receive: color("edge"), wait: color("edge") };
-      const bad = color("bad"), line = color("line"), soft = color("soft"), ill = color("bad-soft"), card = color("card");
+    function drawTimeline() {
+      const lanes = agentsWithLane();
+      showLaneNames(lanes);
+      const { pen, wide, high, canvas } = prepareCanvas("lane");
+      const two = state.views.length > 1, colors = { model: cssColor("accent"), tool: cssColor("tool"), ask: cssColor("ask"), spawn: cssColor("spawn"), perform: cssColor("perform"), input: cssColor("dim"), sleep: cssColor("edge"), receive: cssColor("edge"), wait: cssColor("edge") };
+      const bad = cssColor("bad"), line = cssColor("line"), soft = cssColor("soft"), ill = cssColor("bad-soft"), card = cssColor("card");
       let errors = 0;
       state.views.forEach((view, which) => {
-        const x = spread(view), top = two ? which * high / 2 : 0, tall = two ? high / 2 - 2 : high;
+        const x = timeScale(view), top = two ? which * high / 2 : 0, tall = two ? high / 2 - 2 : high;
         const depth = (row) => Math.min(2, row.path ? row.path.split(".").length : 0), levels = 1 + peak(view.agents.map((a) => Math.min(2, a.path ? a.path.split(".").length : 0)));
         const each = lanes.length ? LANE : (tall - 4) / levels;
-        const level = (row) => lanes.length ? lane.rows.get(row.path) : depth(row);
+        const level = (row) => lanes.length ? drawTimeline.rows.get(row.path) : depth(row);
         pen.fillStyle = line;
         pen.fillRect(0, top + tall - 1, wide, 1);
         const done = new Set();
@@ -1382,10 +1382,10 @@ const runPage = (() => {
         for (const n of lanes.slice(0, LANES)) {
           const own = view.agents[n], [first, last, from, to] = ends.get(own.path) || [0, 0, own.began, own.began];
           const end = own.at === undefined ? view.run.milliseconds : own.at;
-          bar(Math.min(from, own.began), Math.max(to, end), lane.rows.get(own.path) * each + 1, each - 3, tone(own.status) === "bad" ? ill : soft, false, first, last);
+          bar(Math.min(from, own.began), Math.max(to, end), drawTimeline.rows.get(own.path) * each + 1, each - 3, statusClass(own.status) === "bad" ? ill : soft, false, first, last);
         }
         view.steps.forEach((row, n) => {
-          if (failed(row)) errors++;
+          if (rowFailed(row)) errors++;
           const at = level(row);
           if (at === undefined) return;
           const y = top + 2 + at * each, end = row.at === undefined ? view.run.milliseconds : row.at;
@@ -1397,7 +1397,7 @@ const runPage = (() => {
         });
       });
       const many = lanes.length ? `, a lane for each of ${plural(Math.min(lanes.length, LANES), "run")}` : "";
-      canvas.setAttribute("aria-label", `Time line: ${plural(state.data.run.steps, "step")} in ${span(state.data.run.milliseconds)}, ${plural(errors, "step")} with an error${many}`);
+      canvas.setAttribute("aria-label", `Time line: ${plural(state.data.run.steps, "step")} in ${duration(state.data.run.milliseconds)}, ${plural(errors, "step")} with an error${many}`);
     }
 
     /* The first and last row of each run, and its times: where nothing took time, lanes are drawn by rows. */
@@ -1410,32 +1410,32 @@ const runPage = (() => {
       return found;
     }
 
-    function lineAt() {
-      if (!lane.rows) return;
-      const [view, number] = state.picked < 0 ? [null, -1] : viewFor(state.items[state.picked]);
+    function markPicked() {
+      if (!drawTimeline.rows) return;
+      const [view, number] = state.picked < 0 ? [null, -1] : itemRow(state.items[state.picked]);
       $("now").hidden = state.picked < 0;
       if (state.picked < 0) return;
-      const row = view.steps[number], at = lane.rows.get(row.path), box = $("lanes");
-      $("now").style.left = `${spread(view)(row.began, number) * Math.max(0, $("lane").clientWidth - 2)}px`;
+      const row = view.steps[number], at = drawTimeline.rows.get(row.path), box = $("lanes");
+      $("now").style.left = `${timeScale(view)(row.began, number) * Math.max(0, $("lane").clientWidth - 2)}px`;
       [...$("names").children].forEach((node, k) => node.classList.toggle("here", k === at));
       if (at !== undefined && box.clientHeight) box.scrollTop = Math.min(at * LANE, Math.max(box.scrollTop, (at + 1) * LANE - box.clientHeight));
-      figures(view, number);
+      showUsage(view, number);
     }
 
-    function figures(view, number) {
+    function showUsage(view, number) {
       const s = view.series;
       let k = s.row.findIndex((n) => n >= number);
       if (k < 0) k = s.row.length - 1;
       const windows = s.windows || {}, path = view.steps[number].path, room = windows[path];
       const now = k < 0 ? null : s.context[k];
-      $("context-now").textContent = now === null ? "unknown" : `${short(now)}${room ? `, ${share(now, room)} of ${short(room)}` : " tokens"}`;
+      $("context-now").textContent = now === null ? "unknown" : `${shortCount(now)}${room ? `, ${share(now, room)} of ${shortCount(room)}` : " tokens"}`;
       $("cost-now").textContent = k < 0 || s.cost[k] === null ? "unknown" : money(s.cost[k]);
       $("cache-now").textContent = k < 0 || now === null ? "unknown" : share(s.cached[k], s.context[k]) || "0 %";
     }
 
-    function series(id, pickOf, most, name) {
-      const { pen, wide, high } = surface(id);
-      const line = color("line"), inks = [color(name), color("spawn")];
+    function drawSeries(id, pickOf, most, name) {
+      const { pen, wide, high } = prepareCanvas(id);
+      const line = cssColor("line"), inks = [cssColor(name), cssColor("spawn")];
       pen.fillStyle = line;
       pen.fillRect(0, high - 1, wide, 1);
       const top = most || Math.max(0, ...state.views.flatMap((view) => peak(pickOf(view.series))));
@@ -1461,22 +1461,22 @@ const runPage = (() => {
 
     const peak = (values) => { let top = 0; for (const v of values) if (v !== null && v > top) top = v; return top; };
 
-    function charts() {
+    function drawCharts() {
       const room = peak(Object.values(state.data.series.windows || {}));
       // A chart without a value is hidden; the others get its room.
       const drawn = { context: (s) => s.context, cost: (s) => s.cost, cache: (s) => s.cached };
       const full = Object.keys(drawn).filter((id) => { const some = state.views.some((view) => peak(drawn[id](view.series)) > 0); $(id).parentElement.hidden = !some; return some; });
       $("charts").classList.toggle("alone", !full.length);
       $("charts").style.setProperty("--charts", full.length || 1);
-      lane();
-      series("context", (s) => s.context, room > 0 && peak(state.data.series.context) > room / 20 ? room : 0, "accent");
-      series("cost", (s) => s.cost, 0, "good");
-      series("cache", (s) => s.context.map((all, n) => all ? s.cached[n] / all : all), 1, "tool");
-      if (state.picked >= 0) lineAt();
+      drawTimeline();
+      drawSeries("context", (s) => s.context, room > 0 && peak(state.data.series.context) > room / 20 ? room : 0, "accent");
+      drawSeries("cost", (s) => s.cost, 0, "good");
+      drawSeries("cache", (s) => s.context.map((all, n) => all ? s.cached[n] / all : all), 1, "tool");
+      if (state.picked >= 0) markPicked();
     }
 
     /* What the charts show in figures, in at most 40 lines. */
-    function twin() {
+    function showTable() {
       const s = state.data.series, table = el("table", ""), lines = Math.min(40, s.row.length), body = el("tbody", "");
       table.append(el("thead", "", el("tr", "", ...["step", "tokens sent", "from cache", "cost so far"].map((name, n) => el("th", n ? "num" : "", name)))));
       for (let k = 0; k < lines; k++) {
@@ -1491,7 +1491,7 @@ const runPage = (() => {
     /* What the lanes show in figures: which run was under way when. */
     function runsTable() {
       const head = el("thead", "", el("tr", "", ...["run", "prompt", "started", "ended", "state"].map((name) => el("th", "", name))));
-      const rows = state.data.agents.slice(0, 40).map((each) => el("tr", "", ...[`${each.id}${each.path ? ` at ${each.path}` : ""}`, asked(each), span(each.began), each.at === undefined ? "" : span(each.at), each.status].map((cell) => el("td", "", cell))));
+      const rows = state.data.agents.slice(0, 40).map((each) => el("tr", "", ...[`${each.id}${each.path ? ` at ${each.path}` : ""}`, agentPrompt(each), duration(each.began), each.at === undefined ? "" : duration(each.at), each.status].map((cell) => el("td", "", cell))));
       return el("table", "", head, el("tbody", "", ...rows));
     }
 
@@ -1507,13 +1507,13 @@ const runPage = (() => {
           return;
         }
         if (signal.aborted || !said) return;
-        if (said.error) { banner(said.error); return; }
+        if (said.error) { showBanner(said.error); return; }
         if (said.after !== state.data.follow) merge(said);
       }
     }
 
     function merge(said) {
-      const atEnd = state.picked >= 0 && place.get(state.picked) === shown.length - 1;
+      const atEnd = state.picked >= 0 && positions.get(state.picked) === shown.length - 1;
       state.data.texts.length = said.from;
       state.data.texts.push(...said.texts);
       state.data.images.length = said.images_from;
@@ -1525,13 +1525,13 @@ const runPage = (() => {
         said.series[name] = known.slice(0, from).concat(said.series[name]);
       }
       Object.assign(state.data, { run: said.run, agents: said.agents, series: said.series, follow: said.after });
-      state.views = [viewOf(state.data)];
-      listed();
-      facts();
-      tree();
-      about();
+      state.views = [makeView(state.data)];
+      setItems();
+      showFacts();
+      showAgents();
+      showAbout();
       const now = state.picked, top = $("panel").scrollTop, stays = !atEnd && now >= 0;
-      filter();
+      filterItems();
       // Who reads a step goes on reading it, where they were.
       const programs = new Set(stays ? state.data.steps[now].calls.filter((c) => c.program !== undefined).map((c) => c.child) : []);
       if (!stays || said.steps.some(([n, row]) => n === now || programs.has(row.path))) {
@@ -1539,31 +1539,31 @@ const runPage = (() => {
         pick(stays ? now : state.items.length - 1, false);
         if (stays) $("panel").scrollTop = top;
       }
-      charts();
-      if (state.query) search(state.query);
+      drawCharts();
+      if (state.query) startSearch(state.query);
       if (options.told) options.told(state.data);
     }
 
     // --- keys -----------------------------------------------------------------------------------------------------------
 
     const KEYS = [
-      ["j", "next step", () => move(1)], ["k", "previous step", () => move(-1)],
-      ["J", "next agent", () => otherAgent(1)], ["K", "previous agent", () => otherAgent(-1)],
-      ["/", "search", () => $("search").focus()], ["n", "next hit", () => hit(1)], ["N", "previous hit", () => hit(-1)],
-      ["e", "next error", nextError], ["m", "plain or formatted text", () => { state.asWritten = !state.asWritten; announce(state.asWritten ? "plain text" : "formatted text"); if (state.picked >= 0) detail(); }], ["t", "light, dark, as the system", theme], ["y", "copy the fork command", copy], ["?", "these keys", help],
+      ["j", "next step", () => movePick(1)], ["k", "previous step", () => movePick(-1)],
+      ["J", "next agent", () => moveAgent(1)], ["K", "previous agent", () => moveAgent(-1)],
+      ["/", "search", () => $("search").focus()], ["n", "next hit", () => moveHit(1)], ["N", "previous hit", () => moveHit(-1)],
+      ["e", "next error", pickNextError], ["m", "plain or formatted text", () => { state.asWritten = !state.asWritten; announce(state.asWritten ? "plain text" : "formatted text"); if (state.picked >= 0) showStep(); }], ["t", "light, dark, as the system", switchTheme], ["y", "copy the fork command", copyCommand], ["?", "these keys", showHelp],
     ];
 
-    function theme() {
-      if (options.theme) { options.theme(); charts(); return; }
+    function switchTheme() {
+      if (options.theme) { options.theme(); drawCharts(); return; }
       const order = [undefined, "dark", "light"], now = order.indexOf(document.documentElement.dataset.theme);
       const next = order[(now + 1) % 3];
       if (next) document.documentElement.dataset.theme = next; else delete document.documentElement.dataset.theme;
       $("theme").textContent = next ? `Theme: ${next}` : "Theme";
-      charts();
+      drawCharts();
     }
 
-    async function copy() {
-      const written = command();
+    async function copyCommand() {
+      const written = forkCommand();
       try {
         await navigator.clipboard.writeText(written);
       } catch {
@@ -1575,7 +1575,7 @@ const runPage = (() => {
       setTimeout(() => { $("fork").textContent = "Copy fork command"; }, 1500);
     }
 
-    function help() {
+    function showHelp() {
       const list = [...KEYS.map(([key, what]) => [key, what]), ["1–7", "tab"], ["Esc", "leave the search, close the dialog"]];
       $("help-keys").replaceChildren(...list.flatMap(([key, what]) => [el("dt", "", el("kbd", "", key)), el("dd", "", what)]));
       $("help").showModal();
@@ -1585,75 +1585,75 @@ const runPage = (() => {
       if (event.ctrlKey || event.altKey || event.metaKey || event.defaultPrevented || !state.data) return;
       const typing = /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName) || $("help").open;
       if (event.key === "Escape") {
-        if (typing && event.target === $("search")) { $("search").value = ""; search(""); $("list").focus(); }
+        if (typing && event.target === $("search")) { $("search").value = ""; startSearch(""); $("list").focus(); }
         return;
       }
       if (typing) return;
-      if (/^[1-7]$/.test(event.key)) { choose(TABS[Number(event.key) - 1]); return; }
+      if (/^[1-7]$/.test(event.key)) { chooseTab(TABS[Number(event.key) - 1]); return; }
       const known = KEYS.find(([key]) => key === event.key);
       if (known) { event.preventDefault(); known[2](); }
     }, { signal });
 
-    function arrows(event, by, ends) {
+    function handleArrows(event, by, ends) {
       const step = { ArrowDown: 1, ArrowUp: -1, PageDown: 15, PageUp: -15, Home: -1e9, End: 1e9 }[event.key];
       if (step === undefined || (!ends && Math.abs(step) > 1)) return;
       event.preventDefault();
       by(step);
     }
 
-    $("list").addEventListener("keydown", (event) => arrows(event, move, true));
-    $("tree").addEventListener("keydown", (event) => arrows(event, otherAgent, false));
-    $("list").addEventListener("scroll", draw, { passive: true });
-    $("search").addEventListener("input", () => search($("search").value));
-    $("search").addEventListener("keydown", (event) => { if (event.key === "Enter") { event.preventDefault(); hit(event.shiftKey ? -1 : 1); } });
-    $("next").addEventListener("click", () => hit(1));
-    $("previous").addEventListener("click", () => hit(-1));
-    $("fork").addEventListener("click", copy);
-    $("theme").addEventListener("click", theme);
-    $("keys").addEventListener("click", help);
+    $("list").addEventListener("keydown", (event) => handleArrows(event, movePick, true));
+    $("tree").addEventListener("keydown", (event) => handleArrows(event, moveAgent, false));
+    $("list").addEventListener("scroll", scheduleDraw, { passive: true });
+    $("search").addEventListener("input", () => startSearch($("search").value));
+    $("search").addEventListener("keydown", (event) => { if (event.key === "Enter") { event.preventDefault(); moveHit(event.shiftKey ? -1 : 1); } });
+    $("next").addEventListener("click", () => moveHit(1));
+    $("previous").addEventListener("click", () => moveHit(-1));
+    $("fork").addEventListener("click", copyCommand);
+    $("theme").addEventListener("click", switchTheme);
+    $("keys").addEventListener("click", showHelp);
     $("close").addEventListener("click", () => $("help").close());
-    $("twin").addEventListener("toggle", () => { if (state.data && $("twin").open) twin(); });
+    $("twin").addEventListener("toggle", () => { if (state.data && $("twin").open) showTable(); });
     $("lane").addEventListener("click", (event) => {
-      const part = event.offsetX / $("lane").clientWidth, x = spread(state.data), here = Math.floor(event.offsetY / LANE);
-      const inLane = (row) => !lane.rows.size || lane.rows.get(row.path) === here;
+      const part = event.offsetX / $("lane").clientWidth, x = timeScale(state.data), here = Math.floor(event.offsetY / LANE);
+      const inLane = (row) => !drawTimeline.rows.size || drawTimeline.rows.get(row.path) === here;
       let best = -1, far = Infinity;
       state.items.forEach((item, n) => { if (item.i === null || !inLane(state.data.steps[item.i])) return; const d = Math.abs(x(state.data.steps[item.i].began, item.i) - part); if (d < far) { far = d; best = n; } });
       if (best >= 0) pick(best);
     });
-    address.changed(() => { if (state.data) { const n = fromHash(); if (n >= 0) pick(n, false); else detail(); } }, signal);
+    address.changed(() => { if (state.data) { const n = readHash(); if (n >= 0) pick(n, false); else showStep(); } }, signal);
     let sized = 0;
-    const sizes = new ResizeObserver(() => { clearTimeout(sized); sized = setTimeout(() => { if (state.data && !signal.aborted) { draw(); charts(); } }, 60); });
+    const sizes = new ResizeObserver(() => { clearTimeout(sized); sized = setTimeout(() => { if (state.data && !signal.aborted) { scheduleDraw(); drawCharts(); } }, 60); });
     sizes.observe(root);
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { if (state.data) charts(); }, { signal });
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { if (state.data) drawCharts(); }, { signal });
     $("fork").hidden = !showsCommands;
     start();
 
     return {
-      destroy() { gone.abort(); sizes.disconnect(); clearTimeout(sized); clearTimeout(later); turn++; },
+      destroy() { aborter.abort(); sizes.disconnect(); clearTimeout(sized); clearTimeout(later); searchNumber++; },
       data: () => state.data,
       /* The step that is shown: its row, and the address of its first effect. */
       picked() {
         if (state.picked < 0) return null;
-        const [view, number] = current();
+        const [view, number] = currentRow();
         return { row: view.steps[number], number };
       },
       pick(wanted) {
-        const n = state.items.findIndex((item) => { const [view, number] = viewFor(item); return view.steps[number].a === wanted; });
+        const n = state.items.findIndex((item) => { const [view, number] = itemRow(item); return view.steps[number].a === wanted; });
         if (n >= 0) pick(n);
         return n >= 0;
       },
-      redraw() { if (state.data) { draw(); charts(); } },
+      redraw() { if (state.data) { scheduleDraw(); drawCharts(); } },
     };
   }
 
-  const ownAddress = {
+  const hashAddress = {
     read: () => location.hash.slice(1),
     write: (text) => history.replaceState(null, "", `#${text}`),
     changed: (tell, signal) => addEventListener("hashchange", tell, { signal }),
   };
 
   /* A payload that stands packed in the page. */
-  async function unpacked(node) {
+  async function unpackPayload(node) {
     const written = node.textContent.trim();
     if (typeof DecompressionStream === "undefined") throw new Error("This browser cannot unpack the run, because it lacks DecompressionStream. Use a browser from 2023 or later.");
     const raw = atob(written), bytes = new Uint8Array(raw.length);
@@ -1665,7 +1665,7 @@ const runPage = (() => {
   const written = document.getElementById("payload");
   if (written) {
     mount(document.body, {
-      opened: () => unpacked(written),
+      opened: () => unpackPayload(written),
       /* The command that serves the page is asked once a second for what came. */
       async next(after) {
         await new Promise((go) => setTimeout(go, 1000));
