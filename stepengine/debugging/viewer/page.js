@@ -7,8 +7,6 @@ const runPage = (() => {
   const ROW = 30, OVER = 8, MOST = 190, CHUNK = 50, LONG = 6000, SLICE = 8, MARKS = 100, BOUND = 1e6, LANE = 20, LANES = 200, LINES = 150, NEAR = 6, FEW = 5, PROSE = 20000, DEEP = 8;
   const TABS = ["request", "reply", "thinking", "calls", "diff", "handler", "raw"];
   const TITLES = { request: "Request", reply: "Reply", thinking: "Thinking", calls: "Calls", diff: "State diff", handler: "Handler", raw: "Raw" };
-  const BUCKETS = ["input", "output", "from cache", "to cache", "thinking"];
-  const GOOD = new Set(["completed", "ok"]);
 
   /*
    * Show a run in an element that holds what run.html says.
@@ -37,8 +35,10 @@ const runPage = (() => {
       hitSet: new Set(),      // the items that contain it
       asWritten: false,       // true shows texts unformatted
     };
+
     let shown = [], positions = new Map(), unfolded = new Set();
     let hits = [], hitIndex = -1, searchNumber = 0, searching = false;
+    const { BUCKETS, GOOD, count, plural, shortCount, duration, money, inputTokens, totalTokens, share, statusClass } = figures;
 
     // --- making nodes ---------------------------------------------------------------------------------------------------
 
@@ -225,42 +225,13 @@ const runPage = (() => {
     const placeholder = (text) => el("p", "none", text);
     const heading = (text, ...more) => el("h3", "", text, ...more);
 
-    // --- figures --------------------------------------------------------------------------------------------------------
-
-    const count = (n) => n === null || n === undefined ? "" : Math.round(n).toLocaleString("en-US");
-    const plural = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;
-
-    function shortCount(n) {
-      if (n === null || n === undefined) return "";
-      if (n < 10000) return count(n);
-      return n < 1e6 ? `${(n / 1000).toFixed(n < 1e5 ? 1 : 0)}k` : `${(n / 1e6).toFixed(n < 1e7 ? 2 : 1)}M`;
-    }
-
-    function duration(ms) {
-      if (ms === null || ms === undefined) return "";
-      if (ms < 1000) return `${Math.round(ms)} ms`;
-      if (ms < 60000) return `${(ms / 1000).toFixed(1)} s`;
-      const seconds = Math.round(ms / 1000);
-      if (seconds < 3600) return `${Math.floor(seconds / 60)}m ${String(seconds % 60).padStart(2, "0")}s`;
-      return `${Math.floor(seconds / 3600)}h ${String(Math.floor(seconds / 60) % 60).padStart(2, "0")}m`;
-    }
-
-    function money(text) {
-      if (text === null || text === undefined) return "unknown";
-      const value = Number(text);
-      return value === 0 ? "$0" : value < 0.01 ? `$${value.toPrecision(2)}` : `$${value.toFixed(value < 10 ? 4 : 2)}`;
-    }
-
-    const inputTokens = (usage) => usage[0] + usage[2] + usage[3];
-    const totalTokens = (usage) => usage.reduce((a, b) => a + b, 0);
-    const share = (part, whole) => whole ? `${(100 * part / whole).toFixed(0)} %` : "";
-    const statusClass = (status) => GOOD.has(status) ? "good" : /suspend|pending|under way|max_steps|truncated|skipped/.test(status) ? "ask" : "bad";
-
     // --- texts and requests ---------------------------------------------------------------------------------------------
 
     const text = (number) => state.data.texts[number];
+
     /* Texts of variables; those of a run that is followed come by themselves, when somebody looks at them. */
     const variableText = (number) => (state.data.lines || state.data).texts[number];
+
     const json = (value) => JSON.stringify(value, null, 2);
 
     function partText(part) {
@@ -532,6 +503,7 @@ const runPage = (() => {
     }
 
     let pending = 0;
+
     function scheduleDraw() {
       if (!pending) pending = requestAnimationFrame(() => { pending = 0; drawRows(); });
     }
@@ -1174,6 +1146,7 @@ const runPage = (() => {
     }
 
     let fetchedAt = -1, isFetching = false;
+
     /* Ask where the handlers stood, where the source can say it and the run has gone on since it was asked. */
     async function fetchPositions() {
       if (!source.lines || isFetching || fetchedAt === state.data.follow || signal.aborted) return;
@@ -1287,6 +1260,7 @@ const runPage = (() => {
     }
 
     let last = 0, later = 0;
+
     /* Say something to who does not see, once a second at most. */
     function announce(message) {
       clearTimeout(later);
@@ -1613,6 +1587,7 @@ const runPage = (() => {
     $("keys").addEventListener("click", showHelp);
     $("close").addEventListener("click", () => $("help").close());
     $("twin").addEventListener("toggle", () => { if (state.data && $("twin").open) showTable(); });
+
     $("lane").addEventListener("click", (event) => {
       const part = event.offsetX / $("lane").clientWidth, x = timeScale(state.data), here = Math.floor(event.offsetY / LANE);
       const inLane = (row) => !drawTimeline.rows.size || drawTimeline.rows.get(row.path) === here;
@@ -1620,6 +1595,7 @@ const runPage = (() => {
       state.items.forEach((item, n) => { if (item.i === null || !inLane(state.data.steps[item.i])) return; const d = Math.abs(x(state.data.steps[item.i].began, item.i) - part); if (d < far) { far = d; best = n; } });
       if (best >= 0) pick(best);
     });
+
     address.changed(() => { if (state.data) { const n = readHash(); if (n >= 0) pick(n, false); else showStep(); } }, signal);
     let sized = 0;
     const sizes = new ResizeObserver(() => { clearTimeout(sized); sized = setTimeout(() => { if (state.data && !signal.aborted) { scheduleDraw(); drawCharts(); } }, 60); });
