@@ -4,7 +4,7 @@
  * made by el() and filled through textContent. Nothing is stored, and nothing is loaded here: what comes later is asked of the source.
  */
 const runPage = (() => {
-  const ROW = 30, OVER = 8, MOST = 190, CHUNK = 50, LONG = 6000, SLICE = 8, MARKS = 100, BOUND = 1e6, LANE = 20, LANES = 200, LINES = 150, NEAR = 6, FEW = 5, PROSE = 20000, DEEP = 8;
+  const ROW = 30, OVER = 8, MOST = 190, SLICE = 8, BOUND = 1e6, LANE = 20, LANES = 200, LINES = 150, NEAR = 6, FEW = 5, PROSE = 20000, DEEP = 8;
   const TABS = ["request", "reply", "thinking", "calls", "diff", "handler", "raw"];
   const TITLES = { request: "Request", reply: "Reply", thinking: "Thinking", calls: "Calls", diff: "State diff", handler: "Handler", raw: "Raw" };
 
@@ -39,48 +39,10 @@ const runPage = (() => {
     let shown = [], positions = new Map(), unfolded = new Set();
     let hits = [], hitIndex = -1, searchNumber = 0, searching = false;
     const { BUCKETS, GOOD, count, plural, shortCount, duration, money, inputTokens, totalTokens, share, statusClass } = figures;
+    const nodes = makeNodes({ state, figures });
+    const { CHUNK, LONG, el, button, highlight, pre, appendInChunks, placeholder, heading, blockNode, foldNode } = nodes;
 
     // --- making nodes ---------------------------------------------------------------------------------------------------
-
-    function el(tag, name, ...inside) {
-      const node = document.createElement(tag);
-      if (name) node.className = name;
-      for (const each of inside) if (each !== null && each !== undefined && each !== "") node.append(each);
-      return node;
-    }
-
-    function button(text, action, name) {
-      const node = el("button", name || "", text);
-      node.type = "button";
-      node.addEventListener("click", action);
-      return node;
-    }
-
-    /* The text with what is searched for marked, as far as marks go. */
-    function highlight(text) {
-      const made = document.createDocumentFragment();
-      if (state.query.length < 2) { made.append(text); return made; }
-      const low = text.toLowerCase();
-      let from = 0;
-      for (let n = 0; n < MARKS; n++) {
-        const found = low.length === text.length ? low.indexOf(state.query, from) : -1;
-        if (found < 0) break;
-        made.append(text.slice(from, found), el("mark", "", text.slice(found, found + state.query.length)));
-        from = found + state.query.length;
-      }
-      made.append(text.slice(from));
-      return made;
-    }
-
-    function pre(text, name) {
-      const node = el("pre", name || "");
-      if (text.length <= LONG) { node.append(highlight(text)); return node; }
-      const box = el("div", "");
-      node.append(highlight(text.slice(0, LONG)));
-      const more = button(`Show all ${count(text.length)} characters`, () => { node.replaceChildren(highlight(text)); more.remove(); }, "more");
-      box.append(node, more);
-      return box;
-    }
 
     /*
      * What people and models say, in a closed part of Markdown: headings, paragraphs, lists, code, emphasis. No links, pictures or HTML,
@@ -204,26 +166,6 @@ const runPage = (() => {
       for (let found; (found = runs.exec(text));) if (found[0].length === sign.length) return found.index;
       return -1;
     }
-
-    /* Some of many nodes, and a button for some more. */
-    function appendInChunks(parent, many, make) {
-      let from = 0;
-      const more = button("", add, "more");
-      function add() {
-        const next = many.slice(from, from + CHUNK).map((each, n) => make(each, from + n));
-        from += next.length;
-        more.remove();
-        parent.append(...next);
-        if (from < many.length) {
-          more.textContent = `Show ${Math.min(CHUNK, many.length - from)} more of ${count(many.length - from)}`;
-          parent.append(more);
-        }
-      }
-      add();
-    }
-
-    const placeholder = (text) => el("p", "none", text);
-    const heading = (text, ...more) => el("h3", "", text, ...more);
 
     // --- texts and requests ---------------------------------------------------------------------------------------------
 
@@ -798,12 +740,6 @@ const runPage = (() => {
       if (names.length > 200) list.append(el("dt", "", "…"), el("dd", "", `${count(names.length - 200)} more members; the tab Raw has all`));
     }
 
-    function blockNode(cap, inner, name) {
-      const box = el("div", `block ${name || ""}`, el("div", "cap", ...cap));
-      for (const each of inner) box.append(el("div", "inner", each));
-      return box;
-    }
-
     const partNodes = (number, kind) => number < 0 ? [placeholder("left out: too many messages")] : [].concat(text(number)).map((part) => typeof part === "object" && part !== null ? partNode(part, kind) : pre(String(part)));
 
     function messageNode(each, isNew) {
@@ -812,12 +748,6 @@ const runPage = (() => {
       if (each.status) cap.push(el("span", "tag bad", each.status));
       if (each.tags) cap.push(el("span", "dim", each.tags.join(", ")));
       return blockNode(cap, partNodes(each.t, each.role === "tool" ? "" : "prose"), isNew ? "new" : "");
-    }
-
-    function foldNode(title, make) {
-      const node = el("details", "fold", el("summary", "", title));
-      node.addEventListener("toggle", () => { if (node.open && node.children.length === 1) node.append(make()); });
-      return node;
     }
 
     const PANELS = {
