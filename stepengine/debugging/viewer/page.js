@@ -4,7 +4,7 @@
  * made by el() and filled through textContent. Nothing is stored, and nothing is loaded here: what comes later is asked of the source.
  */
 const runPage = (() => {
-  const ROW = 30, OVER = 8, MOST = 190, SLICE = 8, BOUND = 1e6, LANE = 20, LANES = 200, LINES = 150, NEAR = 6, FEW = 5;
+  const ROW = 30, OVER = 8, MOST = 190, SLICE = 8, LANE = 20, LANES = 200, LINES = 150, NEAR = 6, FEW = 5;
   const TABS = ["request", "reply", "thinking", "calls", "diff", "handler", "raw"];
   const TITLES = { request: "Request", reply: "Reply", thinking: "Thinking", calls: "Calls", diff: "State diff", handler: "Handler", raw: "Raw" };
 
@@ -43,112 +43,10 @@ const runPage = (() => {
     const { CHUNK, LONG, el, button, highlight, pre, appendInChunks, placeholder, heading, blockNode, foldNode } = nodes;
     const markdown = makeMarkdown({ state, nodes });
     const { renderMarkdown } = markdown;
-
-    // --- texts and requests ---------------------------------------------------------------------------------------------
-
-    const text = (number) => state.data.texts[number];
-
-    /* Texts of variables; those of a run that is followed come by themselves, when somebody looks at them. */
-    const variableText = (number) => (state.data.lines || state.data).texts[number];
-
-    const json = (value) => JSON.stringify(value, null, 2);
-
-    function partText(part) {
-      for (const name of ["text", "thinking", "refusal", "media", "unreadable"]) if (name in part) return part[name];
-      if ("call" in part) return `${part.call} ${JSON.stringify(part.input)}`;
-      if ("json" in part) return typeof part.json === "string" ? part.json : JSON.stringify(part.json);
-      if ("error" in part) return `${part.error.type}: ${part.error.message}`;
-      return JSON.stringify(part);
-    }
-
-    /* A text as one string, as search and rows have it. */
-    function compactText(number) {
-      const value = text(number);
-      if (typeof value === "string") return value;
-      if (Array.isArray(value)) return value.map((each) => typeof each === "object" && each !== null ? partText(each) : String(each)).join("\n");
-      return JSON.stringify(value);
-    }
-
-    /* A text as people read it. */
-    function readableText(number) {
-      const value = text(number);
-      if (typeof value === "string") return value;
-      if (!Array.isArray(value)) return json(value);
-      return value.map((each) => each !== null && typeof each === "object" && "json" in each && typeof each.json !== "string" ? json(each.json) : typeof each === "object" && each !== null ? partText(each) : String(each)).join("\n");
-    }
-
-    /* The messages of the request of a row: from the first to the last, put together without recursion. */
-    function requestMessages(view, number) {
-      if (view.built.has(number)) return view.built.get(number);
-      const made = [], waiting = [[number, 0, Infinity]];
-      for (let n = 0; waiting.length; n++) {
-        if (n > BOUND) { made.push({ role: "user", t: -1 }); break; }
-        const entry = waiting.pop();
-        if (!Array.isArray(entry)) { made.push(entry); continue; }
-        const [source, from, to] = entry, list = source < 0 ? view.run.previous : view.steps[source].m || [], inner = [];
-        let position = 0;
-        for (const item of list) {
-          const end = position + (Array.isArray(item) ? item[2] - item[1] : 1);
-          const first = Math.max(from, position), last = Math.min(to, end);
-          if (first < last) inner.push(Array.isArray(item) ? [item[0], item[1] + first - position, item[1] + last - position] : item);
-          position = end;
-        }
-        for (let i = inner.length - 1; i >= 0; i--) waiting.push(inner[i]);
-      }
-      if (view.built.size > 8) view.built.clear();
-      view.built.set(number, made);
-      return made;
-    }
-
-    const messageKey = (message) => `${message.role} ${message.t} ${message.status || ""}`;
-
-    /* How many messages two requests begin with alike. */
-    function commonPrefix(a, b) {
-      let n = 0;
-      while (n < a.length && n < b.length && messageKey(a[n]) === messageKey(b[n])) n++;
-      return n;
-    }
-
-    /* The row of the model call before this one in the same run; -1 for the first. */
-    function previousModelRow(view, number) {
-      const path = view.steps[number].path;
-      for (let n = number - 1; n >= 0; n--) if (view.steps[n].path === path && view.steps[n].m) return n;
-      return -1;
-    }
-
-    /* The model call that a row belongs to: itself, else the last one before it. */
-    const modelRow = (view, number) => view.steps[number].m ? number : previousModelRow(view, number);
-
-    const isUnfinished = (call) => call.at === undefined;
-    const callFailed = (call) => call.error !== undefined || !["ok", "completed", "pending", undefined].includes(call.status);
-    const rowFailed = (row) => row.status === "error" || row.error !== undefined || row.calls.some(callFailed);
-
-    /* The numbers of the texts that belong to a row itself. */
-    function rowTexts(view, number) {
-      const row = view.steps[number], made = [];
-      const last = row.m ? previousModelRow(view, number) : -1;
-      if (row.m) {
-        const old = last >= 0 ? view.steps[last] : {};
-        for (const name of ["system", "tools", "settings", "choice"]) if (row[name] !== undefined && row[name] !== old[name]) made.push(row[name]);
-        for (const item of row.m) if (!Array.isArray(item)) made.push(item.t);
-        for (const item of row.tail || []) made.push(item.t);
-      }
-      for (const name of ["reply", "error", "attempts", "input"]) if (row[name] !== undefined) made.push(row[name]);
-      for (const item of row.inputs || []) made.push(item.t);
-      for (const call of row.calls) for (const name of ["input", "result", "error", "did", "change", "attempts"]) if (call[name] !== undefined) made.push(call[name]);
-      return made;
-    }
-
-    function rowWords(view, number) {
-      const row = view.steps[number];
-      return [row.a, row.kind, row.model, row.purpose, row.name, row.stop, view.agents[row.agent].id, ...row.calls.map((c) => `${c.name} ${c.a}`)].filter(Boolean).join(" ");
-    }
+    const payload = makePayload({ state });
+    const { BOUND, makeView, itemRow, itemRows, text, variableText, json, partText, compactText, readableText, oneLine, inputLine, agentPrompt, requestMessages, messageKey, commonPrefix, previousModelRow, modelRow, findProgramCall, isWithin, isUnfinished, callFailed, rowFailed, rowTexts, rowWords } = payload;
 
     // --- opening --------------------------------------------------------------------------------------------------------
-
-    function makeView(part) {
-      return { ...part, built: new Map() };
-    }
 
     async function start() {
       try {
@@ -293,11 +191,6 @@ const runPage = (() => {
 
     // --- the list -------------------------------------------------------------------------------------------------------
 
-    function itemRow(item) {
-      const which = item.i === null ? 1 : 0;
-      return [state.views[which], which ? item.j : item.i];
-    }
-
     /* What of the items is shown: those of the agent and its children; equal pairs folded where many stand together. */
     function filterItems() {
       const path = state.agent < 0 ? null : state.data.agents[state.agent].path;
@@ -375,18 +268,6 @@ const runPage = (() => {
       what.style.paddingLeft = `${12 * Math.min(6, row.path ? row.path.split(".").length : 0)}px`;
       node.addEventListener("click", () => pick(n));
       return node;
-    }
-
-    function oneLine(value) {
-      return value.slice(0, 400).replace(/\s+/g, " ").trim();
-    }
-
-    function inputLine(number) {
-      const value = text(number);
-      if (value !== null && typeof value === "object" && Array.isArray(value.options) && "text" in value) return oneLine([value.text, ...value.options].join("  "));
-      if (value === null || typeof value !== "object") return oneLine(String(value));
-      const values = Object.values(value).filter((each) => each !== null && each !== "" && !(Array.isArray(each) && !each.length));
-      return oneLine(values.map((each) => typeof each === "string" ? each : JSON.stringify(each)).join("  "));
     }
 
     function appendSummary(what, view, row) {
@@ -814,14 +695,6 @@ const runPage = (() => {
       return el("div", "asked", el("span", ""), line);
     }
 
-    /* The call whose program a row belongs to; undefined for any other row. */
-    function findProgramCall(view, number) {
-      const path = view.steps[number].path;
-      if (!path) return undefined;
-      for (const row of view.steps) for (const call of row.calls) if (call.child === path) return call.program === undefined ? undefined : call;
-      return undefined;
-    }
-
     // --- what changed between steps -------------------------------------------------------------------------------------
 
     function showDiff(box, view, model, last, number) {
@@ -1047,8 +920,6 @@ const runPage = (() => {
       announce(state.query ? `${plural(hits.length, "hit")} for ${state.query}` : "");
     }
 
-    const itemRows = (item) => [...(item.i === null ? [] : [[state.views[0], item.i]]), ...(item.j === null || item.j === undefined ? [] : [[state.views[1], item.j]])];
-
     function showHitCount() {
       const more = searching ? "…" : "";
       $("hits").textContent = !state.query ? "" : hitIndex < 0 ? `${count(hits.length)}${more} ${hits.length === 1 ? "step" : "steps"}` : `${count(hitIndex + 1)} of ${count(hits.length)}${more}`;
@@ -1105,15 +976,6 @@ const runPage = (() => {
       if (state.views.length > 1 || state.data.agents.length < 2) return [];
       const path = state.agent < 0 ? "" : state.data.agents[state.agent].path;
       return state.shownAgents.map((line) => line.n).filter((n) => n >= 0 && isWithin(state.data.agents[n].path, path));
-    }
-
-    const isWithin = (own, path) => path === "" || own === path || own.startsWith(`${path}.`);
-
-    /* What an agent was given, in one line: children of one kind are told apart by it. */
-    function agentPrompt(each) {
-      const said = compactText(each.prompt).trim(), params = each.params === undefined ? null : text(each.params);
-      if (!said && params !== null && typeof params.code === "string") return oneLine(params.code).slice(0, 120);
-      return (said || params === null ? said : compactText(each.params)).slice(0, 120);
     }
 
     function showLaneNames(lanes) {
