@@ -4,7 +4,7 @@
  * made by el() and filled through textContent. Nothing is stored, and nothing is loaded here: what comes later is asked of the source.
  */
 const runPage = (() => {
-  const ROW = 30, OVER = 8, MOST = 190, SLICE = 8, LANE = 20, LANES = 200, LINES = 150, NEAR = 6, FEW = 5;
+  const ROW = 30, OVER = 8, MOST = 190, SLICE = 8, LANE = 20, LANES = 200;
   const TABS = ["request", "reply", "thinking", "calls", "diff", "handler", "raw"];
   const TITLES = { request: "Request", reply: "Reply", thinking: "Thinking", calls: "Calls", diff: "State diff", handler: "Handler", raw: "Raw" };
 
@@ -40,13 +40,15 @@ const runPage = (() => {
     let hits = [], hitIndex = -1, searchNumber = 0, searching = false;
     const { BUCKETS, GOOD, count, plural, shortCount, duration, money, inputTokens, totalTokens, share, statusClass } = figures;
     const nodes = makeNodes({ state, figures });
-    const { CHUNK, LONG, el, button, highlight, pre, appendInChunks, placeholder, heading, blockNode, foldNode } = nodes;
+    const { CHUNK, LONG, el, button, pre, appendInChunks, placeholder, heading, blockNode, foldNode } = nodes;
     const markdown = makeMarkdown({ state, nodes });
     const { renderMarkdown } = markdown;
     const payload = makePayload({ state });
-    const { BOUND, makeView, itemRow, itemRows, text, variableText, json, partText, compactText, readableText, oneLine, inputLine, agentPrompt, requestMessages, messageKey, commonPrefix, previousModelRow, modelRow, findProgramCall, isWithin, isUnfinished, callFailed, rowFailed, rowTexts, rowWords } = payload;
+    const { BOUND, makeView, itemRow, itemRows, text, variableText, json, partText, compactText, readableText, oneLine, inputLine, agentPrompt, requestMessages, messageKey, commonPrefix, previousModelRow, modelRow, findProgramCall, isWithin, rowFailed, rowTexts, rowWords } = payload;
     const messages = makeMessages({ state, nodes, figures, payload, markdown });
-    const { partNode, membersNode, partNodes, messageNode } = messages;
+    const { partNode, membersNode, messageNode } = messages;
+    const calls = makeCalls({ state, nodes, figures, payload, messages, pick });
+    const { callNode, programNode } = calls;
 
     // --- opening --------------------------------------------------------------------------------------------------------
 
@@ -535,116 +537,6 @@ const runPage = (() => {
         box.append(heading("The data of this step, with the last 50 messages"), pre(JSON.stringify(whole, resolve, 2)));
       },
     };
-
-    function callNode(view, call) {
-      const cap = [el("span", `call ${call.kind}`, call.name), el("span", "dim", call.kind), el("span", "mono dim", call.a)];
-      const bad = callFailed(call);
-      if (call.status && call.status !== "ok") cap.push(el("span", `tag ${statusClass(call.status)}`, call.status));
-      if (call.purpose) cap.push(el("span", "tag", call.purpose));
-      if (call.line !== undefined) cap.push(el("span", "dim", `line ${call.line} of its program`));
-      if (call.together !== undefined) cap.push(el("span", "dim", `together with others from #${call.together} on`));
-      cap.push(el("span", "end", isUnfinished(call) ? view.run.ended ? "never finished" : "no result yet" : duration(call.at - call.began)));
-      const inner = call.program === undefined ? [membersNode(text(call.input))] : [programNode(view, call, 0)];
-      if (call.program !== undefined && text(call.input).restart) inner.unshift(membersNode({ restart: true }));
-      if (call.origins !== undefined) inner.push(originsNode(text(call.origins)));
-      if (call.attempts !== undefined) inner.push(el("div", "", el("span", "tag bad", "failed attempts"), ...text(call.attempts).map((each) => pre(`${each.type}: ${each.message}`))));
-      if (call.result !== undefined) inner.push(...partNodes(call.result, call.kind === "spawn" ? "prose" : ""));
-      if (call.error !== undefined) inner.push(el("div", "", el("span", "tag bad", text(call.error).type), pre(text(call.error).message)));
-      if (call.did !== undefined) inner.push(el("div", "", el("span", "tag", "did"), ...text(call.did).map((each) => pre(each))));
-      if (call.change !== undefined) inner.push(el("div", "", el("span", "tag", "changed in its run"), membersNode(text(call.change))));
-      if (call.child !== undefined) {
-        const first = state.items.findIndex((item) => { const [v, n] = itemRow(item); return v === view && v.steps[n].path === call.child; });
-        if (first >= 0) inner.push(button(call.program === undefined ? "Go to the first step of this child" : "Go to the first call of this program", () => pick(first)));
-      }
-      return blockNode(cap, inner, bad ? "bad" : "");
-    }
-
-    /* Sentences about the origins of arguments, untrusted ones first. */
-    function originsNode(said) {
-      const bad = said.filter(([, trusted]) => !trusted).length;
-      return foldNode(`Where the arguments come from${bad ? `: ${bad} untrusted` : ""}`, () => {
-        const list = el("ul", "");
-        for (const [sentence, trusted] of said) list.append(el("li", "", ...(trusted ? [] : [el("span", "tag bad", "untrusted"), " "]), highlight(sentence)));
-        return list;
-      });
-    }
-
-    // --- programs -------------------------------------------------------------------------------------------------------
-
-    /* The lines of a program, below each what it asked for there. It waits where there is no result yet, or at the line *here*. */
-    function programNode(view, call, here) {
-      const box = el("div", ""), code = el("div", "source program"), asked = new Map(), below = [];
-      const lines = String(text(call.input).code).split("\n"), fits = lines.length === call.program;
-      if (lines.length > 1 && !lines[lines.length - 1]) lines.pop();
-      view.steps.forEach((row, n) => {
-        if (row.path !== call.child) return;
-        for (const each of row.calls) {
-          const line = fits && each.line <= lines.length ? each.line : 0;
-          if (!line) below.push([each, n]);
-          else if (asked.has(line)) asked.get(line).push([each, n]);
-          else asked.set(line, [[each, n]]);
-        }
-      });
-      const waits = new Set(here ? [here] : [...asked].filter(([, calls]) => calls.some(([each]) => isUnfinished(each))).map(([line]) => line));
-      const near = (n) => { for (let k = n - NEAR; k <= n + NEAR; k++) if (asked.has(k) || k === here) return true; return n <= NEAR; };
-      code.tabIndex = 0;
-      code.setAttribute("role", "group");
-      code.setAttribute("aria-label", waits.size ? `Program, at line ${[...waits].join(", ")}` : `Program of ${plural(lines.length, "line")}`);
-      const written = (all) => {
-        const made = [];
-        let left = 0;
-        const leave = () => { if (left) made.push(el("div", "left", el("span", "", "…"), el("span", "", plural(left, "line")))); left = 0; };
-        lines.forEach((line, k) => {
-          if (!all && !near(k + 1)) { left++; return; }
-          leave();
-          const node = el("div", waits.has(k + 1) ? "here" : "", el("span", "", String(k + 1)), el("span", "", highlight(line || " ")));
-          if (waits.has(k + 1)) node.setAttribute("aria-current", "true");
-          made.push(node, ...callLines(view, asked.get(k + 1) || []));
-        });
-        leave();
-        return made;
-      };
-      const isLong = lines.length > LINES;
-      code.append(...written(!isLong));
-      box.append(code);
-      if (isLong) {
-        const more = button(`Show all ${count(lines.length)} lines`, () => { code.replaceChildren(...written(true)); more.remove(); }, "more");
-        box.append(more);
-      }
-      if (below.length) {
-        const rest = el("div", "source program", ...callLines(view, below));
-        rest.tabIndex = 0;
-        rest.setAttribute("role", "group");
-        rest.setAttribute("aria-label", "Calls of the program");
-        box.append(el("p", "dim", fits ? "No line is recorded for these:" : "Parts of the program were redacted, so line numbers differ:"), rest);
-      }
-      return box;
-    }
-
-    /* What one line asked for: of many calls the first ones, and whatever failed or has no result. */
-    function callLines(view, calls) {
-      const isFew = calls.length <= FEW + 1, shown = calls.filter(([each], n) => isFew || n < FEW || isUnfinished(each) || callFailed(each));
-      const made = shown.map(([each, n]) => callLine(view, each, n));
-      if (shown.length < calls.length) {
-        const more = button(`${plural(calls.length - shown.length, "more call")}`, () => node.replaceWith(...calls.filter((one) => !shown.includes(one)).map(([each, n]) => callLine(view, each, n))), "link more");
-        const node = el("div", "asked", el("span", ""), el("span", "", more));
-        made.push(node);
-      }
-      return made;
-    }
-
-    function callLine(view, each, n) {
-      const go = button("", () => { const at = state.items.findIndex((item) => { const [v, row] = itemRow(item); return v === view && row === n; }); if (at >= 0) { state.tab = "calls"; pick(at); } }, "link");
-      go.append(el("span", "mono", each.a), " ", el("span", `call ${each.kind}`, each.kind === "ask" ? each.purpose || "ask" : each.name), " ", el("span", "given", each.kind === "sleep" ? "" : inputLine(each.input).slice(0, 160)));
-      const line = el("span", "", go, el("span", "came", " → "));
-      if (each.error !== undefined) line.append(el("span", "tag bad", text(each.error).type), " ", oneLine(text(each.error).message));
-      else if (isUnfinished(each)) line.append(el("span", "tag ask", view.run.ended ? "never finished" : "no result yet"));
-      else {
-        if (callFailed(each)) line.append(el("span", "tag bad", each.status), " ");
-        line.append(each.result === undefined ? "" : oneLine(compactText(each.result)).slice(0, 200));
-      }
-      return el("div", "asked", el("span", ""), line);
-    }
 
     // --- what changed between steps -------------------------------------------------------------------------------------
 
