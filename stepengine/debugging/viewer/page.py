@@ -22,7 +22,17 @@ PLACE = re.compile(r"\{(csp|title|style|tone|status|lead|payload|script|run)\}")
 LEVEL = 6
 GOOD = frozenset({"completed"})
 WAITING = frozenset({"suspended", "interrupted", "under way", "max_steps", "truncated"})
-SCRIPTS = ("figures.js", "nodes.js", "markdown.js", "payload.js", "messages.js", "calls.js", "handler.js", "page.js")
+SCRIPTS = (
+    "figures.js",
+    "nodes.js",
+    "markdown.js",
+    "payload.js",
+    "messages.js",
+    "calls.js",
+    "handler.js",
+    "diff.js",
+    "page.js",
+)
 """
 The scripts in the order in which ``read_script`` joins them.
 
