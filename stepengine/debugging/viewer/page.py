@@ -31,6 +31,7 @@ SCRIPTS = (
     "calls.js",
     "handler.js",
     "diff.js",
+    "step.js",
     "page.js",
 )
 """
