@@ -4,7 +4,7 @@
  * made by el() and filled through textContent. Nothing is stored, and nothing is loaded here: what comes later is asked of the source.
  */
 const runPage = (() => {
-  const ROW = 30, OVER = 8, MOST = 190, SLICE = 8, LANE = 20, LANES = 200;
+  const SLICE = 8, LANE = 20, LANES = 200;
 
   /*
    * Show a run in an element that holds what run.html says.
@@ -34,20 +34,21 @@ const runPage = (() => {
       asWritten: false,       // true shows texts unformatted
     };
 
-    let shown = [], positions = new Map(), unfolded = new Set();
     let hits = [], hitIndex = -1, searchNumber = 0, searching = false;
     const { GOOD, count, plural, shortCount, duration, money, inputTokens, totalTokens, share, statusClass } = figures;
     const nodes = makeNodes({ state, figures });
     const { LONG, el, appendInChunks } = nodes;
     const markdown = makeMarkdown({ state, nodes });
     const payload = makePayload({ state });
-    const { makeView, itemRow, itemRows, text, partText, compactText, readableText, oneLine, inputLine, agentPrompt, isWithin, rowFailed, rowTexts, rowWords } = payload;
+    const { makeView, itemRow, itemRows, compactText, readableText, agentPrompt, isWithin, rowFailed, rowTexts, rowWords } = payload;
     const messages = makeMessages({ state, nodes, figures, payload, markdown });
     const calls = makeCalls({ state, nodes, figures, payload, messages, pick });
     const handler = makeHandler({ $, state, source, signal, nodes, payload, messages, calls, showStep: () => step.showStep() });
     const diff = makeDiff({ nodes, figures, payload, messages, handler });
     const step = makeStep({ $, state, nodes, figures, payload, messages, markdown, calls, handler, diff, showsCommands, chooseTab });
     const { TABS, showTabs, currentRow, forkCommand, showStep } = step;
+    const list = makeList({ $, state, nodes, figures, payload, pick, announce });
+    const { setItems, filterItems, scheduleDraw, scrollToItem, movePick, pickNextError } = list;
 
     // --- opening --------------------------------------------------------------------------------------------------------
 
@@ -78,15 +79,6 @@ const runPage = (() => {
       if (options.ready) options.ready();
       if (options.told) options.told(state.data);
       if (state.data.follow !== undefined) follow();
-    }
-
-    /* What the list holds: steps, or pairs of steps of two runs with equal ones folded. */
-    function setItems() {
-      if (!state.data.pairs) {
-        state.items = state.data.steps.map((_, i) => ({ i, j: null, mark: "" }));
-      } else {
-        state.items = state.data.pairs.map(([i, j, mark, fields]) => ({ i, j, mark, fields }));
-      }
     }
 
     function showBanner(message) {
@@ -164,7 +156,8 @@ const runPage = (() => {
       $(`agent-${number}`)?.scrollIntoView({ block: "nearest" });
       filterItems();
       drawTimeline();
-      if (state.picked >= 0 && !positions.has(state.picked) && shown.length) pick(shown[0]);
+      const first = list.firstShown();
+      if (state.picked >= 0 && !list.isShown(state.picked) && first !== undefined) pick(first);
       else scheduleDraw();
       markPicked();
     }
@@ -194,144 +187,21 @@ const runPage = (() => {
 
     // --- the list -------------------------------------------------------------------------------------------------------
 
-    /* What of the items is shown: those of the agent and its children; equal pairs folded where many stand together. */
-    function filterItems() {
-      const path = state.agent < 0 ? null : state.data.agents[state.agent].path;
-      shown = [];
-      let equal = [];
-      const flush = () => {
-        if (equal.length > 3 && !unfolded.has(equal[0])) shown.push(~equal[0]);
-        else shown.push(...equal);
-        equal = [];
-      };
-      state.items.forEach((item, n) => {
-        const [view, row] = itemRow(item), own = view.steps[row].path;
-        if (path !== null && !isWithin(own, path)) return;
-        if (item.mark === "=") { item.first = equal.length ? equal[0] : n; equal.push(n); item.many = equal; return; }
-        flush();
-        shown.push(n);
-      });
-      flush();
-      positions = new Map(shown.map((n, spot) => [n, spot]));
-      $("space").style.height = `${shown.length * ROW}px`;
-      scheduleDraw();
-    }
-
-    let pending = 0;
-
-    function scheduleDraw() {
-      if (!pending) pending = requestAnimationFrame(() => { pending = 0; drawRows(); });
-    }
-
-    function drawRows() {
-      const list = $("list"), space = $("space");
-      const first = Math.max(0, Math.floor(list.scrollTop / ROW) - OVER);
-      const last = Math.min(shown.length, Math.min(first + MOST, Math.ceil((list.scrollTop + list.clientHeight) / ROW) + OVER));
-      const nodes = [];
-      for (let spot = first; spot < last; spot++) nodes.push(rowNode(shown[spot], spot));
-      space.replaceChildren(...nodes);
-      const there = positions.get(state.picked);
-      if (there !== undefined && there >= first && there < last) list.setAttribute("aria-activedescendant", `row-${state.picked}`);
-      else list.removeAttribute("aria-activedescendant");
-    }
-
-    function rowNode(n, spot) {
-      const node = el("div", "row");
-      node.setAttribute("role", "option");
-      node.setAttribute("aria-setsize", String(shown.length));
-      node.setAttribute("aria-posinset", String(spot + 1));
-      node.style.transform = `translateY(${spot * ROW}px)`;
-      if (n < 0) {
-        const many = state.items[~n].many.length;
-        node.classList.add("fold");
-        node.id = `fold-${~n}`;
-        node.setAttribute("aria-selected", "false");
-        node.append(el("span", "no", ""), el("span", "what", `${plural(many, "equal step")} — open`));
-        node.addEventListener("click", () => { unfolded.add(~n); filterItems(); });
-        return node;
-      }
-      const item = state.items[n], [view, number] = itemRow(item), row = view.steps[number];
-      node.id = `row-${n}`;
-      node.setAttribute("aria-selected", String(n === state.picked));
-      if (rowFailed(row)) node.classList.add("bad");
-      if (state.hitSet.has(n)) node.classList.add("hit");
-      const what = el("span", "what");
-      if (state.data.pairs) {
-        const kind = { "=": "equal", "~": "changed", "+": "added", "-": "removed" }[item.mark];
-        node.classList.add(kind);
-        const mark = el("span", "mark", item.mark);
-        mark.title = kind;
-        what.append(mark, el("span", "unseen", kind));
-      }
-      appendSummary(what, view, row);
-      const step = row.kind === "model" ? String(row.n) : row.a;
-      const no = el("span", "no", step);
-      no.title = row.a;
-      node.append(no, what, el("span", "num tokens", row.usage ? shortCount(totalTokens(row.usage)) : ""), el("span", "num", row.at === undefined ? "…" : duration(row.at - row.began)));
-      what.style.paddingLeft = `${12 * Math.min(6, row.path ? row.path.split(".").length : 0)}px`;
-      node.addEventListener("click", () => pick(n));
-      return node;
-    }
-
-    function appendSummary(what, view, row) {
-      if (row.path) what.append(el("span", "word", view.agents[row.agent].id));
-      if (row.kind === "input") {
-        what.append(el("span", "word", "from outside"), el("span", "call ask", row.name), el("span", "given", inputLine(row.input)));
-        return;
-      }
-      if (row.purpose) what.append(el("span", "word", row.purpose));
-      if (rowFailed(row)) what.append(el("span", "bad", "error"));
-      if (row.error !== undefined && row.kind === "model") what.append(el("span", "", oneLine(`${text(row.error).type}: ${text(row.error).message}`)));
-      if (row.kind === "model" && row.reply === undefined && row.error === undefined) what.append(el("span", "word", "no reply yet"));
-      const parts = row.reply === undefined ? [] : text(row.reply);
-      const said = oneLine(parts.filter((p) => "text" in p || "refusal" in p).map(partText).join(" "));
-      if (row.kind !== "model") what.append(el("span", "word", row.calls[0].kind === "tool" ? row.calls[0].by || "handler" : row.calls[0].kind));
-      const asked = parts.filter((p) => "call" in p);
-      const calls = row.calls.length ? row.calls.map((c) => [c.name, c.kind, c.input]) : [];
-      const names = calls.length >= asked.length ? calls : asked.map((p) => [p.call, "tool", null]);
-      for (const [name, kind] of names.slice(0, 4)) what.append(el("span", `call ${kind}`, name));
-      if (names.length > 4) what.append(el("span", "word", `and ${names.length - 4} more`));
-      if (said) what.append(el("span", "said", said));
-      else if (calls.length) what.append(el("span", "given", inputLine(calls[0][2])));
-    }
-
     function pick(n, follows = true) {
       if (n < 0 || n >= state.items.length) return;
       const same = n === state.picked;
       state.picked = n;
       state.side = state.items[n].i === null ? 1 : state.items[n].j === null ? 0 : state.side;
-      if (!positions.has(n)) {
+      if (!list.isShown(n)) {
         const item = state.items[n];
-        if (item.mark === "=" && item.many) { unfolded.add(item.first); filterItems(); }
-        if (!positions.has(n)) { state.agent = -1; pickAgent(-1); }
+        if (item.mark === "=" && item.many) list.unfold(item.first);
+        if (!list.isShown(n)) { state.agent = -1; pickAgent(-1); }
       }
       scrollToItem(n);
       scheduleDraw();
       showStep();
       markPicked();
       if (follows && !same) address.write(formatHash());
-    }
-
-    function scrollToItem(n) {
-      const list = $("list"), top = positions.get(n) * ROW;
-      if (top < list.scrollTop) list.scrollTop = top;
-      else if (top + ROW > list.scrollTop + list.clientHeight) list.scrollTop = top + ROW - list.clientHeight;
-    }
-
-    function movePick(by) {
-      let spot = positions.get(state.picked);
-      if (spot === undefined) spot = 0;
-      else spot = Math.min(shown.length - 1, Math.max(0, spot + by));
-      while (shown[spot] < 0 && spot + Math.sign(by || 1) >= 0 && spot + Math.sign(by || 1) < shown.length) spot += Math.sign(by || 1);
-      if (shown[spot] >= 0) pick(shown[spot]);
-    }
-
-    function pickNextError() {
-      for (let k = 1; k <= state.items.length; k++) {
-        const n = (state.picked + k) % state.items.length, [view, row] = itemRow(state.items[n]);
-        if (rowFailed(view.steps[row])) { pick(n); return; }
-      }
-      announce("no step failed");
     }
 
     // --- addresses ------------------------------------------------------------------------------------------------------
@@ -636,7 +506,7 @@ const runPage = (() => {
     }
 
     function merge(said) {
-      const atEnd = state.picked >= 0 && positions.get(state.picked) === shown.length - 1;
+      const atEnd = state.picked >= 0 && list.isLastShown(state.picked);
       state.data.texts.length = said.from;
       state.data.texts.push(...said.texts);
       state.data.images.length = said.images_from;

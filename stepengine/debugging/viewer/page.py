@@ -32,6 +32,7 @@ SCRIPTS = (
     "handler.js",
     "diff.js",
     "step.js",
+    "list.js",
     "page.js",
 )
 """
