@@ -33,6 +33,7 @@ SCRIPTS = (
     "diff.js",
     "step.js",
     "list.js",
+    "overview.js",
     "page.js",
 )
 """
