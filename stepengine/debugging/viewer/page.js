@@ -4,7 +4,7 @@
  * made by el() and filled through textContent. Nothing is stored, and nothing is loaded here: what comes later is asked of the source.
  */
 const runPage = (() => {
-  const SLICE = 8, LANE = 20, LANES = 200;
+  const LANE = 20, LANES = 200;
 
   /*
    * Show a run in an element that holds what run.html says.
@@ -34,13 +34,12 @@ const runPage = (() => {
       asWritten: false,       // true shows texts unformatted
     };
 
-    let hits = [], hitIndex = -1, searchNumber = 0, searching = false;
     const { GOOD, count, plural, shortCount, duration, money, share, statusClass } = figures;
     const nodes = makeNodes({ state, figures });
     const { el } = nodes;
     const markdown = makeMarkdown({ state, nodes });
     const payload = makePayload({ state });
-    const { makeView, itemRow, itemRows, compactText, agentPrompt, isWithin, rowFailed, rowTexts, rowWords } = payload;
+    const { makeView, itemRow, agentPrompt, isWithin, rowFailed } = payload;
     const messages = makeMessages({ state, nodes, figures, payload, markdown });
     const calls = makeCalls({ state, nodes, figures, payload, messages, pick });
     const handler = makeHandler({ $, state, source, signal, nodes, payload, messages, calls, showStep: () => step.showStep() });
@@ -51,6 +50,8 @@ const runPage = (() => {
     const { setItems, filterItems, scheduleDraw, scrollToItem, movePick, pickNextError } = list;
     const overview = makeOverview({ $, state, nodes, figures, payload, pickAgent });
     const { showBanner, showMissing, showFacts, showAgents, showAbout } = overview;
+    const search = makeSearch({ $, state, figures, payload, list, step, pick, announce });
+    const { startSearch, moveHit, stopSearch } = search;
 
     // --- opening --------------------------------------------------------------------------------------------------------
 
@@ -149,60 +150,6 @@ const runPage = (() => {
     }
 
     // --- search ---------------------------------------------------------------------------------------------------------
-
-    const channel = new MessageChannel();
-    const waiting = [];
-    channel.port1.onmessage = () => waiting.shift()();
-    const yieldToEvents = () => new Promise((go) => { waiting.push(go); channel.port2.postMessage(0); });
-
-    async function startSearch(wanted) {
-      const mine = ++searchNumber;
-      state.query = wanted.trim().toLowerCase();
-      hits = []; state.hitSet = new Set(); hitIndex = -1; searching = state.query.length > 0;
-      const found = new Map();
-      let from = performance.now(), painted = from;
-      if (state.query) {
-        for (let n = 0; n < state.items.length; n++) {
-          for (const [view, row] of itemRows(state.items[n])) {
-            let is = rowWords(view, row).toLowerCase().includes(state.query);
-            for (const number of is ? [] : rowTexts(view, row)) {
-              if (!found.has(number)) found.set(number, compactText(number).toLowerCase().includes(state.query));
-              if (found.get(number)) { is = true; break; }
-            }
-            if (is) { hits.push(n); state.hitSet.add(n); break; }
-          }
-          const now = performance.now();
-          if (now - from > SLICE) {
-            if (now - painted > 100) { painted = now; showHitCount(); scheduleDraw(); }
-            await yieldToEvents();
-            if (mine !== searchNumber) return;
-            from = performance.now();
-          }
-        }
-      }
-      searching = false;
-      showHitCount();
-      scheduleDraw();
-      if (state.picked >= 0) showStep();
-      announce(state.query ? `${plural(hits.length, "hit")} for ${state.query}` : "");
-    }
-
-    function showHitCount() {
-      const more = searching ? "…" : "";
-      $("hits").textContent = !state.query ? "" : hitIndex < 0 ? `${count(hits.length)}${more} ${hits.length === 1 ? "step" : "steps"}` : `${count(hitIndex + 1)} of ${count(hits.length)}${more}`;
-    }
-
-    function moveHit(by) {
-      if (!hits.length) { announce(state.query ? "no hit" : "search first"); return; }
-      if (hitIndex < 0) {
-        const next = hits.findIndex((n) => n >= state.picked);
-        hitIndex = by > 0 ? Math.max(0, next) : (next <= 0 ? hits.length - 1 : next - (hits[next] === state.picked ? 0 : 1));
-      } else hitIndex = (hitIndex + by + hits.length) % hits.length;
-      pick(hits[hitIndex]);
-      showHitCount();
-      const mark = $("panel").querySelector("mark");
-      if (mark) mark.scrollIntoView({ block: "nearest" });
-    }
 
     let last = 0, later = 0;
 
@@ -541,7 +488,7 @@ const runPage = (() => {
     start();
 
     return {
-      destroy() { aborter.abort(); sizes.disconnect(); clearTimeout(sized); clearTimeout(later); searchNumber++; },
+      destroy() { aborter.abort(); sizes.disconnect(); clearTimeout(sized); clearTimeout(later); stopSearch(); },
       data: () => state.data,
       /* The step that is shown: its row, and the address of its first effect. */
       picked() {

@@ -34,6 +34,7 @@ SCRIPTS = (
     "step.js",
     "list.js",
     "overview.js",
+    "search.js",
     "page.js",
 )
 """
