@@ -35,6 +35,7 @@ SCRIPTS = (
     "list.js",
     "overview.js",
     "search.js",
+    "charts.js",
     "page.js",
 )
 """
