@@ -34,7 +34,6 @@ const runPage = (() => {
     };
 
     const nodes = makeNodes({ state, figures });
-    const { el } = nodes;
     const markdown = makeMarkdown({ state, nodes });
     const payload = makePayload({ state });
     const { makeView, itemRow } = payload;
@@ -43,15 +42,16 @@ const runPage = (() => {
     const handler = makeHandler({ $, state, source, signal, nodes, payload, messages, calls, showStep: () => step.showStep() });
     const diff = makeDiff({ nodes, figures, payload, messages, handler });
     const step = makeStep({ $, state, nodes, figures, payload, messages, markdown, calls, handler, diff, showsCommands, chooseTab });
-    const { TABS, showTabs, currentRow, forkCommand, showStep } = step;
+    const { TABS, showTabs, currentRow, showStep } = step;
     const list = makeList({ $, state, nodes, figures, payload, pick, announce });
-    const { setItems, filterItems, scheduleDraw, scrollToItem, movePick, pickNextError } = list;
+    const { setItems, filterItems, scheduleDraw, scrollToItem } = list;
     const overview = makeOverview({ $, state, nodes, figures, payload, pickAgent });
     const { showBanner, showMissing, showFacts, showAgents, showAbout } = overview;
     const search = makeSearch({ $, state, figures, payload, list, step, pick, announce });
-    const { startSearch, moveHit, stopSearch } = search;
+    const { startSearch, stopSearch } = search;
     const charts = makeCharts({ $, state, nodes, figures, payload, pickAgent });
-    const { drawCharts, drawTimeline, itemAt, markPicked, showTable } = charts;
+    const { drawCharts, drawTimeline, markPicked } = charts;
+    addControls({ $, state, options, signal, nodes, step, list, search, charts, pick, chooseTab, moveAgent, announce });
 
     // --- opening --------------------------------------------------------------------------------------------------------
 
@@ -210,79 +210,6 @@ const runPage = (() => {
     }
 
     // --- keys -----------------------------------------------------------------------------------------------------------
-
-    const KEYS = [
-      ["j", "next step", () => movePick(1)], ["k", "previous step", () => movePick(-1)],
-      ["J", "next agent", () => moveAgent(1)], ["K", "previous agent", () => moveAgent(-1)],
-      ["/", "search", () => $("search").focus()], ["n", "next hit", () => moveHit(1)], ["N", "previous hit", () => moveHit(-1)],
-      ["e", "next error", pickNextError], ["m", "plain or formatted text", () => { state.asWritten = !state.asWritten; announce(state.asWritten ? "plain text" : "formatted text"); if (state.picked >= 0) showStep(); }], ["t", "light, dark, as the system", switchTheme], ["y", "copy the fork command", copyCommand], ["?", "these keys", showHelp],
-    ];
-
-    function switchTheme() {
-      if (options.theme) { options.theme(); drawCharts(); return; }
-      const order = [undefined, "dark", "light"], now = order.indexOf(document.documentElement.dataset.theme);
-      const next = order[(now + 1) % 3];
-      if (next) document.documentElement.dataset.theme = next; else delete document.documentElement.dataset.theme;
-      $("theme").textContent = next ? `Theme: ${next}` : "Theme";
-      drawCharts();
-    }
-
-    async function copyCommand() {
-      const written = forkCommand();
-      try {
-        await navigator.clipboard.writeText(written);
-      } catch {
-        const node = $("head").querySelector(".command");
-        if (node) { getSelection().selectAllChildren(node); document.execCommand("copy"); }
-      }
-      $("fork").textContent = "Copied";
-      announce(`copied: ${written}`);
-      setTimeout(() => { $("fork").textContent = "Copy fork command"; }, 1500);
-    }
-
-    function showHelp() {
-      const list = [...KEYS.map(([key, what]) => [key, what]), ["1–7", "tab"], ["Esc", "leave the search, close the dialog"]];
-      $("help-keys").replaceChildren(...list.flatMap(([key, what]) => [el("dt", "", el("kbd", "", key)), el("dd", "", what)]));
-      $("help").showModal();
-    }
-
-    document.addEventListener("keydown", (event) => {
-      if (event.ctrlKey || event.altKey || event.metaKey || event.defaultPrevented || !state.data) return;
-      const typing = /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName) || $("help").open;
-      if (event.key === "Escape") {
-        if (typing && event.target === $("search")) { $("search").value = ""; startSearch(""); $("list").focus(); }
-        return;
-      }
-      if (typing) return;
-      if (/^[1-7]$/.test(event.key)) { chooseTab(TABS[Number(event.key) - 1]); return; }
-      const known = KEYS.find(([key]) => key === event.key);
-      if (known) { event.preventDefault(); known[2](); }
-    }, { signal });
-
-    function handleArrows(event, by, ends) {
-      const step = { ArrowDown: 1, ArrowUp: -1, PageDown: 15, PageUp: -15, Home: -1e9, End: 1e9 }[event.key];
-      if (step === undefined || (!ends && Math.abs(step) > 1)) return;
-      event.preventDefault();
-      by(step);
-    }
-
-    $("list").addEventListener("keydown", (event) => handleArrows(event, movePick, true));
-    $("tree").addEventListener("keydown", (event) => handleArrows(event, moveAgent, false));
-    $("list").addEventListener("scroll", scheduleDraw, { passive: true });
-    $("search").addEventListener("input", () => startSearch($("search").value));
-    $("search").addEventListener("keydown", (event) => { if (event.key === "Enter") { event.preventDefault(); moveHit(event.shiftKey ? -1 : 1); } });
-    $("next").addEventListener("click", () => moveHit(1));
-    $("previous").addEventListener("click", () => moveHit(-1));
-    $("fork").addEventListener("click", copyCommand);
-    $("theme").addEventListener("click", switchTheme);
-    $("keys").addEventListener("click", showHelp);
-    $("close").addEventListener("click", () => $("help").close());
-    $("twin").addEventListener("toggle", () => { if (state.data && $("twin").open) showTable(); });
-
-    $("lane").addEventListener("click", (event) => {
-      const best = itemAt(event.offsetX, event.offsetY);
-      if (best >= 0) pick(best);
-    });
 
     address.changed(() => { if (state.data) { const n = readHash(); if (n >= 0) pick(n, false); else showStep(); } }, signal);
     let sized = 0;

@@ -36,6 +36,7 @@ SCRIPTS = (
     "overview.js",
     "search.js",
     "charts.js",
+    "controls.js",
     "page.js",
 )
 """
