@@ -1,16 +1,21 @@
 "use strict";
 /*
- * What shows a recorded run: in a page of its own, and in the studio. Texts of the run reach the document as text only: every node is
- * made by el() and filled through textContent. Nothing is stored, and nothing is loaded here: what comes later is asked of the source.
+ * Mount the page of a recorded run: create its parts, load the payload, pick steps and agents, and follow a live run.
+ *
+ * The page is shown in a file of its own and in the studio. Each other script declares one part: a factory that receives the parts it
+ * uses. page.py joins the scripts. They store nothing and load nothing: later records come from the source.
  */
 const runPage = (() => {
-
   /*
-   * Show a run in an element that holds what run.html says.
+   * Show a run in an element with the content of run.html.
    *
-   * source: { opened() -> payload, next(after) -> what came behind that, or nothing when nothing comes any more }
+   * source: {
+   *   opened() -> payload,
+   *   next(after, signal) -> the changes since the length *after*; nothing when the run has ended,
+   *   lines(signal) -> the positions of the handlers; optional
+   * }
    * options: { address: { read() -> text, write(text), changed(tell, signal) }, ready(), theme() -> name, commands: false, latest: true, told(data) }
-   * gives: { destroy(), pick(address), data() -> payload, picked() -> { path, seq, row } }
+   * Returns { destroy(), pick(address), data() -> payload, picked() -> { row, number }, redraw() }.
    */
   function mount(root, source, options = {}) {
     const $ = (id) => root.querySelector(`#${id}`);
@@ -18,7 +23,7 @@ const runPage = (() => {
     const address = options.address || hashAddress;
     const showsCommands = options.commands !== false;
 
-    /* What several parts read and write. */
+    // The state that several parts share. State of one part is in that part.
     const state = {
       data: null,             // the payload; null until the source has returned it
       views: [],              // one view of the payload per run: two when runs are compared
@@ -36,21 +41,15 @@ const runPage = (() => {
     const nodes = makeNodes({ state, figures });
     const markdown = makeMarkdown({ state, nodes });
     const payload = makePayload({ state });
-    const { makeView, itemRow } = payload;
     const messages = makeMessages({ state, nodes, figures, payload, markdown });
     const calls = makeCalls({ state, nodes, figures, payload, messages, pick });
     const handler = makeHandler({ $, state, source, signal, nodes, payload, messages, calls, showStep: () => step.showStep() });
     const diff = makeDiff({ nodes, figures, payload, messages, handler });
     const step = makeStep({ $, state, nodes, figures, payload, messages, markdown, calls, handler, diff, showsCommands, chooseTab });
-    const { TABS, showTabs, currentRow, showStep } = step;
     const list = makeList({ $, state, nodes, figures, payload, pick, announce });
-    const { setItems, filterItems, scheduleDraw, scrollToItem } = list;
     const overview = makeOverview({ $, state, nodes, figures, payload, pickAgent });
-    const { showBanner, showMissing, showFacts, showAgents, showAbout } = overview;
     const search = makeSearch({ $, state, figures, payload, list, step, pick, announce });
-    const { startSearch, stopSearch } = search;
     const charts = makeCharts({ $, state, nodes, figures, payload, pickAgent });
-    const { drawCharts, drawTimeline, markPicked } = charts;
     addControls({ $, state, options, signal, nodes, step, list, search, charts, pick, chooseTab, moveAgent, announce });
 
     // --- opening --------------------------------------------------------------------------------------------------------
@@ -60,41 +59,41 @@ const runPage = (() => {
         state.data = await source.opened();
         if (signal.aborted) return;
       } catch (error) {
-        showBanner(error.message || String(error));
+        overview.showBanner(error.message || String(error));
         return;
       }
-      state.views = [makeView(state.data), ...(state.data.other ? [makeView(state.data.other)] : [])];
+      state.views = [payload.makeView(state.data), ...(state.data.other ? [payload.makeView(state.data.other)] : [])];
       root.classList.remove("loading");
-      setItems();
-      showFacts();
-      showAgents();
-      showAbout();
-      showTabs();
+      list.setItems();
+      overview.showFacts();
+      overview.showAgents();
+      overview.showAbout();
+      step.showTabs();
       root.classList.toggle("compared", Boolean(state.data.pairs) && state.views.every((view) => view.agents.length < 2));
       if (state.data.pairs) $("legend").textContent = "A solid, B dashed; above A, below B";
-      showMissing();
+      overview.showMissing();
       const wanted = readHash();
       const first = state.data.pairs ? Math.max(0, state.items.findIndex((item) => item.mark && item.mark !== "=")) : options.latest && !state.data.run.ended ? state.items.length - 1 : 0;
-      filterItems();
+      list.filterItems();
       pick(wanted >= 0 ? wanted : state.items.length ? first : -1, false);
-      drawCharts();
+      charts.drawCharts();
       root.dataset.ready = "yes";
       if (options.ready) options.ready();
       if (options.told) options.told(state.data);
       if (state.data.follow !== undefined) follow();
     }
 
-    // --- agents and the run ---------------------------------------------------------------------------------------------
+    // --- picking --------------------------------------------------------------------------------------------------------
 
     function pickAgent(number) {
       state.agent = number;
       overview.markAgent(number);
-      filterItems();
-      drawTimeline();
+      list.filterItems();
+      charts.drawTimeline();
       const first = list.firstShown();
       if (state.picked >= 0 && !list.isShown(state.picked) && first !== undefined) pick(first);
-      else scheduleDraw();
-      markPicked();
+      else list.scheduleDraw();
+      charts.markPicked();
     }
 
     function moveAgent(by) {
@@ -103,8 +102,7 @@ const runPage = (() => {
       if (next) pickAgent(next.n);
     }
 
-    // --- the list -------------------------------------------------------------------------------------------------------
-
+    /* Show the step of an item, in the list of all agents if the picked one does not have it. *follows* false keeps the address. */
     function pick(n, follows = true) {
       if (n < 0 || n >= state.items.length) return;
       const same = n === state.picked;
@@ -115,52 +113,51 @@ const runPage = (() => {
         if (item.mark === "=" && item.many) list.unfold(item.first);
         if (!list.isShown(n)) { state.agent = -1; pickAgent(-1); }
       }
-      scrollToItem(n);
-      scheduleDraw();
-      showStep();
-      markPicked();
+      list.scrollToItem(n);
+      list.scheduleDraw();
+      step.showStep();
+      charts.markPicked();
       if (follows && !same) address.write(formatHash());
+    }
+
+    function chooseTab(name) {
+      state.tab = name;
+      step.showStep();
+      if (state.picked >= 0) address.write(formatHash());
     }
 
     // --- addresses ------------------------------------------------------------------------------------------------------
 
     function formatHash() {
-      const [view, number] = itemRow(state.items[state.picked]), row = view.steps[number];
-      const step = row.kind === "model" && !row.path ? String(row.n) : encodeURIComponent(row.a);
-      return `step=${step}&tab=${state.tab}`;
+      const [view, number] = payload.itemRow(state.items[state.picked]), row = view.steps[number];
+      const shown = row.kind === "model" && !row.path ? String(row.n) : encodeURIComponent(row.a);
+      return `step=${shown}&tab=${state.tab}`;
     }
 
+    /* Set the tab from the address, and return the item of the step in it; -1 for none. */
     function readHash() {
       const params = new URLSearchParams(address.read());
-      if (TABS.includes(params.get("tab"))) state.tab = params.get("tab");
-      const step = params.get("step");
-      if (!step) return -1;
+      if (step.TABS.includes(params.get("tab"))) state.tab = params.get("tab");
+      const wanted = params.get("step");
+      if (!wanted) return -1;
       return state.items.findIndex((item) => {
-        const [view, number] = itemRow(item), row = view.steps[number];
-        return /^\d+$/.test(step) ? row.kind === "model" && !row.path && row.n === Number(step) : row.a === step;
+        const [view, number] = payload.itemRow(item), row = view.steps[number];
+        return /^\d+$/.test(wanted) ? row.kind === "model" && !row.path && row.n === Number(wanted) : row.a === wanted;
       });
     }
 
-    // --- one step -------------------------------------------------------------------------------------------------------
-
-    function chooseTab(name) {
-      state.tab = name;
-      showStep();
-      if (state.picked >= 0) address.write(formatHash());
-    }
-
-    // --- search ---------------------------------------------------------------------------------------------------------
+    // --- messages for screen readers ------------------------------------------------------------------------------------
 
     let last = 0, later = 0;
 
-    /* Say something to who does not see, once a second at most. */
+    /* Report something to screen readers, at most once a second. */
     function announce(message) {
       clearTimeout(later);
       const wait = Math.max(0, last + 1000 - performance.now());
       later = setTimeout(() => { last = performance.now(); $("said").textContent = message; }, wait);
     }
 
-    // --- a run under way ------------------------------------------------------------------------------------------------
+    // --- a live run -----------------------------------------------------------------------------------------------------
 
     async function follow() {
       for (;;) {
@@ -172,11 +169,12 @@ const runPage = (() => {
           return;
         }
         if (signal.aborted || !said) return;
-        if (said.error) { showBanner(said.error); return; }
+        if (said.error) { overview.showBanner(said.error); return; }
         if (said.after !== state.data.follow) merge(said);
       }
     }
 
+    /* Merge the changes of a live run into the payload, and show them. */
     function merge(said) {
       const atEnd = state.picked >= 0 && list.isLastShown(state.picked);
       state.data.texts.length = said.from;
@@ -190,60 +188,62 @@ const runPage = (() => {
         said.series[name] = known.slice(0, from).concat(said.series[name]);
       }
       Object.assign(state.data, { run: said.run, agents: said.agents, series: said.series, follow: said.after });
-      state.views = [makeView(state.data)];
-      setItems();
-      showFacts();
-      showAgents();
-      showAbout();
+      state.views = [payload.makeView(state.data)];
+      list.setItems();
+      overview.showFacts();
+      overview.showAgents();
+      overview.showAbout();
       const now = state.picked, top = $("panel").scrollTop, stays = !atEnd && now >= 0;
-      filterItems();
-      // Who reads a step goes on reading it, where they were.
+      list.filterItems();
+      // A reader of an earlier step stays there, at the same scroll position.
       const programs = new Set(stays ? state.data.steps[now].calls.filter((c) => c.program !== undefined).map((c) => c.child) : []);
       if (!stays || said.steps.some(([n, row]) => n === now || programs.has(row.path))) {
         state.picked = -1;
         pick(stays ? now : state.items.length - 1, false);
         if (stays) $("panel").scrollTop = top;
       }
-      drawCharts();
-      if (state.query) startSearch(state.query);
+      charts.drawCharts();
+      if (state.query) search.startSearch(state.query);
       if (options.told) options.told(state.data);
     }
 
-    // --- keys -----------------------------------------------------------------------------------------------------------
+    // --- the page around it ---------------------------------------------------------------------------------------------
 
-    address.changed(() => { if (state.data) { const n = readHash(); if (n >= 0) pick(n, false); else showStep(); } }, signal);
+    address.changed(() => { if (state.data) { const n = readHash(); if (n >= 0) pick(n, false); else step.showStep(); } }, signal);
     let sized = 0;
-    const sizes = new ResizeObserver(() => { clearTimeout(sized); sized = setTimeout(() => { if (state.data && !signal.aborted) { scheduleDraw(); drawCharts(); } }, 60); });
+    const sizes = new ResizeObserver(() => { clearTimeout(sized); sized = setTimeout(() => { if (state.data && !signal.aborted) { list.scheduleDraw(); charts.drawCharts(); } }, 60); });
     sizes.observe(root);
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { if (state.data) drawCharts(); }, { signal });
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { if (state.data) charts.drawCharts(); }, { signal });
     $("fork").hidden = !showsCommands;
     start();
 
     return {
-      destroy() { aborter.abort(); sizes.disconnect(); clearTimeout(sized); clearTimeout(later); stopSearch(); },
+      destroy() { aborter.abort(); sizes.disconnect(); clearTimeout(sized); clearTimeout(later); search.stopSearch(); },
       data: () => state.data,
-      /* The step that is shown: its row, and the address of its first effect. */
+      /* The step that is shown: its row, and the number of the row. */
       picked() {
         if (state.picked < 0) return null;
-        const [view, number] = currentRow();
+        const [view, number] = step.currentRow();
         return { row: view.steps[number], number };
       },
+      /* Pick the step at an address of the journal; false if there is none. */
       pick(wanted) {
-        const n = state.items.findIndex((item) => { const [view, number] = itemRow(item); return view.steps[number].a === wanted; });
+        const n = state.items.findIndex((item) => { const [view, number] = payload.itemRow(item); return view.steps[number].a === wanted; });
         if (n >= 0) pick(n);
         return n >= 0;
       },
-      redraw() { if (state.data) { scheduleDraw(); drawCharts(); } },
+      redraw() { if (state.data) { list.scheduleDraw(); charts.drawCharts(); } },
     };
   }
 
+  /* The address of a page of its own. */
   const hashAddress = {
     read: () => location.hash.slice(1),
     write: (text) => history.replaceState(null, "", `#${text}`),
     changed: (tell, signal) => addEventListener("hashchange", tell, { signal }),
   };
 
-  /* A payload that stands packed in the page. */
+  /* Decompress the payload that is in the page. */
   async function unpackPayload(node) {
     const written = node.textContent.trim();
     if (typeof DecompressionStream === "undefined") throw new Error("This browser cannot unpack the run, because it lacks DecompressionStream. Use a browser from 2023 or later.");
@@ -257,7 +257,7 @@ const runPage = (() => {
   if (written) {
     mount(document.body, {
       opened: () => unpackPayload(written),
-      /* The command that serves the page is asked once a second for what came. */
+      /* Poll the command that serves the page, once a second. */
       async next(after) {
         await new Promise((go) => setTimeout(go, 1000));
         try {

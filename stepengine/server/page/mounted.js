@@ -1,5 +1,6 @@
 /*
- * The renderer of a run as a component. It is the one of `stepengine show --html`, mounted on an element of the studio: see runPage in run.js.
+ * The renderer of a run as a component. It is the one of `stepengine show --html`, mounted on an element of the studio: see runPage in
+ * run.js, which joins the scripts in stepengine/debugging/viewer.
  */
 import { html, useEffect, useRef, api, amend, route } from "./lib.js";
 import { turnTheme } from "./theme.js";
