@@ -193,9 +193,9 @@ def print_questions(questions: Iterable[Question], again: str) -> None:
         choices = f" ({', '.join(question.options)})" if question.options else ""
         print_error(f"question {question.id} waits for an answer: {question.text}{choices}")
         if again:
-            print_error(f"answer it with: {again} --answer {shlex.quote(question.id)}=TEXT")
+            print_error(f"answer it with: {again} --answer {question.id}=TEXT")
         if again and question.id.startswith("doubt:"):
-            print_error(f"or supply its result: {again} --answer {shlex.quote(question.id)}=result:TEXT-or-JSON")
+            print_error(f"or supply its result: {again} --answer {question.id}=result:TEXT-or-JSON")
 
 
 def _print_waits(result: RunResult, again: str) -> None:

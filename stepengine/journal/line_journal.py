@@ -101,11 +101,11 @@ class LineJournal(Journal):
 
     @override
     def content(self) -> bytes:
-        return self._read(0)
+        return _read_bytes(self, 0)
 
     @override
     def read_piece(self, start: int, most: int) -> bytes:
-        return self._read(start)
+        return _read_bytes(self, start)
 
     @override
     def head(self) -> Head | None:
@@ -148,12 +148,14 @@ class LineJournal(Journal):
         if letters is not None:
             letters.replace([])
 
-    def _read(self, start: int) -> bytes:
-        try:
-            return self.read_bytes(start)
-        except OSError as error:
-            msg = f"{self.name} cannot be read: {describe_os_error(error)}"
-            raise JournalError(msg) from error
+
+# A function: a private method here could be overridden by one of the same name in a store of somebody else.
+def _read_bytes(journal: LineJournal, start: int) -> bytes:
+    try:
+        return journal.read_bytes(start)
+    except OSError as error:
+        msg = f"{journal.name} cannot be read: {describe_os_error(error)}"
+        raise JournalError(msg) from error
 
 
 class LockedStore:

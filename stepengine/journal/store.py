@@ -371,20 +371,12 @@ class Journal(abc.ABC):
         encoder.add_mac = None if key is None else MacChain(key).add_line
         kept = (
             redact_records(History(records, self.name), self.redactor)
-            if any(map(self._needs_redaction, records))
+            if any(_needs_redaction(record, self.redactor) for record in records)
             else records
         )
         if self.signing is None:
             return [line for record in kept for line in encoder.encode_record_lines(record)]
         return _encode_signed_lines(self.signing, kept, encoder)
-
-    def _needs_redaction(self, record: Record) -> bool:
-        line = record.line
-        return (
-            line is not None
-            and self.redactor.may_contain_secret(to_compact_json(line))
-            and self.redactor.value(line) != line
-        )
 
     def content(self) -> bytes:
         """Return the journal's bytes as stored; those of a journal in memory are encoded for this."""
@@ -410,6 +402,11 @@ def _load_signing_key(file: str | Path) -> SigningKey:
     from stepengine.journal.signing import SigningKey
 
     return SigningKey(file)
+
+
+def _needs_redaction(record: Record, redactor: Redactor) -> bool:
+    line = record.line
+    return line is not None and redactor.may_contain_secret(to_compact_json(line)) and redactor.value(line) != line
 
 
 def _encode_signed_lines(key: SigningKey, records: Sequence[Record], encoder: Encoder) -> list[bytes]:

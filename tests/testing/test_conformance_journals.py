@@ -23,6 +23,10 @@ def in_database(folder: Path, name: str) -> Journal:
     return SqliteJournal(folder / "runs.db", name)
 
 
+def in_named_folder(name: str, *, folder: Path) -> Journal:
+    return in_file(folder, name)
+
+
 class Bytes(LineJournal):
     """
     The smallest store: bytes in a dict.
@@ -77,6 +81,22 @@ def test_journals_in_memory_keep_the_promises() -> None:
 @pytest.mark.parametrize("make", [in_file, in_database])
 def test_journals_in_files_and_databases_keep_the_promises(make: Any, tmp_path: Path) -> None:
     check_journal(partial(make, tmp_path))
+
+
+@pytest.mark.deep
+@pytest.mark.smoke
+@pytest.mark.spec("replay:J52")
+def test_another_process_makes_the_journal_with_keyword_arguments(tmp_path: Path) -> None:
+    check_journal(partial(in_named_folder, folder=tmp_path), only="killed")
+    assert (tmp_path / "killed.jsonl").exists()
+
+
+@pytest.mark.spec("replay:J52")
+def test_no_private_method_of_a_store_replaces_an_inherited_one() -> None:
+    """Somebody else's store may call its methods what it likes, such as ``_read``."""
+    private = [name for name in dir(LineJournal) if name.startswith("_") and not name.startswith(("__", "_abc_"))]
+
+    assert [] == private
 
 
 @pytest.mark.deep

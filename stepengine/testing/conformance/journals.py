@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -357,24 +357,34 @@ def _check_resume_after_kill(make: MakeJournal) -> None:
         require_equal("done", engine.resume_sync(make("killed")).output, "output of the resumed run")
 
 
-def _make_importable_reference(make: MakeJournal) -> tuple[str, str, list[Any]]:
+def _make_importable_reference(make: MakeJournal) -> tuple[str, str, list[Any], dict[str, Any]]:
     """Return module, name and arguments of the factory *make*, with which another process calls it."""
-    function, given = (make.func, make.args) if isinstance(make, partial) else (make, ())
+    call = make if isinstance(make, partial) else partial(make)
+    function: Any = call.func
     module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
     found = getattr(sys.modules.get(module), name, None)
-    is_plain = all(isinstance(value, str | int | float | Path) for value in given)
+    is_plain = all(isinstance(value, str | int | float | Path) for value in (*call.args, *call.keywords.values()))
     require(
-        found is function and module != "__main__" and is_plain and not getattr(make, "keywords", None),
+        found is function and module != "__main__" and is_plain,
         "another process cannot import make; use a function or class of a module, or functools.partial of one with strings, numbers and paths",
     )
-    return module, name, [{"path": str(value)} if isinstance(value, Path) else value for value in given]
+    return module, name, list(map(_path_to_json, call.args)), {n: _path_to_json(v) for n, v in call.keywords.items()}
 
 
-def record_until_killed(module: str, name: str, arguments: Sequence[Any]) -> None:
+def _path_to_json(value: Any) -> Any:
+    return {"path": str(value)} if isinstance(value, Path) else value
+
+
+def _path_from_json(value: Any) -> Any:
+    return Path(value["path"]) if isinstance(value, dict) else value
+
+
+def record_until_killed(module: str, name: str, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> None:
     """Record a run that kills this process; its journal is made by the function *name* of *module*."""
     os.environ[VICTIM] = str(os.getpid())
-    given = [Path(value["path"]) if isinstance(value, dict) else value for value in arguments]
-    _record_run(getattr(import_module(module), name)(*given, "killed"), "slow", "")
+    given = {key: _path_from_json(value) for key, value in keywords.items()}
+    make = partial(getattr(import_module(module), name), *map(_path_from_json, arguments), **given)
+    _record_run(make("killed"), "slow", "")
 
 
 # --- helpers --------------------------------------------------------------------------------------------------------
