@@ -34,6 +34,8 @@ from .test_kills import check_all, under_load
 pytestmark = pytest.mark.deep
 pytest.importorskip("psycopg", reason="needs the extra 'durable'")
 SECONDS = 30.0
+AFTER_OUTAGE_SECONDS = 180.0
+"""DBOS pauses for up to 90 s between two attempts to reach its database: the longer the outage, the longer the pause."""
 
 
 def asking(ctx: Any) -> Any:
@@ -351,7 +353,7 @@ async def test_database_outage_gives_503_and_runs_continue_afterwards(servers: l
                 ]
             await asyncio.to_thread(control, "-o", f"-h '' -k {data}", "start")
             await server.ready()
-            await asyncio.wait_for(client.see_through(asking), 60)
+            await asyncio.wait_for(client.see_through(asking), AFTER_OUTAGE_SECONDS)
             await client.see_through(await client.start("working", 2))
             await check_all(client, server)
         server.stop()
