@@ -147,7 +147,7 @@ def simulate(
     recorded, resumed and repeated by the recorder and the replayer that ship, over a journal in memory. Checked are: every
     call has one result and its own (I1), numbers (I2), a run does the same again, and nothing else, after a crash and, for
     every other seed, over its records alone (I3), nothing that must not happen twice does (R3), and it ends in the same way
-    (I11), sums (I4, I10), old states stay as they were (I5), handlers are left once and in time (I6), nothing happens after
+    (I11), sums of usage (I4), old states stay as they were (I5), handlers are left once and in time (I6), nothing happens after
     the end (I7), limits of steps, tokens, cost, children and depth, where a token costs a millionth of a dollar (I8), the
     order of a step (I9), how a stopped run ends (I12), and that the handler lets out no error of its own.
 
