@@ -196,7 +196,7 @@ def main(wheel: str, constraints: str | None = None) -> None:
         me.types(
             "its recorded run", "stepengine show tests/journals/test_todos/test_a_run.jsonl", shows=("find_todos",)
         )
-        me.types("what is missing", "stepengine config doctor", shows=("nothing is wrong",))
+        me.types("what is missing", "stepengine config doctor", shows=("no problems found",))
         me.types("its README", "cat README.md")
         me.types(
             "what the studio needs",

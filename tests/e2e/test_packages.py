@@ -219,7 +219,7 @@ def test_a_package_installs_by_name_and_runs_after_agreement(index: str, project
     somebody.types("agents", "agree", NAME)
     other = f"was recorded with {NAME}/todos of {NAME}==0.1.0; {NAME}==0.2.0 is installed now"
     assert other in somebody.types("replay", "run.jsonl")
-    assert f"{NAME} 0.2.0 is installed" in somebody.types("run", f"{NAME}/todos@0.1", "empty", code=2)
+    assert f"but {NAME} 0.2.0 is; install {NAME}==0.1" in somebody.types("run", f"{NAME}/todos@0.1", "empty", code=2)
 
 
 def change(file: Path, old: str, new: str) -> None:
