@@ -40,6 +40,7 @@ SAID = [
     "~~~~\n```\n</think>\n~~~~\ndone",
     "```\n</think>\nnever closed",
     "``a `</think>\n`` b",
+    "The tag `\n</think>\n` is in `code`",
     "Write\n<think>\nx\n</think>\nas it is.",
 ]
 

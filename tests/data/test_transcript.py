@@ -288,6 +288,14 @@ def test_memo_of_a_version_does_not_grow_with_later_versions() -> None:
         sizes[0] = 5  # type: ignore[index]
 
 
+def test_a_message_looks_the_same_with_and_without_a_memo() -> None:
+    message = UserMessage("hi")
+    before = repr(message)
+    Transcript([message]).memo("size", lambda each: len(each.text))
+
+    assert before == repr(message)
+
+
 def test_a_memo_that_fails_is_not_kept() -> None:
     transcript = Transcript([UserMessage("a")])
 

@@ -328,3 +328,12 @@ def test_thinking_none_with_a_number_is_refused(given: Any) -> None:
         DefinitionError, match=r"Thinking\('none'\) cannot be combined with a number of tokens \(16000\)"
     ):
         Thinking(tokens=16_000, **given)
+
+
+@pytest.mark.parametrize(
+    ("kind", "misspelt", "meant"), [(Limits, "max_step", "max_steps"), (ModelSettings, "temperatur", "temperature")]
+)
+def test_misspelt_argument_is_answered_with_the_nearest_one(kind: Any, misspelt: str, meant: str) -> None:
+    said = f"{kind.__name__} has no argument '{misspelt}'; did you mean '{meant}'\\? Valid arguments: "
+    with pytest.raises(DefinitionError, match=said):
+        kind(**{misspelt: 1})
