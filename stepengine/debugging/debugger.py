@@ -35,7 +35,7 @@ from stepengine.debugging.expressions import (
     safe_error_text,
 )
 from stepengine.debugging.run_places import RunPlaces
-from stepengine.debugging.texts import MORE, WIDTH, SafeTexts
+from stepengine.debugging.texts import COMPARED_CHARS, MORE, WIDTH, SafeTexts
 from stepengine.debugging.walks import ForkedWalk, PausedWalk, find_fork_problem
 from stepengine.engine.moments import Frame, Moment
 from stepengine.engine.stepper import Stepper
@@ -81,16 +81,19 @@ def summarize_moment(moment: Moment, texts: SafeTexts) -> dict[str, Any]:
     different messages. Of a variable it is the first 10,000 characters.
     """
     state: AgentState = moment.state
+    compared = texts.for_comparison()
+
+    def format_all(values: Mapping[str, Any]) -> dict[str, str]:
+        return {name: compared.format_variable(name, value, limit=COMPARED_CHARS) for name, value in values.items()}
+
     frame = next((each for each in moment.frames if each.kind in ("handler", "hook", "tool")), None)
     return {
         "agent": moment.agent_id,
         "messages": [_summarize_message(message, texts) for message in state.message_history],
-        "context": {key: texts.format_for_comparison(key, value) for key, value in state.context.items()},
+        "context": format_all(state.context),
         "budgets": {"steps_remaining": state.steps_remaining},
         "usage": {"tokens": state.usage.total_tokens, "cost": None if state.cost is None else str(state.cost)},
-        "locals": {}
-        if frame is None
-        else {name: texts.format_for_comparison(name, value) for name, value in frame.locals.items()},
+        "locals": {} if frame is None else format_all(frame.locals),
     }
 
 

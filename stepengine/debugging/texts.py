@@ -13,6 +13,7 @@ import enum
 import os
 from collections import deque
 from collections.abc import Iterator
+from copy import copy
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from itertools import islice
@@ -62,7 +63,14 @@ class SafeTexts:
 
     def __init__(self, *, runs_reprs: bool = False) -> None:
         self._runs_reprs = runs_reprs
+        self._width, self._depth, self._items = WIDTH, DEPTH, ITEMS
         self._redactor = make_redactor("all", os.environ)
+
+    def for_comparison(self) -> SafeTexts:
+        """Return a converter that shows up to ``COMPARED_CHARS`` characters of each string, and more levels and members."""
+        made = copy(self)
+        made._width, made._depth, made._items = COMPARED_CHARS, COMPARED_DEPTH, COMPARED_CHARS  # noqa: SLF001 - made here
+        return made
 
     def clean(self, text: str, limit: int | None = None, *, one_line: bool = False) -> str:
         """Return *text* with secrets redacted and control characters escaped, cut after *limit*; *one_line* also escapes line ends."""
@@ -75,17 +83,11 @@ class SafeTexts:
 
     def format_value(self, value: Any, *, limit: int = WIDTH) -> str:
         """Return *value* in one line of at most *limit* characters and a mark that it was cut."""
-        return cut_after(self._format_line(value, DEPTH, limit), limit, MORE)
+        return cut_after(self._format_line(value, self._depth, limit), limit, MORE)
 
     def format_variable(self, name: str, value: Any, *, limit: int = WIDTH) -> str:
         """Return the value of a variable called *name* as text, redacted if the name marks it as secret."""
         return "<redacted>" if self._is_secret_name(name, value) else self.format_value(value, limit=limit)
-
-    def format_for_comparison(self, name: str, value: Any) -> str:
-        """Return the value of a variable as ``format_variable`` does, but in one line of at most ``COMPARED_CHARS`` characters."""
-        if self._is_secret_name(name, value):
-            return "<redacted>"
-        return cut_after(self._format_line(value, COMPARED_DEPTH, COMPARED_CHARS, COMPARED_CHARS), COMPARED_CHARS, MORE)
 
     def format_lines(self, value: object, *, most: int = LINES, width: int = WIDTH) -> list[str]:
         """Return *value* in at most *most* lines, one member a line."""
@@ -123,21 +125,21 @@ class SafeTexts:
     def _is_secret_member(self, name: str, value: object) -> bool:
         return bool(self._redactor.redact_member(name, value) == f"<redacted:{name}>")
 
-    def _format_member(self, name: str, value: object, depth: int, room: int, width: int = WIDTH) -> str:
+    def _format_member(self, name: str, value: object, depth: int, room: int) -> str:
         key = name.rstrip("=: ").strip("'")
         shown = self._clean_member_name(name)
-        if self._is_secret_name(key, value):
-            return f"{shown}<redacted>"
-        return shown + self._format_line(value, depth, room, width)
+        return (
+            f"{shown}<redacted>" if self._is_secret_name(key, value) else shown + self._format_line(value, depth, room)
+        )
 
-    def _format_line(self, value: object, depth: int, room: int, width: int = WIDTH) -> str:
+    def _format_line(self, value: object, depth: int, room: int) -> str:
         try:
-            return self._format_value(value, depth, room, width)
+            return self._format_value(value, depth, room)
         except Exception:  # noqa: BLE001 - an odd value must not hide the others
             return UNSHOWN
 
-    def _format_value(self, value: object, depth: int, room: int, width: int) -> str:
-        leaf = self._format_leaf(value, width)
+    def _format_value(self, value: object, depth: int, room: int) -> str:
+        leaf = self._format_leaf(value)
         if leaf is not None:
             return leaf
         opened = self._list_members(value)
@@ -148,10 +150,10 @@ class SafeTexts:
         made: list[str] = []
         used = 0
         for number, (name, member) in enumerate(opened.members):
-            if number >= (ITEMS if width == WIDTH else width) or used > room:
+            if number >= self._items or used > room:
                 made.append(MORE)
                 break
-            made.append(self._format_member(name, member, depth - 1, room - used, width))
+            made.append(self._format_member(name, member, depth - 1, room - used))
             used += len(made[-1]) + PAIR
         alone = "," if opened.begin == "(" and len(made) == 1 else ""
         return f"{opened.begin}{', '.join(made)}{alone}{opened.end}"
@@ -175,8 +177,8 @@ class SafeTexts:
     def _clean_member_name(self, name: str) -> str:
         return self.clean(name, WIDTH, one_line=True)
 
-    def _format_leaf(self, value: object, width: int = WIDTH) -> str | None:
-        """Return the text of a value without members, of a string or bytes the first *width*; ``None`` for containers and objects."""
+    def _format_leaf(self, value: object) -> str | None:
+        """Return the text of a value without members; ``None`` for containers and objects."""
         kind = type(value)
         if value is ABSENT:
             return "(absent)"
@@ -185,28 +187,29 @@ class SafeTexts:
         if _has_type(value, enum.Enum):
             return f"{kind.__name__}.{self.clean(str(object.__getattribute__(value, '_name_')), WIDTH, one_line=True)}"
         if _has_type(value, str):
-            return self._format_string(str.__str__(value), width)
+            return self._format_string(str.__str__(value))
         if _has_type(value, (bytes, bytearray)):
-            return self._format_bytes(value, width)
+            return self._format_bytes(value)
         for known, shown in LEAVES:
             if _has_type(value, known):
                 return self.clean(shown(value), WIDTH, one_line=True)
         return None
 
-    def _format_string(self, value: str, width: int) -> str:
+    def _format_string(self, value: str) -> str:
+        width = self._width
         cleaned = self._redact_beginning(value, width)
         more = MORE if len(value) > width + READ_AHEAD_CHARS or len(cleaned) > width else ""
         quoted = cleaned[:width].replace("\\", "\\\\").replace("'", "\\'")
         return f"'{visible(quoted, strict=True)}'{more}"
 
-    def _format_bytes(self, value: Any, width: int = WIDTH) -> str:
-        held = bytes(memoryview(value)[: width + 2 * READ_AHEAD_CHARS])
+    def _format_bytes(self, value: Any) -> str:
+        held = bytes(memoryview(value)[: self._width + 2 * READ_AHEAD_CHARS])
         is_cut = len(memoryview(value)) > len(held)
         cleaned = self._redact_beginning(_decode_bytes(held), len(held))
         # The end may be a part of a secret.
         shown = (cleaned[:-READ_AHEAD_CHARS] if is_cut else cleaned).encode(errors="surrogateescape")
-        more = MORE if is_cut or len(shown) > width else ""
-        return f"{shown[:width]!r}{more}"
+        more = MORE if is_cut or len(shown) > self._width else ""
+        return f"{shown[: self._width]!r}{more}"
 
     def _format_key(self, key: Any) -> str:
         if _has_type(key, str):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shlex
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -177,8 +176,7 @@ def _refuse_missing_results(history: History, given: Collection[str]) -> None:
     if open_:
         first = open_[0]
         what = first.text.partition(" was cut off")[0]
-        answer = shlex.quote(f"{first.id}=result:JSON-or-TEXT")
-        msg = f"{what} waits for an external result; to supply it: --answer {answer}"
+        msg = f"{what} waits for an external result; to supply it: --answer '{first.id}=result:JSON-or-TEXT'"
         raise UsageProblem(msg)
 
 

@@ -186,10 +186,11 @@ def _print_questions(run: str, asked: Sequence[Waiting]) -> None:
     for waiting in asked:
         for question in waiting.questions:
             print(f"  ? {one_line(question.id, 60)}: {one_line(question.text, 120)}")
-            named = visible(shlex.quote(question.id), strict=True)
-            print(f"    -> stepengine send {visible(shlex.quote(run), strict=True)} --answer {named}=TEXT")
+            print(
+                f"    -> stepengine send {visible(shlex.quote(run), strict=True)} --answer {one_line(question.id, 60)}=TEXT"
+            )
             if question.remember is not None:
-                print(f"    or --always {named}: {one_line(str(question.remember['id']), 120)}")
+                print(f"    or --always {one_line(question.id, 60)}: {one_line(str(question.remember['id']), 120)}")
 
 
 async def _print_queues(maintenance: DeploymentMaintenance, *, as_json: bool) -> Exit:

@@ -87,7 +87,7 @@ async def _wait_and_print_result(operator: Operator, run: str, *, as_json: bool)
     else:
         print_output(result.output)
     for question in result.pending_questions:
-        print_error(f"{question.text} -> stepengine send {shlex.quote(run)} --answer {shlex.quote(question.id)}=TEXT")
+        print_error(f"{question.text} -> stepengine send {shlex.quote(run)} --answer {question.id}=TEXT")
     for wait in result.waits_for:
         if wait.awaited_text:
             print_error(f"waits for {wait.awaited_text}")
