@@ -132,6 +132,8 @@ def numeric_constants(package: str) -> list[NumericConstant]:
     return found
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_every_constant_of_a_complete_package_has_its_reason():
     missing = [
         f"{c.path}:{c.line} {c.name} = {c.value}" for p in COMPLETE for c in numeric_constants(p) if not c.has_reason
@@ -139,6 +141,8 @@ def test_every_constant_of_a_complete_package_has_its_reason():
     assert not missing, f"add a sentence with the reason beside each:\n{chr(10).join(missing)}"
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_the_name_of_a_constant_has_its_unit():
     found = [constant for package in NAMED_BY_UNIT for constant in numeric_constants(package)]
     missing = [

@@ -38,6 +38,8 @@ def is_selected(file: str, arguments: list[str]) -> bool:
     )
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_every_test_file_belongs_to_one_section(deep: ModuleType) -> None:
     # These run one file in two environments: what needs a package that ours has not is skipped in the other.
     own = [one for one in deep.SECTIONS if not one.environment]

@@ -1825,6 +1825,8 @@ PARSER = re.compile(
 """Calls of expressions, codecs and parsers."""
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_every_parsing_file_is_listed() -> None:
     found = {path.relative_to(PACKAGE).as_posix(): path for path in PACKAGE.rglob("*.py")}
     found |= {path.relative_to(AGENTS.parent).as_posix(): path for path in AGENTS.rglob("*.py")}

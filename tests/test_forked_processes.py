@@ -39,6 +39,8 @@ def about(way: Any, folder: Path, *command: str) -> Any:
     return told
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.parametrize("kind", ["-c", "-m", "file"])
 def test_a_forked_program_sees_the_same_as_a_new_interpreter(tmp_path: Path, kind: str) -> None:
     (tmp_path / "shop").mkdir()
@@ -50,6 +52,8 @@ def test_a_forked_program_sees_the_same_as_a_new_interpreter(tmp_path: Path, kin
     assert about(subprocess, tmp_path, *command) == about(forked_processes, tmp_path, *command)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.parametrize("ending", ["pass", "sys.exit('no')", "raise ValueError('no')", "os.kill(os.getpid(), 9)"])
 def test_a_program_ends_as_in_a_new_interpreter(ending: str) -> None:
     command = [sys.executable, "-c", f"import atexit, os, sys; atexit.register(print, 'left'); {ending}"]
@@ -72,6 +76,8 @@ def test_a_forked_process_takes_signals_and_wait_timeouts() -> None:
         assert -signal.SIGTERM == process.wait(50)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_forked_program_has_the_file_limit_of_the_caller() -> None:
     command = [sys.executable, "-c", "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"]
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

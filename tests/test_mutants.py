@@ -32,6 +32,8 @@ def test_a_seed_reproduces_its_faults_and_larger_draws_extend_them() -> None:
     assert {f.name for f in drawn(40, 8, layers)} != {f.name for f in many}
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_each_equivalent_fault_still_exists_and_has_a_reason() -> None:
     """One whose code has changed is taken out of the list, or looked at anew."""
     files = {name.partition(":")[0] for name in EQUIVALENT}

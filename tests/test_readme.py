@@ -104,6 +104,8 @@ TODO = "# TODO: two"
 REPAIR = says("", path="shop.py", replacements=[{"old_string": f"1  {TODO}", "new_string": "2"}])
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("replies", "asked", "line"),
     [
@@ -153,6 +155,8 @@ def test_the_first_agent_runs_by_its_shown_command(
     assert len(sent_back) == (2 if asked == 3 and len(replies) == 1 else len(replies) - 2)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("studio:ST12")
 def test_the_first_screen_runs_without_a_key(tmp_path: Path) -> None:
     """

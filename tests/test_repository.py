@@ -77,6 +77,8 @@ def test_no_file_is_empty_except_package_markers() -> None:
     assert empty <= {"__init__.py", "py.typed"}
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_the_code_holds_no_stubs_or_leftovers() -> None:
     assert [] == lines_matching(LEFTOVER, python_files("stepengine", "agents", "examples", "benchmarks"))
 

@@ -548,6 +548,8 @@ def test_database_steps_have_unique_names():
     assert all(re.fullmatch(r"[a-z]{1,16}", kind) for kind in of_effects)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_every_table_is_registered():
     """A new table is entered in ``UNIONS`` (or, with a reason, in ``OTHERS``), so that it is checked for missing rows."""
     registered = {

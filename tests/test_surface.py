@@ -70,6 +70,8 @@ def taught() -> Iterator[tuple[str, str]]:
             yield page.name, block
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_imports_of_examples_pages_and_agents_are_public() -> None:
     """
     A name that they need and that no public module exports is missing there.

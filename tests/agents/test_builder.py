@@ -304,6 +304,8 @@ def test_a_folder_at_the_file_path_fails_the_run(project: Path) -> None:
     assert not (project / TESTS).exists()
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("generator-contract:B35")
 def test_the_rules_name_every_allowed_import_and_their_example_runs() -> None:
     rules = agent_file_rules()

@@ -176,6 +176,8 @@ def test_a_long_output_is_summarized_only_on_request(project: Path, count: int, 
     )
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("generator-contract:B29")
 def test_a_failed_or_slow_command_does_not_fail_the_run(project: Path) -> None:
     missing, _ = run("basher", project, params={"command": "no-such-program-here"})

@@ -236,6 +236,8 @@ SECRETS = [
 ]  # fmt: skip
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:FS21", "reliability:FP4")
 @pytest.mark.parametrize("path", SECRETS)
 async def test_secrets_are_not_read_listed_searched_or_written(root: Path, path: str) -> None:

@@ -131,6 +131,8 @@ async def test_allowed_variables_have_the_values_of_the_workspace(root: Path, mo
         assert "there\n" == (await ran(tools, ["printenv", "WORKS_WITH"]))["stdout"]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.skipif(bool(why_not("bubblewrap")), reason="needs bubblewrap and the right to use it")
 @pytest.mark.spec("remote:WS4", "remote:WS7")
 async def test_a_sandbox_finds_programs_but_has_no_local_variables(
@@ -163,6 +165,8 @@ async def test_a_sandbox_finds_programs_but_has_no_local_variables(
     assert f"{home}:\nbin\n\n{tmp_path / 'tools'}:\nbin\n" == listed["stdout"]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.skipif(bool(why_not("bubblewrap")), reason="needs bubblewrap and the right to use it")
 @pytest.mark.spec("remote:WS7")
 async def test_a_sandbox_runs_home_programs_without_showing_keys(
@@ -327,6 +331,8 @@ async def test_many_calls_at_once_share_a_connection(root: Path) -> None:
     assert [f"{n}\n" for n in range(20)] == [r.data[0]["content"] for r in results[:20]]  # type: ignore[index,call-overload]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:HP3", "reliability:FS25")
 async def test_commands_never_change_the_umask_of_remote_files(root: Path) -> None:
     words = ["sh", "-c", 'umask 077; exec "$@"', "sh"]
@@ -439,6 +445,8 @@ os.execv({python!r}, [{python!r}, *words[at + 1:]])
 """
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("remote:WS3")
 @pytest.mark.parametrize("program", ["docker", "podman", "kubectl"])
 async def test_container_workspaces_start_with_the_documented_command_lines(
@@ -482,6 +490,8 @@ async def test_container_workspaces_start_with_the_documented_command_lines(
     assert expected[program] == words
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:FS26")
 @pytest.mark.parametrize(
     ("target", "is_link"), [("/", False), ("", True), ("/./x/../..", True), ("/home", False), ("/home/sub/", False)]

@@ -135,6 +135,8 @@ async def test_paths_above_the_limit_get_an_error_entry_each(tools: ToolRegistry
     assert codebuff_of_none == await read(tools)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:FP5")
 @pytest.mark.parametrize("letter", ["x", "\u00e9"])
 @pytest.mark.parametrize("length", [2_000, 2_003, 5_000, 50_000])

@@ -125,6 +125,8 @@ async def seconds_under(tmp_path: Path, content: str, prefer_python: bool) -> di
     return taken
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:RS12", "reliability:R23")
 @pytest.mark.parametrize("name", NAMES_OF_HOSTILE)
 async def test_a_hostile_gitignore_breaks_no_tool(tmp_path: Path, name: str) -> None:

@@ -80,6 +80,8 @@ TAG_CHARACTERS = st.one_of(
 )
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF105", "interfaces:IF106")
 @given(st.lists(st.text(TAG_CHARACTERS, min_size=1, max_size=33), max_size=6))
 @example(["\u0939\u093f\u0928\u094d\u0926\u0940"])

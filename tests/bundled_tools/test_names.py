@@ -262,6 +262,8 @@ def declared_for(name: str, value: Any) -> Any:
     return StartedJob if is_job else BUNDLED[name].name.returns
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_every_bundled_tool_returns_exactly_its_documented_keys(root: Path) -> None:
     seen: dict[Any, list[frozenset[str]]] = {}
     results = results_of(root)

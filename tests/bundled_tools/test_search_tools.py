@@ -154,6 +154,8 @@ LONG_LINES = st.lists(
 )  # fmt: skip
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.skipif(not HAS_RG, reason="ripgrep is missing")
 @pytest.mark.spec("reliability:FS27")
 @given(
@@ -194,6 +196,8 @@ async def test_search_result_has_as_many_long_lines_as_fit(tmp_path: Path, prefe
         assert "stopped at 20,000 characters; there may be more" in data["message"]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:FS27")
 async def test_an_unlisted_flag_is_refused_and_nothing_is_started(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ripgrep_module.subprocess, "Popen", None)

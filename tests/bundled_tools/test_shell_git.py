@@ -168,6 +168,8 @@ OPTIONS = [
 ]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:PM14")
 @pytest.mark.parametrize(("name", "command"), OPTIONS, ids=[command for _, command in OPTIONS])
 async def test_read_only_git_runs_no_repository_program_by_any_option(
@@ -358,6 +360,8 @@ async def test_git_identity_of_the_repository_overrides_that_of_the_user(person:
     assert (await committed(person))[0] == "Ada Lovelace <ada@work.example> Ada Lovelace <ada@work.example>"
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:HP2")
 @pytest.mark.parametrize("folder", ["bin", "./bin", "root/../bin", ""])
 async def test_the_git_of_a_project_never_reads_the_identity(

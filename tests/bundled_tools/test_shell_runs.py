@@ -58,6 +58,8 @@ def slow(ctx: Any) -> Any:
     yield ToolCall(RUN, {"command": "trap '' TERM; sleep 100 & echo $! > new; mv new pid; wait"})
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @LINUX
 @pytest.mark.spec("reliability:SH04")
 @pytest.mark.parametrize("way", ["interrupt", "closed", "cancelled", "limit"])
@@ -169,6 +171,8 @@ async def test_a_command_in_doubt_is_not_run_again(tmp_path: Path) -> None:
     assert "echo once >> ran" in str(caught[0])
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @LINUX
 @pytest.mark.spec("reliability:SH14", "reliability:SH04")
 async def test_a_job_ends_with_a_run_that_is_cancelled_repeatedly(tmp_path: Path, elsewhere: Any) -> None:

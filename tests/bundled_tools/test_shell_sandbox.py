@@ -244,6 +244,8 @@ def test_a_system_that_forbids_sandboxes_is_refused_with_the_reason(
         shell_tools(tmp_path / "root", sandbox=True)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @NEEDS
 @pytest.mark.spec("reliability:HP8")
 def test_no_sandbox_is_made_by_a_program_below_the_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

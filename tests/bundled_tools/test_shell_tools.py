@@ -111,6 +111,8 @@ def python(code: str, *arguments: str) -> list[str]:
 # --- what comes back ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:SH02", "generator-contract:T15", "generator-contract:T1")
 @pytest.mark.parametrize(
     ("command", "expected"),
@@ -252,6 +254,8 @@ async def test_the_requested_timeout_is_clamped_to_its_bounds(
 # --- nothing is left ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @LINUX
 @pytest.mark.spec("reliability:SH01", "generator-contract:T15")
 async def test_a_child_that_holds_the_pipe_open_is_killed(root: Path, elsewhere: Any) -> None:
@@ -333,6 +337,8 @@ async def test_commands_leave_signal_settings_of_the_embedding_process_unchanged
     assert signal.SIG_DFL is signal.getsignal(signal.SIGCHLD)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @LINUX
 @pytest.mark.spec("reliability:SH03")
 @pytest.mark.usefixtures("soon")
@@ -350,6 +356,8 @@ async def test_a_command_that_turns_against_its_supervisor_ends_with_it(
     assert ("SIGKILL", "said\n") == (result.data["signal"], result.data["stdout"])
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.usefixtures("forks")
 @LINUX
 @pytest.mark.spec("reliability:SH04")
@@ -485,6 +493,8 @@ def test_no_terminal_escape_is_left_however_output_is_split(pieces: list[str]) -
     assert not any(unicodedata.category(char) == "Cc" and char not in "\t\r\n" for char in capture.text())
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 async def test_output_is_shown_while_the_command_runs(root: Path) -> None:
     events: list[Event] = []
     sh = Sh(root, {"emit": events.append}, shell="bash")

@@ -87,6 +87,8 @@ def test_snapshot_refuses_existing_targets_and_unsupported_workspaces(project: P
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
 @pytest.mark.spec("remote:WS10")
 async def test_a_snapshot_of_a_sandbox_is_a_sandbox(project: Path, tmp_path: Path) -> None:

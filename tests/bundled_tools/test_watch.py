@@ -323,6 +323,8 @@ async def test_invalid_watch_arguments_are_refused(tmp_path, wrong):
     assert next(iter(wrong)) in str(result.error)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("waiting:WT11")
 @pytest.mark.parametrize(
     "asked",

@@ -235,6 +235,8 @@ async def silent(path: str, writer: asyncio.StreamWriter) -> None:
     await asyncio.sleep(60)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("remote:WP4")
 async def test_a_slow_server_or_resolver_ends_at_the_fetch_timeout(there: Site) -> None:
     async def hangs(host: str, port: int) -> list[str]:
@@ -253,6 +255,8 @@ async def test_a_slow_server_or_resolver_ends_at_the_fetch_timeout(there: Site) 
     assert all("did not answer within 0.3 s" in str(error) for error in found), found
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("remote:WP4")
 async def test_an_idle_connection_ends_after_the_idle_timeout(there: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     from stepengine.tools.bundled.web import fetcher
@@ -264,6 +268,8 @@ async def test_an_idle_connection_ends_after_the_idle_timeout(there: Site, monke
             await fetcher_for(there).fetch(there.url("/silent"))
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("remote:WP4")
 async def test_four_fetches_at_a_time_go_to_one_host(there: Site) -> None:
     four = asyncio.Event()

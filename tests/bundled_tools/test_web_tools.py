@@ -95,6 +95,8 @@ async def test_page_text_is_cut_at_max_chars_and_marked_truncated(there: Site) -
         assert "max_chars" in (await registry.execute("read_url", {"url": there.url(), "max_chars": wrong})).text
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("remote:NW12")
 @pytest.mark.parametrize(
     ("body", "kind", "text"),
@@ -381,6 +383,8 @@ def test_addresses_in_messages_have_no_user_and_password(secret: str) -> None:
     assert workspace.web == address
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("remote:WP4", "remote:NW06")
 async def test_a_search_without_an_answer_times_out(there: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     async def silent(path: str, writer: asyncio.StreamWriter) -> None:

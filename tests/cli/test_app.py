@@ -399,6 +399,8 @@ class Screen(io.StringIO):
         return True
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:M17", "requirements:X55")
 @pytest.mark.parametrize(
     ("stdin", "stderr", "options", "status"),

@@ -57,6 +57,8 @@ def test_ask_prints_the_reply_to_stdout_and_cost_to_stderr(scripted: Any) -> Non
     assert 1 == len(model.calls)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_ask_streams_text_and_restarts_an_interrupted_reply(scripted: Any) -> None:
     cut = TruncatedReply("cut", retryable=True, retry_after=0)
     whole = [TextChunk("It is "), TextChunk("fi\x1b[2Jve."), ReplyDone(ModelReply("It is five."))]

@@ -122,6 +122,8 @@ def test_the_command_that_an_agent_teaches_is_accepted(arguments: list[str]) -> 
     assert needs_model is bool(model.calls)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:SC08", "reliability:FS21")
 @pytest.mark.parametrize("journal", ["run.jsonl", "logs/runs.db"])
 @pytest.mark.parametrize(

@@ -638,6 +638,8 @@ def test_a_turn_in_another_mode_is_continued_and_replayed(chats: Any, folder: Pa
     assert "Yes." in result.stdout
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF77")
 @pytest.mark.parametrize("typed", ["/resume 1\nthird\n", "third\n"], ids=["of the chat", "at its start"])
 def test_resume_continues_from_the_last_turn_without_failure(chats: Any, typed: str) -> None:

@@ -288,6 +288,8 @@ def test_fork_records_another_outcome_in_a_new_file(ended: str, scripted: Any) -
     assert Path(ended).read_bytes() == before
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG7", "evaluation:JG8", "evaluation:JG9")
 def test_fork_calls_models_again_and_answers_tools_from_the_record(ended: str, scripted: Any) -> None:
     agent = edited("You help.", "You hinder.")
@@ -332,6 +334,8 @@ def test_invalid_fork_is_rejected_and_leaves_no_file(ended: str, words: list[str
     assert before == set(Path().iterdir())
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:D11")
 def test_fork_edit_takes_text_and_whole_json_values(ended: str, scripted: Any) -> None:
     scripted()
@@ -668,6 +672,8 @@ def test_answer_after_an_edit_needs_on_divergence_keep(asked: str, scripted: Any
     assert "ONE yes\n" == command("replay", asked, "--agent", agent).stdout
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:X58")
 def test_replay_waiting_reports_diverged_failed_and_ended_runs(asked: str, scripted: Any) -> None:
     assert "1 waiting: 1 can be resumed as they are" in command("replay", "--waiting", asked).stdout
@@ -700,6 +706,8 @@ def test_replay_waiting_reports_diverged_failed_and_ended_runs(asked: str, scrip
     assert "are several runs" in command("replay", "more/a.jsonl", "more/b.jsonl", code=2).stderr
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:X58", "requirements:X55")
 def test_replay_waiting_without_names_checks_the_runs_of_the_folder(
     scripted: Any, monkeypatch: pytest.MonkeyPatch

@@ -110,6 +110,8 @@ TODOS = st.recursive(
 )
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @given(TODOS)
 def test_agent_with_its_own_write_todos_tool_is_shown(items: Any) -> None:
     lines = shown(

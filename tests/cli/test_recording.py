@@ -338,6 +338,8 @@ def test_interrupted_command_without_a_record_advises_no_resume(
     assert before == {file.name for file in runs().iterdir()}
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @SIGNALS
 @pytest.mark.spec("requirements:X55")
 def test_fork_interrupted_in_its_kept_part_is_listed_and_resumable(

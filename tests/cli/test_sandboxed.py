@@ -184,6 +184,8 @@ def site(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 SEPARATORS = st.text("-_.", min_size=1, max_size=3)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("programs:PG40")
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(separator=SEPARATORS, upper=st.sets(st.integers(0, 10)))

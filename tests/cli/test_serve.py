@@ -91,6 +91,8 @@ def ended(process: subprocess.Popen[str], number: int) -> tuple[int, str]:
     return process.returncode, out + said
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("studio:SV11", "interfaces:IF111")
 def test_page_may_set_only_shared_state_and_context(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)

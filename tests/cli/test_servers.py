@@ -113,6 +113,8 @@ def test_invalid_model_options_are_rejected_before_a_request(arguments: list[str
     assert said in command("run", "boss.py", "go", "-q", *arguments, code=2).stderr
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:X56")
 @pytest.mark.parametrize("name", ["llama", "llama:8b", "meta/llama", "anthropic/claude-sonnet-4-5"])
 def test_one_model_for_all_agents_keeps_its_typed_name(name: str) -> None:

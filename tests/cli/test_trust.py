@@ -491,6 +491,8 @@ def test_trusted_local_agent_hides_a_bundled_one_with_a_warning(place: Place) ->
     assert "the agent 'coder' is loaded from agents/coder.py, not from stepengine" in told.stderr
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:X72")
 @pytest.mark.parametrize("is_trusted", [True, False], ids=["a trusted folder", "an empty folder"])
 @pytest.mark.parametrize("agent_id", ["../evil", "../agents/../evil", "below/evil", "_evil", "/evil"])
@@ -708,6 +710,8 @@ def payer(place: Place, paying: Path) -> Place:
     return place
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:X72")
 @pytest.mark.parametrize(
     ("words", "code", "said"),

@@ -160,6 +160,8 @@ def test_terminal_watch_shows_differences_and_moves_on_request(project: Path) ->
     assert 0 == code
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("studio:ST6")
 @pytest.mark.parametrize(
     ("words", "said"),

@@ -174,6 +174,8 @@ def test_tags_and_lifetime_are_read_or_rejected_with_their_path(member: str, val
         assert message.ttl in (None, *LIFETIMES.values())
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @settings(max_examples=200)
 @given(st.data())
 def test_mutated_ai_sdk_history_loads_or_raises_our_errors(data: st.DataObject) -> None:

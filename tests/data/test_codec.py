@@ -61,6 +61,8 @@ def test_there_is_a_strategy_for_every_stored_class() -> None:
     assert set(STORED) == set(strategies.STORED)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:B17", "replay:J10")
 @pytest.mark.parametrize("name", sorted(STORED))
 @few
@@ -75,6 +77,8 @@ def test_every_stored_class_survives_json(name: str, data: st.DataObject) -> Non
     assert to_json(value) == to_json(loaded)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @settings(max_examples=10)
 @given(strategies.states)
 def test_state_stores_its_view_only_if_it_differs(state: AgentState) -> None:
@@ -240,6 +244,8 @@ def test_a_type_outside_the_closed_list_is_refused(kind: Any) -> None:
         from_json({"stepengine": FORMAT_VERSION, "type": kind})
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", sorted(STORED))
 @settings(max_examples=2)
 @given(data=st.data())

@@ -69,6 +69,8 @@ def test_the_signal_of_a_spent_limit_is_no_exception() -> None:
             pass
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @given(strategies.engine_errors)
 def test_an_error_is_a_value(error: StepEngineError) -> None:
     twin = copy.copy(error)
@@ -80,6 +82,8 @@ def test_an_error_is_a_value(error: StepEngineError) -> None:
     assert {f: getattr(error, f) for f in error.fields} == {f: getattr(twin, f) for f in error.fields}
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @given(strategies.engine_errors, st.data())
 def test_errors_with_another_class_message_or_field_are_not_equal(error: StepEngineError, data: st.DataObject) -> None:
     class Other(type(error)):  # type: ignore[misc]

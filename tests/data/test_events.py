@@ -51,6 +51,8 @@ def any_event(cls: type[Event]) -> st.SearchStrategy[Event]:
     return st.builds(cls, **{a.name: FIELDS[str(a.type)] for a in attrs.fields(cls) if a.name != "_clean"})
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:N8")
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
 @settings(max_examples=5)

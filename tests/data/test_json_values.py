@@ -246,6 +246,8 @@ def test_compact_text_keeps_key_order_and_characters() -> None:
         compact(float("nan"))
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:J10")
 @given(st.dictionaries(strategies.text, strategies.json_values()))
 @settings(max_examples=20)

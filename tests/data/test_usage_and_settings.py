@@ -80,6 +80,8 @@ def test_a_cost_that_cannot_be_counted_is_refused(make: Any, cost: Any) -> None:
         make((), cost=cost)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:D15")
 @given(spendings, spendings, spendings)
 @settings(max_examples=20)

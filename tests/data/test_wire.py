@@ -206,6 +206,8 @@ def test_unreadable_history_is_rejected_with_its_path(messages: list[Any], path:
     assert f"at {path}" in caught.value.message
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @given(st.data())
 @settings(max_examples=25)
 def test_mutated_foreign_history_loads_or_raises_our_errors(data: st.DataObject) -> None:

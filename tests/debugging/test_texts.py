@@ -192,6 +192,8 @@ FORMATS: dict[str, Callable[[SafeTexts, str], str]] = {
 }
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG13", "evaluation:JG32")
 @settings(max_examples=60)
 @given(

@@ -91,6 +91,8 @@ def assert_requests_are_recorded(journal: Journal) -> int:
     return len(calls)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG40", "evaluation:JG42")
 @pytest.mark.parametrize("name", ["reviewer", "reader", "continued", "inheriting"])
 def test_page_requests_equal_the_recorded_requests(name: str, reviewer: Journal, reader: Journal) -> None:

@@ -30,11 +30,15 @@ def rows() -> list[Any]:
     return MADE.counterparts()
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("ecosystem:EC230")
 def test_the_page_matches_the_contract_tests() -> None:
     assert MADE.page() == page("reference/works-with.md"), "python docs/make_counterparts.py"
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("ecosystem:EC230")
 def test_the_versions_from_pypi_are_those_that_the_checks_install() -> None:
     """
@@ -52,6 +56,8 @@ def test_the_versions_from_pypi_are_those_that_the_checks_install() -> None:
     assert apart == brought
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("ecosystem:EC230")
 def test_the_versions_from_npm_are_those_that_the_checks_install() -> None:
     """

@@ -80,6 +80,8 @@ def test_an_inaccessible_citation_is_found(text: str) -> None:
     assert private(text)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_public_docstrings_cite_only_accessible_sources() -> None:
     told = dict(documented())
 

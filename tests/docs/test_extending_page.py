@@ -41,6 +41,8 @@ INTERFACES = (
 )
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.leaks_allowed("the workers of programs belong to the process, and wait for its next program")
 def test_every_block_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -49,6 +49,8 @@ WORKERS = pytest.mark.leaks_allowed("the workers of programs belong to the proce
 BLOCKS = [(name, number, block) for name in NAMES for number, block in enumerate(blocks_of(page(f"{name}.md")))]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:P13")
 @pytest.mark.parametrize(
     ("name", "block"),

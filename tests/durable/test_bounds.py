@@ -152,6 +152,8 @@ class Planted:
     place = ""
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("durable:U32", "reliability:R20")
 async def test_planted_pickle_is_rejected_and_not_executed(db: str, tmp_path: Path):
     Planted.place = str(tmp_path / "executed")

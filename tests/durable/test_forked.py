@@ -19,6 +19,8 @@ def done(ctx: StepContext):
     return "done"
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:SS14")
 async def test_forked_child_must_open_its_own_engine(db: str) -> None:
     agent = AgentDefinition("quick", handle_steps=done)

@@ -48,6 +48,8 @@ def runs(db: str, ids: str, count: int, **more: Any) -> None:
         own.execute(RUNS, {"ids": ids, **values, **more})
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 async def test_turn_gets_the_next_number_in_any_state(db: str):
     async with await Operator.connect(db) as operator:
         for state, queue in (("SUCCESS", None), ("CANCELLED", None), ("ERROR", None), ("ENQUEUED", LINE)):
@@ -60,6 +62,8 @@ async def test_turn_gets_the_next_number_in_any_state(db: str):
                 assert (f"next-{state}", 6) == (turns[-1].run, turns[-1].number)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 async def test_role_without_index_rights_works_and_is_warned(db: str, caplog):
     name = quote_sql_name(f"limited-{db.rpartition('/')[2][:20]}")
     async with await Operator.connect(db) as operator:

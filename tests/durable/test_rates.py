@@ -114,6 +114,8 @@ def said_nothing(obstacle) -> None:
     raise AssertionError(obstacle)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("durable:U21", "requirements:N15")
 async def test_minute_limits_use_the_database_clock(worker, db: str):
     (_, one), (_, two) = await worker(requests_per_minute=3), await worker(requests_per_minute=3)

@@ -475,6 +475,8 @@ async def test_malformed_message_does_not_block_later_messages(db: str, until):
         await heard_by(worker, 1, until)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 async def test_turn_cancelled_while_it_is_promoted_does_not_start(db: str):
     async with await Operator.connect(db) as operator, await Operator.connect(db) as other:
         first = await operator.submit("chat", "a", info=RunInfo("s"))

@@ -134,6 +134,8 @@ def _is_under_way(worker, run):
     return ask
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("durable:U26")
 async def test_finished_run_can_be_neither_cancelled_nor_retried(db: str):
     async with engine(db) as worker:

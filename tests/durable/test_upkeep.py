@@ -355,6 +355,8 @@ async def test_takeover_ignores_unreadable_records(db: str) -> None:
     assert ("resumed", 1) == (taken.outcome, taken.times)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("durable:UC8", "durable:U41")
 async def test_tree_with_a_running_member_is_not_deleted(db: str) -> None:
     async with await Operator.connect(db) as operator:
@@ -401,6 +403,8 @@ async def test_cleanup_deletes_children_with_their_root(db: str) -> None:
     assert [[]] * 4 == left
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("durable:U34")
 async def test_poison_run_is_cancelled_with_its_children(db: str) -> None:
     died = (

@@ -54,6 +54,8 @@ def in_order(path: str) -> tuple[int, ...]:
     return tuple([int(part) for part in path.split(".") if part])
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("generator-contract:B1")
 def test_base2_changes_the_files_and_the_project_tests_pass(shown: Shown) -> None:
     assert RunStatus.COMPLETED is shown.result.status
@@ -66,6 +68,8 @@ def test_base2_changes_the_files_and_the_project_tests_pass(shown: Shown) -> Non
     assert "Ran 3 tests" in shown.tests.stderr
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("generator-contract:B1", "generator-contract:L6")
 def test_independent_children_start_before_any_of_them_ends(shown: Shown) -> None:
     spawned = {e.agent_id: e for e in shown.of(AgentSpawned)}

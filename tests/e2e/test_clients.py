@@ -89,6 +89,8 @@ def agent(name: str) -> AgentDefinition[Any]:
     return AgentDefinition(name.replace("/", "-"), model=name)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:RS11")
 async def test_an_engine_has_one_client_per_provider_and_closes_it(
     servers: list[KeepsOpen], monkeypatch: pytest.MonkeyPatch

@@ -86,6 +86,8 @@ def test_no_request_holds_a_path_of_the_recording_machine() -> None:
         assert tempfile.gettempdir().encode() + b"/" not in interaction.request.body
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_recording_again_gives_the_same_cassette(tmp_path: Path) -> None:
     """
     Apart from the schemas of tools, which pydantic makes. When this fails: python -m cassettes.record_demo

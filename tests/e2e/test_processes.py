@@ -32,6 +32,8 @@ def test_code_searcher_finds_handlers_without_a_model(tmp_path: Path, monkeypatc
         assert name in found["output"]["results"][0]["stdout"]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_a_closed_output_pipe_prints_no_traceback(stepengine: Any) -> None:
     with stepengine.start("agents") as process:
         process.stdout.close()

@@ -703,6 +703,8 @@ class Hanging(ScriptedModel):
         yield
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:SS10", "reliability:I12")
 @pytest.mark.parametrize("how", ["break", "drop"])
 async def test_leaving_a_stream_cancels_the_run(how):

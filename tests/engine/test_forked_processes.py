@@ -244,6 +244,8 @@ class Answers(Quiet):
         self.wfile.write(text)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_forked_child_has_own_connections_and_keeps_its_parents_open() -> None:
     with served(Answers) as address:
         provider = OpenAIChatProvider("near", base_url=f"{address}/v1", api_key="none")
@@ -266,6 +268,8 @@ def test_forked_child_has_own_connections_and_keeps_its_parents_open() -> None:
     assert one == same != first
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 async def test_child_forked_in_a_loop_starts_its_own_tool_server() -> None:
     pytest.importorskip("mcp", reason="the extra mcp is not installed")
     from stepengine.adapters.mcp import mcp_tools

@@ -73,6 +73,8 @@ def test_ten_thousand_runs_one_after_another_leave_nothing_behind():
     assert memory < 5 * 1024 * 1024
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:RS02")
 async def test_handle_task_generator_and_tree_are_freed_without_the_collector():
     kept = []

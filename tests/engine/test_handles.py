@@ -807,6 +807,8 @@ async def test_log_provider_is_called_only_for_methods_it_has():
     ] == told_of  # fmt: skip
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF6", "reliability:GN34", "interfaces:IF4")
 async def test_reader_behind_the_buffer_gets_the_size_of_the_gap():
     def chatty(ctx):

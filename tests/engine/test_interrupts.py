@@ -136,6 +136,8 @@ async def holds(condition: Any) -> None:
             await asyncio.sleep(0)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:X73")
 @pytest.mark.parametrize(
     "shape", ["tool", "thread", "perform", "perform-thread", "child", "grandchild", "several", "family"]

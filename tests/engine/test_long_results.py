@@ -47,6 +47,8 @@ def results_sent(model: ScriptedModel, index: int = -1) -> list[str]:
     return [m.text for m in model.calls[index].messages if isinstance(m, ToolMessage)]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:TL10")
 def test_handlers_and_record_have_the_uncut_result() -> None:
     seen: dict[str, Any] = {}

@@ -206,6 +206,8 @@ def test_package_agent_replaces_no_bundled_one_and_fills_missing_ids(site: Site)
         load_agent("unheard")
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("packages:PK2", "packages:PK4")
 @pytest.mark.parametrize(
     ("options", "said"),

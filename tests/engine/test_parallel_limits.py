@@ -125,6 +125,8 @@ async def run_parent(way: Any, count: int, model: Writer, limits: Limits, **opti
     return result
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:R6", "reliability:I8")
 @hypothesis.settings(max_examples=20, deadline=None)
 @given(
@@ -237,6 +239,8 @@ async def test_paid_failures_count_before_the_next_attempt() -> None:
     assert "; not retried: " in str(alone.error)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:R6")
 @pytest.mark.parametrize("way", [in_parallel, in_background, in_a_race, as_candidates])
 async def test_a_resumed_run_holds_its_limit(way: Any) -> None:
@@ -258,6 +262,8 @@ async def test_a_resumed_run_holds_its_limit(way: Any) -> None:
 CASES = [Case(str(number), "x", checks=[contains("done")]) for number in range(8)]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG66")
 async def test_runs_of_an_evaluation_hold_its_budget() -> None:
     evaluation = Evaluation("e", cases=CASES, agents={"base": child()})

@@ -167,6 +167,8 @@ def test_child_has_the_same_policy_and_can_lift_nothing(world):
     assert [("put", 0)] == world.done
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:X3", "reliability:R7")
 @given(
     st.lists(st.sampled_from(["allow", "deny", "ask", "none"]), max_size=3), st.sampled_from(["allow", "deny", "ask"])

@@ -309,6 +309,8 @@ def waiting_for_nobody(way, asked):
     return AgentDefinition("lead", handle_steps=handler, spawnable_agents=[child])
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:R23")
 @pytest.mark.parametrize("way", ["question", "child", "background"])
 @pytest.mark.parametrize("journal", [None, MemoryJournal])

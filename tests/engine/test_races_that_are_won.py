@@ -145,6 +145,8 @@ async def test_message_that_loses_a_race_stays_for_the_next_receiver() -> None:
     assert result == replayed
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("waiting:WT5")
 @pytest.mark.parametrize("is_sent_before", [True, False])
 @given(timeouts=st.lists(st.sampled_from([None, 60, 3600]), min_size=2, max_size=5))

@@ -65,6 +65,8 @@ async def test_clock_set_back_starts_nothing_twice(tmp_path: Path) -> None:
     assert ["hourly-20260501T040000Z"] == later
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("waiting:WT27")
 async def test_clock_once_far_ahead_blocks_no_schedule(tmp_path: Path) -> None:
     schedule = Schedule(agent, cron="0 7 * * *", id="daily")
@@ -118,6 +120,8 @@ async def test_claim_of_a_process_dead_after_journaling_is_left_alone(
         )
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("waiting:WT27")
 async def test_one_of_two_schedulers_of_one_place_starts_a_time(tmp_path: Path) -> None:
     schedules = [Schedule(agent, cron="*/5 * * * *", id=f"s{n}", catch_up="all") for n in range(2)]

@@ -298,6 +298,8 @@ def test_of_minutes_of_many_years_the_newest_are_found_soon() -> None:
     assert 2.0 > time.process_time() - started
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("waiting:WT28")
 @pytest.mark.parametrize(
     ("cron", "last"),

@@ -287,6 +287,8 @@ async def test_previous_replaces_the_stored_session_state(store):
     assert 2 == store.load("x").version
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:D18")
 @pytest.mark.parametrize("store", ["files", "sqlite"], indirect=True)
 async def test_a_conversation_can_be_measured_replaced_and_cleared_between_runs(store):
@@ -796,6 +798,8 @@ async def test_failed_save_is_repeated_by_the_next_message(tmp_path, monkeypatch
     )
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:SS02")
 @pytest.mark.parametrize("is_rewritten", [False, True])
 async def test_save_killed_at_any_point_loses_no_answer(is_rewritten, tmp_path, monkeypatch):
@@ -843,6 +847,8 @@ async def test_save_killed_at_any_point_loses_no_answer(is_rewritten, tmp_path, 
 # --- the journals of a session --------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:L9")
 @pytest.mark.parametrize("store", ["memory", "files"], indirect=True)
 async def test_newest_journals_of_a_session_are_kept_and_deleted_together(store):
@@ -863,6 +869,8 @@ async def test_newest_journals_of_a_session_are_kept_and_deleted_together(store)
     assert 1 == store.load("y").turns
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:L9", "requirements:K5")
 @pytest.mark.parametrize("store", KINDS, indirect=True)
 async def test_journal_of_a_waiting_run_outlives_failed_runs(store, monkeypatch):

@@ -276,6 +276,8 @@ class Many:
         return Engine([AgentDefinition("boss", spawnable_agents=[kid], handle_steps=self.boss)], models=empty())
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:SP17", "generator-contract:L6")
 @pytest.mark.parametrize("helper", ["map_agents", "best_of"])
 async def test_stopped_run_starts_no_more_children_and_closes_all(helper):

@@ -177,6 +177,8 @@ def leaves(ctx: Any) -> Any:
     return "left"
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG3", "waiting:WT4")
 @pytest.mark.parametrize("handle", [races, cancels, leaves])
 async def test_work_ended_with_its_parent_has_its_recorded_price(handle: Any, journal: MemoryJournal) -> None:

@@ -180,6 +180,8 @@ class Hanging(httpx2.AsyncByteStream):
         await asyncio.Event().wait()
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:D15", "reliability:I12")
 @pytest.mark.parametrize("wire", WIRES, ids=str)
 async def test_partial_usage_from_the_provider_counts_for_a_stopped_call(wire):

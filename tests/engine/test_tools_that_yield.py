@@ -647,6 +647,8 @@ def test_a_body_is_walked_and_rehearsed_as_a_handler_is() -> None:
         Walk(wrong)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("programs:PG7")
 def test_yielding_tool_is_simulated_with_crashes_inside() -> None:
     agent = boss(releasing(Ledger()))

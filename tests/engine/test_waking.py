@@ -599,6 +599,8 @@ def test_run_that_never_waits_touches_only_its_journal(tmp_path: Path) -> None:
         assert {"lines"} == {row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("waiting:WT21")
 async def test_suspended_run_is_indexed_only_in_a_folder_of_runs(tmp_path: Path) -> None:
     alone, folder, database = tmp_path / "alone", tmp_path / "folder", tmp_path / "runs.db"
@@ -655,6 +657,8 @@ def waker(place: Path, engine: Engine, told: list[WakeResult], ahead: timedelta 
     return Waker(place, resume, tell=told.append, **{"clock": ShiftedClock(ahead), **options})
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("waiting:WT21")
 async def test_waker_resumes_due_runs_but_none_waiting_for_a_person(tmp_path: Path) -> None:
     """
@@ -844,6 +848,8 @@ async def test_run_held_elsewhere_is_checked_again_within_a_minute(tmp_path: Pat
     assert ["held"] * 12 == [woken.state for woken in told]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("waiting:WT21")
 async def test_two_wakers_of_one_place_wake_each_run_once(tmp_path: Path) -> None:
     place, told, done = tmp_path / "runs.db", list[WakeResult](), list[str]()
@@ -864,6 +870,8 @@ async def test_two_wakers_of_one_place_wake_each_run_once(tmp_path: Path) -> Non
     assert not [one for one in told if one.state == "failed"]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("waiting:WT21")
 async def test_watching_waker_resumes_new_runs_and_ends_when_cancelled(tmp_path: Path) -> None:
     place, told = tmp_path / "runs.db", list[WakeResult]()
@@ -1076,6 +1084,8 @@ async def test_message_to_an_unstarted_run_causes_no_repeated_wakeups(journal: J
             assert [] == index.list_due(datetime.now(UTC))
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("waiting:WT2", "waiting:WT21")
 @pytest.mark.parametrize("journal", ["file", "database"], indirect=True)
 async def test_received_message_neither_ends_the_next_wait_nor_wakes_again(journal: Journal) -> None:

@@ -160,6 +160,8 @@ async def in_every_run(agent: AgentDefinition, replies: Sequence[Any] = ()) -> l
     return [one.warnings for one in (waiting, early, ended, late)]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("generator-contract:L42")
 @pytest.mark.parametrize("depth", [1, 3])
 @pytest.mark.parametrize("kind", KINDS)
@@ -321,6 +323,8 @@ async def test_stable_recording_has_no_warnings_and_its_replay_does(stable: bool
     assert result.warnings == replayed.warnings
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("generator-contract:L42")
 async def test_long_and_many_warnings_are_shortened() -> None:
     def talks(ctx: Any, reply: Any) -> None:

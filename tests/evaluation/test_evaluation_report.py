@@ -161,6 +161,8 @@ def test_a_missing_tool_is_refused_before_confirmation() -> None:
         )
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_earlier_results_are_compared_rechecked_and_resumed(tmp_path: Path) -> None:
     first = evaluate_sync(GREETING, replies=FINE, n=2, seed=7, cases="Ann", folder=tmp_path / "a")
     asked: list[object] = []
@@ -353,6 +355,8 @@ def make_asker(result: str, first: str = "Sure?", last: str = "Really?") -> Agen
 ANSWERS: list[Any] = ["yes", lambda question: "yes", {"Sure?": "yes", "Really?": "yes", "Certain?": "yes"}]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.parametrize("answers", ANSWERS)
 @pytest.mark.parametrize(
     ("changed", "spent"), [(("new",), "0.02"), (("old", "Certain?"), "0.01"), (("old", "Sure?", "Certain?"), "0")]
@@ -420,6 +424,8 @@ EDITED: list[tuple[Any, Any]] = [
 ]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG62")
 @pytest.mark.parametrize(("old", "new"), EDITED)
 def test_a_recheck_reuses_no_verdict_of_an_edited_check(tmp_path: Path, old: Any, new: Any) -> None:

@@ -72,6 +72,8 @@ def test_the_text_reports_changes_with_an_interval_and_noise(ten: Any) -> None:
     assert any("/tools/0/description" in line for line in said)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG71", "evaluation:JG8")
 def test_a_decision_is_the_tools_and_their_inputs(ten: Any) -> None:
     """
@@ -190,6 +192,8 @@ def test_a_baseline_removes_the_noise_of_the_old_agent(ten: Any) -> None:
     assert abs(beside["summary"]["changed"]) < 0.2
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG75", "evaluation:JG12")
 @pytest.mark.parametrize(
     ("more", "code"),

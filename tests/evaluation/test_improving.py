@@ -537,6 +537,8 @@ def test_an_evaluation_that_cannot_decide_is_refused(greeting: Any, old: str, ne
     assert not Path("asked.txt").exists()
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("evaluation:JG141", "evaluation:JG148")
 @pytest.mark.parametrize(
     ("prompt", "said"),

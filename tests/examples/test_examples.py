@@ -159,6 +159,8 @@ def test_the_coder_with_passing_tests_is_chosen(way: str, tmp_path: Path, monkey
     assert (0 if way == "here" else 6) == (log.read_text().count("run --rm -i --init") if log.exists() else 0)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:K19")
 def test_chaos_finds_the_careless_handler_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """
@@ -178,6 +180,8 @@ def test_chaos_finds_the_careless_handler_only(tmp_path: Path, monkeypatch: pyte
     assert (0, True) == (said.exit_code, "every required property held" in said.output)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:P13")
 @pytest.mark.parametrize("example", [e for e in EXAMPLES if e.name not in READ], ids=lambda e: e.name)
 def test_an_example_runs_offline(example: Path, tmp_path: Path) -> None:

@@ -44,6 +44,8 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
     return load_example
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.name)
 def test_every_example_runs_as_a_script(file: Path, tmp_path: Path) -> None:
     assert ran(file, tmp_path, network=LOOPBACK_ONLY).strip()

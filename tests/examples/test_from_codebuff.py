@@ -37,6 +37,8 @@ def test_every_port_has_exactly_one_recorded_run() -> None:
     assert set(ports.PLAYS) == {file.stem for file in ports.PORTS.iterdir()}
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:I3")
 @pytest.mark.parametrize("name", ports.PLAYS)
 def test_a_ported_agent_replays_byte_for_byte_offline(name: str, tmp_path: Path) -> None:

@@ -56,6 +56,8 @@ def test_the_script_records_the_same_run_again(name: str, tmp_path: Path) -> Non
     assert before.read_bytes().partition(b"\n")[2] == again.read_bytes().partition(b"\n")[2]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_runs_as_a_script_and_documents_its_command(name: str, tmp_path: Path) -> None:
     code = (others.EXAMPLES / f"{name}.py").read_text()

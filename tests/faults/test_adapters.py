@@ -60,6 +60,8 @@ async def test_a_stream_may_arrive_bytewise_with_any_line_ends(wire):
         assert (await asked(wire, sse(*pieces, "fin")))[0] == expected
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:MP26")
 async def test_a_reply_is_read_by_its_content_type(wire):
     expected, _ = await asked(wire, json_answer(wire.reply(*BOTH)), stream=False)

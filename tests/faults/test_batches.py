@@ -69,6 +69,8 @@ def asked(wire: str, text: str, **settings: Any) -> ModelRequest:
     return ModelRequest(f"{wire}/{MODELS[wire]}", "Be brief.", history, settings=ModelSettings(**settings))
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @wires
 @pytest.mark.spec("providers:PV99")
 async def test_runs_at_the_same_time_share_a_batch(wire: str, tmp_path: Path) -> None:
@@ -95,6 +97,8 @@ async def test_a_reply_of_a_batch_costs_half(wire: str, tmp_path: Path) -> None:
     assert Decimal("0.5") <= half / whole < Decimal("0.52")
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @wires
 @pytest.mark.spec("providers:PV99")
 async def test_a_call_that_fails_in_its_batch_fails_alone(wire: str, tmp_path: Path) -> None:
@@ -127,6 +131,8 @@ async def test_a_failed_batch_fails_each_of_its_calls(wire: str, tmp_path: Path)
     assert first is not second
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @wires
 async def test_a_refused_batch_fails_each_call_and_can_be_retried(wire: str, tmp_path: Path) -> None:
     async with batching(wire, tmp_path / "batches.db", most=2) as (server, batched):
@@ -141,6 +147,8 @@ async def test_a_refused_batch_fails_each_call_and_can_be_retried(wire: str, tmp
     assert "A" == again.text
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 async def test_calls_with_other_headers_or_models_go_in_separate_batches(tmp_path: Path) -> None:
     async with batching("anthropic", tmp_path / "batches.db") as (server, batched):
         await asyncio.gather(*[batched.complete(asked("anthropic", "a", **s)) for s in ({}, {"temperature": 0.5}, {})])
@@ -178,6 +186,8 @@ async def test_a_poll_that_fails_is_asked_again(tmp_path: Path, monkeypatch: pyt
     assert ("A", 1) == (reply.text, len(failed))
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 async def test_a_file_of_batches_belongs_to_one_process(tmp_path: Path) -> None:
     async with batching("anthropic", tmp_path / "batches.db") as (_, batched):
         await batched.complete(asked("anthropic", "a"))

@@ -227,6 +227,8 @@ def asked(model: str, *messages: Any, **settings: Any) -> ModelRequest:
     return ModelRequest(model, "Be brief.", given, TOOLS, settings=ModelSettings(**{"max_tokens": 3_000, **settings}))
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec(
     *("providers:PV90", "providers:PV91", "providers:PV92", "providers:PV93"),
     *("providers:PV94", "providers:PV96", "providers:PV97", "providers:PV109", "providers:PV131"),
@@ -248,6 +250,8 @@ async def test_an_accepted_cloud_request_is_answered_whole_and_streamed(name, se
     assert len(pieces) > 3
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("providers:PV90", "providers:PV91", "providers:PV93", "providers:PV109")
 @pytest.mark.parametrize("name", [name for name, way in WAYS.items() if way.direct is not None])
 async def test_a_cloud_body_equals_the_direct_one_except_documented_changes(name, server, account):
@@ -1157,6 +1161,8 @@ REGIONAL = {
 """The providers with a variable in their host name, and the end of every host of their cloud."""
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:SC12", "providers:PV96")
 @pytest.mark.parametrize("model", REGIONAL)
 @for_any(

@@ -290,6 +290,8 @@ async def test_a_hidden_tool_called_unseen_runs_and_stays_visible(model):
 # --- who takes over --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("providers:PV57", "providers:PV63", "providers:PV64")
 @pytest.mark.parametrize("second", [*NATIVE, OURS[2]])
 @pytest.mark.parametrize("first", [*NATIVE, "google/gemini-3-pro"])

@@ -122,6 +122,8 @@ async def test_the_total_timeout_bounds_every_call(wire):
     assert endings == [(how, ("timeout", True, True)) for how in answers]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:MP23")
 async def test_a_slow_stream_that_progresses_is_a_reply(wire):
     events = wire.stream(*BOTH)

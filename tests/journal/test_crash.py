@@ -73,6 +73,8 @@ def undisturbed(fresh_world):
     return result, journal.lines()
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:I11", "reliability:R1", "reliability:R2", "reliability:R3", "replay:J31")
 def test_run_cut_after_any_record_resumes_to_the_same_end(undisturbed, fresh_world):
     expected, lines = undisturbed
@@ -90,6 +92,8 @@ def test_run_cut_after_any_record_resumes_to_the_same_end(undisturbed, fresh_wor
     assert in_doubt >= 5
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:I11", "reliability:JR01")
 def test_run_with_a_torn_last_record_resumes(undisturbed, fresh_world):
     expected, lines = undisturbed
@@ -105,6 +109,8 @@ def test_run_with_a_torn_last_record_resumes(undisturbed, fresh_world):
         assert doubtful or result.output == expected.output
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:I11")
 def test_repeated_crashes_during_resume_reach_the_same_end(undisturbed, fresh_world):
     expected, lines = undisturbed

@@ -166,6 +166,8 @@ def test_too_deeply_nested_runs_are_rejected_by_record_number(tmp_path: Path, le
     assert "PAGE" in command or "runs are nested deeper than 100 levels" in said
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:SP01")
 async def test_children_below_the_maximum_depth_fail(tmp_path: Path) -> None:
     deepest: list[Any] = []

@@ -453,6 +453,8 @@ def test_unstored_reply_is_reported_and_calls_no_tool(path, rig, monkeypatch):
 # --- waiting for it beside the event loop ---------------------------------------------------------------------------
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:R1")
 def test_event_loop_runs_while_a_journal_syncs(path, world, monkeypatch):
     threads, ticks = set(), []
@@ -522,6 +524,8 @@ def test_stopped_run_keeps_the_result_being_written(path, rig):
 # --- SQLite ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:JR39")
 def test_runs_in_one_sqlite_file_are_separate_journals(tmp_path, world):
     store = SqliteJournal(tmp_path / "runs.db")

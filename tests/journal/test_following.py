@@ -93,6 +93,8 @@ def fed(journal: Any, write: Any, pieces: list[bytes]) -> list[str]:
     return lines
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("studio:ST3")
 @settings(max_examples=20)
 @given(cuts=st.lists(st.floats(0, 1), max_size=40).map(sorted), link=st.booleans())
@@ -115,6 +117,8 @@ def recorded_once(link: bool) -> list[bytes]:
     return RECORDED[link]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("studio:ST3")
 def test_incremental_events_equal_events_of_the_whole_journal(store):
     source = recorded(MemoryJournal())
@@ -156,6 +160,8 @@ def test_followed_run_shows_live_events_except_deltas():
     assert live[-1].result.usage == shown[-1].result.usage
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("studio:ST3")
 def test_following_resumes_after_an_event_id():
     journal = recorded(MemoryJournal())

@@ -141,6 +141,8 @@ def fuzz(chunk: int, bases: Any, world: type, path: Path, *, every: bool) -> Cou
     return came
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:JR02", "reliability:R22")
 def test_resealed_mutant_is_rejected_by_record_number_or_works(bases: Any, fresh_world: type, tmp_path: Path) -> None:
     came = fuzz(0, bases, fresh_world, tmp_path / "mutant.jsonl", every=False)

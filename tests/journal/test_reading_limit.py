@@ -134,6 +134,8 @@ def test_inputs_at_one_address_count_separately_towards_the_limit(tmp_path: Path
         FileJournal(path).history()
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:J54")
 def test_html_page_and_check_report_the_reading_limit(tmp_path: Path) -> None:
     path = one_text_often(tmp_path / "run.jsonl", together=True)

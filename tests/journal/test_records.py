@@ -91,6 +91,8 @@ def test_every_effect_error_round_trips():
         assert outcome_of({"at": 5, **json.loads(json.dumps(outcome_members(failure)))}) == failure
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:J15", "requirements:B17")
 @settings(max_examples=20)
 @given(st.sampled_from(["model_reply", "tool_result", "child_result"]).flatmap(lambda name: stored.STORED[name]))

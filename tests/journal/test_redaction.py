@@ -71,6 +71,8 @@ def forms(secret: str) -> list[bytes]:
     return [f.encode() for f in plain] + [base64.b64encode(secret.encode())]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:K5", "replay:K6", "reliability:R11", "replay:K8")
 @pytest.mark.parametrize("redact", ["all", "known"])
 def test_planted_secret_is_in_no_written_byte(rig, store, tmp_path, redact):
@@ -93,6 +95,8 @@ def test_planted_secret_is_in_no_written_byte(rig, store, tmp_path, redact):
     assert not check(journal).secrets
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:K5", "reliability:R11")
 def test_copying_removes_recorded_secrets(rig, tmp_path):
     raw = FileJournal(tmp_path / "raw.jsonl", redact="off")
@@ -213,6 +217,8 @@ def test_key_like_words_are_not_redacted(harmless):
     assert Redactor({}, shapes=True).value({"x": harmless, "max_tokens": 5}) == {"x": harmless, "max_tokens": 5}
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:JR43", "replay:J20")
 def test_value_that_cannot_be_stored_is_refused_at_the_yield(rig, tmp_path):
     journal = FileJournal(tmp_path / "j.jsonl")

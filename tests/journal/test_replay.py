@@ -393,6 +393,8 @@ def test_undecodable_outcome_is_a_divergence(rig):
 # --- unfinished and extended ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:D15")
 def test_replay_of_a_crashed_run_ends_with_its_record(world, fresh_world):
     journal = MemoryJournal()

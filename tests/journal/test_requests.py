@@ -63,6 +63,8 @@ def moved(history: Transcript, move: tuple[str, Any]) -> Transcript:
             return Transcript(value)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:J19", "replay:J39")
 @given(st.lists(moves, max_size=12), st.lists(words, max_size=2), st.lists(st.sampled_from(TOOLS), max_size=3))
 def test_every_request_round_trips(changes, prompts, tools):

@@ -188,6 +188,8 @@ async def test_run_is_signed_to_its_end_when_suspended_or_finished(kind: str, ke
     assert RunStatus.COMPLETED is (await engine().replay(suspended)).status
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="needs ssh-keygen")
 @pytest.mark.spec("reliability:JR44")
 def test_ssh_keygen_keys_sign_and_match_its_fingerprint(tmp_path: Path):
@@ -344,6 +346,8 @@ def alterations(draw: st.DrawFn) -> Callable[[bytes], bytes]:
     return altered
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:JR45")
 @given(altered=alterations())
 def test_no_alteration_passes_verification(

@@ -129,6 +129,8 @@ def test_an_unknown_journal_removes_no_folder_unasked(root, tmp_path, act):
     assert ("uploads/",) == undo(forged, root, trust=True).removed
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @settings(max_examples=8)
 @given(files=st.lists(st.sampled_from(["a/x", "a/b/y", "a/b/c/z", "d/w"]), min_size=1, unique=True), kept=st.booleans())
 def test_a_dry_run_names_the_folders_that_undo_removes(files, kept):

@@ -233,6 +233,8 @@ def test_own_killed_run_resumes_without_questions(store: str, by_model: bool, st
         assert [] == person.asked
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.parametrize(("said", "by_model"), [("yes", True), ("no", True), ("no", False)])
 def test_person_decides_each_call_of_an_unknown_journal(
     said: str, by_model: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -636,6 +638,8 @@ def killed_at_reply(folder: Path) -> FileJournal:
     return cut_file(folder / "cut.jsonl", lines[: line_of_reply(lines)])
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("is_own", [True, False])
 def test_command_keeps_a_journal_as_known_as_its_source(command: Any, is_own: bool) -> None:
@@ -711,6 +715,8 @@ def test_live_replay_performs_no_call_of_an_unknown_journal(
     assert bool(own.done) == ("a replay cannot ask you" in str(result.error))
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_live_replay_of_unknown_killed_journal_stops_at_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

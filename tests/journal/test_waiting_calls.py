@@ -106,6 +106,8 @@ async def recorded() -> MemoryJournal:
     return journal
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:E27", "reliability:R3")
 async def test_returned_body_is_not_run_again_after_any_cut() -> None:
     whole = await recorded()

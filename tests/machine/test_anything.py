@@ -225,6 +225,8 @@ def play_in(given_world, handler, points):
     return world, play(definition, world, tools=TOOLS)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec(
     "reliability:I1",
     "reliability:I2",
@@ -256,6 +258,8 @@ def test_any_handler_in_any_world_ends_cleanly(program, given_world, points):
         assert earlier.next_call <= later.next_call
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @settings(max_examples=60)
 @given(programs, worlds, hook_points)
 def test_cached_state_equals_a_fresh_snapshot_at_any_moment(program, given_world, points):

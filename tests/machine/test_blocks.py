@@ -79,6 +79,8 @@ def test_a_block_nested_without_end_is_broken():
 values = st.dictionaries(st.text(max_size=5), st.none() | st.integers(-9, 9) | st.text(max_size=20), max_size=3)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("generator-contract:G30")
 @given(st.lists(st.tuples(st.from_regex(r"[a-z_]{1,8}", fullmatch=True), values)))
 def test_written_call_blocks_are_parsed_back(calls):

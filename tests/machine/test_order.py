@@ -207,6 +207,8 @@ def calls_that_start_children():
     return play(agent(handler, tools=["spawn_agents", "add"], hooks=points), world, tools=[ADD]).rows
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:I9", "reliability:LA1")
 def test_every_row_of_the_table_is_used(monkeypatch):
     used = rows_used()

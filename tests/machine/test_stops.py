@@ -104,6 +104,8 @@ WHOLE = Rich().play()
 COUNT = len(WHOLE.leaves)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec(
     "interfaces:IF11",
     "reliability:I12",

@@ -221,6 +221,8 @@ def only_what_is_new_is_collected():
     gc.unfreeze()
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.parametrize("closed", [True, False])
 async def test_unclosed_provider_warns_once_when_collected(wire, closed, only_what_is_new_is_collected):
     provider = wire.make("http://127.0.0.1:9")

@@ -159,6 +159,8 @@ async def test_sdk_client_and_provider_exchange_identical_requests_and_replies()
     assert "interaction.completed" == events[-1].event_type
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("providers:PV138")
 def test_media_thinking_and_tools_use_the_api_terms():
     parts = [DocumentPart(data=b"x", name="a.pdf"), DocumentPart("https://x/v.mp4", mime_type="video/mp4")]
@@ -446,6 +448,8 @@ def test_interactions_cost_equals_generate_content_and_search_is_unpriced():
     assert ("google_search_call",) == LIST_PRICES.list_unpriced(f"{NAME}/gemini-2.5-flash", reply, at)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("ecosystem:EC84")
 async def test_tool_choice_with_only_server_tools_is_reported_dropped():
     transport = httpx2.MockTransport(lambda _: httpx2.Response(200, content=interactions_reply(*SAID)))

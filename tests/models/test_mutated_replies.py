@@ -438,6 +438,8 @@ async def test_events_in_an_impossible_order_break_the_protocol_of_responses(eve
     assert "five" == (await outcome(wire, anthropic_events(CREATED, ADDED, DELTA, DONE, COMPLETED), stream=True)).text
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:MP24")
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "complete"])
 @pytest.mark.parametrize("wire", EACH, ids=str)

@@ -334,6 +334,8 @@ def conversation(steps: list[str], model: str) -> list[Any]:
     return messages
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("providers:PV121", "ecosystem:EC83")
 @example(steps=["program", "user"], tail=False, lost=False, thinks=False, model=CLAUDE)
 @example(steps=["program", "again", "program"], tail=True, lost=False, thinks=False, model=CLAUDE)

@@ -43,6 +43,8 @@ EXPECTED = {
 EACH_WIRE = pytest.mark.parametrize("wire", sorted({wire for wire, _ in EXPECTED}))
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_recorded_traffic_is_complete():
     kinds = Counter((r.wire, "error" if r.status >= 400 else "stream" if r.stream else "plain") for r in recordings())
     plain = {key: count for key, count in kinds.items() if key[1] != "error"}
@@ -114,6 +116,8 @@ def as_it_came(part: OpaquePart | ImagePart | DocumentPart) -> Any:
     return {"inlineData": {"mimeType": part.mime_type, "data": data}, **signed}
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:G1", "ecosystem:EC76", "providers:PV52")
 @EACH_WIRE
 def test_a_reply_in_one_piece_decodes(wire: str, subtests: pytest.Subtests):
@@ -138,6 +142,8 @@ TOLD = {"server_tool_use", "web_search_call", "code_interpreter_call", "file_sea
 """Parts that say what a tool of the provider was asked."""
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("providers:PV56", "providers:PV60", "providers:PV62")
 @EACH_WIRE
 def test_provider_tool_use_and_sources_are_shown(wire: str, subtests: pytest.Subtests):

@@ -122,6 +122,8 @@ async def test_a_refusal_without_an_end_is_read_to_its_limit(wire):
     assert sum(sent) < MAX_REFUSAL + 32 * MIB  # what waits in the buffers of two sockets
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:R23", "reliability:MP27")
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "complete"])
 @pytest.mark.parametrize(

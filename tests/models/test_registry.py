@@ -217,6 +217,8 @@ def test_one_provider_serves_every_model_string_but_none():
         models.provider_for("")
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("ecosystem:EC104")
 @given(st.from_regex(r"[a-z][a-z0-9.-]{0,8}:[a-z0-9.:-]{1,6}", fullmatch=True))
 def test_single_provider_receives_model_names_with_colons_unchanged(name):

@@ -277,6 +277,8 @@ def test_anthropic_text_fast_path_equals_the_full_path(events: list[Any]) -> Non
     assert read("anthropic", events, at_length=True) == read("anthropic", events, at_length=False)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.anyio
 @pytest.mark.spec("reliability:MP59")
 @pytest.mark.parametrize("is_cancelled", [True, False])

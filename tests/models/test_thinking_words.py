@@ -165,6 +165,8 @@ def cell(name: str, model: str, wish: Thinking, notes: Any) -> str:
     return f"{words} (!)" if len(notes()) > before else words
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:A16")
 @pytest.mark.spec(
     *("providers:PV10", "providers:PV11", "providers:PV13", "providers:PV14", "providers:PV15", "providers:PV16"),
@@ -183,6 +185,8 @@ def test_thinking_table_of_the_page_matches_the_encoders(notes):
     assert found == made, f"put this between the marks of {PAGE.name}:\n{made}"
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:A16")
 def test_old_spellings_ask_for_the_same_as_the_words():
     for name, models in MODELS.items():

@@ -180,6 +180,8 @@ def test_a_denied_host_is_found_in_any_declared_text(before: str, host: str, aft
     assert "deny" == Policy(denied, "bypass").check(request).decision
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:X70", "reliability:PM43")
 def test_host_rule_denies_no_file_and_allows_no_unclear_address() -> None:
     denied, allowed = Policy([Rule.deny_domain("evil.org")], "bypass"), Policy([Rule.allow_domain("good.org")])

@@ -316,6 +316,8 @@ def test_no_diff_shows_a_tracked_hard_link_of_a_secret(repository: Path, command
     assert [] == [canary for canary in CANARIES if canary in text]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 @pytest.mark.spec("requirements:X70")
 @pytest.mark.parametrize(("limit", "is_run"), [(1, False), (10, False), (23, False), (24, True)])
@@ -390,6 +392,8 @@ def test_a_search_through_a_link_omits_withheld_files(tmp_path: Path, cwd: str |
     )
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 @pytest.mark.spec("requirements:X70", "reliability:PM12")
 @pytest.mark.parametrize(

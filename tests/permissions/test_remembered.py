@@ -199,6 +199,8 @@ SAMPLED = [by_address, by_file, by_role]
 """Their rows repeat after 110, 31 and 24, which 13 does not divide: each thirteenth row reaches each member of the lists."""
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("requirements:X71", "reliability:PM29")
 @pytest.mark.parametrize(
     ("attacks", "step"),

@@ -132,6 +132,8 @@ def test_one(cassette):
 """
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:Y11")
 def test_a_key_without_a_placeholder_is_explained(run):
     failed = run(MISSING)

@@ -126,6 +126,8 @@ def with_separators(words: list[str], data: st.DataObject) -> str:
 SECRET_WORDS = sorted({*MEMBER_HINTS, *[end for end, places in SECRET_ENDINGS.items() if "member" in places]})
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:K4", "reliability:R11")
 @settings(max_examples=300)
 @given(
@@ -219,6 +221,8 @@ def test_a_duplicate_json_key_does_not_hide_a_secret():
     assert parse_if_json(hidden) == hidden
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:R23")
 @pytest.mark.parametrize("depth", [199, 201, 600, 100_000])
 def test_nested_json_in_text_is_redacted_at_any_depth(depth):
@@ -309,6 +313,8 @@ def test_a_known_secret_inside_base64_text_is_redacted(
 WORDS = ["counting/model", "add", "ok", "c1", "sk-walk-0123456789abcdef", "two words", "x" * 100]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @given(
     rounds=st.lists(st.tuples(st.lists(st.sampled_from(WORDS), max_size=5), st.sampled_from(["", *WORDS])), max_size=6)
 )

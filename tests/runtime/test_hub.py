@@ -408,6 +408,8 @@ STREAMS = [
 ]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:R11")
 @given(cuts=st.tuples(*len(STREAMS) * [st.sets(st.integers(1, 20))]), order=st.randoms(use_true_random=False))
 def test_secrets_are_redacted_in_calls_whose_deltas_alternate(cuts, order):

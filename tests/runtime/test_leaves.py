@@ -98,6 +98,8 @@ async def test_sync_functions_run_in_a_thread_with_the_callers_context(world):
     assert ["ada", True] == (await outcome_of(world, CallFunction(0, Do(look)))).value
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:R10")
 async def test_unstoppable_sync_function_is_abandoned_and_reported(world):
     gate, started = threading.Event(), threading.Event()

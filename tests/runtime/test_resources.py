@@ -41,6 +41,8 @@ from stepengine.testing import ScriptedModel, failure, tool_call
 CALLS = 40
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:TL07")
 async def test_sync_tools_share_32_threads_outside_the_default_executor():
     lock, go, full = threading.Lock(), threading.Event(), threading.Event()

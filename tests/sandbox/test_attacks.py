@@ -153,7 +153,12 @@ def is_as_meant(came: Any, meant: Any) -> bool:
 
 @pytest.mark.spec("programs:PG41", "programs:PG42")
 @pytest.mark.parametrize(
-    "group", [pytest.param(g, marks=[pytest.mark.deep] if g == "endless" else []) for g in GROUPS if g != "chance"]
+    "group",
+    [
+        pytest.param(g, marks=[pytest.mark.deep, *([] if g == "endless" else [pytest.mark.smoke])])
+        for g in GROUPS
+        if g != "chance"
+    ],
 )
 async def test_no_attack_reaches_the_host(group: str, sandbox: MontySandbox) -> None:
     """Each attack is refused with its line, fails with an error of a known type, or gives harmlessly what stands in the table."""

@@ -144,6 +144,8 @@ FINE = {
 }
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("programs:PG24")
 @pytest.mark.parametrize("program", FINE.values(), ids=FINE)
 def test_possibly_correct_programs_are_accepted(program, pool):

@@ -199,6 +199,8 @@ async def test_a_permission_question_shows_the_program_with_its_waiting_line(tmp
     assert "> 34 | await buy('tea')" == other["details"]["in the program"].splitlines()[-1]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("programs:PG23")
 async def test_a_call_timeout_can_be_caught_by_the_program() -> None:
     @tool(timeout=0.05)

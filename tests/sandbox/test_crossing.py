@@ -49,6 +49,8 @@ async def error_of(body: str, sandbox: MontySandbox, prompt: str = "go") -> str:
     return f"{type(result.error).__name__}: {result.error}"
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("programs:PG44")
 @pytest.mark.parametrize(
     ("body", "words"),

@@ -59,6 +59,8 @@ def ends_with_each_journal(agents: list[Any], seen: list[str], folder: Path, **m
     return ends
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:GN38")
 @pytest.mark.parametrize("does", HANDLERS)
 def test_parent_catches_the_end_of_an_untrusted_child(does: str, tmp_path: Path) -> None:

@@ -225,6 +225,8 @@ async def test_a_program_stopped_while_computing_replays_without_computing(sandb
     assert [] == sandbox.fed
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("programs:PG26", "programs:PG27")
 async def test_a_resumed_program_finds_variables_and_only_earlier_programs_rerun(
     sandbox: Watched, tmp_path: Path
@@ -338,6 +340,8 @@ class Slower(Watched):
         return session
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("programs:PG26", "programs:PG27")
 async def test_an_earlier_program_that_exceeds_a_limit_loses_the_variables(sandbox: Watched, tmp_path: Path) -> None:
     path, slower = tmp_path / "run.jsonl", Slower()
@@ -412,6 +416,8 @@ async def test_a_rewritten_journal_keeps_the_results_of_programs(sandbox: Watche
     assert [] == sandbox.fed
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("programs:PG26")
 async def test_redacted_values_are_no_difference_when_a_program_reruns(sandbox: Watched, tmp_path: Path) -> None:
     asked: list[str] = []

@@ -401,6 +401,8 @@ HOSTILE = {
 EACH_HOSTILE = pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("programs:PG40")
 @EACH_HOSTILE
 def test_a_hostile_text_is_read_or_refused_in_few_words(text):

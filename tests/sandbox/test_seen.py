@@ -141,6 +141,8 @@ async def test_each_effect_of_a_program_records_its_line() -> None:
     assert lines_of(MemoryJournal(journal.lines())) == asked
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("programs:PG35")
 async def test_a_call_in_an_earlier_programs_function_has_no_line() -> None:
     journal = MemoryJournal()
@@ -573,6 +575,8 @@ async def test_checks_count_tools_called_by_programs() -> None:
     assert Check.from_expression("'buy' not in tools").find_failure(result)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("programs:PG39")
 async def test_blame_serves_program_calls_from_the_record() -> None:
     """The second program of this run spoiled it; with the first one of the record in place a better one passes."""

@@ -177,6 +177,8 @@ made.close()
 """
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.usefixtures("forks")
 @pytest.mark.spec("programs:PG25")
 def test_forked_children_are_refused_once_a_program_has_run() -> None:

@@ -99,6 +99,8 @@ def test_a_bundled_agent_has_an_equal_journal_in_the_sandbox(agent_id: str, tmp_
     expect_equal_journal(path, [moved(script.BUNDLED[agent_id])], script.tools_for(tmp_path))
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("programs:PG42")
 @pytest.mark.parametrize("agent_id", WHOLE)
 def test_a_bundled_agent_loaded_from_text_has_an_equal_journal(agent_id: str, tmp_path: Path) -> None:
@@ -142,6 +144,8 @@ def test_a_file_with_unsupported_parts_is_refused_with_its_line(agent_id: str) -
         load_file(file)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("programs:PG42")
 @pytest.mark.parametrize("name", [name for name in ports.PLAYS if name not in PORTS_WITH_HOOKS])
 def test_agents_ported_from_codebuff_have_equal_journals_in_the_sandbox(name: str, tmp_path: Path) -> None:
@@ -240,6 +244,8 @@ def told(agent: AgentDefinition[Any], how: str) -> tuple[Any, ...]:
     return result.status, str(result.error), result.warnings, said, [one.text for one in result.pending_questions]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.filterwarnings("ignore::stepengine.engine.handler_sources.SourceWarning")
 @pytest.mark.spec("programs:PG42")
 @pytest.mark.parametrize("how", ["raises", "helper", "child", "bare", "wrong", "tool", "asks"])
@@ -342,6 +348,8 @@ STATEMENTS = [
 ]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.parametrize("text", [*[f"found.append([{one}])" for one in PYTHON], *STATEMENTS])
 def test_python_features_behave_as_outside_the_sandbox(text: str, tmp_path: Path) -> None:
     file = tmp_path / "python.py"
@@ -432,6 +440,8 @@ def pets(tmp_path_factory: pytest.TempPathFactory) -> list[AgentDefinition[Any]]
     return [load_agent(file), *load_file(file)]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("programs:PG42")
 @settings(max_examples=20, deadline=None)
 @given(params=PARAMS)

@@ -682,6 +682,8 @@ async def post(behind: Behind, port: int, headers: str, body: bytes, *, is_cut: 
         writer.close()
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("studio:SV4")
 async def test_oversized_slow_or_cut_bodies_never_reach_the_application(tmp_path: Path) -> None:
     behind = Behind(tmp_path, hosts=["127.0.0.1"], caps=Caps(body=1_000, body_seconds=0.1))

@@ -579,6 +579,8 @@ def test_image_type_is_detected_from_its_bytes(house: House) -> None:
                 assert refused in answer.text
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @given(st.integers(0, 10**30), st.integers(0, 30))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_list_limit_is_a_hundred_however_it_is_written(house: House, limit: int, zeros: int) -> None:

@@ -455,6 +455,8 @@ def test_undo_over_changed_files_is_refused_unless_partial(
 # --- third-party journals -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("studio:SV2", "studio:SV3")
 def test_undo_of_an_adopted_journal_or_its_fork_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Such a journal decides which files an undo writes and their content."""

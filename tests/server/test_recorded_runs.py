@@ -146,6 +146,8 @@ def priced(client: httpx2.Client) -> str:
 # --- replay -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("studio:SV36")
 def test_replay_reports_the_first_difference_with_its_line(shop: Shop) -> None:
     with shop.open(), shop.client("dora") as dora:
@@ -225,6 +227,8 @@ def test_replay_of_a_fork_uses_its_changes(shop: Shop) -> None:
 # --- resume -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("studio:SV36", "studio:SV4")
 def test_edited_waiting_run_is_resumed_as_an_admin_says(shop: Shop) -> None:
     with shop.open(), shop.client("dora") as dora:
@@ -276,6 +280,8 @@ def test_resume_requested_before_the_end_reports_the_end(shop: Shop, monkeypatch
     assert "completed" == done["status"]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("studio:SV36")
 def test_no_end_is_shown_before_it_is_recorded(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader looks up a suspended run and reads its journal after the end, while the run still closes its journal."""
@@ -381,6 +387,8 @@ def test_running_run_refuses_on_divergence(shop: Shop) -> None:
     assert 202 == plain.status_code
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("studio:SV36")
 @pytest.mark.parametrize("asked", [{}, {"on_divergence": "keep"}, {"on_divergence": "extend"}], ids=str)
 def test_resume_that_cannot_start_leaves_the_run_unchanged(shop: Shop, asked: dict[str, str]) -> None:
@@ -401,6 +409,8 @@ def test_resume_that_cannot_start_leaves_the_run_unchanged(shop: Shop, asked: di
     assert "deployed to Rome on Monday" == done["output"]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("studio:SV36")
 def test_resume_that_cannot_start_leaves_a_stranded_run_unchanged(shop: Shop) -> None:
     with shop.open(), shop.client("dora") as dora:
@@ -426,6 +436,8 @@ def test_resume_that_cannot_start_leaves_a_stranded_run_unchanged(shop: Shop) ->
     assert (202, "deployed to Rome on Monday") == (resumed.status_code, done["output"])
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("studio:SV36", "studio:SV4")
 def test_run_of_a_removed_agent_is_refused_with_its_reason(shop: Shop) -> None:
     with shop.open(), shop.client("dora") as dora, shop.client("root") as root:
@@ -449,6 +461,8 @@ def test_run_of_a_removed_agent_is_refused_with_its_reason(shop: Shop) -> None:
     assert [(409, "agent_error")] * 6 == [(one.status_code, kind_of(one)) for one in refused]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("studio:SV36")
 @pytest.mark.parametrize("place", ["runs", "runs.db"])
 def test_copy_of_an_extended_run_is_not_listed(shop: Shop, place: str) -> None:
@@ -501,6 +515,8 @@ def test_fork_with_recorded_tools_reports_what_answered(shop: Shop) -> None:
     assert 6 == len(listed)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("studio:SV36")
 def test_waiting_fork_with_recorded_tools_is_never_resumed(shop: Shop) -> None:
     with shop.open(), shop.client("dora") as dora:
@@ -544,6 +560,8 @@ def test_fork_options_need_their_scopes_and_companions(shop: Shop) -> None:
     assert ["tea"] == DONE
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("studio:SV36")
 def test_fork_of_a_turn_belongs_to_no_conversation(shop: Shop) -> None:
     turn = {"agent": "pricer", "prompt": "How much?", "session_id": "shopping", "turn": True}
@@ -562,6 +580,8 @@ def test_fork_of_a_turn_belongs_to_no_conversation(shop: Shop) -> None:
     assert [third.json()["run_id"], second["run_id"], first["run_id"]] == runs
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("studio:SV36")
 def test_fork_leaves_the_state_of_the_conversation(shop: Shop) -> None:
     """The agent is edited, so that the state cannot be found by a replay."""
@@ -589,6 +609,8 @@ def test_fork_with_a_report_needs_the_scope_read(shop: Shop) -> None:
     assert 202 == plain.status_code
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("studio:SV36")
 def test_fork_that_stores_nothing_uses_no_quota(shop: Shop) -> None:
     with shop.open(), shop.client("dora") as dora:
@@ -629,6 +651,8 @@ def test_caller_is_told_its_name_and_scopes(shop: Shop) -> None:
 # --- runs that cannot be resumed ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("studio:SV3", "studio:SV36")
 def test_registered_run_without_journal_starts_once_it_can(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its server was killed after the 202, and at the next starts its agent is missing."""
@@ -653,6 +677,8 @@ def test_registered_run_without_journal_starts_once_it_can(shop: Shop, monkeypat
     assert (202, f"{HAIKU}: tea costs 30") == (resumed.status_code, done["output"])
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("studio:SV3")
 def test_run_that_another_server_is_starting_is_kept(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_recovery, "LOOK_SECONDS", 0.01)
@@ -670,6 +696,8 @@ def test_run_that_another_server_is_starting_is_kept(shop: Shop, monkeypatch: py
     assert f"{HAIKU}: tea costs 30" == done["output"]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("studio:SV3", "studio:SV36")
 def test_stranded_run_whose_journal_was_deleted_never_starts_again(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_recovery, "LOOK_SECONDS", 0.01)
@@ -696,6 +724,8 @@ def stranded(shop: Shop) -> str:
     return run
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("studio:SV1", "studio:SV36")
 def test_error_of_a_stranded_run_names_no_server_file(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_recovery, "LOOK_SECONDS", 0.01)
@@ -709,6 +739,8 @@ def test_error_of_a_stranded_run_names_no_server_file(shop: Shop, monkeypatch: p
     assert 404 == others
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("studio:SV36")
 def test_failed_extension_leaves_the_run_stranded_and_extendable(shop: Shop) -> None:
     with shop.open(), shop.client("dora") as dora:

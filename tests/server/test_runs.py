@@ -286,6 +286,8 @@ def test_idempotency_key_names_one_run_across_restarts(server: Server) -> None:
     assert (409, "urn:stepengine:problem:key_reused") == (status, said["type"])
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @in_sqlite_too
 @pytest.mark.spec("studio:SV3")
 def test_active_runs_resume_at_restart_and_unregistered_journals_do_not(server: Server) -> None:
@@ -330,6 +332,8 @@ def test_answers_are_accepted_all_or_none_and_once(server: Server) -> None:
     assert ["Rome on Friday"] == DONE
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("studio:SV4")
 def test_one_of_many_concurrent_answers_is_accepted(tmp_path: Path) -> None:
     from concurrent.futures import ThreadPoolExecutor
@@ -407,6 +411,8 @@ def test_permanent_and_editing_operations_need_the_admin_scope(tmp_path: Path) -
     assert b'"stepengine' in allowed[1].splitlines()[0]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("studio:ST4")
 @pytest.mark.parametrize(
     ("choice", "status"), [("yes", "completed"), ("always", "completed"), ("always1", "completed"), ("no", "failed")]
@@ -432,6 +438,8 @@ def test_a_question_has_choices_whose_answers_are_accepted(tmp_path: Path, choic
     assert (202, status == "failed") == (given, ended["output"] is None)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @in_sqlite_too
 @pytest.mark.spec("studio:SV2")
 def test_fork_continues_from_the_middle_as_a_new_run(server: Server) -> None:
@@ -532,6 +540,8 @@ def test_only_listed_agent_ids_start_runs(tmp_path: Path) -> None:
                 assert [] == server.ask("GET", "/runs")[1]["runs"]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("studio:SV4")
 def test_call_in_doubt_is_repeated_only_by_an_admin(tmp_path: Path) -> None:
     server = Server(tmp_path)
@@ -567,6 +577,8 @@ def test_call_in_doubt_is_repeated_only_by_an_admin(tmp_path: Path) -> None:
     assert (202, "deployed to Rome on Friday") == (agreed, done["output"])
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("studio:SV4")
 def test_caller_without_answer_scope_cannot_speak_in_sessions(tmp_path: Path) -> None:
     from stepengine.sessions import MemorySessions
@@ -601,6 +613,8 @@ def test_application_check_identifies_users(tmp_path: Path) -> None:
     assert [200, 404, 401] == found
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_second_server_shows_and_answers_a_run_of_the_first(tmp_path: Path) -> None:
     """
     The second one has no run in hands: it shows them from their journals.
@@ -621,6 +635,8 @@ def test_second_server_shows_and_answers_a_run_of_the_first(tmp_path: Path) -> N
     assert "run_finished" == events[-1]["type"]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("studio:SV3", "interfaces:IF16")
 def test_deferred_result_given_to_another_server_reaches_the_run(tmp_path: Path) -> None:
     first = Server(tmp_path, wait_for_answers=30)

@@ -115,6 +115,8 @@ SENT_TO = [
 ]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("studio:SV35")
 @pytest.mark.parametrize(("house", "what", "size"), SENT_TO, indirect=["house"])
 def test_sent_text_is_stored_at_most_three_times(house: House, what: str, size: int) -> None:

@@ -140,6 +140,8 @@ def test_the_message_of_a_divergence_holds_no_key(monkeypatch):
     assert "hunter2" not in told
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:K3")
 @given(st.lists(st.from_regex(r"[a-z]{4,9}[0-9]", fullmatch=True), min_size=2, max_size=4, unique=True))
 def test_a_secret_header_with_blanks_is_replaced_as_a_whole(words):

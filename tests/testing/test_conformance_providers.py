@@ -137,6 +137,8 @@ class Parrot(Provider):
         return text(last.text)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("providers:PV139")
 def test_the_smallest_provider_keeps_the_promises() -> None:
     check_provider(Parrot, "small")
@@ -232,6 +234,8 @@ class IgnoresTheCancel(Parrot):
             return text("too late")
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("kind", "promise"),
     [

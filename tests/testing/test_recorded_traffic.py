@@ -310,6 +310,8 @@ async def test_every_sdk_replays_its_recorded_traffic_sync_and_async(folder, chu
 RETRIES = {"anthropic": {"max_retries": 2}, "openai-chat": {"max_retries": 2}, "openai-responses": {"max_retries": 2}}
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:C14")
 @pytest.mark.parametrize("folder", ["anthropic", "openai-responses", "openai-chat", "google-gla"])
 async def test_a_miss_passes_through_every_sdk_without_retries(folder):
@@ -330,6 +332,8 @@ async def test_a_miss_passes_through_every_sdk_without_retries(folder):
     assert [one.value, two.value] == held.misses
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:C16")
 @pytest.mark.parametrize("folder", ["anthropic", "openai-responses", "openai-chat", "google-gla"])
 async def test_cut_streams_end_and_broken_ones_raise_through_every_sdk(folder):

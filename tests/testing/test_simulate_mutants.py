@@ -199,6 +199,8 @@ def test_the_machine_itself_is_fine():
     assert 200 == simulate(BUSY, range(200), replies=REPLIES).runs
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec(
     "reliability:I1",
     "reliability:I2",

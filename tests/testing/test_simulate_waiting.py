@@ -133,6 +133,8 @@ def test_a_lost_wake_reveals_a_handler_with_its_own_clock():
     assert caught.value.faults == (Fault(0, "lost_wake"),)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("waiting:WT4")
 @pytest.mark.parametrize("seeds", [range(20), None])
 def test_orders_are_compared_with_the_same_faults(seeds):

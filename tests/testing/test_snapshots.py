@@ -169,6 +169,8 @@ waits for an answer to q6  options "yes", "no"
 """.replace("@LONG@", "x" * 2_000)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("replay:F20", "replay:F23", "replay:F32", "reliability:UI11", "requirements:P5", "replay:K1")
 def test_a_run_reads_as_stable_facts_one_per_line(tmp_path: Path) -> None:
     result = journal_of(FileJournal(tmp_path / "r.jsonl"))

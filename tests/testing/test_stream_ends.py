@@ -90,6 +90,8 @@ def record(body: bytes, *, read: int | None = None, clean: bool = True, packed: 
     return held
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.parametrize("wire", ["chat", "responses", "messages", "google"])
 def test_no_stream_left_at_a_random_point_is_recorded_whole(wire):
     whole = streams()[wire]

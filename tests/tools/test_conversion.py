@@ -151,6 +151,8 @@ def plain(value: Any) -> Any:
     return [plain(v) for v in value] if isinstance(value, list | tuple) else value
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @given(values)
 def test_any_json_like_value_becomes_equal_json(value: Any) -> None:
     result = as_result(value)

@@ -359,6 +359,8 @@ def anything(value: Any, more: list[Any] = [], rest: dict[str, Any] = {}) -> Non
     """Take anything."""
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @given(json_values, st.lists(json_values, max_size=2), st.dictionaries(st.text(max_size=3), json_values, max_size=2))
 def test_validating_any_json_again_changes_nothing(value: Any, more: Any, rest: Any) -> None:
     done = validate(anything, {"value": value, "more": more, "rest": rest})

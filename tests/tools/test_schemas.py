@@ -458,6 +458,8 @@ ODD_KEYWORDS = (
 )
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @given(
     schema=json_values() | st.dictionaries(st.sampled_from(ODD_KEYWORDS), json_values()),
     below=st.none() | st.dictionaries(st.sampled_from(ODD_KEYWORDS), json_values()),

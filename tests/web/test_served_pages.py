@@ -279,6 +279,8 @@ async def test_waiting_run_and_other_agents_session_reject_input(tmp_path: Path)
     assert [(409, "waits")] * 2 == [refused(told), refused(other)]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("studio:SV3")
 async def test_a_suspended_run_stays_suspended_until_its_end_is_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -476,6 +478,8 @@ async def test_missing_extra_is_named_by_the_route(tmp_path: Path, monkeypatch: 
     assert "pip install 'stepengine[ag-ui]'" in answer.json()["detail"]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("studio:SV11")
 @pytest.mark.parametrize("cause", ["no journal", "edited", "damaged"])
 async def test_conversation_continues_after_a_stranded_run(tmp_path: Path, cause: str) -> None:

@@ -93,6 +93,8 @@ def test_a_quoted_argument_list_is_read_back(arguments: list[str]) -> None:
     assert tuple(argv) == parse_command(shlex.join(argv))
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.skipif(not SHELLS, reason="there is no shell")
 @pytest.mark.spec("reliability:PM01")
 @settings(max_examples=10)

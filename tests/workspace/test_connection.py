@@ -132,6 +132,8 @@ def refusal(lie: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         return found.value.message
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("remote:WS6")
 @pytest.mark.parametrize("lie", LIES)
 def test_any_protocol_violation_raises_a_typed_error(lie: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,6 +164,8 @@ FILES = {
 }
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("remote:WS6")
 @pytest.mark.parametrize("lie", FILES)
 def test_a_malformed_listing_or_file_is_refused(lie: str, tmp_path: Path) -> None:
@@ -291,6 +295,8 @@ def test_a_large_file_and_a_large_folder_come_in_pieces(tmp_path: Path) -> None:
             root.open_file("nothing")
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_a_large_folder_of_long_odd_names_can_be_listed(tmp_path: Path) -> None:
     """
     A byte of a name that is not UTF-8 needs six in a frame.
@@ -370,6 +376,8 @@ def test_a_login_banner_may_precede_the_protocol(tmp_path: Path) -> None:
         assert [] == names(Root(place, PathPolicy()))
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 def test_a_forked_child_opens_its_own_connection(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
     with Workspace.from_command(["env"], tmp_path, python=sys.executable) as place:
@@ -431,6 +439,8 @@ def test_a_root_with_an_invalid_name_is_refused(is_far: bool, path: str) -> None
         Root(place, PathPolicy())
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("reliability:FS26")
 @pytest.mark.parametrize("home", ["", "/", "~", "here/relative", "/nowhere/at/all"])
 def test_the_remote_root_folder_is_wide_with_any_home(home: str) -> None:

@@ -41,6 +41,8 @@ def test_session_is_reloaded_unchanged_and_a_copy_diverges(kept: KeptSessions, t
     assert [] == kept.list_sessions(tmp_path / "elsewhere")
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF50")
 def test_session_with_very_long_prompts_is_loaded_again(kept: KeptSessions, tmp_path: Path) -> None:
     session = kept.create_session(tmp_path)

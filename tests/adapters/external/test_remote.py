@@ -458,6 +458,8 @@ async def test_simultaneous_remote_permissions_are_judged_by_their_own_categorie
     assert ["Do 1"] == titles
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("kind", "details"),
     [
@@ -561,6 +563,8 @@ async def test_redirect_is_not_followed_and_the_token_stays_here(status: int) ->
     assert 1 == len(asked)
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF164")
 async def test_absent_server_fails_the_call_and_warns_it_may_continue() -> None:
     with odd_server(after_start(lambda request: told(request, 503, b""))) as (url, _):

@@ -346,6 +346,8 @@ async def test_roots_are_sent_in_both_protocols_and_not_recorded(protocol: str, 
 # --- tasks ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF62")
 async def test_task_only_tool_is_awaited_with_progress(odd: Any) -> None:
     said: list[str] = []

@@ -106,6 +106,8 @@ async def test_idle_engine_does_not_keep_a_server_alive(odd: Any, agent: Any) ->
     await idle.aclose()
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 async def test_call_on_a_closed_connection_is_a_cut_off_error(
     gated: Any, agent: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -341,6 +341,8 @@ def of_users(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield f"{address}/mcp"
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("interfaces:IF182")
 async def test_auth_function_receives_the_run_and_owners_get_separate_sessions(of_users: str, agent: Any) -> None:
     runs: set[Any] = set()

@@ -324,6 +324,8 @@ async def test_model_error_type_is_its_class_name(kind: type[ModelError], traces
     assert [name, name, name] == [*named, point.attributes["error.type"]]
 
 
+@pytest.mark.deep
+@pytest.mark.smoke
 @pytest.mark.spec("ecosystem:EC136", "ecosystem:EC137")
 @settings(max_examples=10)
 @given(replies=st.lists(st.integers(0, 3), min_size=1, max_size=4), before=st.integers(0, 2))
