@@ -177,8 +177,9 @@ def _make_stepper_factories(
     except (StepEngineError, UsageProblem) as error:
         if wanted.agent:
             raise
-        why = error.message if isinstance(error, StepEngineError) else str(error)
-        return f"No source lines and variables: {why}"
+        # Only here, since the message names folders of this machine, and the page may be shared.
+        print_error(error.message if isinstance(error, StepEngineError) else str(error))
+        return f"No source lines and variables: the agent {agent_id!r} could not be loaded where this page was made."
     return [partial(engine.stepper, journal, agent=agent) for engine in (ours, plain)]
 
 

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+import stepengine
 from stepengine import Engine
 from stepengine.cli.app import app
 from stepengine.debugging.viewer import live_page
@@ -148,6 +149,18 @@ def test_omissions_are_reported_and_strict_exits_with_5(recorded: Path) -> None:
     assert all("set" not in frame for entry in entries for frame in entry["frames"])
     assert "Handler lines from step" in changed.stderr
     assert (recorded / "d.html").is_file()
+
+
+@pytest.mark.spec("evaluation:JG41")
+def test_page_of_a_missing_agent_names_no_searched_folder(recorded: Path) -> None:
+    (recorded / "agents" / "adder.py").unlink()
+    made = typed("run.jsonl")
+    page = json.dumps(opened((recorded / "run.html").read_text()))
+
+    bundled = str(Path(stepengine.__file__).parents[1] / "agents")
+    assert bundled in made.stderr
+    assert "'adder' could not be loaded" in page
+    assert bundled not in page
 
 
 @pytest.mark.spec("evaluation:JG119", "evaluation:JG12")
