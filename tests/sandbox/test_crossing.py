@@ -30,7 +30,7 @@ def handle_steps(ctx):
 agent = AgentDefinition("a", model="test/m", handle_steps=handle_steps, tools=["echo"])
 """
 MEBI = 1024 * 1024
-LIMITS = ProgramLimits(turn=2 * MEBI, total=4 * MEBI)
+LIMITS = ProgramLimits(seconds=60, turn=2 * MEBI, total=4 * MEBI)
 HISTORY = "_se_" + "host"
 
 
@@ -127,7 +127,7 @@ def accept(value: Any) -> str:
 async def test_too_many_calls_that_begin_together_end_the_program(value: str, sandbox: MontySandbox) -> None:
     """Each call has a copy of its arguments in this process, although they are one value inside."""
     code = f"import asyncio\nvalue = {value}\nawait asyncio.gather(*[accept(value) for n in range(300)])"
-    (answer,) = await answers_of(code, tools=[accept], limits=ProgramLimits(memory=16 * MEBI), sandbox=sandbox)
+    (answer,) = await answers_of(code, tools=[accept], limits=ProgramLimits(seconds=60, memory=16 * MEBI), sandbox=sandbox)
 
     assert LARGE[value] in answer
 
