@@ -12,7 +12,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from operator import attrgetter
 from typing import Any, TypeVar
 
 import attrs
@@ -64,21 +63,20 @@ def may_be_long(value: Any) -> bool:
     for one in values:  # it grows meanwhile
         if isinstance(one, TEXTS):
             left -= len(one)
-        elif (get_members := HEAVY.get(type(one))) is not None:
-            values += filter(None, get_members(one))
-            left -= MIN_VALUE_CHARS * WIDEST_FIELDS
         elif isinstance(one, int):
-            left -= _count_digits(one) if one.bit_length() > LONG_INT_BITS else 0
-        elif one is not None and not isinstance(one, float):
-            members = one if isinstance(one, SEQUENCES) else _list_nested_values(one)
-            left -= MIN_VALUE_CHARS * len(members)
+            left -= one.bit_length()
+        elif not isinstance(one, float):
+            members = (LONG_MEMBERS.get(type(one)) or _list_members)(one)
+            left -= MIN_VALUE_CHARS * (WIDEST_FIELDS + len(members))
             if left < 0:
                 break
-            values += members
+            values += filter(None, members)
     return left < 0
 
 
-def _list_nested_values(value: Any) -> Sequence[Any]:
+def _list_members(value: Any) -> Sequence[Any]:
+    if isinstance(value, SEQUENCES):
+        return value
     if isinstance(value, dict):
         return [*value, *value.values()]
     return _list_stored_values(value)
@@ -147,13 +145,13 @@ def _stored_fields(kind: Any) -> Sequence[str]:
     return tuple([field.name for field in attrs.fields(kind) if field.metadata.get("stored", True)])
 
 
-HEAVY: Mapping[type, Callable[[Any], Sequence[Any]]] = {
-    ModelReply: attrgetter("content", "provider_data"),
-    TextPart: attrgetter("text", "provider_data"),
-    ToolCallPart: attrgetter("input", "raw_input", "provider_data"),
+LONG_MEMBERS: Mapping[type, Callable[[Any], Sequence[Any]]] = {
+    ModelReply: lambda reply: (*reply.content, reply.provider_data),
+    TextPart: lambda part: (part.text, part.provider_data),
+    ToolCallPart: lambda part: (*part.input, *part.input.values(), part.raw_input, part.provider_data),
     JsonPart: lambda part: (part.value,),
-    ToolResult: attrgetter("content", "structured", "change", "side_effects"),
-    CallTool: attrgetter("tool_name", "input"),
+    ToolResult: lambda result: (*result.content, result.structured, result.change, *result.side_effects),
+    CallTool: lambda call: (call.tool_name, call.input),
 }
 """The members with possibly long values in frequent classes; their other members are a few words and numbers."""
 TEXTS = (str, bytes)

@@ -337,7 +337,7 @@ class Launcher:
         plan = _with_hook_session_id(plan)
         if wrap is not None:
             services = wrap(services)
-        ready = attrs.evolve(planned, plan=plan, state=state, services=services)
+        ready = PlannedRun(request=planned.request, hub=planned.hub, plan=plan, state=state, services=services)
         return self.make_or_fill_engine_run(ready, shows=shows, waiting_run=waiting_run)
 
     def make_or_fill_engine_run(
