@@ -63,7 +63,7 @@ def test_new_project_passes_its_tests_and_fails_after_an_edit(tmp_path: Path) ->
     assert (0, True) == (seen.returncode, (project / "run.html").stat().st_size > 10_000), seen.stderr
 
     agent = project / "agents/todos.py"
-    agent.write_text(agent.read_text().replace('system_prompt="Put ', 'system_prompt="Sort '))
+    agent.write_text(agent.read_text().replace('system_prompt="Sort ', 'system_prompt="Order '))
     broken = ran(project, *PYTEST)
     assert broken.returncode == 1
     assert "/system_prompt" in broken.stdout
@@ -113,7 +113,7 @@ def test_cd_hint_is_quoted_for_any_folder_name(tmp_path: Path, monkeypatch: pyte
     assert "\n  cd 'my agent/it'\n" in made(Path("my agent/it")).output
     monkeypatch.chdir(tmp_path / "here")
     said = made(Path()).output
-    assert said.startswith("This folder is a project now:")
+    assert said.startswith("Created a project in this folder:")
     assert "\n  cd " not in said
 
 

@@ -122,7 +122,7 @@ def test_check_finds_private_modules_keys_and_machine_paths(project: Path) -> No
 @pytest.mark.deep
 @pytest.mark.spec("packages:PK11")
 def test_check_reports_a_recorded_run_that_diverges(project: Path) -> None:
-    changed(project / "src/todo_plans/todos.py", "Put the TODO comments", "Order the TODO comments")
+    changed(project / "src/todo_plans/todos.py", "Sort the TODO comments", "Order the TODO comments")
     said = typed("agents", "check", project)
 
     assert 1 == said.exit_code

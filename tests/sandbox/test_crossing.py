@@ -127,7 +127,9 @@ def accept(value: Any) -> str:
 async def test_too_many_calls_that_begin_together_end_the_program(value: str, sandbox: MontySandbox) -> None:
     """Each call has a copy of its arguments in this process, although they are one value inside."""
     code = f"import asyncio\nvalue = {value}\nawait asyncio.gather(*[accept(value) for n in range(300)])"
-    (answer,) = await answers_of(code, tools=[accept], limits=ProgramLimits(seconds=60, memory=16 * MEBI), sandbox=sandbox)
+    (answer,) = await answers_of(
+        code, tools=[accept], limits=ProgramLimits(seconds=60, memory=16 * MEBI), sandbox=sandbox
+    )
 
     assert LARGE[value] in answer
 

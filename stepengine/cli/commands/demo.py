@@ -47,20 +47,20 @@ This handler caused the last edit: it read shop.py again, found a syntax error, 
 """
 LIVE = "anthropic/claude-sonnet-4-5"
 NEXT = f"""\
-What to type next:
+Next:
   stepengine init my-agent
-      a project of your own: an agent, its tests, a recorded run, CI
+      create a project with an agent, tests, a recorded run and CI
   stepengine agents list
-      the other agents that you can run
+      list the agents that you can run
   stepengine run code_searcher \\
       --params '{{"search_queries": [{{"pattern": "def "}}]}}'
-      needs no model either
+      run an agent that needs no model
   export ANTHROPIC_API_KEY=...
   stepengine run editor "..." --write --model {LIVE}
-      the same agent, live, on your files
+      run the agent of this demo on your files
   stepengine run editor "..." --write --model llama3.2 \\
       --base-url http://localhost:11434/v1
-      with Ollama, without a key"""
+      the same with Ollama, without a key"""
 
 
 def demo(

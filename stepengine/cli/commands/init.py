@@ -60,44 +60,41 @@ def init(
         )
     is_here = folder.resolve() == Path.cwd()
     print_visible(
-        "This folder is a project now:" if is_here else f"{visible(str(folder), strict=True)} is a project now:"
+        "Created a project in this folder:" if is_here else f"Created the project {visible(str(folder), strict=True)}:"
     )
     print_visible("\n".join([f"  {path}" for path in made]))
-    print_visible("\nWhat to type next:")
+    print_visible("\nNext:")
     if not is_here:
         print_visible(f"  cd {visible(shlex.quote(str(folder)), strict=True)}")
     activate = find_activation_command()
     if activate:
-        print_visible(
-            f"  {visible(activate, strict=True)}\n      so that `python` and `stepengine` come from this environment"
-        )
+        print_visible(f"  {visible(activate, strict=True)}\n      use `python` and `stepengine` of this environment")
     print_visible(
         f"  {visible(find_install_source().pip_wheel_command('vendor'), strict=True)}\n"
-        "      stores stepengine's wheel in the project: it is on no package index, and CI needs it too"
+        "      store the wheel of stepengine in the project for CI, since it is not on a package index"
     )
     for extra, packages in NEEDED.items():
         if not all(map(find_spec, packages)):
             print_visible(f"  {INSTALL.format(extra=extra)}")
-            print_visible("      for its tests" if extra == "test" else "      for the studio")
+            print_visible("      for the tests" if extra == "test" else "      for the studio")
     print_visible(
         "  cat README.md\n"
-        "      an agent of your own: write it, record it, replay it, break it, debug it; all without a key\n"
+        "      read how to write, record, replay and debug your own agent without a key\n"
         "  stepengine run todos src --model anthropic/claude-haiku-4-5\n"
-        "      live; needs ANTHROPIC_API_KEY; `stepengine config doctor` checks the setup\n"
+        "      run the agent with a real model; needs ANTHROPIC_API_KEY (`stepengine config doctor` checks the setup)\n"
         "  stepengine studio --model anthropic/claude-haiku-4-5\n"
-        "      the page below with a real model; needs the key, too"
+        "      do the same in the browser"
     )
     print_visible(
-        "\nWhat works right now, without a key and without a network:\n"
+        "\nThese commands need no key and no network:\n"
         "  python -m pytest\n"
         "      run the tests; one replays a recorded run\n"
         "  stepengine show tests/journals/test_todos/test_a_run.jsonl\n"
-        "      the recorded run, step by step\n"
+        "      print the recorded run step by step\n"
         "  stepengine eval evals/todos.py\n"
-        "      evaluate the agent on two cases; the studio shows the report, too\n"
+        "      evaluate the agent on two cases; the studio also shows the report\n"
         "  stepengine studio --script tests/replies.json\n"
-        "      a page in the browser to start runs, watch them, answer them and step back in them;\n"
-        "      tests/replies.json supplies the replies in place of the model"
+        "      start, watch, answer and debug runs in the browser; tests/replies.json replaces the model"
     )
     return Exit.COMPLETED
 
@@ -108,9 +105,9 @@ def _create_package(folder: Path) -> Exit:
 
     made = make_project(folder, package=True)
     name, module = derive_project_and_module_names(folder)
-    print_visible(f"{visible(str(folder), strict=True)} is a package now:")
+    print_visible(f"Created the package {visible(str(folder), strict=True)}:")
     print_visible("\n".join([f"  {path}" for path in made]))
-    print_visible("\nWhat to type next:")
+    print_visible("\nNext:")
     if folder.resolve() != Path.cwd():
         print_visible(f"  cd {visible(shlex.quote(str(folder)), strict=True)}")
     activate = find_activation_command()
@@ -118,15 +115,15 @@ def _create_package(folder: Path) -> Exit:
         print_visible(f"  {visible(activate, strict=True)}")
     print_visible(
         f"  {visible(find_install_source().pip_wheel_command('vendor'), strict=True)}\n"
-        "      stores stepengine's wheel in the project: it is on no package index, and CI needs it\n"
+        "      store the wheel of stepengine in the project for CI, since it is not on a package index\n"
         "  python -m pip install -e . hatchling\n"
-        f"      then `stepengine agents list` lists {name}/todos, and `stepengine run {name}/todos src` runs it\n"
+        f"      install the package; then `stepengine run {name}/todos src` runs its agent\n"
         "  python -m pytest\n"
-        "      its tests; no key, no network\n"
+        "      run the tests; they need no key and no network\n"
         "  stepengine agents check\n"
-        "      check the package as its users will find it\n"
+        "      check the package as its users will install it\n"
         "  cat README.md\n"
-        f"      the files, above all src/{module}/stepengine-agents.json, and how to publish the package"
+        f"      read about the files, such as src/{module}/stepengine-agents.json, and how to publish the package"
     )
     return Exit.COMPLETED
 

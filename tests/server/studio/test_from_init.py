@@ -74,7 +74,7 @@ def project(tmp_path: Path) -> Project:
     folder = tmp_path / "empty"
     folder.mkdir()
     made = Project(folder)
-    said = made.types("init").partition("What works right now, without a key and without a network:")[2]
+    said = made.types("init").partition("These commands need no key and no network:")[2]
     typed = [line.strip() for line in said.splitlines() if line.startswith("  stepengine ")]
     assert "stepengine eval evals/todos.py" in typed
     made.options = tuple(shlex.split(typed[-1])[2:])
@@ -146,15 +146,15 @@ def scripted(page: Page, project: Project) -> None:
     """
     Edit the prompt, and see what the script says to it: no model is asked for that, and nothing is paid.
     """
-    was = project.edit(("Put the TODO", "Sort the TODO"))
+    was = project.edit(("Sort the TODO", "Order the TODO"))
     page.go(f"{page.run('location.hash').split('?')[0]}/edit", ".sheet")
     page.press("Show the request")
-    page.says("Sort the TODO", "[aria-label='What comes next']")
+    page.says("Order the TODO", "[aria-label='What comes next']")
     page.press("Show the script's reply")
     page.says("It takes about 1 reply of the script replies.json, at no cost.", ".job")
     asked = page.text("[aria-label='What comes next']")
     page.press("Use the script")
-    page.says("2. Refuse orders of nothing.", ".job")
+    page.says("2. Reject empty orders.", ".job")
     save(project.file, was)
 
     assert "$" not in asked
