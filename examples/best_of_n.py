@@ -1,8 +1,8 @@
 """
-Best of N with a judge: the same task goes to several children, and another model chooses among their answers.
+Best of N with a judge: several children get the same task, and a second model selects the best answer.
 
-``python examples/best_of_n.py`` needs no key: the models play written replies. To go live, leave ``models=`` out and set
-ANTHROPIC_API_KEY and OPENAI_API_KEY.
+``python examples/best_of_n.py`` needs no key, because scripted replies replace the models. To call real models, omit ``models=`` and
+set ANTHROPIC_API_KEY and OPENAI_API_KEY.
 """
 
 from collections.abc import Sequence

@@ -1,11 +1,11 @@
 """
-A chat bot behind a webhook, stateless: each message is handled by an engine that knows nothing but the store of sessions.
+A stateless chat bot behind a webhook: a new engine answers each message, and a session store keeps the conversations.
 
-When the model asks something, the run ends, everything is saved, and the process may end, too. The user's next message, hours
-later and in another process, is the answer: the run goes on where it waited, and no tool runs twice.
+If the model asks the user a question, the run is saved and the process may end. The user's next message is the answer, even hours
+later and in another process. The run resumes at the question, and no tool runs twice.
 
-``python examples/bot_webhook.py`` needs no key: replies are written below. To go live, leave ``models=`` out, set
-ANTHROPIC_API_KEY, and call ``on_message`` from the function that your platform calls.
+``python examples/bot_webhook.py`` needs no key, because scripted replies replace the model. To call a real model, omit ``models=``,
+set ANTHROPIC_API_KEY, and call ``on_message`` from the function that your platform calls.
 """
 
 import tempfile

@@ -1,8 +1,9 @@
 """
-An agent in worlds where things go wrong: what ``stepengine test --chaos`` and ``simulate`` find in a careless handler, and not in a sound one.
+Simulated failures: what ``stepengine test --chaos`` and ``simulate`` find in a careless handler, and a careful handler that passes.
 
-``python examples/chaos.py`` needs no key, since nothing is asked or called. With many more worlds, of which ``--seed N -n 1`` is one again:
+``python examples/chaos.py`` needs no key, because nothing is called. To simulate many more runs, use
 ``stepengine test --chaos examples/chaos.py "10 roses" -n 1000 --results '{"find_price": 30}'``.
+``--seed N -n 1`` repeats one of them.
 """
 
 from stepengine import AgentDefinition, Engine, Perform, StepContext, Steps, ToolCall, tool

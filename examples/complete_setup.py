@@ -1,8 +1,8 @@
 """
-A coding assistant with everything put in by the caller: session, permissions, somebody to ask, tools, a specialist, a log.
+A coding assistant with a session, permissions, a person who answers, tools, a specialist and a log.
 
-``python examples/complete_setup.py`` needs no key: replies are written below; files, permissions and the session are real. To
-go live, leave ``models=`` out and set ANTHROPIC_API_KEY.
+``python examples/complete_setup.py`` needs no key, because scripted replies replace the model. Files, permissions and the session are
+real. To call a real model, omit ``models=`` and set ANTHROPIC_API_KEY.
 """
 
 import logging

@@ -1,8 +1,8 @@
 """
-A console: a coding agent on a handle that is kept open, whose text is shown as it arrives and which asks before it acts.
+A console for a coding agent: it streams the text, and asks before it changes files or runs commands.
 
-``python examples/console.py`` needs no key: replies are written below, and so is what is typed; files and permissions are real.
-To go live, leave ``models=`` and ``input=`` out and set ANTHROPIC_API_KEY; then you sit at the console.
+``python examples/console.py`` needs no key, because scripted replies and inputs replace the model and the user. Files and permissions
+are real. To use it yourself, omit ``models=`` and ``input=`` and set ANTHROPIC_API_KEY.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """
-A tool of your own, with validated input and a dependency that the model never sees.
+A tool with validated input and a dependency that the model does not see.
 
-``python examples/custom_tool.py`` needs no key: the model plays written replies, the tool really runs.
+``python examples/custom_tool.py`` needs no key: scripted replies replace the model, and the tool really runs.
 """
 
 import sqlite3

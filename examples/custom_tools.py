@@ -1,8 +1,8 @@
 """
-Tools of your own: descriptions that teach the model, validated input, dependencies, and what a tool may know of its run.
+Tools with detailed descriptions, validated input, dependencies and access to their run.
 
-``python examples/custom_tools.py`` needs no key: the model plays written replies, the tools really run. To go live, leave
-``models=`` out and set OPENAI_API_KEY.
+``python examples/custom_tools.py`` needs no key: scripted replies replace the model, and the tools really run. To call a real model,
+omit ``models=`` and set OPENAI_API_KEY.
 """
 
 from typing import Annotated, Literal

@@ -1,8 +1,8 @@
 """
-Driving the model step by step: the handler decides after every step whether there is a next one.
+A handler that decides after each model step whether to take another one.
 
-It stops when enough tokens are spent, whatever the model wants, and it goes on when the model wants to stop too early.
-``python examples/drive_steps.py`` needs no key.
+It stops when it has spent its token budget, and continues once if the model stops too early. ``python examples/drive_steps.py`` needs
+no key.
 """
 
 from stepengine import STEP, AgentDefinition, Engine, StepContext, Steps, ToolCall, Usage, tool

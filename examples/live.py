@@ -1,5 +1,5 @@
 """
-A live run, with any model: set a key, or point ``--base-url`` at a server that speaks Chat Completions.
+A run with a real model: set a key, or point ``--base-url`` at a server with a Chat Completions API.
 
     python examples/live.py --model anthropic/claude-sonnet-4-5                       # needs ANTHROPIC_API_KEY
     python examples/live.py --model llama3.2 --base-url http://localhost:11434/v1     # Ollama, no key

@@ -1,8 +1,8 @@
 """
-Map and reduce: one agent per file, several at a time, then one model call over what they found.
+Map and reduce: one agent per file, several in parallel, then one model call over their results.
 
-``python examples/map_reduce.py`` needs no key: the model plays a function of the request; reading the files is real. To go
-live, leave ``models=`` out and set ANTHROPIC_API_KEY.
+``python examples/map_reduce.py`` needs no key: a function replaces the model, and the files are real. To call a real model, omit
+``models=`` and set ANTHROPIC_API_KEY.
 """
 
 import tempfile

@@ -1,8 +1,8 @@
 """
-An orchestrator with three specialised agents: a model decides who works, two of them work at the same time.
+An orchestrator with three specialists: its model selects the agents, and two of them run in parallel.
 
-``python examples/multi_agent.py`` needs no key: replies are written below, by the system prompt of whoever asks. To go live,
-leave ``models=`` out and set ANTHROPIC_API_KEY.
+``python examples/multi_agent.py`` needs no key, because scripted replies replace the models. To call real models, omit ``models=`` and
+set ANTHROPIC_API_KEY.
 """
 
 from stepengine import AgentDefinition, Engine

@@ -1,8 +1,8 @@
 """
-A nightly triage that is asleep most of its life: a schedule starts it, three children work in the background, a webhook and a person answer.
+A nightly triage that mostly sleeps: a schedule starts it, three children work in the background, and a webhook and a person answer.
 
-``python examples/nightly_triage.py`` needs no key: the model plays a written reply, and a night passes on a clock that is advanced.
-To go live, leave ``models=`` and ``clock=`` out, set OPENAI_API_KEY, and let ``stepengine resume --due runs --watch`` start and wake it.
+``python examples/nightly_triage.py`` needs no key: a scripted reply replaces the model, and the clock is simulated. To run it for
+real, omit ``models=`` and ``clock=``, set OPENAI_API_KEY, and start and wake it with ``stepengine resume --due runs --watch``.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """
-Two children at once: the parent waits for both, and a failure stays inside its own entry.
+Children in parallel: the parent waits for all of them, and a failed child does not fail the others.
 
-``python examples/parallel_children.py`` needs no key: each child has a scripted model of its own.
+``python examples/parallel_children.py`` needs no key, because each child has a scripted model.
 """
 
 from stepengine import AgentCall, AgentDefinition, Engine, Parallel, StepContext, Steps

@@ -1,8 +1,8 @@
 """
-A program that a model writes over its tools: twenty prices in one round trip, a person asked in the middle, another process goes on.
+Code mode: the model writes a program that gets twenty prices in one reply and asks a person; another process resumes it.
 
-``python examples/programs.py`` needs no key, but the extra ``programs``: the model plays written replies, its program really runs. To go
-live, leave ``models=`` out and set ANTHROPIC_API_KEY.
+``python examples/programs.py`` needs no key, but the extra ``programs``: scripted replies replace the model, and its program really
+runs. To call a real model, omit ``models=`` and set ANTHROPIC_API_KEY.
 """
 
 import tempfile

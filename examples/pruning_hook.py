@@ -1,11 +1,11 @@
 """
-A pruning hook of your own: what the model is shown gets shorter, the record of the run stays whole.
+A context-pruning hook: it shortens the messages that the model sees, and the recorded history stays complete.
 
-A hook is a plain function of frozen arguments that returns a ``Change``; this one replaces the results of one tool by a note
-once three newer ones have come. ``stepengine.context`` has ready ones: ``mask_tool_results``, ``truncate``, ``summarize``.
+A hook is a function with immutable arguments that returns a ``Change``. This one replaces a result of the tool ``sensor`` by a note
+after three newer results. ``stepengine.context`` has ready-made hooks: ``mask_tool_results``, ``truncate``, ``summarize``.
 
-``python examples/pruning_hook.py`` needs no key: the model plays written replies. To go live, leave ``models=`` out and set
-ANTHROPIC_API_KEY.
+``python examples/pruning_hook.py`` needs no key, because scripted replies replace the model. To call a real model, omit ``models=``
+and set ANTHROPIC_API_KEY.
 """
 
 import attrs

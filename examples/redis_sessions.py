@@ -1,12 +1,11 @@
 """
-A store of conversations of your own: Redis, through the protocol that every store has.
+A session store in Redis, through the protocol of session stores.
 
-The engine needs two methods of a store, `get_history` and `save_history`. With `get_state` and `save_state` it also keeps
-what a question needs to be answered by the next message, and with `get_cached` and `set_cached` tools have a cache.
+The engine needs two methods of a store: `get_history` and `save_history`. With `get_state` and `save_state`, the store also keeps
+waiting runs, so that the next message can answer a question. With `get_cached` and `set_cached`, tools have a cache.
 
-``python examples/redis_sessions.py`` needs no key and no server: a dict stands in for the client, and replies are written
-below. To go live, install `redis`, give `RedisSessions` a `redis.asyncio.Redis()`, leave ``models=`` out and set
-ANTHROPIC_API_KEY.
+``python examples/redis_sessions.py`` needs no key and no server: a dict replaces Redis, and scripted replies replace the model. To use
+real ones, install `redis`, pass a `redis.asyncio.Redis()` to `RedisSessions`, omit ``models=`` and set ANTHROPIC_API_KEY.
 """
 
 import asyncio

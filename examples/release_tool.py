@@ -1,8 +1,8 @@
 """
-A tool that yields: it runs the tests, asks a person, lets a writer make the notes and publishes, and it survives its process.
+A tool that yields: it runs tests, asks a person, lets another agent write the release notes, publishes, and survives a crash.
 
-``python examples/release_tool.py`` needs no key: the model plays written replies, the tools really run. To go live, leave
-``models=`` out and set OPENAI_API_KEY.
+``python examples/release_tool.py`` needs no key: scripted replies replace the model, and the tools really run. To call a real model,
+omit ``models=`` and set OPENAI_API_KEY.
 """
 
 import tempfile

@@ -1,8 +1,8 @@
 """
-One agent, one task, file tools: it reads a file and changes it.
+One agent with file tools that reads and changes a file.
 
-``python examples/simple_task.py`` needs no key: the model here plays three written replies; the files are real. To go live,
-leave ``models=`` out and set ANTHROPIC_API_KEY.
+``python examples/simple_task.py`` needs no key: three scripted replies replace the model, and the files are real. To call a real
+model, omit ``models=`` and set ANTHROPIC_API_KEY.
 """
 
 import tempfile

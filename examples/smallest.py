@@ -1,8 +1,8 @@
 """
-The smallest agent: an id and a model. Without a handler it takes model steps until the turn ends.
+The smallest agent: an id and a model. Without a handler, it takes model steps until the turn ends.
 
-``python examples/smallest.py`` needs no key: the model here plays two written replies. Leave ``models=`` out and set
-ANTHROPIC_API_KEY to ask the real one.
+``python examples/smallest.py`` needs no key, because two scripted replies replace the model. To call the real model, omit ``models=``
+and set ANTHROPIC_API_KEY.
 """
 
 from stepengine import AgentDefinition, Engine

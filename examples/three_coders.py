@@ -1,8 +1,9 @@
 """
-Three coding agents, each a program in a container of its own, solve one task, and the tests say which of them solved it best.
+Three coding agents, each a program in its own container, solve the same task, and tests select the best solution.
 
-``python examples/three_coders.py`` needs nothing: scripted coders run from this file. ``CODERS_IN=podman:IMAGE`` runs each in a container of
-an image with stepengine[acp]. To go live, set CODERS to commands like ``["claude-agent-acp"]``, SEEN to the names of their keys, and NETWORK.
+``python examples/three_coders.py`` needs no key, because scripted coders in this file replace the programs. ``CODERS_IN=podman:IMAGE``
+runs each in a container of an image with stepengine[acp]. To use real programs, set CODERS to commands such as
+``["claude-agent-acp"]``, SEEN to the names of the variables with their keys, and NETWORK.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """
-Ten tasks for ``base2`` in three small repositories, each with checks that fail where nothing, or something wrong, was done.
+An evaluation of ``base2``: ten tasks in three small repositories, with checks that fail if the work is missing or wrong.
 
-Live, with a key: ``stepengine eval examples/evaluations/base2.py --agent base2=base2 --shell --budget 5``. Two prompts or
-models are two sides: ``--agent now=base2 --agent mine=./agents/mine.py``. ``base2_scripted.py`` plays them without a key.
+With a key, run ``stepengine eval examples/evaluations/base2.py --agent base2=base2 --shell --budget 5``. To compare two prompts or
+models, name both: ``--agent now=base2 --agent mine=./agents/mine.py``. ``base2_scripted.py`` runs the same tasks without a key.
 """
 
 import sys

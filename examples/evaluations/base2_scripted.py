@@ -1,5 +1,5 @@
 """
-The tasks of ``base2.py`` without a key: solved, done wrong, and not done at all, so that it shows whether the checks can fail.
+The tasks of ``base2.py`` without a key: scripted agents solve them, fail them or do nothing, which tests the checks themselves.
 
 ``stepengine eval examples/evaluations/base2_scripted.py --shell --gate "right.pass >= 1" --gate "wrong.pass <= 0"``
 """

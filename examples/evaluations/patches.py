@@ -1,9 +1,9 @@
 """
-Repository in, patch out, hidden tests decide, as in SWE-bench: each sample and each verdict in a sandbox of its own, without a key.
+An evaluation in the style of SWE-bench: an agent gets a repository and returns a patch, and hidden tests decide, each in a sandbox.
 
-``stepengine eval examples/evaluations/patches.py --shell --workspace bubblewrap:.`` plays four agents: one repairs, one breaks
-something else, one changes the tests, one does nothing. To measure a real one, leave ``replies=`` and ``agents=`` to it. The variable
-PATCHES_IN is where verdicts are found, such as ``podman:python:3.13``; ``bubblewrap:.`` by default.
+``stepengine eval examples/evaluations/patches.py --shell --workspace bubblewrap:.`` compares four scripted agents: one solves the
+issue, one breaks other code, one changes the tests, and one does nothing. To measure a real agent, omit ``replies=`` and ``agents=``.
+The variable PATCHES_IN sets the sandbox of the hidden tests, such as ``podman:python:3.13``. The default is ``bubblewrap:.``.
 """
 
 import asyncio

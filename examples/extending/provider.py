@@ -1,8 +1,8 @@
 """
-A model provider for a protocol of your own: a request is one JSON object, a reply is a stream of JSON lines.
+A model provider for another protocol: a request is one JSON object, and a reply is a stream of JSON lines.
 
-`LinesProvider` has the two methods that matter, `complete` and `stream`, over a plain asyncio connection. Every failure is a `ModelError`
-that says whether another attempt may succeed; the engine retries.
+`LinesProvider` has the two methods that matter, `complete` and `stream`, over a plain asyncio connection. Every failure is a
+`ModelError` that says whether another attempt may succeed; the engine retries.
 
 ``python examples/extending/provider.py`` needs no key and no network: a small server below speaks the protocol on this machine.
 """

@@ -1,12 +1,13 @@
 """
-A sandbox of child processes: programs of a model run in Python processes behind an audit hook and limits of the operating system.
+A sandbox of child processes: programs of a model run in Python processes with an audit hook and limits of the operating system.
 
-Two mechanisms confine a program. The kernel gives the child no new descriptors, no growing files and no more memory than its limit, and its
-environment is empty. An audit hook refuses each event of the interpreter but a few, such as files, sockets and imports.
+Two mechanisms confine a program. The kernel gives the child no new descriptors, no growing files and no more memory than its limit,
+and its environment is empty. An audit hook refuses each event of the interpreter but a few, such as files, sockets and imports.
 
 It does not protect against a program that gets around the hook, by a bug of the interpreter or of its own C code. Such a program may
-delete or rename files of this user, send signals, or measure time; as root it can also raise its limits. Values of calls and results are
-checked by the engine, whoever writes them. For code of attackers use `MontySandbox`, or run this one in a container as another user.
+delete or rename files of this user, send signals, or measure time; as root it can also raise its limits. Values of calls and results
+are checked by the engine, whoever writes them. For code of attackers use `MontySandbox`, or run this one in a container as another
+user.
 
 ``python examples/extending/sandbox.py`` needs no key and no network, but Linux.
 """

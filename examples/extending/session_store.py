@@ -1,5 +1,5 @@
 """
-A session store in a table of your own: conversations are JSON texts by key, here in one table of SQLite.
+A session store in a database table: conversations are JSON texts by key, here in SQLite.
 
 `TableSessions` has the three methods that `DocumentSessions` needs, and says where the journals of waiting runs are. Any database that
 can compare and replace a value in one step does the same in as many lines.

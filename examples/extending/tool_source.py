@@ -1,5 +1,5 @@
 """
-A source of tools from a description: a server lists its operations as JSON, in the shape of OpenAPI, and each becomes a tool.
+A source of tools: a server describes its operations in the style of OpenAPI, and each operation becomes a tool.
 
 `DescribedTools` looks the description up when a run begins, with `Perform`: the record has it, so a replay needs no server.
 

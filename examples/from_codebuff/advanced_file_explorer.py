@@ -1,8 +1,8 @@
 """
-codebuff's ``advanced-file-explorer``, ported: a handler without a model step; one file picker per part, all at the same time.
+Codebuff's ``advanced-file-explorer``: a handler without model steps that starts one file picker per part, all in parallel.
 
-What had to be changed: the original sets a list where its schema says text. There the output is dropped with a message that nobody
-reads; here it fails the run, so the entries are joined. A picker that failed has an ``error`` in its entry.
+Changed: the original sets a list as output although its schema requires text. Codebuff ignores such an output, and stepengine fails
+the run, so this port joins the entries. The entry of a failed picker has an ``error``.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """
-codebuff's ``base-chat``, ported: the conversation is made shorter before every step, by how much the step's model can hold.
+Codebuff's ``base-chat``: it shortens the conversation before each step to fit the context window of the model.
 
-The agents that it spawns are named there by publisher and version; here such an id means the agent of that name that the engine
-was given, else the bundled one. ``gravity_index`` and ``render_ui`` are tools of that product and have no counterpart.
+Changed: an agent id with publisher and version selects the engine's agent with this name, or else the bundled one. ``gravity_index``
+and ``render_ui`` are missing, because they are tools of that product.
 
-The loop is kept as it was. Without a handler, ``Hooks(pre_step=[prune_to_summary(...)])`` does the same.
+The loop is the original one. Without a handler, ``Hooks(pre_step=[prune_to_summary(...)])`` does the same.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """
-codebuff's ``base-deep``, ported: a lead that writes a spec and a plan, asks, edits by itself, and has its work criticised and reviewed.
+Codebuff's ``base-deep``: an agent that writes a spec and a plan, asks questions, edits files, and has its work reviewed.
 
-What had to be changed: ``apply_patch`` is ``str_replace``; ``thinker-gpt``, ``code-reviewer-gpt`` and ``gpt-5-agent`` are ``thinker``,
-``code-reviewer`` and ``coder``, whose models the caller chooses; the placeholders of the system prompt are ``project_context``, a hook.
+Changed: ``apply_patch`` is ``str_replace``. ``thinker-gpt``, ``code-reviewer-gpt`` and ``gpt-5-agent`` are ``thinker``,
+``code-reviewer`` and ``coder``, and the caller selects their models. The hook ``project_context`` replaces the placeholders of the
+system prompt.
 """
 
 from __future__ import annotations

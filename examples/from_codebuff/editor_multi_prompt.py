@@ -1,8 +1,8 @@
 """
-codebuff's ``editor-multi-prompt`` with its ``editor-implementor``, ported: one proposal per strategy, the best of them is made.
+Codebuff's ``editor-multi-prompt`` with ``editor-implementor``: one proposal per strategy, of which it applies the best.
 
-Results of ``spawn_agents`` are a plain list in the order of what was asked for, each with ``output`` or ``error``. Ids of agents
-are looked up among those that the engine was given; ``best-of-n-selector`` is the bundled one.
+Changed: ``spawn_agents`` returns a plain list in the order of the requests, and each entry has ``output`` or ``error``. The engine
+looks up agent ids among its own agents. ``best-of-n-selector`` is the bundled agent.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """
-codebuff's ``general-agent``, ported: files are read into the conversation, then prune and step until the model is done.
+Codebuff's ``general-agent``: it reads files into the conversation, then prunes and takes a step until the model is done.
 
-What had to be changed: the pruner is in ``spawnable_agents`` under its bare name, and the params go to it as they are, ``file_paths``
-among them. There a factory makes two agents that differ in their model; here the caller chooses one with ``--model``.
+Changed: ``spawnable_agents`` names the pruner without a publisher, and the pruner gets all params, including ``file_paths``. The
+original creates two agents with different models. Here the caller selects the model with ``--model``.
 """
 
 from __future__ import annotations

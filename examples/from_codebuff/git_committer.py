@@ -1,8 +1,8 @@
 """
-codebuff's ``git-committer``, ported: two commands, a note in the model's own voice, one step, another note, and the rest of the turn.
+Codebuff's ``git-committer``: two commands, a message in the name of the model, a step, another message, and the rest of the turn.
 
-What had to be changed: ``add_message`` is not among the tools, since handlers may always call it. Commands are run without a shell, so
-the commit message is one item of a list and needs no heredoc.
+Changed: ``add_message`` is not in the list of tools, because handlers can always call it. Commands run without a shell, so the commit
+message is one item of a list and needs no heredoc.
 """
 
 from __future__ import annotations

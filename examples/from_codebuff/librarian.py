@@ -1,9 +1,9 @@
 """
-codebuff's ``librarian``, ported: a command, its result, a message for the model, and then the model's turn.
+Codebuff's ``librarian``: it clones a repository, tells the model its location, and lets the model answer.
 
-What is another: the command is a list of words, since no shell reads it; the address is checked before it is used; the folder
-lies below the root, where file tools reach it; and its name comes from ``ctx.random``, so that a replay finds the same one.
-The agent of that name that comes with stepengine goes further: its model may run no command at all.
+Changed: the command is a list of words, because no shell parses it. The handler checks the address first. The clone is inside the
+workspace, so that file tools can read it. Its name comes from ``ctx.random``, so that a replay uses the same name. The model of the
+bundled agent ``librarian`` cannot run commands at all.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """
-codebuff's ``thinker-with-files``, ported: files are read into the conversation, then the model thinks once.
+Codebuff's ``thinker-with-files``: it reads files into the conversation, then the model thinks once.
 
-There its ``toolNames`` are empty and ``read_files`` is recorded all the same. Providers refuse a conversation that holds calls of
-tools which are not offered, so here the tool is listed, and ``StepWith(tool_choice="none")`` keeps the model from calling it.
+Changed: the original records calls of ``read_files`` although its ``toolNames`` are empty. Providers reject calls of tools that the
+request does not define. So this port lists the tool, and ``StepWith(tool_choice="none")`` prevents the model from calling it.
 """
 
 from __future__ import annotations

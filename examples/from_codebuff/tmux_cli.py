@@ -1,9 +1,9 @@
 """
-codebuff's ``tmux-cli``, ported: a terminal in which the model runs a program that wants a person in front of it.
+Codebuff's ``tmux-cli``: a terminal in which the model controls an interactive program.
 
-There a script starts a tmux server that stays behind. Here what a command starts ends with the command, and whatever goes on is a
-*job*, which ends with the run. So the server itself is the job (``tmux -D`` stays in the foreground), and every other command talks
-to it through its socket. Commands are lists of words; what is typed into the terminal is one of them and needs no quotes.
+Changed: the original starts a tmux server that outlives the command. Here every process of a command ends with the command, except a
+*job*, which ends with the run. So the tmux server is a job (``tmux -D`` stays in the foreground), and the other commands use its
+socket. Commands are lists of words, so the text that is typed into the terminal needs no quotes.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """
-Research in parallel, in the shape of Deep Agents' example: todos, researchers that search at the same time, a report in a file.
+Parallel research, after Deep Agents' example: todos, researchers that search in parallel, and a report in a file.
 
-``python examples/from_others/deepagents_parallel_research.py`` plays the models' replies. To go live, omit ``models=`` and give
+``python examples/from_others/deepagents_parallel_research.py`` uses scripted replies. To call real models, omit ``models=`` and give
 ``web_tools`` a search service.
 
-There todos, files and the tool ``task`` are part of every agent. Here each is named among the tools. The date in the prompt comes from a
-hook that reads the run's clock, so a replay sends the same one. ``think`` is a tool of its own, since a reply that calls nothing but
+There todos, files and the tool ``task`` are part of every agent. Here each is named among the tools. The date in the prompt comes from
+a hook that reads the run's clock, so a replay sends the same one. ``think`` is a tool of its own, since a reply that calls nothing but
 the bundled ``think_deeply`` ends the turn.
 """
 

@@ -1,10 +1,10 @@
 """
-Hand a conversation over, in the shape of the OpenAI Agents SDK's example: another prompt, no tools, and a filter for what it sees.
+A handoff, after the OpenAI Agents SDK's example: the second agent has another prompt, no tools and a filtered history.
 
-``python examples/from_others/openai_agents_handoffs.py`` plays the models' replies. To go live, omit ``models=``.
+``python examples/from_others/openai_agents_handoffs.py`` uses scripted replies. To call real models, omit ``models=``.
 
-There the filter belongs to the handoff and cuts the history for good. Here it is a hook of the receiving agent that returns a view, so the
-model sees less and the record stays whole. The next message goes to the receiving agent by itself.
+There the filter belongs to the handoff and cuts the history for good. Here it is a hook of the receiving agent that returns a view, so
+the model sees less and the record stays whole. The next message goes to the receiving agent by itself.
 """
 
 from __future__ import annotations

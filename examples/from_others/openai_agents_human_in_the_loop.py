@@ -1,7 +1,7 @@
 """
-Ask a person about some calls, in the shape of the OpenAI Agents SDK's example: the approval depends on the input, and it can wait.
+Approvals, after the OpenAI Agents SDK's example: a person approves some tool calls, depending on their input, at any later time.
 
-``python examples/from_others/openai_agents_human_in_the_loop.py`` plays the model's replies. To go live, omit ``models=``.
+``python examples/from_others/openai_agents_human_in_the_loop.py`` uses scripted replies. To call a real model, omit ``models=``.
 
 There the state of the run is written as JSON and read again. Here the journal is that state: each answer resumes it, in any process. A
 denied call is an error result with the person's words, and the model continues from there.

@@ -1,10 +1,11 @@
 """
-Book a flight, in the shape of Pydantic AI's example: a search with a union as its output, a validator, questions to the customer.
+Flight booking, after Pydantic AI's example: a search with a union type as output, a validator, and questions to the customer.
 
-``python examples/from_others/pydantic_ai_flight_booking.py`` plays the model's replies. To go live, omit ``models=``.
+``python examples/from_others/pydantic_ai_flight_booking.py`` uses scripted replies. To call a real model, omit ``models=``.
 
-There the caller loops over runs and passes the history on. Here the loops are two handlers and the questions are ``Ask``, so one journal
-holds the whole booking and it can be resumed at each question. The tool that runs an agent yields, and names that agent in ``uses=``.
+There the caller loops over runs and passes the history on. Here the loops are two handlers and the questions are ``Ask``, so one
+journal holds the whole booking and it can be resumed at each question. The tool that runs an agent yields, and names that agent in
+``uses=``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The orders of a shop: what the tool of every program here looks up."""
+"""The orders of a shop, which the tool of each program here looks up."""
 
 ORDERS = {17: "shipped on Tuesday", 18: "waiting for payment"}
 

@@ -1,7 +1,7 @@
 """
-A web page without a framework: it shows a run over AG-UI as it streams, and asks its user to approve a tool call.
+A web page without a framework: it shows a streaming run over AG-UI, and asks its user to approve a tool call.
 
-Start it in this folder with ``uvicorn app:app``, and open the link that it prints. To go live, set ``ANTHROPIC_API_KEY``.
+Start it in this folder with ``uvicorn app:app``, and open the link that it prints. To call a real model, set ``ANTHROPIC_API_KEY``.
 """
 
 import os

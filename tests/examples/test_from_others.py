@@ -63,7 +63,7 @@ def test_a_program_runs_as_a_script_and_documents_its_command(name: str, tmp_pat
     code = (others.EXAMPLES / f"{name}.py").read_text()
 
     assert f"python examples/from_others/{name}.py" in code
-    assert "To go live" in code
+    assert "real model, omit ``models=``" in code or "real models, omit ``models=``" in code
     assert len(ran(others.EXAMPLES / f"{name}.py", tmp_path).splitlines()) >= 2
 
 
