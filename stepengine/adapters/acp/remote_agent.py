@@ -736,7 +736,7 @@ class _ProgramOutput(TurnOutput):
                 self._record_call_update(update)
             case "plan":
                 told = dicts_in_list(update.get("entries"))[:200]
-                self.record_plan(
+                self.emit_and_record_plan(
                     [
                         {"task": start_of_text(one.get("content")), "completed": one.get("status") == "completed"}
                         for one in told
@@ -771,13 +771,13 @@ class _ProgramOutput(TurnOutput):
             self._raw[call] = raw
         title = start_of_text(raw.get("title"))
         given = make_shown_input(title, dict_or_empty(raw.get("rawInput")), paths=_list_location_paths(raw))
-        self.record_call(
+        self.emit_and_record_call(
             call,
             name=start_of_text(raw.get("kind"), 40) or "other",
             category=_category_from_kind(raw.get("kind")),
             title=title,
             status=start_of_text(update.get("status"), 40),
-            given={key: value for key, value in given.items() if key != "details"},
+            input={key: value for key, value in given.items() if key != "details"},
             kept={key: given[key] for key in ("paths", "command", "url") if key in given},
             output=_format_call_content(update.get("content")),
         )
