@@ -141,6 +141,7 @@ def _quote_tool_name(tool: Mapping[str, object]) -> str:
 
 
 def _make_listed_tool(server: str, tool: Mapping[str, Any], *, tasks: bool) -> ListedTool:
+    """Return a tool of a server's list; raise ``DefinitionError`` if it is not usable."""
     if odd := find_recorded_problem(tool):
         raise DefinitionError(odd)
     is_task = (tool.get("execution") or {}).get("taskSupport") == "required"
@@ -294,6 +295,7 @@ def _nesting_depth(value: object) -> int:
 
 
 def _prune_schema(schema: object, without: frozenset[str] = frozenset()) -> Any:
+    """Return a schema without ``$schema``, unsupported keywords and those in *without*, at every level."""
     if not isinstance(schema, Mapping):
         return schema
     made: dict[str, object] = {}
