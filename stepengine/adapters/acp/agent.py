@@ -117,7 +117,7 @@ class EditorAgent:
         )
 
     async def authenticate(self, method_id: str, **_: object) -> schema.AuthenticateResponse:
-        """Raise an error if the last turn found no API key: a process cannot get one later. Else report success."""
+        """Raise an error for an unknown method, or if a turn has found no API key; else report success."""
         from acp import schema
 
         if method_id != ENVIRONMENT:

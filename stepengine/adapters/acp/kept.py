@@ -144,7 +144,7 @@ class KeptSessions:
         self._folder = folder
 
     def create_session(self, cwd: Path) -> KeptSession:
-        """Create a session for a workspace."""
+        """Create and store an empty session for a workspace, in a private folder of its own."""
         session = KeptSession(secrets.token_hex(8), Path(), cwd)
         session.folder = self._folder / session.id
         try:
@@ -157,7 +157,7 @@ class KeptSessions:
         return session
 
     def load_session(self, session_id: str) -> KeptSession:
-        """Return a session by its id."""
+        """Return a stored session by its id; raise an error if it is missing or cannot be read."""
         folder = self._folder / session_id
         if not ID.fullmatch(session_id) or not (folder / ABOUT).is_file():
             msg = f"there is no session {session_id!r:.80}; `session/list` lists the stored sessions"

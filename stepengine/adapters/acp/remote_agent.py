@@ -562,7 +562,7 @@ class _ProgramConversation:
         return await self._terminals.start_command_in_terminal(request)
 
     def _path_relative_to_workspace(self, path: str) -> str:
-        """Return a path of the program relative to the workspace; it starts with ``..`` if it is outside. No link is followed."""
+        """Return a path of the program relative to the workspace; it starts with ``..`` if it is outside. Links are not resolved."""
         assert self._files is not None  # noqa: S101
         return os.path.relpath(os.path.normpath(self._files.folder / path), self._files.folder)
 
@@ -821,16 +821,16 @@ def _parse_usage(usage: object) -> Usage | None:
     if not given:
         return None
 
-    def parse_count(name: str) -> int:
+    def get_count_or_zero(name: str) -> int:
         value = given.get(name)
         return value if type(value) is int and 0 <= value < 2**53 else 0
 
     return Usage(
-        input_tokens=parse_count("inputTokens"),
-        output_tokens=parse_count("outputTokens"),
-        cache_read_tokens=parse_count("cachedReadTokens"),
-        cache_write_tokens=parse_count("cachedWriteTokens"),
-        reasoning_tokens=parse_count("thoughtTokens"),
+        input_tokens=get_count_or_zero("inputTokens"),
+        output_tokens=get_count_or_zero("outputTokens"),
+        cache_read_tokens=get_count_or_zero("cachedReadTokens"),
+        cache_write_tokens=get_count_or_zero("cachedWriteTokens"),
+        reasoning_tokens=get_count_or_zero("thoughtTokens"),
     )
 
 

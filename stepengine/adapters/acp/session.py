@@ -124,7 +124,7 @@ class EditorSession:
         """Add the tools of the MCP servers that the editor named."""
 
         def show_warning(message: str) -> None:
-            self._editor.send_after_reply(self._send_text(f"({message})\n\n"))
+            self._editor.send_after_reply(self._send_agent_text(f"({message})\n\n"))
 
         self._sources = self._engines.make_server_sources(mcp_servers or (), self._agent, self.kept.cwd, show_warning)
         self._agent = self._engines.get_agent_with_sources(self._engine, self._sources)
@@ -140,7 +140,7 @@ class EditorSession:
         """Show an update in the editor."""
         await self._editor.send_update(self.kept.id, update)
 
-    async def _send_text(self, text: str) -> None:
+    async def _send_agent_text(self, text: str) -> None:
         import acp
 
         await self.send_update(acp.update_agent_message_text(text))
@@ -192,7 +192,7 @@ class EditorSession:
             for update in self._make_shown_turn(number=0, is_live=False).make_context_update(self.state, model):
                 await self.send_update(update)
         if self.asleep is not None and self.asleep.question is not None:
-            await self._send_text(questions.question_text(self.asleep.question))
+            await self._send_agent_text(questions.question_text(self.asleep.question))
 
     async def _replay_turn(self, number: int, turn: PromptRun, *, shows_turn: bool, is_last: bool) -> None:
         """Replay the journal of a turn, and show it if *shows_turn*; the last one sets the state and what the session waits for."""
@@ -321,7 +321,7 @@ class EditorSession:
         if not await asyncio.to_thread(lambda: FileJournal(turn.journal).history().is_complete):
             return False
         self.asleep = None
-        await self._send_text("Another process resumed the run. Its output follows.\n\n")
+        await self._send_agent_text("Another process resumed the run. Its output follows.\n\n")
         number = self.kept.turns.index(turn) + 1
         await self._replay_turn(number, turn, shows_turn=True, is_last=True)
         self._costs[number] = await asyncio.to_thread(_read_cost, turn.journal)
@@ -345,7 +345,7 @@ class EditorSession:
         journal = FileJournal(suspended.turn.journal)
         is_ready = is_woken or question is not None
         if not is_ready and not await asyncio.to_thread(is_due, journal, suspended.waits, datetime.now(UTC)):
-            await self._send_text(_describe_sleep(suspended.waits))
+            await self._send_agent_text(_describe_sleep(suspended.waits))
             return False
         if prompt.media:
             msg = "a prompt that resumes a run can contain only text; send images and files with the next prompt"
@@ -409,7 +409,7 @@ class EditorSession:
                     run.handle, event.question
                 ):
                     run.question = event.question
-                    await self._send_text(questions.question_text(event.question))
+                    await self._send_agent_text(questions.question_text(event.question))
                     # The run waits in its record from now on: a later session can answer it.
                     self.kept.save_turn_end(run.turn, is_in_conversation=True)
                     run.turn = self.kept.turns[-1]
@@ -425,7 +425,7 @@ class EditorSession:
 
         await self._store_result_and_clear_run(result)
         if self.asleep is not None:
-            await self._send_text(_describe_sleep(self.asleep.waits))
+            await self._send_agent_text(_describe_sleep(self.asleep.waits))
         if isinstance(result.error, MissingKey):
             raise result.error
         if result.status is RunStatus.FAILED:

@@ -177,7 +177,7 @@ class ShownTurn:
 
     # --- tools and agents ---------------------------------------------------------------------------------------------
 
-    def _show_permission_request(self, event: PermissionRequested) -> Iterator[Any]:
+    def _show_pending_call(self, event: PermissionRequested) -> Iterator[Any]:
         yield from self._start_or_update_call(event, "pending", event.input, self._make_permission_content(event))
 
     def _show_tool_start(self, event: ToolStarted) -> Iterator[object]:
@@ -302,7 +302,7 @@ class ShownTurn:
         ToolProgress: _show_tool_progress,
         ToolLog: _show_tool_progress,
         ToolFinished: _show_tool_end,
-        PermissionRequested: _show_permission_request,
+        PermissionRequested: _show_pending_call,
         TodosChanged: _show_todos,
         AgentSpawned: _show_child_start,
         AgentFinished: _show_child_end,

@@ -393,7 +393,7 @@ class _EventTranslator:
         """End a run of the tree and the open runs below it, the deepest first."""
         inside = [lane for lane in self._lanes if lane == path or not path or lane.startswith(f"{path}.")]
         for each in sorted(inside, key=lambda lane: lane.count(".") if lane else -1, reverse=True):
-            yield from self._end_texts_and_calls(each)
+            yield from self._end_open_texts_and_calls(each)
             yield from self._end_open_step(each)
             lane = self._lanes.pop(each)
             if each:
@@ -411,6 +411,7 @@ class _EventTranslator:
         return ended
 
     def _show_run_end(self, event: RunFinished) -> Iterator[BaseEvent]:
+        """Yield changed state, warnings, the ends of all that is open, and the end of the run with its outcome."""
         result, core = event.result, self.core
         yield from self._show_state_if_changed(event)
         yield from self._warn_of_missing_page_tools(event)
@@ -486,7 +487,7 @@ class _EventTranslator:
             if one.kind != "question"
         ]
         yield self._make_custom_event(event.path, "waits", {"waits": waits})
-        yield from self._end_texts_and_calls("")
+        yield from self._end_open_texts_and_calls("")
         yield from self._show_text_items(self._texts.make_output_items(event, said))
 
     def _record_page_call(self, event: QuestionAsked) -> Iterator[BaseEvent]:
@@ -519,8 +520,8 @@ class _EventTranslator:
         self._lanes[event.path].step = name = f"{event.path}#{event.step}"
         yield self.core.StepStartedEvent(step_name=name, subagent_run_id=self._subagent_run_id(event.path))
 
-    def _show_step_end(self, event: StepFinished) -> Iterator[BaseEvent]:
-        yield from self._end_texts_and_calls(event.path)
+    def _end_texts_calls_and_step(self, event: StepFinished) -> Iterator[BaseEvent]:
+        yield from self._end_open_texts_and_calls(event.path)
         yield from self._end_open_step(event.path)
 
     def _end_open_step(self, path: str) -> Iterator[BaseEvent]:
@@ -561,10 +562,10 @@ class _EventTranslator:
         calls = self._calls.end_incomplete_inputs(event.path, are_over=False)
         for call in calls:
             yield self._make_custom_event(event.path, "discarded", {"toolCallId": self._call_id(event.path, call)})
-        yield from self._end_texts_and_calls(event.path)
+        yield from self._end_open_texts_and_calls(event.path)
         yield from self._end_calls(event.path, calls)
 
-    def _end_texts_and_calls(self, path: str) -> Iterator[BaseEvent]:
+    def _end_open_texts_and_calls(self, path: str) -> Iterator[BaseEvent]:
         yield from self._show_text_items(self._texts.end_texts(path))
         yield from self._end_calls(path, self._calls.end_incomplete_inputs(path, are_over=True))
 
@@ -678,7 +679,7 @@ class _EventTranslator:
         AgentSpawned: _show_child_start,
         AgentFinished: _show_child_end,
         StepStarted: _show_step_start,
-        StepFinished: _show_step_end,
+        StepFinished: _end_texts_calls_and_step,
         TextDelta: _show_text,
         ThinkingDelta: _show_text,
         TextCompleted: _show_text,

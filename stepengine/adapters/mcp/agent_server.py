@@ -358,11 +358,11 @@ class AgentServer:
             offered = self._offered.get(params.name)
             if offered is None:
                 known = list_names(self._offered, params.name)
-                return _error_result(f"there is no agent {visible(params.name, strict=True)!r}; known are: {known}")
+                return _make_call_error(f"there is no agent {visible(params.name, strict=True)!r}; known are: {known}")
             call, result = await self._run_agent(ctx, offered, params.arguments or {})
             return await self._make_result_or_questions(ctx, call, result)
         except StepEngineError as error:
-            return _error_result(
+            return _make_call_error(
                 "\n  ".join([error.message, *[i for i in getattr(error, "issues", ()) if i not in error.message]])
             )
 
@@ -387,7 +387,9 @@ class AgentServer:
         """Resume a waiting run with the answers of a client; return its questions again if an accepted form lacks its answer."""
         waiting = await self._runner.find_waiting_call(ctx, params.request_state)
         if waiting is None:
-            return _error_result("the run that asked this is not known here any more; call again without request state")
+            return _make_call_error(
+                "the run that asked this is not known here any more; call again without request state"
+            )
         given, call = params.input_responses or {}, waiting.call
         if any(_is_accepted_without_answer(given.get(q.id)) for q in waiting.questions):
             return self._store_call_and_make_questions(waiting)
@@ -594,7 +596,7 @@ def _describe_unasked_questions(questions: Sequence[Question]) -> str:
     return "\n".join([head, *named, *more])
 
 
-def _error_result(text: str) -> object:
+def _make_call_error(text: str) -> object:
     import mcp_types as types
 
     return types.CallToolResult(content=[types.TextContent(type="text", text=text)], is_error=True)

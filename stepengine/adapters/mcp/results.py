@@ -122,10 +122,10 @@ def page_side_effects(content: Sequence[Mapping[str, Any]], page: str) -> tuple[
     for one in filter(None, map(_page_from_block, content[:PARTS])):
         text = one.get("text")
         if not isinstance(text, str):
-            found.append(SideEffect(PAGE, _page_address(one)))
+            found.append(SideEffect(PAGE, _clean_page_address(one)))
         elif len(text) <= DOCUMENT_BYTES:
             data = {"mime_type": str(one.get("mimeType") or ""), "text": text}
-            found.append(SideEffect(PAGE, _page_address(one), data))
+            found.append(SideEffect(PAGE, _clean_page_address(one), data))
     return tuple(found)
 
 
@@ -137,7 +137,7 @@ def _page_from_block(block: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return found if is_page else None
 
 
-def _page_address(page: Mapping[str, Any]) -> str:
+def _clean_page_address(page: Mapping[str, Any]) -> str:
     return visible(str(page["uri"]), strict=True)
 
 
@@ -403,7 +403,7 @@ def _make_part(block: Mapping[str, Any]) -> ResultPart:
     """Return a block of content as a text, image or document; links, pages and unsupported content as words in brackets."""
     kind = str(block.get("type") or "")
     if page := _page_from_block(block):
-        return TextPart(f"[the page {_page_address(page)} is for people, and is left out]")
+        return TextPart(f"[the page {_clean_page_address(page)} is for people, and is left out]")
     if kind in ("text", UNREAD):
         return TextPart(str(block.get("text", "")))
     if kind == "image":

@@ -227,7 +227,7 @@ class _ChunkTranslator:
             return
         yield from self._start_message_once(event.run_id)
         if continues and isinstance(event, RunFinished):
-            yield from self._end_texts()
+            yield from self._end_root_texts()
             yield from self._fail_calls_behind_approval()
             yield from self._end_open_step()
             return
@@ -253,7 +253,7 @@ class _ChunkTranslator:
 
     def _end_message(self, reason: str, *last: Chunk) -> Iterator[Chunk]:
         """Yield the ends of open texts and the step, then *last*, and with a *reason* a finish chunk."""
-        yield from self._end_texts()
+        yield from self._end_root_texts()
         yield from self._end_open_step()
         self._is_over = True
         yield from last
@@ -261,6 +261,7 @@ class _ChunkTranslator:
             yield {"type": "finish", "finishReason": reason}
 
     def _show_run_end(self, event: RunFinished) -> Iterator[Chunk]:
+        """Yield the end of the message for the status of the run, with its output, or a text about its waits."""
         result = event.result
         match result.status:
             case RunStatus.FAILED:
@@ -268,7 +269,7 @@ class _ChunkTranslator:
             case RunStatus.CANCELLED:
                 yield from self._end_message("", {"type": "abort", "reason": "cancelled"})
             case RunStatus.SUSPENDED:
-                yield from self._end_texts()
+                yield from self._end_root_texts()
                 yield from self._fail_calls_behind_approval()
                 yield from self._show_text_items(self._texts.make_output_items(event, describe_waits(result.waits_for)))
                 yield from self._end_message("tool-calls" if result.pending_questions else "other")
@@ -304,8 +305,8 @@ class _ChunkTranslator:
         self._in_step = True
         yield {"type": "start-step"}
 
-    def _show_step_end(self, event: StepFinished) -> Iterator[Chunk]:
-        yield from self._end_texts()
+    def _end_texts_and_step(self, event: StepFinished) -> Iterator[Chunk]:
+        yield from self._end_root_texts()
         yield from self._end_open_step()
 
     def _end_open_step(self) -> Iterator[Chunk]:
@@ -327,13 +328,13 @@ class _ChunkTranslator:
             if is_discarded:
                 yield self._make_data_chunk("discarded", {"id": id_, "text": text.shown})
 
-    def _end_texts(self, discarded: Literal["all"] | None = None) -> Iterator[Chunk]:
+    def _end_root_texts(self, discarded: Literal["all"] | None = None) -> Iterator[Chunk]:
         yield from self._show_text_items(self._texts.end_texts("", discarded=discarded))
 
     def _end_discarded_texts_and_calls(self, event: ReplyDiscarded) -> Iterator[Chunk]:
         """Yield the ends of the texts and calls of a discarded reply; newer pages are sent one reset of the step."""
         resets = self._version >= RESET_FROM and self._in_step
-        yield from self._end_texts(None if resets else "all")
+        yield from self._end_root_texts(None if resets else "all")
         for call in self._calls.end_incomplete_inputs("", are_over=False):
             if not resets:
                 yield {
@@ -392,7 +393,7 @@ class _ChunkTranslator:
             yield {
                 "type": "tool-output-available",
                 "toolCallId": call,
-                "output": _result_output(result),
+                "output": _output_from_result(result),
                 "dynamic": True,
             }
 
@@ -507,7 +508,7 @@ class _ChunkTranslator:
     """The events that the page is shown of every run."""
     OF_ROOT: ClassVar[Shows] = {
         StepStarted: _show_step_start,
-        StepFinished: _show_step_end,
+        StepFinished: _end_texts_and_step,
         TextDelta: _show_text,
         ThinkingDelta: _show_text,
         TextCompleted: _show_text,
@@ -533,6 +534,6 @@ def _join_call_id(path: str, call: str) -> str:
     return f"{path}:{call}" if path else call
 
 
-def _result_output(result: ToolResult) -> object:
+def _output_from_result(result: ToolResult) -> object:
     # What the conversation holds of it, so that a page that is loaded again shows the same.
     return result.text if result.data is None or result.structured is not None else plain(result.data)
