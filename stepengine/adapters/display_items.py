@@ -99,11 +99,11 @@ class TextItems:
             yield self._end_text(text)
 
     def make_output_items(self, event: Event, text: str) -> Iterator[TextItem]:
-        """Yield the items of *text* as output of the root; nothing if it is blank or part of what the model wrote."""
+        """Yield the items of *text*, the output of the root; nothing if it is blank or the model has already written it."""
         yield from self._start_or_extend_text(event, "text", OUTPUT, drop_if_shown(text, self._said))
 
     def end_texts(self, path: str, *, discarded: int | Literal["all"] | None = None) -> Iterator[TextItem]:
-        """Yield the ends of the open texts of a run; those of the model call *discarded*, or all, are marked as discarded."""
+        """Yield the ends of the open texts of a run; texts of the model call *discarded*, or all, are marked as discarded."""
         for text in [text for text in self._open.values() if text.path == path]:
             yield self._end_text(text, is_discarded=discarded in ("all", text.seq))
 

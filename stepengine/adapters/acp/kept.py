@@ -61,7 +61,7 @@ class PromptRun:
 
     @classmethod
     def from_dict(cls, form: Any, folder: Path) -> PromptRun:
-        """Return a turn from the JSON that ``to_dict`` returned; *folder* is that of its session."""
+        """Return a turn from the JSON that ``to_dict`` returned; *folder* is the folder of its session."""
         chosen = _parse_choices(form)
         servers = tuple([str(name) for name in form.get("servers", ())])
         return cls(str(form["prompt"]), folder / Path(form["journal"]).name, bool(form["kept"]), chosen, servers)

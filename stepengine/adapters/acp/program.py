@@ -222,7 +222,7 @@ class AgentProgram:
         await asyncio.gather(self._tasks[0], return_exceptions=True)
 
     async def describe_end(self) -> str:
-        """Return why reading stopped or how the program ended, with the end of its stderr."""
+        """Return why reading stopped; else how the program ended, with the end of its stderr."""
         if self.problem:
             return self.problem
         # What it said last, and how it ended, are still on their way.

@@ -173,7 +173,7 @@ def list_skill_commands(folder: Path) -> list[schema.AvailableCommand]:
 
 
 def expand_skill_command(text: str, folder: Path) -> str:
-    """Return a prompt with its ``/NAME`` replaced by the instructions of that skill; other prompts unchanged."""
+    """Return a prompt with its ``/NAME`` replaced by the instructions of the skill; other prompts unchanged."""
     if not text.startswith("/"):
         return text
     name, *words = text.removeprefix("/").split(maxsplit=1) or [""]

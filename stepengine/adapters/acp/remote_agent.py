@@ -237,7 +237,7 @@ def _check_options(id: object, command: object, env: object, files: object, star
 
 
 def _make_first_turn_input(ctx: StepContext) -> dict[str, Any]:
-    """Return the prompt and the session to resume: that of the params, or of the run before."""
+    """Return the prompt and the session to resume, named by the params or stored by the previous run."""
     given = ctx.params if isinstance(ctx.params, Mapping) else {}
     return {"prompt": ctx.prompt, "session": given.get("session") or ctx.agent_state.context.get(SESSION) or ""}
 
@@ -407,7 +407,7 @@ class _ProgramConversation:
         return dict_or_empty(answer.get("agentCapabilities"))
 
     async def _open_or_resume_session(self, resumed_session: str, cwd: str, capabilities: Mapping[str, Any]) -> str:
-        """Return the id of a resumed session, or without one that of a new session in the chosen mode."""
+        """Resume *resumed_session*, or open a new session in the configured mode if it is empty; return the id."""
         self._closes = "close" in dict_or_empty(capabilities.get("sessionCapabilities"))
         where = {"cwd": cwd, "mcpServers": []}
         if resumed_session:

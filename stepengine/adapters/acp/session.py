@@ -195,7 +195,7 @@ class EditorSession:
             await self._send_agent_text(questions.question_text(self.asleep.question))
 
     async def _replay_turn(self, number: int, turn: PromptRun, *, shows_turn: bool, is_last: bool) -> None:
-        """Replay the journal of a turn, and show it if *shows_turn*; the last one sets the state and what the session waits for."""
+        """Replay the journal of a turn, and show it if *shows_turn*; the last turn sets the state and the open question or sleep."""
         import acp
 
         shown = self._make_shown_turn(number=number, is_live=False)

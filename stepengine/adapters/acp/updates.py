@@ -168,7 +168,7 @@ class ShownTurn:
         yield acp.update_agent_thought_text(f"{visible(said)}\n")
 
     def _show_todos(self, event: TodosChanged) -> Iterator[object]:
-        """Yield the todos of the root as the plan; those of children would replace it, since an editor has one plan."""
+        """Yield the todos of the root as the plan. Todos of children are ignored, since an editor has only one plan."""
         match event.todos:
             case list() as todos if not event.path:
                 yield acp.update_plan([_make_plan_entry(todo) for todo in todos if isinstance(todo, Mapping)])

@@ -154,7 +154,7 @@ class RunningTurn(Protocol):
 
     @property
     def history(self) -> Sequence[Message]:
-        """The messages so far; those of the conversation before the run come first."""
+        """The messages so far, starting with the conversation before the run."""
 
     def events(self) -> AsyncIterable[Event]:
         """Yield all events of the run from the first one."""
@@ -288,7 +288,7 @@ class _EventTranslator:
     # --- runs ---------------------------------------------------------------------------------------------------------
 
     def _start_run_or_lane_if_new(self, event: Event) -> Iterator[BaseEvent]:
-        """Yield the start of the run at its first event, and that of a child at the first event of the child."""
+        """Yield the start of the run at its first event, and the start of a child at the first event of the child."""
         if not self._has_begun:
             self._root, about = event.run_id, {"run_id": event.run_id}
             if isinstance(event, RunStarted):
@@ -459,7 +459,7 @@ class _EventTranslator:
         ]
 
     def _show_waiting_calls(self, state: AgentState) -> Iterator[BaseEvent]:
-        """Yield the calls of a suspended run that no event has shown: those of a journal show a call when it starts."""
+        """Yield the waiting calls of a suspended run that were not shown, as in a journal, where only a start shows a call."""
         at = find_suspended_reply_index(state.message_history)
         reply = None if at is None else state.message_history[at]
         for part in reply.content if isinstance(reply, AssistantMessage) else ():

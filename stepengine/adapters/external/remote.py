@@ -331,7 +331,7 @@ class _RemoteRun:
     # --- what is said to it -------------------------------------------------------------------------------------------
 
     async def _start_or_find_run(self, ctx: ToolContext, input: Mapping[str, Any]) -> None:
-        """Start a run, or find that of an earlier start with the same key; cancelled ones are skipped."""
+        """Start a run, or find the run of an earlier start with the same key; cancelled runs are skipped."""
         body = {"agent": self._settings.agent, "prompt": input.get("prompt") or ""}
         if input.get("params"):
             body["params"] = input["params"]

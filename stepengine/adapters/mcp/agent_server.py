@@ -546,7 +546,7 @@ def _find_object_output_schema(definition: AgentDefinition) -> Any:
 
 
 def _make_result_with_notes(call: OfferedCall, result: RunResult) -> object:
-    """Return the result of a run as that of its call, with notes about declined questions; an error unless completed or resumable."""
+    """Return the call result for a run, with notes about declined questions; an error unless the run completed or can be resumed."""
     import mcp_types as types
 
     notes = [types.TextContent(type="text", text=_describe_unasked_questions(call.unasked))] if call.unasked else []

@@ -642,7 +642,7 @@ class ServerConnection:
     async def call_tool(
         self, session: ClientSession, tool: str, arguments: Mapping[str, Any], progress: Any, **more: Any
     ) -> Any:
-        """Send one ``tools/call`` and return its result as JSON, or ``ServerRequests``; errors are those of ``await_response``."""
+        """Send one ``tools/call`` and return its result as JSON, or ``ServerRequests``; raise the errors of ``await_response``."""
         import mcp_types as types
         from pydantic import TypeAdapter
 
@@ -752,7 +752,7 @@ def _log_task_error(task: asyncio.Task[Any]) -> None:
 
 
 def _clamp_poll_seconds(milliseconds: float | None) -> float:
-    """Return the seconds to wait before a task is polled again: those of the server, within limits, or the default."""
+    """Return the seconds to wait before a task is polled again: the time that the server named, within limits, or the default."""
     seconds = POLL_SECONDS if milliseconds is None else milliseconds / 1_000
     return min(max(seconds, LEAST_POLL), MOST_POLL)
 

@@ -102,7 +102,7 @@ class MessageRepair:
         return {RESULTS[method]: [], **WHOLE, "_meta": {AS_SENT: result}}
 
     def _repair_list(self, kind: str, result: Mapping[str, Any]) -> Mapping[str, object]:
-        """Return a list with placeholders for invalid entries; those of resources and templates are in its metadata instead."""
+        """Return a list with placeholders for invalid entries; for resources and templates, the placeholders are in its metadata."""
         method = LISTS.get(kind) or BARE[kind]
         # What is wrong with the list itself is not to be mended by leaving a member out.
         if not self._find_validation_problem(method, result) or self._find_validation_problem(

@@ -81,7 +81,7 @@ def make_resource_tools(server: str, open_session: Session) -> list[ToolLike]:
 
 
 def make_prompt_tool(server: str, prompts: Sequence[Mapping[str, object]], open_session: Session) -> ToolLike:
-    """Return a tool that reads one of a server's prompts with its arguments filled in."""
+    """Return a tool that reads a prompt of a server with its arguments filled in."""
     lines = [_describe_prompt(prompt) for prompt in prompts]
     arguments = {"type": "object", "additionalProperties": {"type": "string"}}
     names = [str(prompt["name"]) for prompt in prompts]

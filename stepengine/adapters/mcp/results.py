@@ -375,7 +375,7 @@ def _does_only_text_encode(texts: Sequence[str], value: object) -> bool:
 
 
 def _do_texts_encode(texts: Sequence[str], values: Sequence[object]) -> bool:
-    """Return whether each text is the value at its place, or the JSON of that."""
+    """Return whether each text equals the value at its index, or is the JSON of the value."""
     return len(texts) == len(values) and all(
         _parse_json_unless_text(t, v) == v for t, v in zip(texts, values, strict=True)
     )
@@ -421,7 +421,7 @@ def _make_part(block: Mapping[str, Any]) -> ResultPart:
 
 
 def resource_part(resource: Mapping[str, Any]) -> ResultPart:
-    """Return the content of a resource as a part."""
+    """Return the content of a resource as a text, image or PDF part; else a text with the reason why it is left out."""
     if isinstance(resource.get("text"), str):
         return TextPart(resource["text"])
     return _make_media_part(

@@ -46,7 +46,7 @@ ID = re.compile(rb'"id"\s*:\s*(?:(-?[0-9]{1,18})\b|"([!#-\[\]-~]{1,200})")')
 
 
 def make_environment(variables: Mapping[str, str] | None) -> dict[str, str]:
-    """Return the environment of a server: a few variables, and those of the caller."""
+    """Return the environment of a server: a few variables of this process, and *variables*."""
     kept = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
     return {**kept, **SET, **(variables or {})}
 

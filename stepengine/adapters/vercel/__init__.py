@@ -466,7 +466,7 @@ class _ChunkTranslator:
         yield self._update_agent_chunk(event.path, text=event.text)
 
     def _show_child_tool(self, event: ToolStarted | ToolFinished) -> Iterator[Chunk]:
-        """Yield a child with its current tool; also the start or end of a decided call, else that of a body."""
+        """Yield a child with its current tool; also the start or end of a decided call, or of a tool body."""
         yield self._update_agent_chunk(event.path, tool=event.tool_name if isinstance(event, ToolStarted) else "")
         # What a person was asked about has a part of its own, which would wait for ever.
         if _call_id(event) in self._decided_calls:
