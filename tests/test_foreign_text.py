@@ -553,13 +553,13 @@ def reread(text: str) -> Any:
     """Read a list of an MCP server again that its client could not parse."""
     repair = MessageRepair(lambda: None)
     repair.record_request(SimpleNamespace(id=1, method="tools/list"))
-    return repair.repair_reply(text.encode("utf-8", "surrogatepass"), 1)
+    return repair.repair_list_reply(text.encode("utf-8", "surrogatepass"), 1)
 
 
 def last_words(text: str) -> Any:
     pipe = Pipe(ServerProgram(("server",)), bool)
     pipe._errors += text.encode("utf-8", "surrogatepass")
-    return pipe.stderr_tail()
+    return pipe.get_stderr_tail()
 
 
 def result_text(text: str) -> Any:

@@ -83,10 +83,10 @@ class TextItems:
         self._made = 0
 
     def make_items(self, event: TextEvent) -> Iterator[TextItem]:
-        """Yield the items of a text event."""
+        """Yield the start, pieces and end of a text for an event; a completed text that differs from the shown one starts again."""
         kind: Literal["text", "thought"] = "text" if isinstance(event, TextDelta | TextCompleted) else "thought"
         if isinstance(event, TextDelta | ThinkingDelta):
-            yield from self._add_piece(event, kind, event.seq, event.text)
+            yield from self._start_or_extend_text(event, kind, event.seq, event.text)
             return
         if kind == "text" and not event.path:
             self._said.append(event.text)
@@ -94,20 +94,22 @@ class TextItems:
         if text is not None and not event.text.startswith(text.shown):
             yield self._end_text(text, is_discarded=True)
             text = None
-        yield from self._add_piece(event, kind, event.seq, event.text[len(text.shown) if text else 0 :])
+        yield from self._start_or_extend_text(event, kind, event.seq, event.text[len(text.shown) if text else 0 :])
         if (text := self._open.get((event.path, kind, event.seq))) is not None:
             yield self._end_text(text)
 
     def make_output_items(self, event: Event, text: str) -> Iterator[TextItem]:
-        """Yield the items of the final text of the root, unless the model has already produced it as output."""
-        yield from self._add_piece(event, "text", OUTPUT, drop_if_shown(text, self._said))
+        """Yield the items of *text*, the output of the root; nothing if it is blank or the model has already written it."""
+        yield from self._start_or_extend_text(event, "text", OUTPUT, drop_if_shown(text, self._said))
 
     def end_texts(self, path: str, *, discarded: int | Literal["all"] | None = None) -> Iterator[TextItem]:
-        """Yield the ends of the open texts of a run; those of the model call *discarded*, or all, do not count."""
+        """Yield the ends of the open texts of a run; texts of the model call *discarded*, or all, are marked as discarded."""
         for text in [text for text in self._open.values() if text.path == path]:
             yield self._end_text(text, is_discarded=discarded in ("all", text.seq))
 
-    def _add_piece(self, event: Event, kind: Literal["text", "thought"], seq: int, piece: str) -> Iterator[TextItem]:
+    def _start_or_extend_text(
+        self, event: Event, kind: Literal["text", "thought"], seq: int, piece: str
+    ) -> Iterator[TextItem]:
         if not piece:
             return
         text = self._open.get((event.path, kind, seq))
@@ -123,9 +125,9 @@ class TextItems:
         return TextItem("end", text, is_discarded=is_discarded)
 
 
-def drop_if_shown(text: str, said: Iterable[str]) -> str:
-    """Return *text*; ``""`` if it is blank or part of a text in *said*."""
-    return text if text.strip() and not any(text in one for one in said) else ""
+def drop_if_shown(text: str, shown_texts: Iterable[str]) -> str:
+    """Return *text*; ``""`` if it is blank or part of a text in *shown_texts*."""
+    return text if text.strip() and not any(text in one for one in shown_texts) else ""
 
 
 CallEvent: TypeAlias = "ToolInputDelta | ToolStarted | PermissionRequested | ToolFinished"
@@ -166,7 +168,7 @@ class CallItems:
         self._is_coming = {("", call): False for call in known}
 
     def make_items(self, event: CallEvent) -> Iterator[CallItem]:
-        """Yield the items of an event of a call."""
+        """Yield the start, pieces and whole input of a call for an event; the whole input only once."""
         key = event.path, event.tool_call_id
         is_new = key not in self._is_coming
         if isinstance(event, ToolInputDelta):

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response, StreamingResponse
 
 from stepengine.adapters.ag_ui import Asked, ag_ui, asked_of, connected, input_of, sse
-from stepengine.adapters.ag_ui.asked import find_page_answers, find_page_tool_name
+from stepengine.adapters.ag_ui.asked import find_next_page_answer, find_page_tool_name
 from stepengine.data.codec import plain
 from stepengine.data.events import RunFinished
 from stepengine.data.messages import UserMessage
@@ -65,7 +65,7 @@ async def start_agent_turn(request: Request) -> Response:
     thread.check_not_running()
     asked = asked_of(given, _session_from_state(thread.name, thread.state), shares=request.app.state.shares)
     _check_may_answer(request, thread, given)
-    results = find_page_answers(thread.state, asked.results)
+    results = find_next_page_answer(thread.state, asked.results)
     of_page = [question for question, answer in results.items() if asked.answers.get(question) == answer]
     taken = await thread.start_next_turn(agent, asked.prompt, asked.answers, metadata=asked.metadata, of_page=of_page)
     events = _stream_turns(request, taken, asked)
@@ -98,7 +98,9 @@ async def _stream_turns(request: Request, taken: StartedTurn, asked: Asked) -> A
             async for event in taken.events:
                 if isinstance(event, RunFinished) and not event.path:
                     results = (
-                        find_page_answers(event.result.state, asked.results) if event.result.pending_questions else {}
+                        find_next_page_answer(event.result.state, asked.results)
+                        if event.result.pending_questions
+                        else {}
                     )
                 if not results:
                     yield event

@@ -117,7 +117,7 @@ class EditorAgent:
         )
 
     async def authenticate(self, method_id: str, **_: object) -> schema.AuthenticateResponse:
-        """Raise the protocol's error if the API key was missing at its last use: a process's environment does not change."""
+        """Raise an error for an unknown method, or if a turn has found no API key; else report success."""
         from acp import schema
 
         if method_id != ENVIRONMENT:
@@ -130,39 +130,43 @@ class EditorAgent:
     # --- sessions -----------------------------------------------------------------------------------------------------
 
     async def new_session(self, cwd: str, mcp_servers: Any = None, **_: object) -> schema.NewSessionResponse:
-        """Start a session in a workspace."""
+        """Create and open a session in a workspace, and return its id and choices."""
         from acp import schema
 
         with convert_to_protocol_errors():
-            kept = self._kept.create_session(_parse_workspace_folder(cwd))
-        session = await self._open_session(kept, mcp_servers)
-        return schema.NewSessionResponse(session_id=kept.id, **self._list_choices(session))
+            kept = self._kept.create_session(_validate_workspace_folder(cwd))
+        session = await self._open_stored_session(kept, mcp_servers)
+        return schema.NewSessionResponse(session_id=kept.id, **self._make_choice_fields(session))
 
     async def load_session(
         self, cwd: str, session_id: str, mcp_servers: Any = None, **_: object
     ) -> schema.LoadSessionResponse:
-        """Resume a session, and show its conversation."""
+        """Reopen a stored session, show its turns in the editor, and return its choices."""
         from acp import schema
 
-        session = await self._reopen_session(session_id, _parse_workspace_folder(cwd), mcp_servers, shows=True)
-        return schema.LoadSessionResponse(**self._list_choices(session))
+        session = await self._load_and_replay_session(
+            session_id, _validate_workspace_folder(cwd), mcp_servers, shows_turns=True
+        )
+        return schema.LoadSessionResponse(**self._make_choice_fields(session))
 
     async def resume_session(
         self, cwd: str, session_id: str, mcp_servers: Any = None, **_: object
     ) -> schema.ResumeSessionResponse:
-        """Resume a session."""
+        """Reopen a stored session without showing its turns again, and return its choices."""
         from acp import schema
 
-        session = await self._reopen_session(session_id, _parse_workspace_folder(cwd), mcp_servers, shows=False)
-        return schema.ResumeSessionResponse(**self._list_choices(session))
+        session = await self._load_and_replay_session(
+            session_id, _validate_workspace_folder(cwd), mcp_servers, shows_turns=False
+        )
+        return schema.ResumeSessionResponse(**self._make_choice_fields(session))
 
     async def fork_session(
         self, cwd: str, session_id: str, mcp_servers: Any = None, **_: object
     ) -> schema.ForkSessionResponse:
-        """Start a session from the state of another one."""
+        """Copy a stored session with all its turns into a new one; raise an error while it has an unfinished turn."""
         from acp import schema
 
-        folder = _parse_workspace_folder(cwd)
+        folder = _validate_workspace_folder(cwd)
         with convert_to_protocol_errors():
             source = self._kept.load_session(session_id)
         running = self._open.get(session_id)
@@ -171,8 +175,8 @@ class EditorAgent:
             raise make_protocol_error(INVALID_PARAMS, msg)
         with convert_to_protocol_errors():
             made = self._kept.copy_session(source, folder)
-        session = await self._reopen_session(made.id, folder, mcp_servers, shows=False)
-        return schema.ForkSessionResponse(session_id=made.id, **self._list_choices(session))
+        session = await self._load_and_replay_session(made.id, folder, mcp_servers, shows_turns=False)
+        return schema.ForkSessionResponse(session_id=made.id, **self._make_choice_fields(session))
 
     async def list_sessions(
         self, cwd: str | None = None, cursor: str | None = None, **_: object
@@ -184,7 +188,7 @@ class EditorAgent:
             msg = "unknown cursor; use nextCursor of an earlier reply to session/list"
             raise make_protocol_error(INVALID_PARAMS, msg)
         first = int(cursor or 0)
-        found = self._kept.list_sessions(None if cwd is None else _parse_workspace_folder(cwd))
+        found = self._kept.list_sessions(None if cwd is None else _validate_workspace_folder(cwd))
         infos = [
             schema.SessionInfo(session_id=each.id, cwd=str(each.cwd), title=each.title or None, updated_at=each.updated)
             for each in found[first : first + PAGE]
@@ -221,12 +225,13 @@ class EditorAgent:
         return {}
 
     async def aclose(self) -> None:
-        """Close every session."""
+        """Cancel the updates that are not sent yet, and close every session."""
         self._editor.cancel_pending_updates()
         for session_id in list(self._open):
             await self.close_session(session_id)
 
-    async def _open_session(self, kept: KeptSession, mcp_servers: Any) -> EditorSession:
+    async def _open_stored_session(self, kept: KeptSession, mcp_servers: Any) -> EditorSession:
+        """Open a stored session in place of an open one with its id, and send its skill commands after the reply."""
         await self.close_session(kept.id)
         kept.chosen = self._offer.replace_unoffered(kept.chosen)
         with convert_to_protocol_errors():
@@ -236,15 +241,18 @@ class EditorAgent:
         self._editor.send_after_reply(session.send_skill_commands())
         return session
 
-    async def _reopen_session(self, session_id: str, cwd: Path, mcp_servers: Any, *, shows: bool) -> EditorSession:
+    async def _load_and_replay_session(
+        self, session_id: str, cwd: Path, mcp_servers: Any, *, shows_turns: bool
+    ) -> EditorSession:
+        """Load a stored session, open it in the workspace *cwd*, and replay its turns; show them if *shows_turns*."""
         with convert_to_protocol_errors():
             kept = self._kept.load_session(session_id)
         kept.cwd = cwd
-        session = await self._open_session(kept, mcp_servers)
-        await session.replay_turns(shows=shows)
+        session = await self._open_stored_session(kept, mcp_servers)
+        await session.replay_turns(shows_turns=shows_turns)
         return session
 
-    def _get_session(self, session_id: str) -> EditorSession:
+    def _get_open_session(self, session_id: str) -> EditorSession:
         session = self._open.get(session_id)
         if session is None:
             msg = f"session {session_id!r:.80} is not open; load it with session/load, or start one with session/new"
@@ -253,8 +261,8 @@ class EditorAgent:
 
     # --- choices ------------------------------------------------------------------------------------------------------
 
-    def _list_choices(self, session: EditorSession) -> dict[str, Any]:
-        """Return the modes and options of a session, without empty lists."""
+    def _make_choice_fields(self, session: EditorSession) -> dict[str, Any]:
+        """Return the ``modes`` and ``config_options`` of a session for a reply, without empty ones."""
         chosen = session.kept.chosen
         found = {
             "modes": self._offer.make_mode_state(chosen),
@@ -263,11 +271,11 @@ class EditorAgent:
         return {name: value for name, value in found.items() if value}
 
     async def set_session_mode(self, session_id: str, mode_id: str, **_: object) -> schema.SetSessionModeResponse:
-        """Set the permission mode, from the next turn on."""
+        """Set and save the permission mode for the next turns, and send the new options after the reply."""
         from acp import schema
 
-        session = self._get_session(session_id)
-        self._store_choice(session, MODE, mode_id)
+        session = self._get_open_session(session_id)
+        self._validate_and_save_choice(session, MODE, mode_id)
         options = self._offer.make_config_options(session.kept.chosen)
         update = schema.ConfigOptionUpdate(session_update="config_option_update", config_options=options)
         self._editor.send_after_reply(session.send_update(update))
@@ -276,11 +284,11 @@ class EditorAgent:
     async def set_config_option(
         self, config_id: str, session_id: str, value: object, **_: object
     ) -> schema.SetSessionConfigOptionResponse:
-        """Set the mode or the model, from the next turn on."""
+        """Set and save the mode or model for the next turns, and return all options; a new mode is also sent."""
         from acp import schema
 
-        session = self._get_session(session_id)
-        self._store_choice(session, config_id, value)
+        session = self._get_open_session(session_id)
+        self._validate_and_save_choice(session, config_id, value)
         if config_id == MODE:
             mode = session.kept.chosen.mode
             update = schema.CurrentModeUpdate(session_update="current_mode_update", current_mode_id=mode)
@@ -289,8 +297,8 @@ class EditorAgent:
             config_options=self._offer.make_config_options(session.kept.chosen)
         )
 
-    def _store_choice(self, session: EditorSession, option: str, value: object) -> None:
-        chosen = self._offer.with_value(session.kept.chosen, option, value)
+    def _validate_and_save_choice(self, session: EditorSession, option: str, value: object) -> None:
+        chosen = self._offer.with_option_value(session.kept.chosen, option, value)
         if chosen is None:
             msg = f"{value!r:.80} is not a valid value for {option!r:.80}; session/new returns the valid options and values"
             raise make_protocol_error(INVALID_PARAMS, msg)
@@ -308,7 +316,7 @@ class EditorAgent:
         """
         with convert_to_protocol_errors():
             said = prompts.parse_prompt(prompt)
-        session = await self._wait_until_idle(session_id)
+        session = await self._wait_for_idle_session(session_id)
         try:
             return await session.run_turn(said)
         except MissingKey as error:
@@ -325,12 +333,12 @@ class EditorAgent:
         if session is not None:
             await session.cancel()
 
-    async def _wait_until_idle(self, session_id: str) -> EditorSession:
+    async def _wait_for_idle_session(self, session_id: str) -> EditorSession:
         """Return an idle session, after waiting for the end of a cancelled turn; raise an error if it is running or broken."""
-        session = self._get_session(session_id)
+        session = self._get_open_session(session_id)
         while not session.free.is_set() and session.is_given_up:
             await session.free.wait()
-            session = self._get_session(session_id)
+            session = self._get_open_session(session_id)
         if not session.free.is_set():
             msg = f"session {session_id!r} is running a turn; cancel the turn, or wait for its end"
             raise make_protocol_error(INVALID_PARAMS, msg)
@@ -338,7 +346,7 @@ class EditorAgent:
         return session
 
 
-def _parse_workspace_folder(cwd: str) -> Path:
+def _validate_workspace_folder(cwd: str) -> Path:
     path = Path(cwd)
     if not (path.is_absolute() and path.is_dir()):
         msg = f"cwd must be the absolute path of an existing folder, not {cwd!r:.200}"

@@ -33,12 +33,12 @@ class ConnectedEditor:
         self._later: set[asyncio.Task[None]] = set()
 
     async def send_update(self, session_id: str, update: Any) -> None:
-        """Show an update in a session."""
+        """Send an update of a session to the editor."""
         await self._get_client().session_update(session_id, update)
 
     def send_after_reply(self, sending: Awaitable[None]) -> None:
-        """Start *sending* after the reply to the current request, since the editor does not know the session before."""
-        task: asyncio.Task[None] = asyncio.create_task(_send_if_connected(sending))
+        """Await *sending* in a background task, so that the editor receives the reply to the current request first."""
+        task: asyncio.Task[None] = asyncio.create_task(_await_ignoring_disconnect(sending))
         self._later.add(task)
         task.add_done_callback(self._later.discard)
 
@@ -52,17 +52,21 @@ class ConnectedEditor:
         can = getattr(self.capabilities, "elicitation", None)
         return can is not None and can.form is not None
 
-    async def ask_to_choose(self, session_id: str, question: Question, call: schema.ToolCallUpdate) -> Answer:
-        """Return the answer that a person chose among the options of a permission request."""
-        response = await self._get_client().request_permission(session_id, call, questions.permission_options(question))
+    async def ask_by_permission_request(
+        self, session_id: str, question: Question, call: schema.ToolCallUpdate
+    ) -> Answer:
+        """Show the options of a question as a permission request for *call*, and return the chosen answer."""
+        response = await self._get_client().request_permission(
+            session_id, call, questions.make_permission_options(question)
+        )
         return answer_for_choice(question, getattr(response.outcome, "option_id", None))
 
     async def ask_by_form(self, session_id: str, question: Question) -> Answer:
-        """Return the answer that a person gave in a form."""
+        """Show a question as a form, and return the answer."""
         from acp import schema
 
         mode = schema.ElicitationFormSessionMode(
-            session_id=session_id, requested_schema=questions.question_form(question)
+            session_id=session_id, requested_schema=questions.make_question_form(question)
         )
         response = await self._get_client().create_elicitation(question.text, mode)
         return questions.parse_form_answer(question, response)
@@ -88,6 +92,6 @@ class ConnectedEditor:
         return self.client
 
 
-async def _send_if_connected(sending: Awaitable[None]) -> None:
+async def _await_ignoring_disconnect(sending: Awaitable[None]) -> None:
     with contextlib.suppress(ConnectionError):
         await sending

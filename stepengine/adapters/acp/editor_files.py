@@ -48,7 +48,7 @@ class EditorBuffers:
         self._known: OrderedDict[str, str] = OrderedDict()
 
     def read(self, path: str, /) -> str | None:
-        """Return the text of a file in the editor; ``None`` if the editor does not provide it."""
+        """Return the text of a file in the editor; on the event loop the last known text. ``None`` if the editor provides none."""
         if not self._reads:
             return None
         if self._is_on_loop():
@@ -56,9 +56,9 @@ class EditorBuffers:
         from acp import RequestError
 
         try:
-            response = self._run_on_loop(
+            response = self._run_on_loop_with_timeout(
                 self._client.read_text_file(
-                    session_id=self._session_id, path=_path_for_editor(path, self._real, self._cwd)
+                    session_id=self._session_id, path=_path_with_editor_folder(path, self._real, self._cwd)
                 )
             )
         except (RequestError, ConnectionError, ValueError):  # it is not open there, or the editor is gone
@@ -78,7 +78,7 @@ class EditorBuffers:
 
     def write(self, path: str, text: str, /) -> bool:
         """
-        Write and save a file in the editor; return ``False`` if the editor does not support this.
+        Write and save a file in the editor; return False if the editor cannot, or on the event loop.
 
         Raises:
             ToolError: when it tried and could not.
@@ -88,9 +88,11 @@ class EditorBuffers:
         from acp import RequestError
 
         try:
-            self._run_on_loop(
+            self._run_on_loop_with_timeout(
                 self._client.write_text_file(
-                    session_id=self._session_id, path=_path_for_editor(path, self._real, self._cwd), content=text
+                    session_id=self._session_id,
+                    path=_path_with_editor_folder(path, self._real, self._cwd),
+                    content=text,
                 )
             )
         except (RequestError, ConnectionError, ValueError, TimeoutError) as error:
@@ -106,7 +108,7 @@ class EditorBuffers:
         except RuntimeError:
             return False
 
-    def _run_on_loop(self, call: Coroutine[Any, Any, Any]) -> Any:
+    def _run_on_loop_with_timeout(self, call: Coroutine[Any, Any, Any]) -> Any:
         asked = asyncio.run_coroutine_threadsafe(call, self._loop)
         try:
             return asked.result(SECONDS)
@@ -146,7 +148,7 @@ class EditorTerminals:
         call_id: str,
     ) -> TerminalResult:
         """
-        Run a program until it ends or *seconds* have passed, and release its terminal.
+        Run a program in an editor's terminal, show the terminal at its call, kill the program after *seconds*, and release the terminal.
 
         Raises:
             ToolError: when the editor could not start it, or went away.
@@ -160,14 +162,14 @@ class EditorTerminals:
                 command=argv[0],
                 args=list(argv[1:]),
                 env=[EnvVariable(name=name, value=value) for name, value in env.items()],
-                cwd=_path_for_editor(cwd, self._real, self._cwd),
+                cwd=_path_with_editor_folder(cwd, self._real, self._cwd),
                 output_byte_limit=output_bytes,
             )
             terminal = made.terminal_id
             try:
                 await self._show(path, call_id, terminal)
                 in_time = await self._wait_or_kill_at_timeout(terminal, seconds)
-                return await self._read_output(terminal, in_time=in_time)
+                return await self._read_terminal_result(terminal, in_time=in_time)
             finally:
                 await self._release_terminal(terminal)
         except (RequestError, ConnectionError, ValueError) as error:
@@ -185,7 +187,7 @@ class EditorTerminals:
             return False
         return True
 
-    async def _read_output(self, terminal: str, *, in_time: bool) -> TerminalResult:
+    async def _read_terminal_result(self, terminal: str, *, in_time: bool) -> TerminalResult:
         said = await self._client.terminal_output(session_id=self._session_id, terminal_id=terminal)
         ended = said.exit_status
         return TerminalResult(
@@ -208,6 +210,6 @@ class EditorTerminals:
             LOGGER.warning("the editor did not release a terminal: %s", error)
 
 
-def _path_for_editor(path: str, real: str, cwd: str) -> str:
-    """Return a path with the workspace folder as the editor named it; a path outside of it unchanged."""
+def _path_with_editor_folder(path: str, real: str, cwd: str) -> str:
+    """Replace the resolved workspace folder *real* at the start of a path by *cwd*, its name in the editor."""
     return cwd + path[len(real) :] if path == real or path.startswith(f"{real}/") else path

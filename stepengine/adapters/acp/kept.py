@@ -61,7 +61,7 @@ class PromptRun:
 
     @classmethod
     def from_dict(cls, form: Any, folder: Path) -> PromptRun:
-        """Return a turn from the JSON that ``to_dict`` returned; *folder* is that of its session."""
+        """Return a turn from the JSON that ``to_dict`` returned; *folder* is the folder of its session."""
         chosen = _parse_choices(form)
         servers = tuple([str(name) for name in form.get("servers", ())])
         return cls(str(form["prompt"]), folder / Path(form["journal"]).name, bool(form["kept"]), chosen, servers)
@@ -90,25 +90,25 @@ class KeptSession:
 
     @property
     def title(self) -> str:
-        """The first words of the first prompt."""
+        """The start of the first prompt in one line; ``""`` before there is one."""
         first = self.turns[0].prompt if self.turns else ""
         return visible(" ".join(first.split()), strict=True)[:TITLE_CHARS]
 
-    def start_turn(self, prompt: str, *, servers: tuple[str, ...] = (), media: str = "") -> PromptRun:
-        """Add a turn that starts now, and store it with the images of its prompt as JSON in *media*."""
+    def add_turn(self, prompt: str, *, servers: tuple[str, ...] = (), media: str = "") -> PromptRun:
+        """Add a turn with a new journal path, and save the session and *media*, the images of the prompt as JSON."""
         journal = self.folder / f"{len(self.turns) + 1:04}.jsonl"
         turn = PromptRun(prompt, journal, chosen=self.chosen, servers=servers)
         self.turns.append(turn)
         try:
             if media:
-                _write_file(turn.media_file, media)
+                _write_file_atomically(turn.media_file, media)
             self.save()
         except SessionError:
             self.turns.pop()
             raise
         return turn
 
-    def end_turn(self, turn: PromptRun, *, is_in_conversation: bool) -> None:
+    def save_turn_end(self, turn: PromptRun, *, is_in_conversation: bool) -> None:
         """Store that a turn has ended, and whether the conversation continues from it."""
         self.turns[self.turns.index(turn)] = attrs.evolve(turn, is_kept=is_in_conversation)
         self.save()
@@ -129,7 +129,7 @@ class KeptSession:
             "model": self.chosen.model,
             "turns": [turn.to_dict() for turn in self.turns],
         }
-        _write_file(self.folder / ABOUT, json.dumps(about))
+        _write_file_atomically(self.folder / ABOUT, json.dumps(about))
 
 
 class KeptSessions:
@@ -144,12 +144,12 @@ class KeptSessions:
         self._folder = folder
 
     def create_session(self, cwd: Path) -> KeptSession:
-        """Create a session for a workspace."""
+        """Create and store an empty session for a workspace, in a private folder of its own."""
         session = KeptSession(secrets.token_hex(8), Path(), cwd)
         session.folder = self._folder / session.id
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._check_owner()
+            self._require_private_folder()
             session.folder.mkdir(mode=0o700)
             session.save()
         except OSError as error:
@@ -157,13 +157,13 @@ class KeptSessions:
         return session
 
     def load_session(self, session_id: str) -> KeptSession:
-        """Return a session by its id."""
+        """Return a stored session by its id; raise an error if it is missing or cannot be read."""
         folder = self._folder / session_id
         if not ID.fullmatch(session_id) or not (folder / ABOUT).is_file():
             msg = f"there is no session {session_id!r:.80}; `session/list` lists the stored sessions"
             raise SessionError(msg)
         try:
-            self._check_owner()
+            self._require_private_folder()
             about = _read_json(folder / ABOUT)
             turns = [PromptRun.from_dict(turn, folder) for turn in about["turns"]]
             return KeptSession(
@@ -173,7 +173,7 @@ class KeptSessions:
             msg = f"the session {session_id!r} cannot be read: {type(error).__name__}"
             raise SessionError(msg) from None
 
-    def _check_owner(self) -> None:
+    def _require_private_folder(self) -> None:
         """Raise an error if other users can write to the folder, since agents resume from its files."""
         status = self._folder.stat()
         if status.st_uid != os.geteuid() or status.st_mode & OTHERS_WRITE_BITS:
@@ -181,7 +181,7 @@ class KeptSessions:
             raise SessionError(msg)
 
     def copy_session(self, source: KeptSession, cwd: Path) -> KeptSession:
-        """Create a session from the state of another one."""
+        """Create a session with copies of another one's turns, journals and images."""
         made = self.create_session(cwd)
         made.chosen = source.chosen
         for turn in source.turns:
@@ -200,7 +200,7 @@ class KeptSessions:
         folder = self._folder / session_id
         if not ID.fullmatch(session_id) or not folder.is_dir() or folder.is_symlink():
             return
-        self._check_owner()
+        self._require_private_folder()
         try:
             shutil.rmtree(folder)
         except OSError as error:
@@ -232,8 +232,8 @@ def _parse_choices(form: Any) -> SessionChoices:
     return SessionChoices(str(form.get("mode", "")), str(form.get("model", "")))
 
 
-def _write_file(file: Path, text: str) -> None:
-    """Write a file of a session atomically."""
+def _write_file_atomically(file: Path, text: str) -> None:
+    """Write a file for its owner alone by an atomic replacement; raise ``SessionError`` if that fails."""
     place = file.with_name(f"{file.name}.{secrets.token_hex(4)}")
     try:
         descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

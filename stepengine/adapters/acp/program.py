@@ -40,10 +40,10 @@ ALWAYS = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "T
 REASONS = {2: "there is no such program", 13: "it is not executable", 8: "it is not a program for this system"}
 
 
-def select_environment(names: Sequence[str]) -> dict[str, str]:
-    """Return the environment of a program: the variables that every program gets, and those in *names*."""
+def select_default_and_named_variables(more_names: Sequence[str]) -> dict[str, str]:
+    """Return this process's variables for a program: the few that every program gets, and those in *more_names*."""
     own = [name for name in ALWAYS if not is_secret_name(name, "variable")]
-    return {name: os.environ[name] for name in (*own, *names) if name in os.environ}
+    return {name: os.environ[name] for name in (*own, *more_names) if name in os.environ}
 
 
 class AgentProgram:
@@ -67,12 +67,12 @@ class AgentProgram:
         self._ended = ""
         self._has_ended = asyncio.Event()
         self._pid = 0
-        self._tasks = [asyncio.create_task(self._read_stderr())]
+        self._tasks = [asyncio.create_task(self._collect_stderr_tail())]
 
     @classmethod
     async def start(cls, command: Sequence[str], env: Mapping[str, str], folder: Path) -> AgentProgram:
         """
-        Start a program.
+        Start a program below a supervisor, and wait until it runs.
 
         Raises:
             ExternalAgentError: when it cannot be.
@@ -105,14 +105,14 @@ class AgentProgram:
         line.setblocking(False)
         made = cls(command[0], process, line)
         try:
-            await made._wait_until_started()
+            await made._wait_for_pid()
         except BaseException:
             await made.close()
             raise
         return made
 
-    async def _wait_until_started(self) -> None:
-        """Wait until the supervisor reports that the program runs, or why it does not."""
+    async def _wait_for_pid(self) -> None:
+        """Store the process id that the supervisor reports, and watch for the end; raise an error if the start failed."""
         loop = asyncio.get_running_loop()
         async with asyncio.timeout(START_SECONDS):
             said = await loop.sock_recv(self._line, 64)
@@ -134,8 +134,8 @@ class AgentProgram:
             await asyncio.sleep(LINGER_SECONDS)
             self._line.send(b"end")
 
-    async def _read_stderr(self) -> None:
-        """Store the end of the error output of the program."""
+    async def _collect_stderr_tail(self) -> None:
+        """Read stderr until it ends, and store its last bytes for error messages."""
         stream = self._process.stderr
         assert stream is not None  # noqa: S101 - it was asked for
         while data := await stream.read(SAID_BYTES):
@@ -144,14 +144,14 @@ class AgentProgram:
     # --- the transport ------------------------------------------------------------------------------------------------
 
     async def send(self, message: dict[str, Any]) -> None:
-        """Send a message."""
+        """Write a message as a line of JSON to the program's stdin."""
         stream = self._process.stdin
         assert stream is not None  # noqa: S101
         stream.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
         await stream.drain()
 
     async def receive(self) -> dict[str, Any] | None:
-        """Return the next message; ``None`` after the last one."""
+        """Return the next message; ``None`` at the end of the output, and after a line that is too long or too much junk."""
         stream = self._process.stdout
         assert stream is not None  # noqa: S101
         while True:
@@ -185,7 +185,7 @@ class AgentProgram:
             raise
 
     async def _close_input_and_terminate(self) -> None:
-        """Close the input of the program, then ask it to end. Its output is still read."""
+        """Close the input of the program, wait, then send SIGTERM and wait again; do nothing if it has ended."""
         stream = self._process.stdin
         if stream is None or self.problem or not self._pid or self._has_ended.is_set():
             return
@@ -200,6 +200,7 @@ class AgentProgram:
                     os.killpg(self._pid, number)
 
     async def _end_all_processes(self) -> None:
+        """Ask the program to end, let the supervisor kill the rest, and kill the supervisor after a timeout."""
         await self._close_input_and_terminate()
         for task in self._tasks[1:]:
             task.cancel()
@@ -221,7 +222,7 @@ class AgentProgram:
         await asyncio.gather(self._tasks[0], return_exceptions=True)
 
     async def describe_end(self) -> str:
-        """Return a description of how the program ended."""
+        """Return why reading stopped; else how the program ended, with the end of its stderr."""
         if self.problem:
             return self.problem
         # What it said last, and how it ended, are still on their way.

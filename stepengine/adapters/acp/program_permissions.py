@@ -29,7 +29,7 @@ class ProgramPermissions:
         self._files: set[tuple[str, str]] = set()
 
     async def request_permission(self, kind: str, input: dict[str, Any], *, is_live: bool) -> bool | None:
-        """Return True if an action is allowed; ``None`` if there will be no answer, as when no turn *is_live*."""
+        """Wait for a decision, or use an early one: True if allowed; ``None`` without a live turn or with too many requests."""
         known = self._early_answers.pop((kind, canonical(input)), None)
         if known is not None:
             return known
@@ -62,7 +62,7 @@ class ProgramPermissions:
         }
 
     def cancel_requests(self) -> None:
-        """End the open requests without an answer."""
+        """Answer every open request with ``None``: there is no decision."""
         for answer in self._answers.values():
             if not answer.done():
                 answer.set_result(None)

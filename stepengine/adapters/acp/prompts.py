@@ -101,7 +101,7 @@ def _decode_base64(text: str) -> bytes:
         raise InputError(msg) from None
 
 
-def add_media(state: AgentState | None, media: Sequence[Media]) -> AgentState | None:
+def append_media_message(state: AgentState | None, media: Sequence[Media]) -> AgentState | None:
     """Return the state with images and documents added as a user message before the next prompt."""
     if not media:
         return state
@@ -114,7 +114,7 @@ def add_media(state: AgentState | None, media: Sequence[Media]) -> AgentState | 
 # --- kept beside a turn, to be shown again ----------------------------------------------------------------------------
 
 
-def encode_media(media: Sequence[Media]) -> str:
+def media_to_json(media: Sequence[Media]) -> str:
     """Return images and documents as JSON for the file of a turn."""
     return json.dumps(
         [
@@ -139,6 +139,7 @@ def make_prompt_updates(text: str, media_file: Path) -> list[object]:
 
 
 def _load_media_blocks(file: Path) -> list[Any]:
+    """Return a turn's stored images as blocks and other files by name; none if the file is missing, too large or invalid."""
     import acp
 
     try:
@@ -171,8 +172,8 @@ def list_skill_commands(folder: Path) -> list[schema.AvailableCommand]:
     ]
 
 
-def add_skill_instructions(text: str, folder: Path) -> str:
-    """Return a prompt with the instructions of its ``/NAME`` skill added; other prompts unchanged."""
+def expand_skill_command(text: str, folder: Path) -> str:
+    """Return a prompt with its ``/NAME`` replaced by the instructions of the skill; other prompts unchanged."""
     if not text.startswith("/"):
         return text
     name, *words = text.removeprefix("/").split(maxsplit=1) or [""]

@@ -22,14 +22,14 @@ KINDS: Mapping[str, Literal["allow_once", "allow_always", "reject_once"]] = {
 }  # fmt: skip
 
 
-def permission_options(question: Question) -> list[schema.PermissionOption]:
+def make_permission_options(question: Question) -> list[schema.PermissionOption]:
     """Return the options of a permission request for a question."""
     from acp.schema import PermissionOption
 
     return [PermissionOption(option_id=one.id, name=one.label, kind=KINDS[one.kind]) for one in list_choices(question)]
 
 
-def question_as_call(question: Question) -> schema.ToolCallUpdate:
+def make_question_call(question: Question) -> schema.ToolCallUpdate:
     """Return the tool call that shows a question in a permission request."""
     import acp
     from acp import schema
@@ -50,7 +50,7 @@ def question_text(question: Question) -> str:
 # --- forms ------------------------------------------------------------------------------------------------------------
 
 
-def question_form(question: Question) -> Any:
+def make_question_form(question: Question) -> Any:
     """Return a form with one field for the answer to a question: text, one choice or several."""
     from acp import schema
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from attrs import frozen
 
-from stepengine.adapters.acp.program import AgentProgram, select_environment
+from stepengine.adapters.acp.program import AgentProgram, select_default_and_named_variables
 from stepengine.adapters.acp.program_permissions import ProgramPermissions
 from stepengine.adapters.acp.workplace import (
     BorrowedTerminals,
@@ -184,15 +184,18 @@ class ExternalAgent(AgentDefinition[ExternalReply]):
             _check_options(id, command, env, files, start_seconds)
             names, values = ((), dict(env)) if isinstance(env, Mapping) else (tuple(env), {})
             place = workspace if isinstance(workspace, Workspace) or workspace is None else Workspace(Path(workspace))
-            led = _ProgramSettings(
+            settings = _ProgramSettings(
                 id=id, command=tuple(command), env=values, names=names, workspace=place,
                 files=files, terminals=bool(terminals), mode=mode, start_seconds=start_seconds,
             )  # fmt: skip
             fields = {
                 "input_schema": InputSchema(prompt="What to do.", params=PARAMS),
                 **fields,
-                "tools": [_make_turn_tool(led, timeout), *make_permission_tools(id, _make_guard_recorder(led))],
-                "handle_steps": make_external_handler(id, _make_first_input, _make_reply, carried=("session",)),
+                "tools": [
+                    _make_turn_tool(settings, timeout),
+                    *make_permission_tools(id, _make_guard_recorder(settings)),
+                ],
+                "handle_steps": make_external_handler(id, _make_first_turn_input, _make_reply, carried=("session",)),
             }
         elif "handle_steps" not in fields:  # `attrs.evolve` makes one of its fields
             msg = f"agent {id!r}: an ExternalAgent needs its program, such as command=['claude-agent-acp']"
@@ -233,7 +236,8 @@ def _check_options(id: object, command: object, env: object, files: object, star
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
-def _make_first_input(ctx: StepContext) -> dict[str, Any]:
+def _make_first_turn_input(ctx: StepContext) -> dict[str, Any]:
+    """Return the prompt and the session to resume, named by the params or stored by the previous run."""
     given = ctx.params if isinstance(ctx.params, Mapping) else {}
     return {"prompt": ctx.prompt, "session": given.get("session") or ctx.agent_state.context.get(SESSION) or ""}
 
@@ -245,7 +249,7 @@ def _make_reply(data: Mapping[str, Any]) -> ExternalReply:
 # --- a turn -----------------------------------------------------------------------------------------------------------
 
 
-def _make_turn_tool(led: _ProgramSettings, timeout: float | None) -> Tool[Any, Any]:
+def _make_turn_tool(settings: _ProgramSettings, timeout: float | None) -> Tool[Any, Any]:
     schema = {
         "type": "object",
         "properties": {
@@ -256,14 +260,14 @@ def _make_turn_tool(led: _ProgramSettings, timeout: float | None) -> Tool[Any, A
         "additionalProperties": False,
     }
 
-    async def run(ctx: ToolContext, given: JsonDict) -> ToolResult:
-        return await _get_or_make_conversation(led, ctx).run_turn(ctx, given)
+    async def run_turn(ctx: ToolContext, input: JsonDict) -> ToolResult:
+        return await _get_or_make_conversation(settings, ctx).run_turn(ctx, input)
 
     return Tool(
-        led.id,
-        f"Has the agent {led.id} do something, and gives what it said.",
+        settings.id,
+        f"Has the agent {settings.id} do something, and gives what it said.",
         schema,
-        run,
+        run_turn,
         category="execute",
         annotations=ToolAnnotations(destructive=True, open_world=True),
         # The author gave the command; what it does then asks for itself.
@@ -274,26 +278,26 @@ def _make_turn_tool(led: _ProgramSettings, timeout: float | None) -> Tool[Any, A
     )
 
 
-def _get_or_make_conversation(led: _ProgramSettings, ctx: ToolContext) -> _ProgramConversation:
+def _get_or_make_conversation(settings: _ProgramSettings, ctx: ToolContext) -> _ProgramConversation:
     """Return the conversation of a call's run with the program; a new one for a call without a run."""
-    make = partial(_ProgramConversation, led)
-    return ctx.of_run(("external agent", led.id), make) if ctx.is_of_run else make()
+    make = partial(_ProgramConversation, settings)
+    return ctx.of_run(("external agent", settings.id), make) if ctx.is_of_run else make()
 
 
-def _make_guard_recorder(led: _ProgramSettings) -> Callable[[ToolContext, JsonDict], None]:
+def _make_guard_recorder(settings: _ProgramSettings) -> Callable[[ToolContext, JsonDict], None]:
     """Return a callback for allowed permission calls; it stores the call's file rules in the conversation with the program."""
 
-    def keep(ctx: ToolContext, given: JsonDict) -> None:
-        _get_or_make_conversation(led, ctx).guards[ctx.tool_name, canonical(given)] = GUARD.get()
+    def store_guard(ctx: ToolContext, input: JsonDict) -> None:
+        _get_or_make_conversation(settings, ctx).guards[ctx.tool_name, canonical(input)] = GUARD.get()
 
-    return keep
+    return store_guard
 
 
 class _ProgramConversation:
     """The conversation of one run with the agent program, which is ended with the turn or the run, whichever ends first."""
 
-    def __init__(self, led: _ProgramSettings) -> None:
-        self._led = led
+    def __init__(self, settings: _ProgramSettings) -> None:
+        self._settings = settings
         self._program: AgentProgram | None = None
         self._connection: Connection | None = None
         self._session = ""
@@ -306,11 +310,11 @@ class _ProgramConversation:
         self._methods: Sequence[str] = ()
         self._closes = False
 
-    async def run_turn(self, ctx: ToolContext, given: JsonDict) -> ToolResult:
+    async def run_turn(self, ctx: ToolContext, input: JsonDict) -> ToolResult:
         """Send a prompt or answers, and return the output up to the end of the turn or the next question."""
         try:
             try:
-                await self._start_or_answer_turn(ctx, given)
+                await self._start_or_answer_turn(ctx, input)
                 return await self._wait_for_end_or_request(ctx)
             except ExternalAgentError as error:
                 await self._end_program()
@@ -319,31 +323,33 @@ class _ProgramConversation:
             await finish_shielded(self._abort_turn())
             raise
 
-    async def _start_or_answer_turn(self, ctx: ToolContext, given: Mapping[str, Any]) -> None:
-        answers = given.get("answers")
+    async def _start_or_answer_turn(self, ctx: ToolContext, input: Mapping[str, Any]) -> None:
+        """Start a turn with a prompt, or answer the running one; a turn whose program ended is resumed with the answers."""
+        answers = input.get("answers")
         self.said.start_call_output(ctx)
         if answers is None:
-            await self._start_turn(ctx, given.get("session") or "", given.get("prompt") or "")
+            await self._start_program_and_turn(ctx, input.get("session") or "", input.get("prompt") or "")
         elif self._prompting is not None:
             self._permissions.answer_requests(answers)
         else:
             # The run was suspended, and the program with it.
             self._permissions.store_early_answers(answers)
-            await self._start_turn(ctx, given["session"], _make_resume_prompt(answers))
+            await self._start_program_and_turn(ctx, input["session"], _make_resume_prompt(answers))
 
-    async def _start_turn(self, ctx: ToolContext, session: str, prompt: str) -> None:
+    async def _start_program_and_turn(self, ctx: ToolContext, resumed_session: str, prompt: str) -> None:
+        """Start the program and its session within the time limit, and send the prompt without waiting for the end."""
         place = self._require_local_workspace(ctx)
         # What is begun here outlives the call where the program waits for a permission, so it is in no context of a call; the
         # files that the call may touch are those of the turn.
         apart = Context()
         apart.run(GUARD.set, GUARD.get())
         try:
-            async with asyncio.timeout(self._led.start_seconds):
-                await asyncio.create_task(self._start_program_and_session(session, place), context=apart)
+            async with asyncio.timeout(self._settings.start_seconds):
+                await asyncio.create_task(self._start_program_and_session(resumed_session, place), context=apart)
         except TimeoutError:
             msg = (
-                f"the program of {self._led.id!r} did not open a session within {self._led.start_seconds:g} s; raise start_seconds= "
-                "if it needs longer"
+                f"the program of {self._settings.id!r} did not open a session within {self._settings.start_seconds:g} s; "
+                "raise start_seconds= if it needs longer"
             )
             raise ExternalAgentError(msg, kind="time") from None
         self.said.is_live = True
@@ -351,17 +357,17 @@ class _ProgramConversation:
         self._prompting = asyncio.create_task(self._send_request("session/prompt", asked), context=apart)
 
     def _require_local_workspace(self, ctx: ToolContext) -> Workspace:
-        place = self._led.workspace or ctx.workspace
+        place = self._settings.workspace or ctx.workspace
         if place is None:
-            msg = f"{self._led.id!r} needs a folder to work in: pass ExternalAgent(workspace=...) or Engine(workspace=...)"
+            msg = f"{self._settings.id!r} needs a folder to work in: pass ExternalAgent(workspace=...) or Engine(workspace=...)"
             raise ExternalAgentError(msg, kind="start")
         if place.local_folder is None:
-            msg = f"{self._led.id!r} runs on this machine, but the workspace {place.name} is not a folder on it"
+            msg = f"{self._settings.id!r} runs on this machine, but the workspace {place.name} is not a folder on it"
             raise ExternalAgentError(msg, kind="start")
         return place
 
-    async def _start_program_and_session(self, session: str, place: Workspace) -> None:
-        """Start the program, and open a session."""
+    async def _start_program_and_session(self, resumed_session: str, place: Workspace) -> None:
+        """Start the program, and open a session or resume *resumed_session*."""
         assert place.local_folder is not None  # noqa: S101 - it was looked at
         folder = place.local_folder.resolve()
         try:
@@ -369,52 +375,57 @@ class _ProgramConversation:
         except ImportError:
             msg = "external agents need the package agent-client-protocol: pip install 'stepengine[acp]'"
             raise ExternalAgentError(msg, kind="start") from None
-        led = self._led
-        self._files = ProgramFileAccess(folder, led.files)
-        self._terminals = BorrowedTerminals(folder, place) if led.terminals else None
-        env = select_environment(led.names) | dict(led.env)
-        self._program = await AgentProgram.start(led.command, env, folder)
+        settings = self._settings
+        self._files = ProgramFileAccess(folder, settings.files)
+        self._terminals = BorrowedTerminals(folder, place) if settings.terminals else None
+        env = select_default_and_named_variables(settings.names) | dict(settings.env)
+        self._program = await AgentProgram.start(settings.command, env, folder)
         self._connection = Connection(self._dispatch_message, self._program)
         can = await self._negotiate_capabilities()
-        self._session = await self._open_session(session, str(folder), can)
+        self._session = await self._open_or_resume_session(resumed_session, str(folder), can)
 
     async def _negotiate_capabilities(self) -> Mapping[str, Any]:
-        fs = {"readTextFile": self._led.files != "none", "writeTextFile": self._led.files == "write"}
+        """Return the capabilities of the program, and store its sign-in methods; raise an error for another protocol version."""
+        fs = {"readTextFile": self._settings.files != "none", "writeTextFile": self._settings.files == "write"}
         answer = await self._send_request(
             "initialize",
             {
                 "protocolVersion": VERSION,
-                "clientCapabilities": {"fs": fs, "terminal": self._led.terminals},
+                "clientCapabilities": {"fs": fs, "terminal": self._settings.terminals},
                 "clientInfo": {"name": "stepengine", "version": "1"},
             },
         )
         version = answer.get("protocolVersion")
         if version != VERSION:
-            msg = f"the program of {self._led.id!r} uses version {version!r:.40} of the protocol, but only version {VERSION} is supported"
+            msg = (
+                f"the program of {self._settings.id!r} uses version {version!r:.40} of the protocol, but only version {VERSION} "
+                "is supported"
+            )
             raise ExternalAgentError(msg, kind="protocol")
         methods = answer.get("authMethods")
         self._methods = [start_of_text(one.get("name")) for one in dicts_in_list(methods)]
         return dict_or_empty(answer.get("agentCapabilities"))
 
-    async def _open_session(self, session: str, cwd: str, can: Mapping[str, Any]) -> str:
-        self._closes = "close" in dict_or_empty(can.get("sessionCapabilities"))
+    async def _open_or_resume_session(self, resumed_session: str, cwd: str, capabilities: Mapping[str, Any]) -> str:
+        """Resume *resumed_session*, or open a new session in the configured mode if it is empty; return the id."""
+        self._closes = "close" in dict_or_empty(capabilities.get("sessionCapabilities"))
         where = {"cwd": cwd, "mcpServers": []}
-        if session:
-            resumes = "resume" in dict_or_empty(can.get("sessionCapabilities"))
-            if not (resumes or can.get("loadSession")):
-                msg = f"the program of {self._led.id!r} cannot resume a session; call it without a session to start a new one"
+        if resumed_session:
+            resumes = "resume" in dict_or_empty(capabilities.get("sessionCapabilities"))
+            if not (resumes or capabilities.get("loadSession")):
+                msg = f"the program of {self._settings.id!r} cannot resume a session; call it without a session to start a new one"
                 raise ExternalAgentError(msg, kind="session")
             await self._send_request(
-                "session/resume" if resumes else "session/load", {"sessionId": session, **where}, kind="session"
+                "session/resume" if resumes else "session/load", {"sessionId": resumed_session, **where}, kind="session"
             )
-            return session
+            return resumed_session
         answer = await self._send_request("session/new", where)
         made = answer.get("sessionId")
         if not isinstance(made, str) or not made:
-            msg = f"the program of {self._led.id!r} returned no session id"
+            msg = f"the program of {self._settings.id!r} returned no session id"
             raise ExternalAgentError(msg, kind="protocol")
-        if self._led.mode:
-            await self._send_request("session/set_mode", {"sessionId": made, "modeId": self._led.mode})
+        if self._settings.mode:
+            await self._send_request("session/set_mode", {"sessionId": made, "modeId": self._settings.mode})
         return replace_lone_surrogates(made)
 
     async def _send_request(self, method: str, params: Mapping[str, Any], *, kind: str = "failed") -> Mapping[str, Any]:
@@ -435,28 +446,28 @@ class _ProgramConversation:
             raise self._make_refusal_error(method, error, kind) from None
         except (ConnectionError, RuntimeError, OSError):
             why = await program.describe_end()
-            msg = f"the program of {self._led.id!r} did not answer {method}: {why}"
+            msg = f"the program of {self._settings.id!r} did not answer {method}: {why}"
             raise ExternalAgentError(
                 replace_lone_surrogates(msg), kind="protocol" if program.problem else "ended"
             ) from None
         if answer is None:
             return {}
         if not isinstance(answer, Mapping):
-            msg = f"the program of {self._led.id!r} answered {method} without a JSON object"
+            msg = f"the program of {self._settings.id!r} answered {method} without a JSON object"
             raise ExternalAgentError(msg, kind="protocol")
         return answer
 
     def _make_refusal_error(self, method: str, error: Any, kind: str) -> ExternalAgentError:
         if error.code == AUTH_REQUIRED:
             ways = f"; it offers: {', '.join(filter(None, self._methods))}" if self._methods else ""
-            msg = f"{self._led.id!r} requires a sign-in before {method}: {start_of_text(str(error))}{ways}"
+            msg = f"{self._settings.id!r} requires a sign-in before {method}: {start_of_text(str(error))}{ways}"
             return ExternalAgentError(replace_lone_surrogates(msg), kind="auth_required")
         details = f" ({start_of_json(error.data)})" if error.data is not None else ""
-        msg = f"{self._led.id!r} answered {method} with an error: {start_of_text(str(error))}{details}"
+        msg = f"{self._settings.id!r} answered {method} with an error: {start_of_text(str(error))}{details}"
         return ExternalAgentError(replace_lone_surrogates(msg), kind=kind)
 
     async def _wait_for_end_or_request(self, ctx: ToolContext) -> ToolResult:
-        """Wait until the turn ends or the program asks for a permission."""
+        """Wait until the turn ends or the program asks for a permission, and return the output; end the program with the turn."""
         prompting = self._prompting
         assert prompting is not None  # noqa: S101
         asked = asyncio.ensure_future(self._permissions.requested.wait())
@@ -474,26 +485,27 @@ class _ProgramConversation:
     # --- what the program asks for ------------------------------------------------------------------------------------
 
     async def _dispatch_message(self, method: str, params: Any, is_notification: bool) -> Any:  # noqa: FBT001 - the package calls it so
+        """Record an update, or return the answer to a request of the program; ignore other notifications."""
         from acp import RequestError
 
         given = dict_or_empty(params)
         if method == "session/update":
-            self.said.record_update(dict_or_empty(given.get("update")))
+            self.said.emit_and_record_update(dict_or_empty(given.get("update")))
             return None
         if is_notification:
             return None
         known: dict[str, Callable[[Mapping[str, Any]], Any]] = {
             "session/request_permission": self._answer_permission_request,
-            "fs/read_text_file": self._read_file,
-            "fs/write_text_file": self._write_file,
+            "fs/read_text_file": self._authorize_and_read_file,
+            "fs/write_text_file": self._authorize_and_write_file,
         }
         if self._terminals is not None:
             known |= {
-                "terminal/create": self._create_terminal,
-                "terminal/output": self._terminals.output,
-                "terminal/wait_for_exit": self._terminals.wait,
-                "terminal/kill": self._terminals.kill,
-                "terminal/release": self._terminals.release,
+                "terminal/create": self._authorize_and_start_command,
+                "terminal/output": self._terminals.get_output,
+                "terminal/wait_for_exit": self._terminals.wait_for_exit,
+                "terminal/kill": self._terminals.kill_command,
+                "terminal/release": self._terminals.release_terminal,
             }
         doing = known.get(method)
         if doing is None:
@@ -503,66 +515,72 @@ class _ProgramConversation:
         except (StepEngineError, OSError) as error:
             raise RequestError(-32602, str(error)) from None
 
-    async def _answer_permission_request(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        call = dict_or_empty(given.get("toolCall"))
-        options = {str(one.get("kind")): one.get("optionId") for one in reversed(dicts_in_list(given.get("options")))}
-        told = {**self.said.find_call(call.get("toolCallId")), **{k: v for k, v in call.items() if v is not None}}
-        asked = _make_input_for_rules(told)
+    async def _answer_permission_request(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Ask for a permission of the program, grant an approved action once, and return the chosen option."""
+        call = dict_or_empty(request.get("toolCall"))
+        options = {str(one.get("kind")): one.get("optionId") for one in reversed(dicts_in_list(request.get("options")))}
+        told = {
+            **self.said.find_call_members(call.get("toolCallId")),
+            **{k: v for k, v in call.items() if v is not None},
+        }
+        asked = _permission_input_from_call(told)
         kind = permission_kind_from_category(_category_from_kind(told.get("kind")))
-        allowed = await self._ask_person(kind, asked)
+        allowed = await self._request_permission(kind, asked)
         if allowed:
             # Once, so that nobody is asked twice about what we are told to do next.
-            self._permissions.grant(kind, asked.get("command"), map(self._path_in_workspace, asked.get("paths", ())))
+            self._permissions.grant(
+                kind, asked.get("command"), map(self._path_relative_to_workspace, asked.get("paths", ()))
+            )
         chosen = next((options[kind] for kind in (ALLOWED if allowed else DENIED) if kind in options), None)
         if allowed is None or chosen is None:
             return {"outcome": {"outcome": "cancelled"}}
         return {"outcome": {"outcome": "selected", "optionId": chosen}}
 
-    async def _ask_person(self, kind: str, input: dict[str, Any]) -> bool | None:
-        """Return True if an action is allowed; ``None`` if there will be no answer."""
+    async def _request_permission(self, kind: str, input: dict[str, Any]) -> bool | None:
+        """Ask the policy or a person, and return True if an action is allowed; ``None`` if there will be no answer."""
         return await self._permissions.request_permission(kind, input, is_live=self.said.is_live)
 
-    async def _create_terminal(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Run a command if it is allowed. Ask for permission if the program has not done so."""
-        words = parse_command(given)
+    async def _authorize_and_start_command(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Start a command in a terminal, after asking for permission unless it was granted as it is; raise an error if denied."""
+        words = parse_command(request)
         line = shlex.join(words)
         # A person has to see where a command runs, and which variables change what it does. A permission says neither.
-        around = {name: given[name] for name in ("cwd", "env") if given.get(name)}
-        is_at_top = self._path_in_workspace(start_of_text(around.get("cwd"))) == "."
-        variables = parse_variables(given)
+        around = {name: request[name] for name in ("cwd", "env") if request.get(name)}
+        is_at_top = self._path_relative_to_workspace(start_of_text(around.get("cwd"))) == "."
+        variables = parse_variables(request)
         if variables or not is_at_top or not self._permissions.is_command_granted(line):
             # As our shell tool would be given it: a variable such as PATH decides which program runs.
             judged = ["env", *[f"{name}={value}" for name, value in variables.items()], *words] if variables else words
             asked: dict[str, Any] = {"title": f"Run {shlex.join(judged)}"[:SHOWN_CHARS], "command": judged}
             if around:
                 asked["details"] = start_of_json(around)
-            if not await self._ask_person("execute", asked):
+            if not await self._request_permission("execute", asked):
                 msg = "the command was not allowed"
                 raise ToolError(msg)
         self._permissions.consume_command_grant(line)
         assert self._terminals is not None  # noqa: S101 - else nobody comes here
-        return await self._terminals.create(given)
+        return await self._terminals.start_command_in_terminal(request)
 
-    def _path_in_workspace(self, path: str) -> str:
-        """Return a path of the program relative to the workspace; it starts with ``..`` if it is outside. No link is followed."""
+    def _path_relative_to_workspace(self, path: str) -> str:
+        """Return a path of the program relative to the workspace; it starts with ``..`` if it is outside. Links are not resolved."""
         assert self._files is not None  # noqa: S101
         return os.path.relpath(os.path.normpath(self._files.folder / path), self._files.folder)
 
-    async def _read_file(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    async def _authorize_and_read_file(self, request: Mapping[str, Any]) -> dict[str, Any]:
         assert self._files is not None  # noqa: S101
-        file = await asyncio.to_thread(self._files.resolve_readable_file, given)
+        file = await asyncio.to_thread(self._files.resolve_readable_file, request)
         with self._use_guard(
             await self._authorize_file_request("read", file, {"title": f"Read {file.path}"[:SHOWN_CHARS]})
         ):
-            return {"content": await self._files.read(file, given)}
+            return {"content": await self._files.read_requested_lines(file, request)}
 
-    async def _write_file(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    async def _authorize_and_write_file(self, request: Mapping[str, Any]) -> dict[str, Any]:
         assert self._files is not None  # noqa: S101
-        file = await asyncio.to_thread(self._files.resolve_writable_file, given)
-        difference = await asyncio.to_thread(self._make_write_diff, file, given["content"])
+        file = await asyncio.to_thread(self._files.resolve_writable_file, request)
+        difference = await asyncio.to_thread(self._make_write_diff, file, request["content"])
         asked = {"title": f"Write {file.path}"[:SHOWN_CHARS], "details": cut_end(difference, ENTRY_CHARS)}
         with self._use_guard(await self._authorize_file_request("edit", file, asked)):
-            await self._files.write(self.said.ctx, file, given["content"])
+            await self._files.write(self.said.ctx, file, request["content"])
         return {}
 
     def _make_write_diff(self, file: RequestedFile, content: str) -> str:
@@ -577,7 +595,7 @@ class _ProgramConversation:
         return unified_diff(before, replace_lone_surrogates(content), file.path)
 
     async def _authorize_file_request(
-        self, kind: str, file: RequestedFile, asked: Mapping[str, Any]
+        self, kind: str, file: RequestedFile, input: Mapping[str, Any]
     ) -> CallGuard | None:
         """
         Check a request for a file like a tool call, and return the file rules for it.
@@ -587,11 +605,11 @@ class _ProgramConversation:
         """
         if self._permissions.consume_file_grants(kind, file.paths):
             return GUARD.get()
-        given = {**asked, "paths": list(file.paths)}
-        if not await self._ask_person(kind, given):
+        given = {**input, "paths": list(file.paths)}
+        if not await self._request_permission(kind, given):
             msg = f"{file.path!r} was not allowed"
             raise ToolError(msg)
-        return self.guards.pop((f"{self._led.id}_{kind}", canonical(given)), GUARD.get())
+        return self.guards.pop((f"{self._settings.id}_{kind}", canonical(given)), GUARD.get())
 
     @staticmethod
     @contextlib.contextmanager
@@ -619,9 +637,10 @@ class _ProgramConversation:
         """End the program, and return a sentence if it was waiting for a permission."""
         is_open = self._prompting is not None and not self._prompting.done()
         await self._abort_turn()
-        return [f"the program of {self._led.id!r} was ended while it waited for a permission"] if is_open else []
+        return [f"the program of {self._settings.id!r} was ended while it waited for a permission"] if is_open else []
 
     async def _end_program(self) -> None:
+        """End the session, terminals and program, cancel the prompt, and withdraw all permissions."""
         program, connection, prompting = self._program, self._connection, self._prompting
         self._program = self._connection = self._prompting = None
         self._permissions.clear()
@@ -640,7 +659,7 @@ class _ProgramConversation:
             await asyncio.gather(prompting, return_exceptions=True)
 
     async def _close_session(self, connection: Connection) -> None:
-        """Ask the program to close its session, so that it can be resumed."""
+        """Ask the program to close its session if it supports that, so that it can be resumed."""
         session, self._session = self._session, ""
         if session and self._closes:
             with contextlib.suppress(Exception):
@@ -649,6 +668,7 @@ class _ProgramConversation:
 
 
 def _make_resume_prompt(answers: Sequence[Mapping[str, Any]]) -> str:
+    """Return a prompt that resumes an ended program and lists the allowed and denied actions."""
     said = [
         f"- {'allowed' if one['allowed'] else 'denied'}: {dict_or_empty(one.get('input')).get('title', '')}"
         for one in answers
@@ -660,14 +680,14 @@ def _category_from_kind(kind: object) -> str:
     return KINDS.get(kind, "") if isinstance(kind, str) else ""
 
 
-def _make_input_for_rules(call: Mapping[str, Any]) -> dict[str, Any]:
+def _permission_input_from_call(call: Mapping[str, Any]) -> dict[str, Any]:
     """
     Return the input of a tool call for rules and people.
 
     Raises:
         ToolError: if rules cannot judge it since it is too long.
     """
-    details = _content_text(call.get("content"))
+    details = _format_call_content(call.get("content"))
     return make_permission_input(
         start_of_text(call.get("title")),
         dict_or_empty(call.get("rawInput")),
@@ -697,11 +717,11 @@ class _ProgramOutput(TurnOutput):
         self._cost: Decimal | None = None
         self._before: Decimal | None = None
 
-    def record_update(self, update: Mapping[str, Any]) -> None:
+    def emit_and_record_update(self, update: Mapping[str, Any]) -> None:
         """Emit and record the text, thought, tool call, plan or cost in an update from the program."""
         match update.get("sessionUpdate"):
             case "usage_update":
-                self._record_cost(dict_or_empty(update.get("cost")))
+                self._record_session_cost(dict_or_empty(update.get("cost")))
             case _ if not self.is_live:
                 pass  # what was said in an earlier turn, and is told again when its session is loaded
             case "agent_message_chunk":
@@ -716,7 +736,7 @@ class _ProgramOutput(TurnOutput):
                 self._record_call_update(update)
             case "plan":
                 told = dicts_in_list(update.get("entries"))[:200]
-                self.record_plan(
+                self.emit_and_record_plan(
                     [
                         {"task": start_of_text(one.get("content")), "completed": one.get("status") == "completed"}
                         for one in told
@@ -725,8 +745,8 @@ class _ProgramOutput(TurnOutput):
             case _:
                 pass
 
-    def _record_cost(self, cost: Mapping[str, Any]) -> None:
-        """Record the cost of the session so far. Only US dollars are counted."""
+    def _record_session_cost(self, cost: Mapping[str, Any]) -> None:
+        """Store the cost of the session so far; an invalid one, or one in another currency than US dollars, is ignored."""
         with contextlib.suppress(InvalidOperation, ValueError, TypeError):
             amount = Decimal(str(cost["amount"])) if cost.get("currency") == "USD" else None
             if amount is not None and amount.is_finite() and amount >= 0:
@@ -734,11 +754,12 @@ class _ProgramOutput(TurnOutput):
                     self._before = amount
                 self._cost = amount
 
-    def find_call(self, call: object) -> Mapping[str, Any]:
-        """Return the known facts of a tool call of the program."""
-        return self._raw.get(call, {}) if isinstance(call, str) else {}
+    def find_call_members(self, call_id: object) -> Mapping[str, Any]:
+        """Return the members that updates have set for a tool call; empty for an unknown call."""
+        return self._raw.get(call_id, {}) if isinstance(call_id, str) else {}
 
     def _record_call_update(self, update: Mapping[str, Any]) -> None:
+        """Merge an update into the known members of a call, and record its progress; ignore new calls without room."""
         call = start_of_text(update.get("toolCallId"))
         if not call or (call not in self._raw and not self.chars_left):
             return
@@ -750,15 +771,15 @@ class _ProgramOutput(TurnOutput):
             self._raw[call] = raw
         title = start_of_text(raw.get("title"))
         given = make_shown_input(title, dict_or_empty(raw.get("rawInput")), paths=_list_location_paths(raw))
-        self.record_call(
+        self.emit_and_record_call(
             call,
             name=start_of_text(raw.get("kind"), 40) or "other",
             category=_category_from_kind(raw.get("kind")),
             title=title,
             status=start_of_text(update.get("status"), 40),
-            given={key: value for key, value in given.items() if key != "details"},
+            input={key: value for key, value in given.items() if key != "details"},
             kept={key: given[key] for key in ("paths", "command", "url") if key in given},
-            output=_content_text(update.get("content")),
+            output=_format_call_content(update.get("content")),
         )
 
     # --- results ------------------------------------------------------------------------------------------------------
@@ -780,6 +801,7 @@ class _ProgramOutput(TurnOutput):
         return ToolResult.json(data, usage=usage, cost=cost, change=Change(context=JsonDict({SESSION: session})))
 
     def _compute_turn_cost(self) -> Decimal | None:
+        """Return the cost of the session minus that before the turn; ``None`` if unknown."""
         if self._cost is None:
             return None
         return max(Decimal(0), self._cost - (self._before or Decimal(0)))
@@ -799,20 +821,20 @@ def _parse_usage(usage: object) -> Usage | None:
     if not given:
         return None
 
-    def tokens(name: str) -> int:
+    def get_count_or_zero(name: str) -> int:
         value = given.get(name)
         return value if type(value) is int and 0 <= value < 2**53 else 0
 
     return Usage(
-        input_tokens=tokens("inputTokens"),
-        output_tokens=tokens("outputTokens"),
-        cache_read_tokens=tokens("cachedReadTokens"),
-        cache_write_tokens=tokens("cachedWriteTokens"),
-        reasoning_tokens=tokens("thoughtTokens"),
+        input_tokens=get_count_or_zero("inputTokens"),
+        output_tokens=get_count_or_zero("outputTokens"),
+        cache_read_tokens=get_count_or_zero("cachedReadTokens"),
+        cache_write_tokens=get_count_or_zero("cachedWriteTokens"),
+        reasoning_tokens=get_count_or_zero("thoughtTokens"),
     )
 
 
-def _content_text(content: object) -> str:
+def _format_call_content(content: object) -> str:
     """Return the texts and differences of a tool call's content."""
     said: list[str] = []
     for one in dicts_in_list(content):
@@ -820,15 +842,15 @@ def _content_text(content: object) -> str:
             case "content":
                 said.append(start_of_text(dict_or_empty(one.get("content")).get("text"), ENTRY_CHARS))
             case "diff":
-                said.append(_diff_text(one))
+                said.append(_format_diff(one))
             case _:
                 pass
     return cut_end("\n".join(filter(None, said)), ENTRY_CHARS)
 
 
-def _diff_text(given: Mapping[str, Any]) -> str:
+def _format_diff(diff: Mapping[str, Any]) -> str:
     from stepengine.tools.bundled.files.edits import unified_diff
 
-    old, new = given.get("oldText"), given.get("newText")
+    old, new = diff.get("oldText"), diff.get("newText")
     before = start_of_text(old, READ_BYTES) if isinstance(old, str) else None
-    return unified_diff(before, start_of_text(new, READ_BYTES), start_of_text(given.get("path")).lstrip("/"))
+    return unified_diff(before, start_of_text(new, READ_BYTES), start_of_text(diff.get("path")).lstrip("/"))

@@ -49,7 +49,7 @@ def make_session_sources(
     """
     made = list[ToolSource]()
     for server in servers:
-        name = _make_server_name(str(server.name), [*taken, *[one.name for one in made]])
+        name = _make_unique_server_name(str(server.name), [*taken, *[one.name for one in made]])
         kind = getattr(server, "type", None)
         if kind == "http":
             headers = {header.name: header.value for header in server.headers}
@@ -70,7 +70,7 @@ def make_replay_sources(names: Iterable[str], make: McpMaker) -> tuple[ToolSourc
     return tuple([_OptionalSource(make(["recorded"], name=name), lambda _: None) for name in names])
 
 
-def _make_server_name(given: str, taken: Collection[str]) -> str:
+def _make_unique_server_name(given: str, taken: Collection[str]) -> str:
     """Return a prefix for tool names, of letters, digits and ``-``, that is not in *taken*."""
     name = re.sub("[^A-Za-z0-9]+", "-", given[:NAME_CHARS]).strip("-") or "server"
     number, found = 1, name
@@ -97,10 +97,12 @@ class _OptionalSource:
         return str(self._source.name)
 
     def for_engine(self) -> _OptionalSource:
+        """Return this source for one engine: with a copy of the source within, if that has one per engine."""
         ours = getattr(self._source, "for_engine", None)
         return self if ours is None else _OptionalSource(ours(), self._warn)
 
     def pre_run(self, ctx: HookContext, /) -> Generator[Any, Any, Change]:
+        """Add the tools of the server to the run; without the server, warn and add nothing. An equal warning is not repeated."""
         try:
             change: Change = yield from self._source.pre_run(ctx)
         except (ToolError, DefinitionError) as error:

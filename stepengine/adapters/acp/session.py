@@ -107,7 +107,7 @@ class EditorSession:
         self.kept = kept
         self._made_for = kept.chosen
         self._engine = self._make_engine(kept.chosen)
-        self._agent = engines.get_agent(self._engine)
+        self._agent = engines.get_agent_with_sources(self._engine)
         self._sources: tuple[ToolSource, ...] = ()
         self._questions = ShownQuestions(editor, kept.id)
         self.state: AgentState | None = None
@@ -123,14 +123,14 @@ class EditorSession:
     def add_servers(self, mcp_servers: Any) -> None:
         """Add the tools of the MCP servers that the editor named."""
 
-        def warn(message: str) -> None:
-            self._editor.send_after_reply(self._send_text(f"({message})\n\n"))
+        def show_warning(message: str) -> None:
+            self._editor.send_after_reply(self._send_agent_text(f"({message})\n\n"))
 
-        self._sources = self._engines.make_sources(mcp_servers or (), self._agent, self.kept.cwd, warn)
-        self._agent = self._engines.get_agent(self._engine, self._sources)
+        self._sources = self._engines.make_server_sources(mcp_servers or (), self._agent, self.kept.cwd, show_warning)
+        self._agent = self._engines.get_agent_with_sources(self._engine, self._sources)
 
     async def close(self) -> None:
-        """End the turn, and close the engine."""
+        """Withdraw the open questions, stop the run, and close the engine."""
         self._questions.cancel()
         if self.run is not None:
             await self.run.handle.shutdown()
@@ -140,7 +140,7 @@ class EditorSession:
         """Show an update in the editor."""
         await self._editor.send_update(self.kept.id, update)
 
-    async def _send_text(self, text: str) -> None:
+    async def _send_agent_text(self, text: str) -> None:
         import acp
 
         await self.send_update(acp.update_agent_message_text(text))
@@ -175,13 +175,13 @@ class EditorSession:
 
     # --- stored turns -------------------------------------------------------------------------------------------------
 
-    async def replay_turns(self, *, shows: bool) -> None:
-        """Load the state and the cost of the stored turns, show the turns if *shows*, and show what is open in any case."""
+    async def replay_turns(self, *, shows_turns: bool) -> None:
+        """Load the state and costs of the stored turns; show the turns if *shows_turns*, then the context size and an open question."""
         turns = self.kept.turns
         last = max([number for number, turn in enumerate(turns, 1) if turn.is_kept], default=0)
         for number, turn in enumerate(turns, 1):
-            if shows or number == last:
-                await self._replay_turn(number, turn, shows=shows, is_last=number == last)
+            if shows_turns or number == last:
+                await self._replay_turn(number, turn, shows_turn=shows_turns, is_last=number == last)
             self._costs[number] = await asyncio.to_thread(_read_cost, turn.journal)
         self._editor.send_after_reply(self._send_context_and_question())
 
@@ -192,24 +192,25 @@ class EditorSession:
             for update in self._make_shown_turn(number=0, is_live=False).make_context_update(self.state, model):
                 await self.send_update(update)
         if self.asleep is not None and self.asleep.question is not None:
-            await self._send_text(questions.question_text(self.asleep.question))
+            await self._send_agent_text(questions.question_text(self.asleep.question))
 
-    async def _replay_turn(self, number: int, turn: PromptRun, *, shows: bool, is_last: bool) -> None:
+    async def _replay_turn(self, number: int, turn: PromptRun, *, shows_turn: bool, is_last: bool) -> None:
+        """Replay the journal of a turn, and show it if *shows_turn*; the last turn sets the state and the open question or sleep."""
         import acp
 
         shown = self._make_shown_turn(number=number, is_live=False)
         updates: list[object] = prompts.make_prompt_updates(turn.prompt, turn.media_file)
 
-        def observe(event: Event) -> None:
+        def collect_updates(event: Event) -> None:
             updates.extend(shown.make_updates(event))
 
-        engine = self._engines.make_engine(self.kept.cwd, turn.chosen, {}, (observe,))
+        engine = self._engines.make_engine(self.kept.cwd, turn.chosen, {}, (collect_updates,))
         try:
-            agent = self._engines.get_agent(engine, self._engines.make_replay_sources(turn.servers))
+            agent = self._engines.get_agent_with_sources(engine, self._engines.make_replay_sources(turn.servers))
             result = await engine.replay(turn.journal, agent=agent, complete=False)
             if is_last:
                 self.state = result.state
-                question = await asyncio.to_thread(_read_open_question, turn.journal)
+                question = await asyncio.to_thread(_find_open_question, turn.journal)
                 left = None if question is None else _SuspendedTurn(turn, question=question)
                 self.asleep = _find_sleeping_turn(turn, result) or left
         except StepEngineError as error:
@@ -221,7 +222,7 @@ class EditorSession:
                 self.broken = f"its last turn was recorded {why}: {error.message}"
         finally:
             await engine.aclose()
-        for update in updates if shows else ():
+        for update in updates if shows_turn else ():
             await self.send_update(update)
 
     # --- turns --------------------------------------------------------------------------------------------------------
@@ -233,7 +234,7 @@ class EditorSession:
         self.free.clear()
         try:
             if (self.run is None or self.run.handle.done) and self.asleep is not None:
-                is_over = await self._show_run_if_finished(self.asleep.turn)
+                is_over = await self._show_if_finished_elsewhere(self.asleep.turn)
                 if (is_over and _is_resume_command(prompt)) or not (
                     is_over or await self._resume_if_answered_due_or_requested(prompt, self.asleep)
                 ):
@@ -243,10 +244,10 @@ class EditorSession:
             elif self.run is None or self.run.handle.done:
                 await self._start_turn(prompt)
             else:
-                self._answer_question(self.run, prompt)
+                self._answer_or_send_input(self.run, prompt)
             if self.is_given_up and self.run is not None:
                 self.run.handle.interrupt()
-            return await self._show_run()
+            return await self._show_until_end_or_question()
         finally:
             self.is_given_up = False
             self.free.set()
@@ -258,7 +259,7 @@ class EditorSession:
             raise make_protocol_error(INTERNAL, msg)
 
     async def cancel(self) -> None:
-        """Cancel the turn and its open question."""
+        """Cancel the running turn, or end a run that waits for an answer as cancelled."""
         if not self.free.is_set():
             self.is_given_up = True
             if self.run is not None:
@@ -271,21 +272,22 @@ class EditorSession:
                 await self._resume_run(self.asleep, answers={})  # so that its record holds the end, too
             if self.run is not None:
                 self.run.handle.interrupt()
-                await self._store_result(await self.run.handle.result())
+                await self._store_result_and_clear_run(await self.run.handle.result())
         finally:
             self.is_given_up = False
             self.free.set()
 
     async def _start_turn(self, prompt: prompts.EditorPrompt) -> None:
+        """Store a new turn and start its run; remove the turn again if the run cannot start."""
         from acp import schema
 
         if self.run is not None:
-            await self._store_result(await self.run.handle.result())
+            await self._store_result_and_clear_run(await self.run.handle.result())
         await self._rebuild_engine_if_changed()
         kept = self.kept
-        text = await asyncio.to_thread(prompts.add_skill_instructions, prompt.text, kept.cwd)
-        media = prompts.encode_media(prompt.media) if prompt.media else ""
-        turn = kept.start_turn(prompt.text, servers=tuple([one.name for one in self._sources]), media=media)
+        text = await asyncio.to_thread(prompts.expand_skill_command, prompt.text, kept.cwd)
+        media = prompts.media_to_json(prompt.media) if prompt.media else ""
+        turn = kept.add_turn(prompt.text, servers=tuple([one.name for one in self._sources]), media=media)
         if len(kept.turns) == 1:
             await self.send_update(
                 schema.SessionInfoUpdate(
@@ -296,7 +298,7 @@ class EditorSession:
             handle = self._engine.start(
                 self._agent,
                 text,
-                previous=prompts.add_media(self.state, prompt.media),
+                previous=prompts.append_media_message(self.state, prompt.media),
                 session_id=kept.id,
                 journal=turn.journal,
                 wait_for_answers=PATIENCE,
@@ -312,16 +314,16 @@ class EditorSession:
         self.run = _LiveRun(handle, turn, handle.events(), shown)
         return self.run
 
-    async def _show_run_if_finished(self, turn: PromptRun) -> bool:
+    async def _show_if_finished_elsewhere(self, turn: PromptRun) -> bool:
         """Show the result of a suspended run if another process has ended it, and return True in that case."""
         from stepengine.journal import FileJournal
 
         if not await asyncio.to_thread(lambda: FileJournal(turn.journal).history().is_complete):
             return False
         self.asleep = None
-        await self._send_text("Another process resumed the run. Its output follows.\n\n")
+        await self._send_agent_text("Another process resumed the run. Its output follows.\n\n")
         number = self.kept.turns.index(turn) + 1
-        await self._replay_turn(number, turn, shows=True, is_last=True)
+        await self._replay_turn(number, turn, shows_turn=True, is_last=True)
         self._costs[number] = await asyncio.to_thread(_read_cost, turn.journal)
         self.raise_if_broken()
         return True
@@ -343,7 +345,7 @@ class EditorSession:
         journal = FileJournal(suspended.turn.journal)
         is_ready = is_woken or question is not None
         if not is_ready and not await asyncio.to_thread(is_due, journal, suspended.waits, datetime.now(UTC)):
-            await self._send_text(_sleep_text(suspended.waits))
+            await self._send_agent_text(_describe_sleep(suspended.waits))
             return False
         if prompt.media:
             msg = "a prompt that resumes a run can contain only text; send images and files with the next prompt"
@@ -373,9 +375,9 @@ class EditorSession:
         engine = self._make_engine(chosen)
         await self._engine.aclose()
         self._engine, self._made_for = engine, chosen
-        self._agent = self._engines.get_agent(engine, self._sources)
+        self._agent = self._engines.get_agent_with_sources(engine, self._sources)
 
-    def _answer_question(self, run: _LiveRun, prompt: prompts.EditorPrompt) -> None:
+    def _answer_or_send_input(self, run: _LiveRun, prompt: prompts.EditorPrompt) -> None:
         """
         Answer the open question of the run with a prompt, or send the prompt to a run without a question.
 
@@ -390,7 +392,7 @@ class EditorSession:
             run.handle.answer(run.question.id, prompt.text)
             run.question = None
 
-    async def _show_run(self) -> schema.PromptResponse:
+    async def _show_until_end_or_question(self) -> schema.PromptResponse:
         """Show a run until it ends or asks for text."""
         from acp import schema
 
@@ -407,9 +409,9 @@ class EditorSession:
                     run.handle, event.question
                 ):
                     run.question = event.question
-                    await self._send_text(questions.question_text(event.question))
+                    await self._send_agent_text(questions.question_text(event.question))
                     # The run waits in its record from now on: a later session can answer it.
-                    self.kept.end_turn(run.turn, is_in_conversation=True)
+                    self.kept.save_turn_end(run.turn, is_in_conversation=True)
                     run.turn = self.kept.turns[-1]
                     return schema.PromptResponse(stop_reason="end_turn")
             elif isinstance(event, RunFinished):
@@ -418,11 +420,12 @@ class EditorSession:
         raise StepEngineError(msg)
 
     async def _finish_turn(self, result: RunResult) -> schema.PromptResponse:
+        """Store the result and return the response; raise an error if the run failed."""
         from acp import schema
 
-        await self._store_result(result)
+        await self._store_result_and_clear_run(result)
         if self.asleep is not None:
-            await self._send_text(_sleep_text(self.asleep.waits))
+            await self._send_agent_text(_describe_sleep(self.asleep.waits))
         if isinstance(result.error, MissingKey):
             raise result.error
         if result.status is RunStatus.FAILED:
@@ -439,15 +442,15 @@ class EditorSession:
         reason: Any = REASONS.get(result.status, "end_turn")
         return schema.PromptResponse(stop_reason=reason, usage=usage)
 
-    async def _store_result(self, result: RunResult) -> None:
-        """Store the state for the next turn. A failed turn is not part of the conversation."""
+    async def _store_result_and_clear_run(self, result: RunResult) -> None:
+        """Store the state, cost and end of the turn, and clear the run. A failed turn is not part of the conversation."""
         is_kept = result.status is not RunStatus.FAILED
         if is_kept:
             self.state = result.state
         run = self.run
         if run is not None:
             self._costs[len(self.kept.turns)] = result.cost
-            self.kept.end_turn(run.turn, is_in_conversation=is_kept)
+            self.kept.save_turn_end(run.turn, is_in_conversation=is_kept)
             self.asleep = _find_sleeping_turn(self.kept.turns[-1], result)
             self._questions.cancel()  # what was asked about and not answered when the turn was cancelled
             await run.events.aclose()
@@ -460,7 +463,7 @@ def _find_sleeping_turn(turn: PromptRun, result: RunResult) -> _SuspendedTurn | 
     return _SuspendedTurn(turn, waits=result.waits_for) if is_asleep else None
 
 
-def _read_open_question(journal: Path) -> Question | None:
+def _find_open_question(journal: Path) -> Question | None:
     """Return the first open question of a recorded run. The run itself asks for its permissions again."""
     from stepengine.journal import FileJournal
     from stepengine.journal.pending_items import open_questions
@@ -488,5 +491,5 @@ def _is_resume_command(prompt: prompts.EditorPrompt) -> bool:
     return prompt.text.strip().partition(" ")[0] == RESUME
 
 
-def _sleep_text(waits: tuple[Waits, ...]) -> str:
+def _describe_sleep(waits: tuple[Waits, ...]) -> str:
     return f"{describe_waits(waits)} It continues with the next prompt after that; {RESUME} resumes it now.\n\n"

@@ -76,15 +76,15 @@ class SessionEngines:
         engine: Engine = self._make(cwd, observers=observers, **given)
         return engine
 
-    def get_agent(self, engine: Engine, sources: Sequence[ToolSource] = ()) -> AgentDefinition:
+    def get_agent_with_sources(self, engine: Engine, sources: Sequence[ToolSource] = ()) -> AgentDefinition:
         """Return the agent of *engine* with the tools of *sources* added."""
         agent = engine.agent(self.agent_id)
         return attrs.evolve(agent, tools=[*agent.tools, *sources]) if sources else agent
 
-    def make_sources(
+    def make_server_sources(
         self, mcp_servers: Sequence[Any], agent: AgentDefinition, cwd: Path, warn: Callable[[str], None]
     ) -> tuple[ToolSource, ...]:
-        """Return the MCP servers that an editor named as sources of tools, with names that *agent* does not use."""
+        """Return the MCP servers that an editor named as sources of tools; none, with a warning, if *mcp* was not passed."""
         if self.mcp is None:
             if mcp_servers:
                 LOGGER.warning(

@@ -81,7 +81,7 @@ class OfferedChoices:
             kept.model if kept.model in self.models else first.model,
         )
 
-    def with_value(self, chosen: SessionChoices, option: str, value: object) -> SessionChoices | None:
+    def with_option_value(self, chosen: SessionChoices, option: str, value: object) -> SessionChoices | None:
         """Return *chosen* with *value* for an option; ``None`` if the value is not offered."""
         if option == MODE and value in self.modes:
             return attrs.evolve(chosen, mode=str(value))
@@ -111,15 +111,15 @@ class OfferedChoices:
         if self.modes:
             values = [Value(value=mode, name=ABOUT[mode][0], description=ABOUT[mode][1]) for mode in self.modes]
             about = "What the agent may do without asking, from the next turn on."
-            found.append(_make_option(MODE, "Permissions", about, chosen.mode, values))
+            found.append(_make_select_option(MODE, "Permissions", about, chosen.mode, values))
         if self.models:
             values = [Value(value=one or AS_SET, name=visible(one, strict=True) or "As set") for one in self.models]
             about = "The model of all agents, from the next turn on."
-            found.append(_make_option(MODEL, "Model", about, chosen.model or AS_SET, values))
+            found.append(_make_select_option(MODEL, "Model", about, chosen.model or AS_SET, values))
         return found
 
 
-def _make_option(id: Any, name: str, about: str, current: str, values: list[Any]) -> object:
+def _make_select_option(id: Any, name: str, about: str, current: str, values: list[Any]) -> object:
     from acp.schema import SessionConfigOptionSelect
 
     return SessionConfigOptionSelect(

@@ -28,17 +28,17 @@ class ShownQuestions:
         self._always: set[str] = set()
 
     def ask_if_showable(self, handle: RunHandle, question: Question) -> bool:
-        """Ask a question by a form or by options, and return False if the editor cannot show it."""
+        """Start to ask a question by a form or by options, and return True; False if the editor can show neither."""
         if self._editor.can_show_forms():
             self.ask_in_background(handle, question, None)
         elif is_single_choice(question):
-            self.ask_in_background(handle, question, questions.question_as_call(question))
+            self.ask_in_background(handle, question, questions.make_question_call(question))
         else:
             return False
         return True
 
     def ask_in_background(self, handle: RunHandle, question: Question, call: schema.ToolCallUpdate | None) -> None:
-        """Ask by the permission request for *call*, or with ``None`` by a form, and answer the run; a lasting approval answers at once."""
+        """Start to ask by the permission request for *call*, or with ``None`` by a form; the answer goes to the run."""
         # In a task: the run's text goes on to be shown while a person thinks.
         task = asyncio.create_task(self._ask_and_answer(handle, question, call))
         self._tasks.add(task)
@@ -50,6 +50,7 @@ class ShownQuestions:
             task.cancel()
 
     async def _ask_and_answer(self, handle: RunHandle, question: Question, call: schema.ToolCallUpdate | None) -> None:
+        """Show a question and answer the run, or repeat a lasting approval; a failure of the editor declines."""
         from acp import RequestError
 
         known = [one.answer for one in list_choices(question) if one.answer.covers in self._always]
@@ -59,7 +60,7 @@ class ShownQuestions:
             elif call is None:
                 answer = await self._editor.ask_by_form(self._session_id, question)
             else:
-                answer = await self._editor.ask_to_choose(self._session_id, question, call)
+                answer = await self._editor.ask_by_permission_request(self._session_id, question, call)
         except (RequestError, ConnectionError, ValueError):  # the last for what the protocol does not know
             answer = answer_for_choice(question, None)
         if answer.remember:

@@ -124,11 +124,11 @@ class _MessageReader(asyncio.StreamReader):
             message = parse_message(line)
             if message is None:
                 self.answers.write(NO_MESSAGE)
-            elif line := self._convert_message(message, line):
+            elif line := self._make_routable_line(message, line):
                 return line
 
-    def _convert_message(self, message: dict[str, Any], line: bytes) -> bytes:
-        """Return a message in a form that the package routes; empty for a message that needs no action."""
+    def _make_routable_line(self, message: dict[str, Any], line: bytes) -> bytes:
+        """Return the line of a message in a form that the package routes; empty for one that needs no action."""
         method, params = message.get("method"), message.get("params")
         if method == "session/prompt" and isinstance(params, dict):
             self._prompts[message.get("id")] = params.get("sessionId")
@@ -148,7 +148,7 @@ class _MessageReader(asyncio.StreamReader):
 
 
 def parse_message(line: bytes) -> dict[str, Any] | None:
-    """Parse a line as a message; return ``None`` if it is none."""
+    """Parse a line as a JSON-RPC message; return ``None`` if it is none."""
     try:
         message = json.loads(line)
     except (ValueError, RecursionError):

@@ -89,8 +89,8 @@ class ShownTurn:
         """Yield an update with the estimated context size of a conversation that continues from *state*."""
         return self._make_usage_update(state.context_tokens, model, self._cost)
 
-    def _show_usage(self, event: ModelStarted | ModelFinished | StepFinished) -> Iterator[object]:
-        """Yield context use and session cost after a step of the root."""
+    def _store_or_show_usage(self, event: ModelStarted | ModelFinished | StepFinished) -> Iterator[object]:
+        """Store the context use of a model call of the root; after a step, yield it with the session cost."""
         if event.path:
             return
         if isinstance(event, StepFinished):
@@ -103,7 +103,8 @@ class ShownTurn:
             self._filled = (used.prompt_tokens + used.completion_tokens, event.model)
 
     def _make_usage_update(self, used: int, model: str, cost: Decimal | None) -> Iterator[object]:
-        size = _known_context_window(model) if model else None
+        """Yield an update with context use and cost; nothing if the size of the context window is unknown."""
+        size = _find_context_window(model) if model else None
         if used and size:
             told = None if cost is None else Cost(amount=float(cost), currency="USD")
             yield UsageUpdate(session_update="usage_update", used=used, size=size, cost=told)
@@ -116,8 +117,8 @@ class ShownTurn:
             title=_call_title(event.tool_name, event.input),
             kind=_tool_kind(event),
             status="pending",
-            content=self._permission_content(event),
-            locations=self._locations(event.input),
+            content=self._make_permission_content(event),
+            locations=self._list_file_locations(event.input),
             raw_input=plain(event.input),
         )
 
@@ -135,7 +136,7 @@ class ShownTurn:
             yield from self._show_text_items(self._texts.make_items(event))
         elif isinstance(event, TextCompleted):
             content = [acp.tool_content(acp.text_block(cut_end(event.text, RESULT_CHARS)))]
-            yield acp.update_tool_call(self._agent_id(event.path), content=content)
+            yield acp.update_tool_call(self._child_call_id(event.path), content=content)
 
     def _show_text_items(self, items: Iterable[TextItem]) -> Iterator[object]:
         for step, text, piece, _ in items:
@@ -145,15 +146,17 @@ class ShownTurn:
                 made.message_id = f"{self._turn}-{text.kind}-{text.number}"
                 yield made
 
-    def _discard_reply(self, event: ReplyDiscarded) -> Iterator[object]:
+    def _end_discarded_texts(self, event: ReplyDiscarded) -> Iterator[object]:
+        """End the open texts of a discarded reply, so that the next text is another message; yield nothing."""
         # What follows is another message.
         yield from self._show_text_items(self._texts.end_texts(event.path, discarded="all"))
 
-    def _show_output(self, event: RunFinished) -> Iterator[object]:
+    def _show_handler_output(self, event: RunFinished) -> Iterator[object]:
         """Yield the output of a run if its handler returned it and no model wrote it."""
         yield from self._show_text_items(self._texts.make_output_items(event, event.result.text))
 
-    def _show_notice(self, event: Compacted | Warned | WaitStarted) -> Iterator[object]:
+    def _show_notice_as_thought(self, event: Compacted | Warned | WaitStarted) -> Iterator[object]:
+        """Yield a warning, a wait or a compaction as a thought of the agent."""
         match event:
             case Warned():
                 said = event.message
@@ -165,22 +168,24 @@ class ShownTurn:
         yield acp.update_agent_thought_text(f"{visible(said)}\n")
 
     def _show_todos(self, event: TodosChanged) -> Iterator[object]:
-        """Yield the todos of the root as the plan; those of children would replace it, since an editor has one plan."""
+        """Yield the todos of the root as the plan. Todos of children are ignored, since an editor has only one plan."""
         match event.todos:
             case list() as todos if not event.path:
-                yield acp.update_plan([_plan_entry(todo) for todo in todos if isinstance(todo, Mapping)])
+                yield acp.update_plan([_make_plan_entry(todo) for todo in todos if isinstance(todo, Mapping)])
             case _:
                 pass
 
     # --- tools and agents ---------------------------------------------------------------------------------------------
 
-    def _show_permission_request(self, event: PermissionRequested) -> Iterator[Any]:
-        yield from self._start_call(event, "pending", event.input, self._permission_content(event))
+    def _show_pending_call(self, event: PermissionRequested) -> Iterator[Any]:
+        yield from self._start_or_update_call(event, "pending", event.input, self._make_permission_content(event))
 
     def _show_tool_start(self, event: ToolStarted) -> Iterator[object]:
-        yield from self._start_call(event, "in_progress", event.input, list(self._make_diffs(event.input)))
+        yield from self._start_or_update_call(
+            event, "in_progress", event.input, list(self._make_file_diffs(event.input))
+        )
 
-    def _start_call(self, event: Any, status: Any, given: object, content: Sequence[Any]) -> Iterator[Any]:
+    def _start_or_update_call(self, event: Any, status: Any, input: object, content: Sequence[Any]) -> Iterator[Any]:
         call = self._call_id(event.path, event.tool_call_id)
         if call in self._calls:
             yield acp.update_tool_call(call, status=status)
@@ -190,15 +195,16 @@ class ShownTurn:
             self._diffed.add(call)
         yield acp.start_tool_call(
             call,
-            _call_title(event.tool_name, given),
+            _call_title(event.tool_name, input),
             kind=_tool_kind(event),
             status=status,
             content=content,
-            locations=self._locations(given),
-            raw_input=plain(given),
+            locations=self._list_file_locations(input),
+            raw_input=plain(input),
         )
 
     def _show_tool_end(self, event: ToolFinished) -> Iterator[object]:
+        """Yield the end of a call with its result; a diff or terminal stays instead. Nothing for a pending result."""
         result, call = event.result, self._call_id(event.path, event.tool_call_id)
         if result.status == "pending":
             return  # it is under way until the answer that it waits for is there
@@ -207,37 +213,39 @@ class ShownTurn:
         stays = call in self._diffed and not result.is_error  # neither diffs nor terminals give way to words
         yield acp.update_tool_call(call, status=status, content=None if stays else list(_make_result_content(result)))
 
-    def _show_progress(self, event: ToolProgress | ToolLog) -> Iterator[object]:
+    def _show_tool_progress(self, event: ToolProgress | ToolLog) -> Iterator[object]:
+        """Yield the message of a call as its content, unless the call shows a diff or a terminal."""
         # What a call shows is replaced, and a diff says more.
         call = self._call_id(event.path, event.tool_call_id)
         if event.tool_call_id and call not in self._diffed:
             content = [acp.tool_content(acp.text_block(cut_end(event.message, RESULT_CHARS)))]
             yield acp.update_tool_call(call, content=content)
 
-    def _show_child(self, event: AgentSpawned) -> Iterator[object]:
+    def _show_child_start(self, event: AgentSpawned) -> Iterator[object]:
         title = visible(event.display_name or event.agent_id, strict=True)[:TITLE_CHARS]
         prompt = [acp.tool_content(acp.text_block(cut_end(event.prompt, RESULT_CHARS)))] if event.prompt else None
-        agent = self._agent_id(event.child_path)
+        agent = self._child_call_id(event.child_path)
         yield acp.start_tool_call(agent, title, kind="think", status="in_progress", content=prompt)
 
     def _show_child_end(self, event: AgentFinished) -> Iterator[object]:
         failed = event.status in FAILURES
-        yield acp.update_tool_call(self._agent_id(event.child_path), status="failed" if failed else "completed")
+        yield acp.update_tool_call(self._child_call_id(event.child_path), status="failed" if failed else "completed")
 
     # --- what a call is about ------------------------------------------------------------------------------------------
 
-    def _permission_content(self, event: PermissionRequested) -> list[Any]:
+    def _make_permission_content(self, event: PermissionRequested) -> list[Any]:
         """Return the origins of a call's arguments, then its changes as diffs, else its preview, else its input as text."""
         origins = event.question.origins
         told = [acp.tool_content(acp.text_block("\n".join(origins)))] if origins else []
-        if diffs := list(self._make_diffs(event.input)):
+        if diffs := list(self._make_file_diffs(event.input)):
             return [*told, *diffs]
         preview = event.preview if isinstance(event.preview, Mapping) else {"details": event.input}
         said = "\n\n".join(_describe_preview(preview))
         return [*told, acp.tool_content(acp.text_block(cut_end(said, RESULT_CHARS)))] if said else told
 
-    def _make_diffs(self, given: object) -> Iterator[object]:
-        match given:
+    def _make_file_diffs(self, input: object) -> Iterator[object]:
+        """Yield the diffs of an input that writes a file or replaces strings in it."""
+        match input:
             case {"path": str(path), "content": str(new)}:
                 yield acp.tool_diff_content(self._absolute_path(path), new, self._read_old_text(path))
             case {"path": str(path), "replacements": list() | tuple() as replacements}:
@@ -262,8 +270,8 @@ class ShownTurn:
         except (OSError, ValueError, RuntimeError):  # the last for links in a circle, before Python 3.13
             return None
 
-    def _locations(self, given: object) -> list[ToolCallLocation]:
-        match given:
+    def _list_file_locations(self, input: object) -> list[ToolCallLocation]:
+        match input:
             case {"path": str(path)}:
                 return [ToolCallLocation(path=self._absolute_path(path))]
             case {"paths": list() | tuple() as paths}:
@@ -277,35 +285,35 @@ class ShownTurn:
     def _call_id(self, path: str, call: str) -> str:
         return f"{self._turn}:{path}:{call}" if path else f"{self._turn}:{call}"
 
-    def _agent_id(self, path: str) -> str:
+    def _child_call_id(self, path: str) -> str:
         return f"{self._turn}:agent-{path}"
 
     SHOWN: ClassVar[Mapping[type[Event], Callable[[ShownTurn, Any], Iterator[Any]]]] = {
-        RunFinished: _show_output,
-        StepFinished: _show_usage,
-        ModelStarted: _show_usage,
-        ModelFinished: _show_usage,
+        RunFinished: _show_handler_output,
+        StepFinished: _store_or_show_usage,
+        ModelStarted: _store_or_show_usage,
+        ModelFinished: _store_or_show_usage,
         TextDelta: _show_text,
         ThinkingDelta: _show_text,
         TextCompleted: _show_text,
         ThinkingCompleted: _show_text,
-        ReplyDiscarded: _discard_reply,
+        ReplyDiscarded: _end_discarded_texts,
         ToolStarted: _show_tool_start,
-        ToolProgress: _show_progress,
-        ToolLog: _show_progress,
+        ToolProgress: _show_tool_progress,
+        ToolLog: _show_tool_progress,
         ToolFinished: _show_tool_end,
-        PermissionRequested: _show_permission_request,
+        PermissionRequested: _show_pending_call,
         TodosChanged: _show_todos,
-        AgentSpawned: _show_child,
+        AgentSpawned: _show_child_start,
         AgentFinished: _show_child_end,
-        WaitStarted: _show_notice,
-        Compacted: _show_notice,
-        Warned: _show_notice,
+        WaitStarted: _show_notice_as_thought,
+        Compacted: _show_notice_as_thought,
+        Warned: _show_notice_as_thought,
     }
     """The events that an editor is shown in updates of a turn. Questions are requests of their own."""
 
 
-def _plan_entry(todo: Mapping[str, object]) -> Any:
+def _make_plan_entry(todo: Mapping[str, object]) -> Any:
     task = cut_end(visible(str(todo.get("task", "")), strict=True), RESULT_CHARS)
     return acp.plan_entry(task, status="completed" if todo.get("completed") else "pending")
 
@@ -314,7 +322,7 @@ def _describe_preview(preview: Mapping[str, Any]) -> Iterator[str]:
     """Yield paragraphs that describe the effect of a call to a person."""
     for kind, name, value in preview_parts(preview):
         text, label = (
-            visible(_readable_text(value), strict=kind == "action"),
+            visible(_format_value(value), strict=kind == "action"),
             visible(name, strict=True).replace("_", " "),
         )
         if kind == "action":
@@ -330,7 +338,7 @@ def _describe_preview(preview: Mapping[str, Any]) -> Iterator[str]:
             )
 
 
-def _readable_text(value: object) -> str:
+def _format_value(value: object) -> str:
     """Return a value as readable text: lists of words as a shell command, other lists and objects as JSON."""
     if isinstance(value, list) and all(isinstance(one, str) for one in value):
         return shlex.join(value)
@@ -347,13 +355,13 @@ def _make_code_block(language: str, text: str) -> str:
 def _make_result_content(result: ToolResult) -> Iterator[Any]:
     images = [part for part in result.media if isinstance(part, ImagePart) and part.data is not None]
     if result.text or not images:
-        yield acp.tool_content(acp.text_block(cut_end(_readable_result(result), RESULT_CHARS)))
+        yield acp.tool_content(acp.text_block(cut_end(_format_result(result), RESULT_CHARS)))
     for part in images:
         if len(part.data or b"") <= MAX_IMAGE_BYTES:
             yield acp.tool_content(acp.image_block(base64.b64encode(part.data or b"").decode(), part.mime_type))
 
 
-def _readable_result(result: ToolResult) -> str:
+def _format_result(result: ToolResult) -> str:
     """Return a tool result as readable text: output of a command, content of files, or the tool's own message."""
     match result.data:
         case {"stdout": str(out), **more}:
@@ -366,7 +374,7 @@ def _readable_result(result: ToolResult) -> str:
                 or "It printed nothing."
             )
         case list() | tuple() as entries if entries and all(_is_file_entry(entry) for entry in entries):
-            return "\n\n".join([_readable_file_entry(entry) for entry in entries])
+            return "\n\n".join([_format_file_entry(entry) for entry in entries])
         case {"message": str(message), "unified_diff": str(diff), **_rest}:
             return f"{message}\n\n{_make_code_block('diff', visible(diff))}"
         case {"message": str(message), "file": str(), **rest} if not rest:
@@ -382,7 +390,7 @@ def _is_file_entry(entry: object) -> bool:
     )
 
 
-def _readable_file_entry(entry: Any) -> str:
+def _format_file_entry(entry: Any) -> str:
     path = visible(entry["path"], strict=True)
     if "error" in entry:
         return f"{path}: {visible(str(entry['error']))}"
@@ -390,7 +398,7 @@ def _readable_file_entry(entry: Any) -> str:
 
 
 @cache
-def _known_context_window(model: str) -> int | None:
+def _find_context_window(model: str) -> int | None:
     """Return the context size of a model in tokens; ``None`` if it is not known without a request."""
     from stepengine.models import Models
 
@@ -411,5 +419,5 @@ def _tool_kind(event: ToolStarted | PermissionRequested) -> Any:
     return KINDS.get(event.category, "other")
 
 
-def _call_title(name: str, given: object) -> str:
-    return visible(f"{name} {find_call_subject(given)}".strip(), strict=True)[:TITLE_CHARS]
+def _call_title(name: str, input: object) -> str:
+    return visible(f"{name} {find_call_subject(input)}".strip(), strict=True)[:TITLE_CHARS]

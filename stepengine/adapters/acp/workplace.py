@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from attrs import frozen
 
-from stepengine.adapters.acp.program import ALWAYS, select_environment
+from stepengine.adapters.acp.program import ALWAYS, select_default_and_named_variables
 from stepengine.adapters.external.turns import start_of_text
 from stepengine.data.json import JsonDict, replace_lone_surrogates
 from stepengine.data.visible import cut_end, visible
@@ -45,14 +45,14 @@ OPEN = 20
 """How many commands one turn may have at a time, including ended ones that were not given back."""
 
 
-def parse_command(given: Mapping[str, Any]) -> list[str]:
+def parse_command(request: Mapping[str, Any]) -> list[str]:
     """
     Return the command line that a program requests to run, as a list of words.
 
     Raises:
         ToolError: where they are none.
     """
-    command, more = given.get("command"), given.get("args") or []
+    command, more = request.get("command"), request.get("args") or []
     words = [command, *more] if isinstance(more, list) else []
     if not words or not command or not all(isinstance(word, str) and "\0" not in word for word in words):
         msg = "command must be the name of a program, and args a list of its arguments"
@@ -82,7 +82,7 @@ class ProgramFileAccess:
         self._may = may
         self._tools: dict[str, Any] | None = None
 
-    def resolve_readable_file(self, given: Mapping[str, Any]) -> RequestedFile:
+    def resolve_readable_file(self, request: Mapping[str, Any]) -> RequestedFile:
         """
         Return the file that a read request names; raise an error if the program may not read it.
 
@@ -92,26 +92,27 @@ class ProgramFileAccess:
         if self._may == "none":
             msg = "this client does not allow reading files"
             raise ToolError(msg)
-        return self._resolve_file(given)
+        return self._resolve_file(request)
 
-    def resolve_writable_file(self, given: Mapping[str, Any]) -> RequestedFile:
+    def resolve_writable_file(self, request: Mapping[str, Any]) -> RequestedFile:
         """
         Return the file that a write request names; raise an error if the program may not write it.
 
         Raises:
             ToolError: where no files are written, for a path outside of the workspace, and for content that is no text.
         """
-        if self._may != "write" or not isinstance(given.get("content"), str):
+        if self._may != "write" or not isinstance(request.get("content"), str):
             msg = (
                 "this client does not allow writing files"
                 if self._may != "write"
                 else "content must be the text of the file"
             )
             raise ToolError(msg)
-        return self._resolve_file(given)
+        return self._resolve_file(request)
 
-    def _resolve_file(self, given: Mapping[str, Any]) -> RequestedFile:
-        path = start_of_text(given.get("path"), 4_096)
+    def _resolve_file(self, request: Mapping[str, Any]) -> RequestedFile:
+        """Return the file of a request, with links resolved; raise an error if it is outside of the workspace."""
+        path = start_of_text(request.get("path"), 4_096)
         if not path or "\0" in path:
             msg = "path must be the path of a file"
             raise ToolError(msg)
@@ -125,10 +126,10 @@ class ProgramFileAccess:
         names = [written.relative_to(self.folder).as_posix()] if written.is_relative_to(self.folder) else []
         return RequestedFile(found, tuple(dict.fromkeys([*names, found])))
 
-    async def read(self, file: RequestedFile, given: Mapping[str, Any]) -> str:
-        """Return the text of a workspace file for the program that requests it, or only the requested lines."""
+    async def read_requested_lines(self, file: RequestedFile, request: Mapping[str, Any]) -> str:
+        """Return the text of a workspace file, or only the lines that the request names."""
         text = await asyncio.to_thread(self.read_whole_text, file)
-        line, limit = given.get("line"), given.get("limit")
+        line, limit = request.get("line"), request.get("limit")
         if type(line) is not int and type(limit) is not int:
             return text
         first = max(1, line) - 1 if type(line) is int else 0
@@ -216,23 +217,27 @@ class BorrowedTerminals:
         self._ids = itertools.count(1)
         self._open: dict[str, _Terminal] = {}
 
-    async def create(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Start a command in the workspace, without our keys in its environment."""
+    async def start_command_in_terminal(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Start a command in the workspace, without our keys in its environment, and return the id of its terminal."""
         from stepengine.tools.bundled.shell.process import CommandStart, start_command
 
-        words = parse_command(given)
+        words = parse_command(request)
         if len(self._open) >= OPEN:
             msg = f"{OPEN} terminals are open already; release those that have ended"
             raise ToolError(msg)
-        folder = self._resolve_folder(given.get("cwd"))
+        folder = self._resolve_working_folder(request.get("cwd"))
         system = self._place.system
-        env = select_environment(()) if system is None else await asyncio.to_thread(_remote_environment, system)
-        env |= {MARKER: secrets.token_hex(16)} | parse_variables(given)
+        env = (
+            select_default_and_named_variables(())
+            if system is None
+            else await asyncio.to_thread(_fetch_remote_environment, system)
+        )
+        env |= {MARKER: secrets.token_hex(16)} | parse_variables(request)
         program = await asyncio.to_thread(_find_program, words[0], env.get("PATH", os.defpath), system)
         if program is None:
             msg = f"there is no program {words[0]!r:.200}"
             raise ToolError(msg)
-        limit = given.get("outputByteLimit")
+        limit = request.get("outputByteLimit")
         kept = min(limit, OUTPUT_BYTES) if type(limit) is int and limit >= 0 else OUTPUT_BYTES
         heard: list[_Terminal] = []
         early: list[bytes] = []
@@ -267,7 +272,7 @@ class BorrowedTerminals:
             self._root = Root(self._place, PathPolicy())
         return self._root.open_folder(os.fspath(folder.relative_to(self._folder))).fd
 
-    def _resolve_folder(self, cwd: object) -> Path:
+    def _resolve_working_folder(self, cwd: object) -> Path:
         if cwd is None:
             return self._folder
         place = Path(os.path.realpath(self._folder / start_of_text(cwd, 4_096)))
@@ -276,36 +281,36 @@ class BorrowedTerminals:
             raise PathOutsideRoot(msg)
         return place
 
-    def _get_terminal(self, given: Mapping[str, Any]) -> _Terminal:
-        found = self._open.get(start_of_text(given.get("terminalId"), 100))
+    def _get_terminal(self, request: Mapping[str, Any]) -> _Terminal:
+        found = self._open.get(start_of_text(request.get("terminalId"), 100))
         if found is None:
             msg = "there is no such terminal"
             raise ToolError(msg)
         return found
 
-    async def output(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    async def get_output(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the output of a command so far, and its exit status."""
-        found = self._get_terminal(given)
+        found = self._get_terminal(request)
         found.process.drain()
-        ended = _exit_status(found)
+        ended = _find_exit_status(found)
         said = {"output": found.output.decode("utf-8", "replace"), "truncated": found.is_cut}
         return said if ended is None else {**said, "exitStatus": ended}
 
-    async def wait(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Wait for the end of a command."""
-        found = self._get_terminal(given)
+    async def wait_for_exit(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Wait for the end of a command, and return its exit status."""
+        found = self._get_terminal(request)
         await found.process.wait(None)
-        return _exit_status(found) or {"exitCode": None, "signal": None}
+        return _find_exit_status(found) or {"exitCode": None, "signal": None}
 
-    async def kill(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    async def kill_command(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """End a command. Its output can still be read."""
-        await _end_command(self._get_terminal(given))
+        await _end_command(self._get_terminal(request))
         return {}
 
-    async def release(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    async def release_terminal(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """End a command, and remove its output."""
-        found = self._get_terminal(given)
-        self._open.pop(start_of_text(given.get("terminalId"), 100), None)
+        found = self._get_terminal(request)
+        self._open.pop(start_of_text(request.get("terminalId"), 100), None)
         await _end_command(found)
         return {}
 
@@ -315,7 +320,7 @@ class BorrowedTerminals:
         await asyncio.gather(*[_end_command(one) for one in left])
 
 
-def _remote_environment(system: RemoteSystem) -> dict[str, str]:
+def _fetch_remote_environment(system: RemoteSystem) -> dict[str, str]:
     """Return the environment of a command on a remote system: the few variables that all commands get, and its user."""
     given, user, home = system.fetch_variables(ALWAYS)
     return {**given, "HOME": home, "USER": user, "LOGNAME": user}
@@ -327,9 +332,9 @@ def _find_program(name: str, search_path: str, system: RemoteSystem | None) -> s
     return system.find_program_outside(name, search_path.split(os.pathsep), ())
 
 
-def parse_variables(given: Mapping[str, Any]) -> dict[str, str]:
+def parse_variables(request: Mapping[str, Any]) -> dict[str, str]:
     """Return the valid environment variables among the first 1,000 in a request to run a command."""
-    listed = given.get("env")
+    listed = request.get("env")
     pairs = listed[:1_000] if isinstance(listed, list) else []
     made = {one.get("name"): one.get("value") for one in pairs if isinstance(one, dict)}
     return {
@@ -339,13 +344,13 @@ def parse_variables(given: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _exit_status(found: _Terminal) -> dict[str, Any] | None:
-    how = found.process.ending()
-    ended = found.ended or (None if how is None else (how.code, how.signal))
+def _find_exit_status(terminal: _Terminal) -> dict[str, Any] | None:
+    how = terminal.process.ending()
+    ended = terminal.ended or (None if how is None else (how.code, how.signal))
     return None if ended is None else {"exitCode": ended[0], "signal": ended[1]}
 
 
-async def _end_command(found: _Terminal) -> None:
-    if found.ended is None:
-        how = await found.process.end()
-        found.ended = how.code, how.signal
+async def _end_command(terminal: _Terminal) -> None:
+    if terminal.ended is None:
+        how = await terminal.process.end()
+        terminal.ended = how.code, how.signal

@@ -23,9 +23,9 @@ import attrs
 from stepengine.adapters.ag_ui.asked import (
     Asked,
     asked_of,
-    find_call_of_question,
     find_page_tool_name,
-    list_waiting_page_calls,
+    find_permission_call_id,
+    list_waiting_page_call_ids,
     page_hooks,
     run_turns,
 )
@@ -154,7 +154,7 @@ class RunningTurn(Protocol):
 
     @property
     def history(self) -> Sequence[Message]:
-        """The messages so far; those of the conversation before the run come first."""
+        """The messages so far, starting with the conversation before the run."""
 
     def events(self) -> AsyncIterable[Event]:
         """Yield all events of the run from the first one."""
@@ -184,7 +184,7 @@ async def connected(
     """
     asked = Asked(given.thread_id, given.run_id, "", {}, {}, session, tuple(shares))
     page = _EventTranslator(_import_core(), asked.thread_id, asked.run_id, verbose=False, asked=asked)
-    page.history = to_protocol_messages(page.core, _messages_before_run(asked.session, handle), asked.thread_id)
+    page.history = to_protocol_messages(page.core, _list_messages_before_run(asked.session, handle), asked.thread_id)
     if handle is not None:
         async for shown in _translate_events(handle.events(), page):
             yield shown
@@ -193,19 +193,22 @@ async def connected(
         yield shown
 
 
-def _messages_before_run(session: Session, handle: RunHandle | RunningTurn | None) -> Sequence[Message]:
-    """Return the messages of a session and the prompt of the running turn. The other messages of the turn are in its events."""
+def _list_messages_before_run(session: Session, handle: RunHandle | RunningTurn | None) -> Sequence[Message]:
+    """Return a session's messages and the prompt of the running turn. The other messages of the turn are in its events."""
     more = [] if handle is None else handle.history[len(session.messages) :]
     return [*session.messages, *takewhile(lambda message: isinstance(message, UserMessage), more)]
 
 
-async def _translate_events(events: AsyncIterable[Event], page: _EventTranslator) -> AsyncGenerator[BaseEvent, None]:
+async def _translate_events(
+    events: AsyncIterable[Event], translator: _EventTranslator
+) -> AsyncGenerator[BaseEvent, None]:
+    """Yield the protocol's events for *events*, and an error event if they raise; close *events* at the end."""
     try:
         async for event in events:
-            for shown in page.translate(event):
+            for shown in translator.translate(event):
                 yield shown
     except StepEngineError as error:
-        for shown in page.end_with_error(error.message, _error_code(error)):
+        for shown in translator.end_with_error(error.message, _error_code_from_class_name(error)):
             yield shown
     finally:
         await _close_if_generator(events)
@@ -226,7 +229,7 @@ def _import_core() -> ModuleType:
     return core
 
 
-def _error_code(error: BaseException) -> str:
+def _error_code_from_class_name(error: BaseException) -> str:
     name = type(error).__name__
     return "".join([f"_{c.lower()}" if c.isupper() else c for c in name]).lstrip("_")
 
@@ -249,7 +252,7 @@ class _EventTranslator:
         self._verbose = verbose
         self._page = asked
         self._state: dict[str, Any] = {} if asked is None else asked.state
-        self._calls = CallItems(() if asked is None else _shown_call_ids(asked.session))
+        self._calls = CallItems(() if asked is None else _list_session_call_ids(asked.session))
         self._pages: set[str] = set()
         self._last_call: dict[str, str] = {}
         self._awaited: dict[tuple[str, int], dict[str, object]] = {}
@@ -273,7 +276,7 @@ class _EventTranslator:
             yield self._make_custom_event(event.path, event.type, value)
 
     def end_with_error(self, message: str, code: str) -> Iterator[BaseEvent]:
-        """Yield the end of a failed run; nothing if the run has ended."""
+        """Yield the ends of all that is open and an error event; nothing if the run has ended."""
         if self._is_over:
             return
         if not self._has_begun:
@@ -285,6 +288,7 @@ class _EventTranslator:
     # --- runs ---------------------------------------------------------------------------------------------------------
 
     def _start_run_or_lane_if_new(self, event: Event) -> Iterator[BaseEvent]:
+        """Yield the start of the run at its first event, and the start of a child at the first event of the child."""
         if not self._has_begun:
             self._root, about = event.run_id, {"run_id": event.run_id}
             if isinstance(event, RunStarted):
@@ -292,12 +296,12 @@ class _EventTranslator:
             yield from self._start_run(metadata={"stepengine": about})
         if event.path not in self._lanes:
             name = event.agent_id if isinstance(event, RunStarted) else "agent"
-            yield from self._open_lane(event.path, name)
+            yield from self._start_lane_once(event.path, name)
 
-    def _start_run(self, **more: object) -> Iterator[BaseEvent]:
-        """Yield the start of the run, with its history and shared state."""
+    def _start_run(self, **members: object) -> Iterator[BaseEvent]:
+        """Yield the start of the run with these *members*, then its history, shared state and warnings."""
         self._has_begun = True
-        yield self.core.RunStartedEvent(**self._ids, protocol_version=self.core.PROTOCOL_VERSION, **more)
+        yield self.core.RunStartedEvent(**self._ids, protocol_version=self.core.PROTOCOL_VERSION, **members)
         if self.history is not None:
             yield self.core.MessagesSnapshotEvent(messages=self.history)
         if self._page is not None and self._page.shares:
@@ -318,16 +322,16 @@ class _EventTranslator:
         """Return the outcome of a run that waits: interrupts for questions, else success with the calls of the page's tools."""
         questions = [question for question in pending if self._page is None or not find_page_tool_name(question)]
         for question in questions:
-            if question.id not in self._asked and (call := find_call_of_question(state, question)):
+            if question.id not in self._asked and (call := find_permission_call_id(state, question)):
                 self._asked[question.id] = call
         if questions:
             asked = [self._make_interrupt(question) for question in questions]
             return self.core.RunFinishedInterruptOutcome(type="interrupt", interrupts=asked)
         return self.core.RunFinishedSuccessOutcome(
-            type="success", pending_tool_call_ids=list_waiting_page_calls(state) or None
+            type="success", pending_tool_call_ids=list_waiting_page_call_ids(state) or None
         )
 
-    def _show_final_state(self, event: RunFinished) -> Iterator[BaseEvent]:
+    def _show_state_if_changed(self, event: RunFinished) -> Iterator[BaseEvent]:
         """Yield the shared state if hooks or children changed it."""
         page = self._page
         if page is None or event.path:
@@ -347,6 +351,7 @@ class _EventTranslator:
             yield self._make_custom_event(event.path, "warned", {"message": told})
 
     def _show_tool_state_change(self, event: ToolFinished) -> Iterator[BaseEvent]:
+        """Yield and store the changes that a tool of the root made to shared members of the state."""
         change = event.result.change
         if self._page is None or event.path or change is None or change.context is None:
             return
@@ -363,7 +368,8 @@ class _EventTranslator:
         if delta:
             yield self.core.StateDeltaEvent(delta=delta)
 
-    def _open_lane(self, path: str, name: str, *, call: str | None = None) -> Iterator[BaseEvent]:
+    def _start_lane_once(self, path: str, name: str, *, call: str | None = None) -> Iterator[BaseEvent]:
+        """Store a run of the tree, and yield the start of a child or tool body; nothing for a known one."""
         if path in self._lanes:
             return
         self._lanes[path] = _Lane(name)
@@ -376,9 +382,9 @@ class _EventTranslator:
                 parent_tool_call_id=call,
             )
 
-    def _show_child(self, event: AgentSpawned) -> Iterator[BaseEvent]:
+    def _show_child_start(self, event: AgentSpawned) -> Iterator[BaseEvent]:
         call = self._call_id(event.path, event.tool_call_id) if event.tool_call_id else None
-        yield from self._open_lane(event.child_path, event.display_name or event.agent_id, call=call)
+        yield from self._start_lane_once(event.child_path, event.display_name or event.agent_id, call=call)
 
     def _show_child_end(self, event: AgentFinished) -> Iterator[BaseEvent]:
         yield from self._end_lane_and_children(event.child_path, event.status, event.error)
@@ -387,8 +393,8 @@ class _EventTranslator:
         """End a run of the tree and the open runs below it, the deepest first."""
         inside = [lane for lane in self._lanes if lane == path or not path or lane.startswith(f"{path}.")]
         for each in sorted(inside, key=lambda lane: lane.count(".") if lane else -1, reverse=True):
-            yield from self._end_texts_and_calls(each)
-            yield from self._end_step(each)
+            yield from self._end_open_texts_and_calls(each)
+            yield from self._end_open_step(each)
             lane = self._lanes.pop(each)
             if each:
                 yield self._make_agent_end_event(each, status, lane, error if each == path else "")
@@ -405,8 +411,9 @@ class _EventTranslator:
         return ended
 
     def _show_run_end(self, event: RunFinished) -> Iterator[BaseEvent]:
+        """Yield changed state, warnings, the ends of all that is open, and the end of the run with its outcome."""
         result, core = event.result, self.core
-        yield from self._show_final_state(event)
+        yield from self._show_state_if_changed(event)
         yield from self._warn_of_missing_page_tools(event)
         match result.status:
             case RunStatus.FAILED | RunStatus.MAX_STEPS:
@@ -414,7 +421,7 @@ class _EventTranslator:
                 code = (
                     "max_steps"
                     if result.status is RunStatus.MAX_STEPS
-                    else _error_code(result.error or StepEngineError(""))
+                    else _error_code_from_class_name(result.error or StepEngineError(""))
                 )
                 yield from self.end_with_error(message, code)
                 return
@@ -452,12 +459,12 @@ class _EventTranslator:
         ]
 
     def _show_waiting_calls(self, state: AgentState) -> Iterator[BaseEvent]:
-        """Yield the calls of a suspended run that no event has shown: those of a journal show a call when it starts."""
+        """Yield the waiting calls of a suspended run that were not shown, as in a journal, where only a start shows a call."""
         at = find_suspended_reply_index(state.message_history)
         reply = None if at is None else state.message_history[at]
         for part in reply.content if isinstance(reply, AssistantMessage) else ():
             if isinstance(part, ToolCallPart):
-                yield from self._show_call(
+                yield from self._show_call_input(
                     ToolStarted(tool_name=part.tool_name, tool_call_id=part.tool_call_id, input=part.input)
                 )
 
@@ -480,10 +487,11 @@ class _EventTranslator:
             if one.kind != "question"
         ]
         yield self._make_custom_event(event.path, "waits", {"waits": waits})
-        yield from self._end_texts_and_calls("")
+        yield from self._end_open_texts_and_calls("")
         yield from self._show_text_items(self._texts.make_output_items(event, said))
 
     def _record_page_call(self, event: QuestionAsked) -> Iterator[BaseEvent]:
+        """Store the last call as one that the page executes, if the question is about its result; yield nothing."""
         if find_page_tool_name(event.question):
             self._pages.add(self._last_call.get(event.path, ""))
         yield from ()
@@ -491,7 +499,7 @@ class _EventTranslator:
     def _show_permission_request(self, event: PermissionRequested) -> Iterator[BaseEvent]:
         """Yield the call. Its question follows at the end of the run, which is suspended."""
         self._asked[event.question.id] = self._call_id(event.path, event.tool_call_id)
-        yield from self._show_call(event)
+        yield from self._show_call_input(event)
 
     def _make_interrupt(self, question: Question) -> object:
         is_permission = question.tool_name is not None
@@ -508,15 +516,15 @@ class _EventTranslator:
     # --- steps and messages -------------------------------------------------------------------------------------------
 
     def _show_step_start(self, event: StepStarted) -> Iterator[BaseEvent]:
-        yield from self._end_step(event.path)
+        yield from self._end_open_step(event.path)
         self._lanes[event.path].step = name = f"{event.path}#{event.step}"
         yield self.core.StepStartedEvent(step_name=name, subagent_run_id=self._subagent_run_id(event.path))
 
-    def _show_step_end(self, event: StepFinished) -> Iterator[BaseEvent]:
-        yield from self._end_texts_and_calls(event.path)
-        yield from self._end_step(event.path)
+    def _end_texts_calls_and_step(self, event: StepFinished) -> Iterator[BaseEvent]:
+        yield from self._end_open_texts_and_calls(event.path)
+        yield from self._end_open_step(event.path)
 
-    def _end_step(self, path: str) -> Iterator[BaseEvent]:
+    def _end_open_step(self, path: str) -> Iterator[BaseEvent]:
         lane = self._lanes[path]
         if lane.step:
             yield self.core.StepFinishedEvent(step_name=lane.step, subagent_run_id=self._subagent_run_id(path))
@@ -548,15 +556,16 @@ class _EventTranslator:
                     yield core.ReasoningMessageEndEvent(**message)
                     yield core.ReasoningEndEvent(**message)
 
-    def _discard_reply(self, event: ReplyDiscarded) -> Iterator[BaseEvent]:
+    def _end_discarded_texts_and_calls(self, event: ReplyDiscarded) -> Iterator[BaseEvent]:
+        """Yield the ends of the open texts and calls of a discarded reply, with an event that marks each."""
         yield from self._show_text_items(self._texts.end_texts(event.path, discarded=event.seq))
         calls = self._calls.end_incomplete_inputs(event.path, are_over=False)
         for call in calls:
             yield self._make_custom_event(event.path, "discarded", {"toolCallId": self._call_id(event.path, call)})
-        yield from self._end_texts_and_calls(event.path)
+        yield from self._end_open_texts_and_calls(event.path)
         yield from self._end_calls(event.path, calls)
 
-    def _end_texts_and_calls(self, path: str) -> Iterator[BaseEvent]:
+    def _end_open_texts_and_calls(self, path: str) -> Iterator[BaseEvent]:
         yield from self._show_text_items(self._texts.end_texts(path))
         yield from self._end_calls(path, self._calls.end_incomplete_inputs(path, are_over=True))
 
@@ -568,7 +577,8 @@ class _EventTranslator:
 
     # --- tools --------------------------------------------------------------------------------------------------------
 
-    def _show_call(self, event: CallEvent) -> Iterator[BaseEvent]:
+    def _show_call_input(self, event: CallEvent) -> Iterator[BaseEvent]:
+        """Yield the start, arguments and end of the input of a call; the whole input only once."""
         core = self.core
         for step, path, call, name, piece, given, is_streamed in self._calls.make_items(event):
             about = {"tool_call_id": self._call_id(path, call), "subagent_run_id": self._subagent_run_id(path)}
@@ -580,19 +590,21 @@ class _EventTranslator:
                 yield core.ToolCallEndEvent(**about)
 
     def _show_tool_start(self, event: ToolStarted) -> Iterator[BaseEvent]:
+        """Yield the input of a call unless shown before, and the start of a body with effects as a child."""
         self._last_call[event.path] = event.tool_call_id
-        yield from self._show_call(event)
+        yield from self._show_call_input(event)
         if event.child_path:
             # The effects of a tool's body are shown below its call, like those of a child.
             call = self._call_id(event.path, event.tool_call_id)
-            yield from self._open_lane(event.child_path, event.tool_name, call=call)
+            yield from self._start_lane_once(event.child_path, event.tool_name, call=call)
 
     def _show_tool_end(self, event: ToolFinished) -> Iterator[BaseEvent]:
+        """Yield the end of a body, changes of the state, and the result unless it is pending or from the page."""
         if event.child_path and event.result.status != "pending":
             failed = event.result.is_error
             status = RunStatus.FAILED if failed else RunStatus.COMPLETED
             yield from self._end_lane_and_children(event.child_path, status, event.result.text if failed else "")
-        yield from self._show_call(event)
+        yield from self._show_call_input(event)
         call = self._call_id(event.path, event.tool_call_id)
         yield from self._show_tool_state_change(event)
         if event.result.status == "pending":
@@ -608,14 +620,14 @@ class _EventTranslator:
             metadata={"stepengine": {"status": event.result.status, "duration_ms": event.duration_ms}},
         )
 
-    def _show_progress(self, event: ToolProgress | ToolLog) -> Iterator[BaseEvent]:
+    def _show_tool_progress(self, event: ToolProgress | ToolLog) -> Iterator[BaseEvent]:
         call = self._call_id(event.path, event.tool_call_id)
         content = {"toolCallId": call, "message": event.message, "percent": getattr(event, "percent", None)}
-        yield self._make_activity(event.path, "progress", f"{call}-progress", content)
+        yield self._make_activity_snapshot(event.path, "progress", f"{call}-progress", content)
 
     def _show_todos(self, event: TodosChanged) -> Iterator[BaseEvent]:
         id_ = f"{self._subagent_run_id(event.path) or self._root}-todos"
-        yield self._make_activity(event.path, "todos", id_, {"todos": thaw(event.todos)})
+        yield self._make_activity_snapshot(event.path, "todos", id_, {"todos": thaw(event.todos)})
 
     def _show_wait(self, event: WaitStarted | WaitFinished) -> Iterator[BaseEvent]:
         """Yield a wait as one activity; a suspended run continues it in another message."""
@@ -624,9 +636,9 @@ class _EventTranslator:
         if isinstance(event, WaitStarted):
             about |= {"wakesAt": event.wakes_at, "topic": event.topic, "children": list(event.children)}
         id_ = f"{self._subagent_run_id(event.path) or self._root}-wait-{event.seq}"
-        yield self._make_activity(event.path, "wait", id_, {**about, "isOver": is_over})
+        yield self._make_activity_snapshot(event.path, "wait", id_, {**about, "isOver": is_over})
 
-    def _show_answer(self, event: AnswerReceived | PermissionDecided) -> Iterator[BaseEvent]:
+    def _show_answer_or_decision(self, event: AnswerReceived | PermissionDecided) -> Iterator[BaseEvent]:
         if isinstance(event, AnswerReceived):
             told = {"questionId": event.question_id, "answer": event.answer}
         else:
@@ -635,7 +647,9 @@ class _EventTranslator:
 
     # --- words --------------------------------------------------------------------------------------------------------
 
-    def _make_activity(self, path: str, name: str, message_id: str, content: Mapping[str, object]) -> BaseEvent:
+    def _make_activity_snapshot(
+        self, path: str, name: str, message_id: str, content: Mapping[str, object]
+    ) -> BaseEvent:
         """Return a snapshot of an activity; it replaces earlier ones with the same id."""
         activity: BaseEvent = self.core.ActivitySnapshotEvent(
             message_id=message_id,
@@ -662,41 +676,41 @@ class _EventTranslator:
     SHOWN: ClassVar[Mapping[type[Event], Callable[[_EventTranslator, Any], Iterable[BaseEvent]]]] = {
         RunStarted: lambda *_: (),
         RunFinished: _show_run_end,
-        AgentSpawned: _show_child,
+        AgentSpawned: _show_child_start,
         AgentFinished: _show_child_end,
         StepStarted: _show_step_start,
-        StepFinished: _show_step_end,
+        StepFinished: _end_texts_calls_and_step,
         TextDelta: _show_text,
         ThinkingDelta: _show_text,
         TextCompleted: _show_text,
         ThinkingCompleted: _show_text,
-        ReplyDiscarded: _discard_reply,
-        ToolInputDelta: _show_call,
+        ReplyDiscarded: _end_discarded_texts_and_calls,
+        ToolInputDelta: _show_call_input,
         ToolStarted: _show_tool_start,
         ToolFinished: _show_tool_end,
-        ToolProgress: _show_progress,
-        ToolLog: _show_progress,
+        ToolProgress: _show_tool_progress,
+        ToolLog: _show_tool_progress,
         TodosChanged: _show_todos,
         QuestionAsked: _record_page_call,
         PermissionRequested: _show_permission_request,
-        AnswerReceived: _show_answer,
-        PermissionDecided: _show_answer,
+        AnswerReceived: _show_answer_or_decision,
+        PermissionDecided: _show_answer_or_decision,
         WaitStarted: _show_wait,
         WaitFinished: _show_wait,
     }
     """The events for which the protocol has a form. The others are custom events, or are left out."""
 
 
-def _shown_call_ids(session: Session) -> set[str]:
-    """Return the ids of the calls of a session that the page already has."""
+def _list_session_call_ids(session: Session) -> set[str]:
+    """Return the ids of all tool calls in the messages of a session, which the page already has."""
     replies = [message for message in session.messages if isinstance(message, AssistantMessage)]
     return {part.tool_call_id for reply in replies for part in reply.content if isinstance(part, ToolCallPart)}
 
 
-def to_protocol_messages(core: ModuleType, said: Sequence[Message], thread_id: str) -> list[object]:
+def to_protocol_messages(core: ModuleType, messages: Sequence[Message], thread_id: str) -> list[object]:
     """Return a conversation as AG-UI messages, without thoughts, instructions and the results of waiting calls."""
     found: list[object] = []
-    for number, message in enumerate(said):
+    for number, message in enumerate(messages):
         own = f"{thread_id}-{number}"
         if isinstance(message, AssistantMessage):
             calls = [

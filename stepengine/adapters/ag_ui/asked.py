@@ -99,32 +99,32 @@ def asked_of(given: Any, session: Session, *, shares: Collection[str] = ()) -> A
         InputError: for a last message that is no text of the user, unreadable answers, state that is not shared, tools that cannot be
             offered, and more than 1,048,576 characters of tools, context and state.
     """
-    waiting = {message.tool_call_id for message in list_waiting_calls(session.state)}
-    results = dict(_iter_page_results([m for m in given.messages if m.role == "tool" and m.tool_call_id in waiting]))
-    answers = {**find_page_answers(session.state, results), **parse_interrupt_answers(given)}
+    waiting = {message.tool_call_id for message in list_waiting_call_placeholders(session.state)}
+    results = dict(_parse_page_results([m for m in given.messages if m.role == "tool" and m.tool_call_id in waiting]))
+    answers = {**find_next_page_answer(session.state, results), **parse_interrupt_answers(given)}
     says_more = bool(answers) and not given.resume and bool(given.messages) and given.messages[-1].role == "user"
     prompt = "" if answers and not says_more else extract_prompt(given)
-    metadata = _make_metadata(given, session.state, tuple(shares))
+    metadata = _make_page_metadata(given, session.state, tuple(shares))
     sent = {"forwardedProps": given.forwarded_props, "parentRunId": given.parent_run_id}
     unread = tuple([f"the run ignores {name} of the page" for name, value in sent.items() if value])
     return Asked(given.thread_id, given.run_id, prompt, answers, metadata, session, tuple(shares), results, unread)
 
 
-def extract_prompt(given: Any) -> str:
+def extract_prompt(request: Any) -> str:
     """
     Return the prompt: the text of the last message of a page. The rest of its history is ignored.
 
     Args:
-        given: The ``RunAgentInput``.
+        request: The ``RunAgentInput``.
 
     Raises:
         InputError: when the last message is none of the user's, holds something that is not text, or is too long.
     """
-    last = given.messages[-1] if given.messages else None
+    last = request.messages[-1] if request.messages else None
     if last is None or last.role != "user":
         msg = f"the last message of a page must be a user message; this one is {'none' if last is None else repr(last.role)}"
         raise InputError(msg, issues=("messages: the last one is not a user message",))
-    text = _content_text(last.content)
+    text = _join_text_parts(last.content)
     if text is None:
         msg = "a page sent a message with a part that is not text; only text parts are supported"
         raise InputError(msg, issues=("messages: the last one has a part that is not text",))
@@ -134,13 +134,14 @@ def extract_prompt(given: Any) -> str:
     return text
 
 
-def _content_text(content: Any) -> str | None:
+def _join_text_parts(content: Any) -> str | None:
+    """Return the texts of a message joined; ``None`` if a part is not text."""
     parts = [content] if isinstance(content, str) else [getattr(part, "text", None) for part in content]
     texts = [part for part in parts if isinstance(part, str)]
     return "\n\n".join(texts) if len(texts) == len(parts) else None
 
 
-def parse_interrupt_answers(given: Any) -> dict[str, AnswerLike]:
+def parse_interrupt_answers(request: Any) -> dict[str, AnswerLike]:
     """
     Return a page's answers to the interrupts of a suspended run, by question id; empty without answers.
 
@@ -149,14 +150,14 @@ def parse_interrupt_answers(given: Any) -> dict[str, AnswerLike]:
     engine validates the answers.
 
     Args:
-        given: The ``RunAgentInput``.
+        request: The ``RunAgentInput``.
 
     Raises:
         InputError: when an id is none of ours, the entries are of several runs, or a payload cannot be read.
     """
     found: dict[str, AnswerLike] = {}
     runs = set()
-    for number, entry in enumerate(given.resume or ()):
+    for number, entry in enumerate(request.resume or ()):
         run, colon, question = entry.interrupt_id.partition(":")
         if not (run and colon and question):
             msg = (
@@ -182,9 +183,10 @@ def _parse_answer(payload: Any, number: int) -> AnswerLike:
 # --- the page's own tools ---------------------------------------------------------------------------------------------
 
 
-def _iter_page_results(messages: Sequence[Any]) -> Iterator[tuple[str, Answer]]:
+def _parse_page_results(messages: Sequence[Any]) -> Iterator[tuple[str, Answer]]:
+    """Yield the call id and answer in each tool message of a page; raise ``InputError`` for one that is no text or too long."""
     for message in messages:
-        text = _content_text(message.content)
+        text = _join_text_parts(message.content)
         if text is None or len(text) > MAX_PROMPT:
             msg = (
                 f"the result of the call {message.tool_call_id!r:.80} is too long, or holds something that is not text"
@@ -201,7 +203,7 @@ def find_page_tool_name(question: Question) -> str:
     )
 
 
-def list_waiting_calls(state: AgentState | None) -> list[ToolMessage]:
+def list_waiting_call_placeholders(state: AgentState | None) -> list[ToolMessage]:
     """Return the placeholder results of the calls that a suspended run waits for."""
     at = None if state is None else find_suspended_reply_index(state.message_history)
     if state is None or at is None:
@@ -209,29 +211,29 @@ def list_waiting_calls(state: AgentState | None) -> list[ToolMessage]:
     return [m for m in state.message_history[at:] if isinstance(m, ToolMessage) and m.status == "pending"]
 
 
-def find_call_of_question(state: AgentState | None, question: Question) -> str:
+def find_permission_call_id(state: AgentState | None, question: Question) -> str:
     """Return the id of the waiting call of the root run that a permission question is about; ``""`` for other questions."""
     at = None if state is None else find_suspended_reply_index(state.message_history)
     if state is None or at is None or question.path:
         return ""
-    waiting = [m.tool_call_id for m in list_waiting_calls(state) if m.tool_name == question.tool_name]
+    waiting = [m.tool_call_id for m in list_waiting_call_placeholders(state) if m.tool_name == question.tool_name]
     reply = cast("AssistantMessage", state.message_history[at])
     # Of several calls of a tool the one with the input that the question shows; it may be shown in another form.
     same = [call.tool_call_id for call in reply.tool_calls if call.input == question.details]
     return next((call for call in waiting if call in same), waiting[0] if waiting else "")
 
 
-def list_waiting_page_calls(state: AgentState | None) -> list[str]:
+def list_waiting_page_call_ids(state: AgentState | None) -> list[str]:
     """Return the ids of the page tool calls that a suspended run needs results for; the first one is asked about."""
     names = {find_page_tool_name(question) for question in (state.pending if state is not None else ())} - {""}
     specs = state.tool_definitions if state is not None else {}
-    waiting = list_waiting_calls(state) if names else []
+    waiting = list_waiting_call_placeholders(state) if names else []
     return [m.tool_call_id for m in waiting if m.tool_name in specs and specs[m.tool_name].category == PAGE]
 
 
-def find_page_answers(state: AgentState | None, results: Mapping[str, Answer]) -> dict[str, AnswerLike]:
-    """Return the answer to the first question for a page tool call with a known result, by question id; else an empty dict."""
-    names = {call.tool_call_id: call.tool_name for call in list_waiting_calls(state)}
+def find_next_page_answer(state: AgentState | None, results: Mapping[str, Answer]) -> dict[str, AnswerLike]:
+    """Return a known result as the answer to the first open page tool question with one, by question id; else an empty dict."""
+    names = {call.tool_call_id: call.tool_name for call in list_waiting_call_placeholders(state)}
     for question in state.pending if state is not None else ():
         name = find_page_tool_name(question)
         call = next((id for id, own in names.items() if own == name), "")
@@ -254,15 +256,16 @@ def make_page_tool(name: str, description: str, schema: Mapping[str, Any]) -> To
     inputs = SchemaInputs(name, schema).schema
     spec = ToolSpec(name, description, inputs, category=PAGE, requires_permission=False)
 
-    def questions(value: JsonDict) -> Sequence[Question]:
+    def make_questions(value: JsonDict) -> Sequence[Question]:
         return [
             Question("", f"The page carries out {name}.", details={PAGE_TOOL: name, "input": value}, allow_text=True)
         ]
 
-    return make_checked_tool(spec, Asking(questions, _result_from_answer))
+    return make_checked_tool(spec, Asking(make_questions, _result_from_page_answer))
 
 
-def _result_from_answer(answers: Sequence[Answer]) -> ToolResult:
+def _result_from_page_answer(answers: Sequence[Answer]) -> ToolResult:
+    """Return the only answer as a result: an error if it is not from the page, or has a reason."""
     (answer,) = answers
     if answer.by != PAGE:
         said = f"; its user said: {answer.value}" if answer.value else ""
@@ -290,7 +293,9 @@ async def run_turns(
         prompt = ""
         async for event in handle.events():
             if isinstance(event, RunFinished) and not event.path:
-                answers = find_page_answers(event.result.state, asked.results) if event.result.pending_questions else {}
+                answers = (
+                    find_next_page_answer(event.result.state, asked.results) if event.result.pending_questions else {}
+                )
             if not answers:
                 yield event
 
@@ -298,15 +303,18 @@ async def run_turns(
 # --- what a run is given ----------------------------------------------------------------------------------------------
 
 
-def _make_metadata(given: Any, state: AgentState | None, shares: tuple[str, ...]) -> dict[str, Any]:
+def _make_page_metadata(request: Any, state: AgentState | None, shares: tuple[str, ...]) -> dict[str, Any]:
+    """Return the checked tools, context and shared state of a page as metadata of its run; empty without any."""
     tools = [
         {"name": tool.name, "description": tool.description, "parameters": tool.parameters or NO_INPUT}
-        for tool in given.tools or ()
+        for tool in request.tools or ()
     ]
     # A page that is loaded again may offer nothing any more; a call that waits for it goes on nevertheless.
-    tools += [tool for tool in _list_waiting_page_tools(state) if tool["name"] not in {own["name"] for own in tools}]
-    context = [{"description": each.description, "value": each.value} for each in given.context or ()]
-    page = {"tools": _check_page_tools(tools), "context": context, "state": _parse_shared_state(given.state, shares)}
+    tools += [
+        tool for tool in _list_tools_of_waiting_calls(state) if tool["name"] not in {own["name"] for own in tools}
+    ]
+    context = [{"description": each.description, "value": each.value} for each in request.context or ()]
+    page = {"tools": _check_page_tools(tools), "context": context, "state": _parse_shared_state(request.state, shares)}
     page = {name: value for name, value in page.items() if value}
     if len(size := repr(page)) > MAX_PROMPT:
         msg = f"a page sent {len(size)} characters of tools, context and state; at most {MAX_PROMPT} are allowed"
@@ -314,9 +322,9 @@ def _make_metadata(given: Any, state: AgentState | None, shares: tuple[str, ...]
     return {KEY: page} if page else {}
 
 
-def _list_waiting_page_tools(state: AgentState | None) -> list[dict[str, Any]]:
-    calls = set(list_waiting_page_calls(state))
-    names = {message.tool_name for message in list_waiting_calls(state) if message.tool_call_id in calls}
+def _list_tools_of_waiting_calls(state: AgentState | None) -> list[dict[str, Any]]:
+    calls = set(list_waiting_page_call_ids(state))
+    names = {message.tool_name for message in list_waiting_call_placeholders(state) if message.tool_call_id in calls}
     specs = {} if state is None else state.tool_definitions
     return [
         {"name": name, "description": specs[name].description, "parameters": plain(specs[name].input_schema)}
@@ -325,6 +333,7 @@ def _list_waiting_page_tools(state: AgentState | None) -> list[dict[str, Any]]:
 
 
 def _check_page_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return *tools* unchanged; raise ``InputError`` for too many, a taken name, or one that no model can be offered."""
     names = [tool["name"] for tool in tools]
     if len(tools) > MAX_TOOLS or len(set(names)) < len(names) or set(names) & control_tools_by_name().keys():
         msg = f"a page offers {len(tools)} tools; at most {MAX_TOOLS} are allowed, with unique names that no built-in tool has"

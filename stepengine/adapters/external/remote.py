@@ -150,8 +150,8 @@ class RemoteAgent(AgentDefinition[Any]):
     ) -> None:
         if url is not None:
             _check_options(id, url, permissions, away_seconds, allow_http=allow_http)
-            secret = Secret(_check_token(id, token)) if isinstance(token, str) else token
-            led = _RemoteSettings(
+            secret = Secret(_validate_token(id, token)) if isinstance(token, str) else token
+            settings = _RemoteSettings(
                 id=id, url=url.rstrip("/"), agent=agent or id, token=secret, token_env=token_env, permissions=permissions,
                 away_seconds=away_seconds,
             )  # fmt: skip
@@ -159,9 +159,9 @@ class RemoteAgent(AgentDefinition[Any]):
             fields = {
                 "input_schema": InputSchema(prompt=PROMPT, params=params),
                 **fields,
-                "tools": [_make_turn_tool(led, timeout), *make_permission_tools(id)],
+                "tools": [_make_turn_tool(settings, timeout), *make_permission_tools(id)],
                 "handle_steps": make_external_handler(
-                    id, _make_first_input, itemgetter("output"), carried=("run", "place")
+                    id, _make_first_turn_input, itemgetter("output"), carried=("run", "place")
                 ),
             }
         elif "handle_steps" not in fields:  # `attrs.evolve` makes one of its fields
@@ -205,7 +205,7 @@ def _find_url_problem(url: object, *, allow_http: bool) -> str:
     return ""
 
 
-def _check_token(id: str, token: str) -> str:
+def _validate_token(id: str, token: str) -> str:
     """Return *token* without surrounding blanks; raise ``DefinitionError`` if it is empty or has invalid characters."""
     token = token.strip()
     if not token or not (token.isascii() and token.isprintable()) or " " in token:
@@ -217,7 +217,8 @@ def _check_token(id: str, token: str) -> str:
 # --- the run ----------------------------------------------------------------------------------------------------------
 
 
-def _make_first_input(ctx: StepContext) -> dict[str, Any]:
+def _make_first_turn_input(ctx: StepContext) -> dict[str, Any]:
+    """Return the prompt and params of a run; params that are empty or no mapping are ``None``."""
     given = ctx.params
     return {"prompt": ctx.prompt, "params": dict(given) if isinstance(given, Mapping) and given else None}
 
@@ -225,7 +226,7 @@ def _make_first_input(ctx: StepContext) -> dict[str, Any]:
 # --- a turn -----------------------------------------------------------------------------------------------------------
 
 
-def _make_turn_tool(led: _RemoteSettings, timeout: float | None) -> Tool[Any, Any]:
+def _make_turn_tool(settings: _RemoteSettings, timeout: float | None) -> Tool[Any, Any]:
     schema = {
         "type": "object",
         "properties": {
@@ -238,14 +239,15 @@ def _make_turn_tool(led: _RemoteSettings, timeout: float | None) -> Tool[Any, An
         "additionalProperties": False,
     }
 
-    async def run(ctx: ToolContext, given: JsonDict) -> ToolResult:
+    async def run_turn(ctx: ToolContext, input: JsonDict) -> ToolResult:
+        """Run a turn on the server, and return its output; a failure becomes a failed result, and ends the remote run."""
         said = TurnOutput()
         said.start_call_output(ctx)
         turn: _RemoteRun | None = None
         try:
-            async with _ServerClient(led) as server:
-                turn = _RemoteRun(led, server, said)
-                return await turn.run_until_question(ctx, given)
+            async with _ServerClient(settings) as server:
+                turn = _RemoteRun(settings, server, said)
+                return await turn.run_until_question(ctx, input)
         except ExternalAgentError as error:
             if turn is not None and turn.is_running:
                 await turn.cancel()  # nobody would ask for what it does
@@ -258,10 +260,10 @@ def _make_turn_tool(led: _RemoteSettings, timeout: float | None) -> Tool[Any, An
             said.end_unfinished_calls()
 
     return Tool(
-        led.id,
-        f"Has the remote agent {led.id} do something, and gives what came of it.",
+        settings.id,
+        f"Has the remote agent {settings.id} do something, and gives what came of it.",
         schema,
-        run,
+        run_turn,
         category="network",
         # Again it finds its run by its key: what it does there is not done twice.
         annotations=ToolAnnotations(idempotent=True, destructive=True, open_world=True),
@@ -275,8 +277,8 @@ def _make_turn_tool(led: _RemoteSettings, timeout: float | None) -> Tool[Any, An
 class _RemoteRun:
     """A run on another server, from its start or an answer to its end or next question."""
 
-    def __init__(self, led: _RemoteSettings, server: _ServerClient, said: TurnOutput) -> None:
-        self._led = led
+    def __init__(self, settings: _RemoteSettings, server: _ServerClient, said: TurnOutput) -> None:
+        self._settings = settings
         self._server = server
         self._said = said
         self._run = ""
@@ -293,28 +295,28 @@ class _RemoteRun:
         """Whether the run was started and is not known to have ended."""
         return bool(self._run) and not self._is_over
 
-    async def run_until_question(self, ctx: ToolContext, given: Mapping[str, Any]) -> ToolResult:
+    async def run_until_question(self, ctx: ToolContext, input: Mapping[str, Any]) -> ToolResult:
         """Start or answer the run, and return its output up to its end or next question."""
-        answers = given.get("answers")
+        answers = input.get("answers")
         if answers is None:
-            await self._start_new_run(ctx, given)
+            await self._start_or_find_run(ctx, input)
         else:
-            self._run, self._place = given["run"], given["place"]
+            self._run, self._place = input["run"], input["place"]
             for answer in answers:
                 await self._send_answer(answer)
         pause = FIRST_PAUSE
         while True:
             before = self._place
-            heard = await self._read_events()
+            heard = await self._record_events_until_question()
             view = await self._fetch_run()
             if view["status"] == "cancelled" and self._is_found:
                 # Its end was still on its way when it was found: it was cancelled with the run that led it.
-                await self._start_new_run(ctx, given)
+                await self._start_or_find_run(ctx, input)
                 continue
             if view["status"] in ENDED:
                 self._is_over = True
-                return self._make_result(view)
-            if asks := await self._collect_asks(view, has_more_events=self._place != before):
+                return self._make_final_result(view)
+            if asks := await self._list_asks_or_deny(view, has_more_events=self._place != before):
                 self._said.emit_full_text()
                 told: Any = {
                     "asks": asks,
@@ -328,21 +330,23 @@ class _RemoteRun:
 
     # --- what is said to it -------------------------------------------------------------------------------------------
 
-    async def _start_new_run(self, ctx: ToolContext, given: Mapping[str, Any]) -> None:
-        body = {"agent": self._led.agent, "prompt": given.get("prompt") or ""}
-        if given.get("params"):
-            body["params"] = given["params"]
+    async def _start_or_find_run(self, ctx: ToolContext, input: Mapping[str, Any]) -> None:
+        """Start a run, or find the run of an earlier start with the same key; cancelled runs are skipped."""
+        body = {"agent": self._settings.agent, "prompt": input.get("prompt") or ""}
+        if input.get("params"):
+            body["params"] = input["params"]
         for again in range(MAX_AGAIN):
             # Whoever resumes a run that was cancelled has its remote run cancelled, too, and starts another.
             self._start = {"body": body, "key": f"{ctx.idempotency_key}-{again}"}
             self._place, self._told = "", set()
-            self._is_found = not await self._request_run_start()
+            self._is_found = not await self._send_run_start()
             if not self._is_found or (await self._fetch_run())["status"] != "cancelled":
                 return
-        msg = f"the run of {self._led.id!r} was cancelled {MAX_AGAIN} times; start a new run"
+        msg = f"the run of {self._settings.id!r} was cancelled {MAX_AGAIN} times; start a new run"
         raise ExternalAgentError(msg, kind="failed")
 
-    async def _request_run_start(self) -> bool:
+    async def _send_run_start(self) -> bool:
+        """Send the start, store the id of the run, and return whether the server started a new one."""
         assert self._start is not None  # noqa: S101
         start = self._start
         made = await self._server.send_request(
@@ -354,20 +358,20 @@ class _RemoteRun:
         self._run = run
         return is_new
 
-    async def _send_answer(self, given: Mapping[str, Any]) -> None:
-        """Answer a question. A closed question was answered by someone else, or by us before a crash."""
-        name = given["id"]
-        answer = given.get("answer", given.get("allowed"))
+    async def _send_answer(self, entry: Mapping[str, Any]) -> None:
+        """Answer a question; raise an error if the server rejects the answer. A closed question is ignored."""
+        name = entry["id"]
+        answer = entry.get("answer", entry.get("allowed"))
         told: Any = {"declined": True} if answer == "" else answer
         refused = await self._server.send_request(
-            "POST", f"/runs/{self._run}/answers", {"answers": {name: told}}, may_be=(409, 404)
+            "POST", f"/runs/{self._run}/answers", {"answers": {name: told}}, accepted_errors=(409, 404)
         )
         self._answered[name] = asyncio.get_running_loop().time()
         if refused.get("type") == "urn:stepengine:problem:answer_rejected" and name in [
             one.get("id") for one in dicts_in_list(refused.get("open"))
         ]:
             # It is open, and this is no answer to it: to ask about it again would go on for ever.
-            msg = f"{self._led.id!r} rejected the answer to {name!r}: {start_of_text(refused.get('detail'))}"
+            msg = f"{self._settings.id!r} rejected the answer to {name!r}: {start_of_text(refused.get('detail'))}"
             raise ExternalAgentError(_clean_text(msg), kind="failed")
 
     async def cancel(self) -> None:
@@ -375,11 +379,11 @@ class _RemoteRun:
         if not self._run and self._start is None:
             return
         with contextlib.suppress(ExternalAgentError, TimeoutError):
-            async with asyncio.timeout(CANCEL_SECONDS), _ServerClient(self._led) as self._server:
+            async with asyncio.timeout(CANCEL_SECONDS), _ServerClient(self._settings) as self._server:
                 if not self._run:
-                    await self._request_run_start()
+                    await self._send_run_start()
                 body = {"reason": "the run that called it was cancelled"}
-                await self._server.send_request("POST", f"/runs/{self._run}/cancel", body, may_be=(404, 409))
+                await self._server.send_request("POST", f"/runs/{self._run}/cancel", body, accepted_errors=(404, 409))
 
     # --- what it says -------------------------------------------------------------------------------------------------
 
@@ -389,18 +393,18 @@ class _RemoteRun:
             self._server.raise_invalid_reply(f"a run with the status {view.get('status')!r:.60}")
         return view
 
-    async def _read_events(self) -> bool:
-        """Read events until the run asks or ends or the stream ends, and return True if there were any."""
+    async def _record_events_until_question(self) -> bool:
+        """Emit and record events until the run asks or ends or the stream ends; return whether there were any."""
         heard = False
         async with contextlib.aclosing(self._server.stream_events(f"/runs/{self._run}/events", self._place)) as events:
             async for place, event in events:
                 heard = True
                 self._place = place or self._place
-                if self._record_event(event["type"], event):
+                if self._emit_and_record_event(event["type"], event):
                     break
         return heard
 
-    def _record_event(self, kind: str, event: Mapping[str, Any]) -> bool:
+    def _emit_and_record_event(self, kind: str, event: Mapping[str, Any]) -> bool:
         """Emit and record the content of an event, and return True if the run has to be fetched."""
         match kind:
             case "question_asked" | "permission_requested" | "run_finished":
@@ -409,18 +413,18 @@ class _RemoteRun:
                     self._kinds[name] = permission_kind_from_category(start_of_text(event.get("category"), 40))
                 return True
             case "text_delta" | "thinking_delta" | "text_completed" | "thinking_completed":
-                self._record_text(kind, event)
+                self._emit_and_record_text(kind, event)
             case "reply_discarded":
-                self._discard_reply(event)
+                self._discard_reply_texts(event)
             case "tool_started" | "tool_finished":
-                self._record_call(kind, event)
+                self._emit_and_record_call(kind, event)
             case "todos_changed":
-                self._record_todos(event)
+                self._emit_and_record_todos(event)
             case _:
                 pass
         return False
 
-    def _record_text(self, kind: str, event: Mapping[str, Any]) -> None:
+    def _emit_and_record_text(self, kind: str, event: Mapping[str, Any]) -> None:
         """Emit and record a text of the agent itself. Texts of its children are ignored."""
         seq = event.get("seq")
         if event.get("path") != "" or not isinstance(seq, int) or not self._said.chars_left:
@@ -432,14 +436,14 @@ class _RemoteRun:
         self._told.add(place)
         self._said.emit_and_record_text(what, start_of_text(event.get("text"), self._said.chars_left), reply=seq)
 
-    def _discard_reply(self, event: Mapping[str, Any]) -> None:
+    def _discard_reply_texts(self, event: Mapping[str, Any]) -> None:
         """Remove the texts of a reply that was interrupted. Its retry has the same number."""
         seq = event.get("seq")
         if event.get("path") == "" and isinstance(seq, int):
             self._told -= {("text", seq), ("thought", seq)}
             self._said.discard_reply(seq, start_of_text(event.get("model"), 100))
 
-    def _record_call(self, kind: str, event: Mapping[str, Any]) -> None:
+    def _emit_and_record_call(self, kind: str, event: Mapping[str, Any]) -> None:
         call = start_of_text(event.get("tool_call_id"))
         if not call:
             return
@@ -447,33 +451,33 @@ class _RemoteRun:
         given = event.get("input")
         status = "" if kind == "tool_started" else "completed" if result.get("status") in (None, "ok") else "failed"
         kept = {"input": start_of_json(given)} if kind == "tool_started" and given else {}
-        self._said.record_call(
+        self._said.emit_and_record_call(
             f"{start_of_text(event.get('path'), 100)}/{call}",
             name=start_of_text(event.get("tool_name"), 100) or "other",
             category=start_of_text(event.get("category"), 40),
             title=start_of_text(event.get("tool_name"), 100),
             status=status,
-            given=make_shown_input(start_of_text(event.get("tool_name"), 100), dict_or_empty(given)) if given else {},
+            input=make_shown_input(start_of_text(event.get("tool_name"), 100), dict_or_empty(given)) if given else {},
             kept=kept,
-            output=_result_text(result) if kind == "tool_finished" else "",
+            output=_format_tool_result(result) if kind == "tool_finished" else "",
         )
 
-    def _record_todos(self, event: Mapping[str, Any]) -> None:
+    def _emit_and_record_todos(self, event: Mapping[str, Any]) -> None:
         todos = dicts_in_list(event.get("todos"))[:200]
         if event.get("path") == "":
-            self._said.record_plan(
+            self._said.emit_and_record_plan(
                 [{"task": start_of_text(one.get("task")), "completed": one.get("completed") is True} for one in todos]
             )
 
     # --- what comes of it ---------------------------------------------------------------------------------------------
 
-    async def _collect_asks(self, view: Mapping[str, Any], *, has_more_events: bool) -> list[dict[str, Any]]:
+    async def _list_asks_or_deny(self, view: Mapping[str, Any], *, has_more_events: bool) -> list[dict[str, Any]]:
         """
-        Return the open questions as requests of the turn, without those that were just answered.
+        Return the open questions as requests of the turn, without just answered ones; deny permissions that are too long.
 
         None are returned while the event of a permission request was not read: our rules judge the request by its category.
         """
-        found, judges = self._list_open_questions(view), self._led.permissions == "policy"
+        found, judges = self._list_open_questions(view), self._settings.permissions == "policy"
         if judges and has_more_events and any(one.get("tool_name") and one["id"] not in self._kinds for one in found):
             return []
         asks = []
@@ -481,13 +485,14 @@ class _RemoteRun:
             # Without a category no rule would know the tool, so a person is asked.
             kind = self._kinds.get(one["id"], "") if judges and one.get("tool_name") else ""
             try:
-                asks.append(_convert_permission(one, kind) if kind else _convert_question(one))
+                asks.append(_make_permission_ask(one, kind) if kind else _make_person_ask(one))
             except ToolError as error:
-                LOGGER.warning("a permission request of %r was denied: %s", self._led.id, error.message)
+                LOGGER.warning("a permission request of %r was denied: %s", self._settings.id, error.message)
                 await self._send_answer({"id": one["id"], "allowed": False})
         return asks
 
     def _list_open_questions(self, view: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """Return the open questions of a run, without just answered ones; raise an error for one without an id."""
         now = asyncio.get_running_loop().time()
         found, listed = [], dicts_in_list(view["questions"])
         names = [one.get("id") for one in listed]
@@ -500,12 +505,15 @@ class _RemoteRun:
                 found.append(one)
         return found
 
-    def _make_result(self, view: Mapping[str, Any]) -> ToolResult:
+    def _make_final_result(self, view: Mapping[str, Any]) -> ToolResult:
+        """Return the output, usage and cost of an ended run; a failed result unless it completed."""
         self._said.emit_full_text()
         spent = {"usage": _parse_usage(view.get("usage")), "cost": _parse_cost(view.get("cost_usd"))}
         if view["status"] != "completed":
             why = start_of_text(view.get("error")) or "it did not say why"
-            msg = f"the run {self._run} of {self._led.id!r} at {self._led.url} ended as {view['status']}: {why}"
+            msg = (
+                f"the run {self._run} of {self._settings.id!r} at {self._settings.url} ended as {view['status']}: {why}"
+            )
             return make_failed_result(ExternalAgentError(_clean_text(msg), kind="failed"), **spent)
         data: Any = {
             "output": view.get("output"),
@@ -516,38 +524,38 @@ class _RemoteRun:
         return ToolResult.json(data, **spent)
 
 
-def _convert_permission(one: Mapping[str, Any], kind: str) -> dict[str, Any]:
+def _make_permission_ask(question: Mapping[str, Any], kind: str) -> dict[str, Any]:
     """Return an open question of the remote run as a permission request for the policy; raise ``ToolError`` if it is too long."""
-    given = make_permission_input(_make_call_title(one), dict_or_empty(one.get("details")))
-    return {"id": replace_lone_surrogates(one["id"]), "kind": kind, "input": given}
+    given = make_permission_input(_make_call_title(question), dict_or_empty(question.get("details")))
+    return {"id": replace_lone_surrogates(question["id"]), "kind": kind, "input": given}
 
 
-def _convert_question(one: Mapping[str, Any]) -> dict[str, Any]:
+def _make_person_ask(question: Mapping[str, Any]) -> dict[str, Any]:
     """Return an open question of the remote run as a question to a person."""
-    tool, details = start_of_text(one.get("tool_name"), 200), one.get("details")
-    options = [start_of_text(option) for option in one.get("options") or () if isinstance(option, str)][:100]
+    tool, details = start_of_text(question.get("tool_name"), 200), question.get("details")
+    options = [start_of_text(option) for option in question.get("options") or () if isinstance(option, str)][:100]
     options = list(dict.fromkeys(filter(None, options)))
     if len(options) == 1:
         options = []
     asked: dict[str, Any] = {
-        "text": start_of_text(one.get("text"), ENTRY_CHARS)
+        "text": start_of_text(question.get("text"), ENTRY_CHARS)
         or (f"May {tool} run?" if tool else "A question without text"),
         "options": options,
-        "multi_select": bool(options) and one.get("multi_select") is True,
+        "multi_select": bool(options) and question.get("multi_select") is True,
         # A number may be an answer beside options, and a permission is refused with a text.
-        "allow_text": bool(options) and (one.get("allow_text") is True or bool(tool)),
+        "allow_text": bool(options) and (question.get("allow_text") is True or bool(tool)),
     }
     if tool:
-        asked["details"] = make_shown_input(_make_call_title(one), dict_or_empty(details))
+        asked["details"] = make_shown_input(_make_call_title(question), dict_or_empty(details))
     elif details is not None:
         asked["details"] = {"details": start_of_json(details)}
-    return {"id": replace_lone_surrogates(one["id"]), "kind": QUESTION, "input": asked}
+    return {"id": replace_lone_surrogates(question["id"]), "kind": QUESTION, "input": asked}
 
 
-def _make_call_title(one: Mapping[str, Any]) -> str:
-    """Return what a call of the remote run would do in words."""
-    parts = [part.get("value") for part in dicts_in_list(one.get("preview_parts")) if part.get("kind") == "action"]
-    return start_of_text(next(iter(parts), "")) or f"Call {start_of_text(one.get('tool_name'), 200)}"
+def _make_call_title(question: Mapping[str, Any]) -> str:
+    """Return the action that the preview of a call names; else a text with the name of its tool."""
+    parts = [part.get("value") for part in dicts_in_list(question.get("preview_parts")) if part.get("kind") == "action"]
+    return start_of_text(next(iter(parts), "")) or f"Call {start_of_text(question.get('tool_name'), 200)}"
 
 
 def _clean_text(text: str) -> str:
@@ -555,7 +563,7 @@ def _clean_text(text: str) -> str:
     return make_safe_excerpt(replace_lone_surrogates(text), 4_000)
 
 
-def _result_text(result: Mapping[str, Any]) -> str:
+def _format_tool_result(result: Mapping[str, Any]) -> str:
     """Return the text of a tool result."""
     parts = dicts_in_list(result.get("parts")) or dicts_in_list(result.get("content"))
     said = [
@@ -587,8 +595,8 @@ def _parse_cost(cost: object) -> Decimal | None:
 class _ServerClient:
     """A client of a stepengine server; checks the size and shape of each reply."""
 
-    def __init__(self, led: _RemoteSettings) -> None:
-        self._led = led
+    def __init__(self, settings: _RemoteSettings) -> None:
+        self._settings = settings
         self._client: httpx2.AsyncClient | None = None
         self._last_seen = 0.0
         self._was_seen = False
@@ -598,14 +606,14 @@ class _ServerClient:
 
         from stepengine.models._transport import decompress_response, get_ssl_context
 
-        led, token = self._led, self._read_token()
-        register_secret(led.id, token, "token")
+        settings, token = self._settings, self._get_token()
+        register_secret(settings.id, token, "token")
         timeout = httpx2.Timeout(connect=10.0, read=READ_SECONDS, write=60.0, pool=60.0)
         headers = {"authorization": f"Bearer {token.reveal()}", "accept-encoding": "identity"}
         self._client = httpx2.AsyncClient(
             headers=headers, timeout=timeout, verify=get_ssl_context(), event_hooks={"response": [decompress_response]},
             # A proxy of the environment would see what goes over plain HTTP.
-            follow_redirects=False, trust_env=led.url.startswith("https:"),
+            follow_redirects=False, trust_env=settings.url.startswith("https:"),
         )  # fmt: skip
         self._last_seen = asyncio.get_running_loop().time()
         return self
@@ -614,31 +622,41 @@ class _ServerClient:
         assert self._client is not None  # noqa: S101
         await self._client.aclose()
 
-    def _read_token(self) -> Secret:
-        led = self._led
-        if led.token is not None:
-            return led.token
-        found = os.environ.get(led.token_env, "")
+    def _get_token(self) -> Secret:
+        """Return the token of the settings or of the environment; raise an error if it is missing or invalid."""
+        settings = self._settings
+        if settings.token is not None:
+            return settings.token
+        found = os.environ.get(settings.token_env, "")
         if not found.strip():
-            msg = f"there is no token for {led.id!r}: pass RemoteAgent(token=...), or set the environment variable {led.token_env}"
+            msg = (
+                f"there is no token for {settings.id!r}: pass RemoteAgent(token=...), or set the environment variable "
+                f"{settings.token_env}"
+            )
             raise ExternalAgentError(msg, kind="auth_required")
         try:
-            return Secret(_check_token(led.id, found))
+            return Secret(_validate_token(settings.id, found))
         except DefinitionError as error:
             raise ExternalAgentError(error.message, kind="auth_required") from None
 
-    def raise_invalid_reply(self, what: str) -> NoReturn:
+    def raise_invalid_reply(self, problem: str) -> NoReturn:
         """Raise the error for an invalid reply of the server."""
-        msg = f"{self._led.url} is not a stepengine server, or has an incompatible version: {what}"
+        msg = f"{self._settings.url} is not a stepengine server, or has an incompatible version: {problem}"
         raise ExternalAgentError(_clean_text(msg), kind="protocol") from None
 
     # --- questions and answers ----------------------------------------------------------------------------------------
 
     async def send_request(
-        self, method: str, path: str, body: Any = None, *, headers: Mapping[str, str] = {}, may_be: Sequence[int] = ()
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        headers: Mapping[str, str] = {},
+        accepted_errors: Sequence[int] = (),
     ) -> Mapping[str, Any]:
         """
-        Send a request, retry while the server is unreachable, and return its reply.
+        Send a request, retry while the server is unreachable, and return its reply; *accepted_errors* are no failures.
 
         Raises:
             ExternalAgentError: when it refuses, is away for too long, or gives no such answer.
@@ -651,11 +669,13 @@ class _ServerClient:
             why = ""
             try:
                 given: dict[str, Any] = {} if body is None else {"json": body}
-                async with self._client.stream(method, f"{self._led.url}{path}", headers=headers, **given) as response:
+                async with self._client.stream(
+                    method, f"{self._settings.url}{path}", headers=headers, **given
+                ) as response:
                     if response.status_code not in AWAY:
-                        content = await self._read_content(response)
+                        content = await self._read_capped_content(response)
                         self._record_contact()
-                        return self._parse_reply(f"{method} {path}", response, content, may_be)
+                        return self._parse_reply(f"{method} {path}", response, content, accepted_errors)
                     why = f"it answered {response.status_code}"
             except httpx2.TransportError as error:
                 why = type(error).__name__
@@ -663,7 +683,7 @@ class _ServerClient:
                 self.raise_invalid_reply(f"{type(error).__name__} for {method} {path}")
             pause = await self._wait_before_retry(why, pause)
 
-    async def _read_content(self, response: httpx2.Response) -> bytes:
+    async def _read_capped_content(self, response: httpx2.Response) -> bytes:
         found = bytearray()
         async for piece in response.aiter_raw():
             found += piece
@@ -672,14 +692,13 @@ class _ServerClient:
         return bytes(found)
 
     def _parse_reply(
-        self, what: str, response: httpx2.Response, content: bytes, may_be: Sequence[int]
+        self, request: str, response: httpx2.Response, content: bytes, accepted_errors: Sequence[int]
     ) -> Mapping[str, Any]:
+        """Return the JSON object of a reply; raise an error for a redirect, a refusal or another content."""
         status = response.status_code
         if 300 <= status < 400:  # noqa: PLR2004
             where = start_of_text(response.headers.get("location"), 200)
-            msg = (
-                f"{self._led.url} redirects {what} to {where!r}; the token is not sent there: pass that address as url="
-            )
+            msg = f"{self._settings.url} redirects {request} to {where!r}; the token is not sent there: pass that address as url="
             raise ExternalAgentError(_clean_text(msg), kind="protocol")
         told: Any = None
         with contextlib.suppress(ValueError):
@@ -687,24 +706,24 @@ class _ServerClient:
         if status in OK and isinstance(told, dict):
             return told
         if status in OK:
-            self.raise_invalid_reply(f"{what} was answered by {status} without a JSON object")
-        if status in may_be:
+            self.raise_invalid_reply(f"{request} was answered by {status} without a JSON object")
+        if status in accepted_errors:
             return dict_or_empty(told)
         detail = start_of_text(dict_or_empty(told).get("detail")) or f"it answered {status}"
-        msg = f"{self._led.url} refused {what} for {self._led.id!r}: {detail}"
+        msg = f"{self._settings.url} refused {request} for {self._settings.id!r}: {detail}"
         raise ExternalAgentError(
-            _clean_text(msg), kind=PROBLEMS.get(status, "start" if what == "POST /runs" else "failed")
+            _clean_text(msg), kind=PROBLEMS.get(status, "start" if request == "POST /runs" else "failed")
         )
 
     def _record_contact(self) -> None:
         self._last_seen, self._was_seen = asyncio.get_running_loop().time(), True
 
     async def _wait_before_retry(self, why: str, pause: float) -> float:
-        """Wait before a retry, and return the next waiting time."""
-        if asyncio.get_running_loop().time() - self._last_seen > self._led.away_seconds:
+        """Wait before a retry, and return the next waiting time; raise an error if the server is away too long."""
+        if asyncio.get_running_loop().time() - self._last_seen > self._settings.away_seconds:
             msg = (
-                f"{self._led.url} was unreachable for {self._led.away_seconds:g} s ({why}); the run of {self._led.id!r} may continue "
-                "there"
+                f"{self._settings.url} was unreachable for {self._settings.away_seconds:g} s ({why}); the run of "
+                f"{self._settings.id!r} may continue there"
             )
             raise ExternalAgentError(_clean_text(msg), kind="ended" if self._was_seen else "start")
         await asyncio.sleep(pause)
@@ -719,20 +738,20 @@ class _ServerClient:
         assert self._client is not None  # noqa: S101
         headers = {"accept": "text/event-stream", **({"last-event-id": after} if after else {})}
         try:
-            async with self._client.stream("GET", f"{self._led.url}{path}", headers=headers) as response:
+            async with self._client.stream("GET", f"{self._settings.url}{path}", headers=headers) as response:
                 if response.status_code in (*AWAY, 204):
                     return
                 if response.status_code != 200 or "event-stream" not in response.headers.get("content-type", ""):  # noqa: PLR2004
-                    self._parse_reply(f"GET {path}", response, await self._read_content(response), ())
+                    self._parse_reply(f"GET {path}", response, await self._read_capped_content(response), ())
                     self.raise_invalid_reply("events that are not an event stream")
-                async for place, event in self._parse_stream(response):
+                async for place, event in self._parse_event_stream(response):
                     yield place, event
         except httpx2.TransportError:
             return
         except (httpx2.HTTPError, httpx2.StreamError) as error:
             self.raise_invalid_reply(f"{type(error).__name__} in the events")
 
-    async def _parse_stream(self, response: httpx2.Response) -> AsyncGenerator[tuple[str, Mapping[str, Any]]]:
+    async def _parse_event_stream(self, response: httpx2.Response) -> AsyncGenerator[tuple[str, Mapping[str, Any]]]:
         parser, waiting = SSEParser(), 0
         async for piece in response.aiter_raw():
             self._record_contact()

@@ -62,23 +62,23 @@ QUESTION = "question"
 
 def make_external_handler(
     name: str,
-    begin: Callable[[StepContext], Mapping[str, Any]],
-    reply: Callable[[Mapping[str, Any]], T],
+    make_input: Callable[[StepContext], Mapping[str, Any]],
+    make_output: Callable[[Mapping[str, Any]], T],
     *,
     carried: Sequence[str],
 ) -> Callable[[StepContext], Generator[Any, Any, T]]:
     """
-    Return the step handler of an external agent, which runs turns and asks its questions.
+    Return the step handler of an external agent: it runs turns, asks their questions, and returns the output.
 
     Args:
         name: The agent's id, which is that of the tool whose calls are its turns.
-        begin: Returns the input of the first call.
-        reply: Returns the output of the agent from the data of the last call.
+        make_input: Returns the input of the first call.
+        make_output: Returns the output of the agent from the data of the last call.
         carried: The members of a call's data that the input of the next call of the turn repeats.
     """
 
     def handle_steps(ctx: StepContext) -> Generator[Any, Any, T]:
-        wanted: dict[str, Any] = dict(begin(ctx))
+        wanted: dict[str, Any] = dict(make_input(ctx))
         while True:
             said = (yield ToolCall(name, wanted, include_tool_call=False)).tool_result
             data = said.data if isinstance(said.data, Mapping) else {}
@@ -87,19 +87,19 @@ def make_external_handler(
             if "asks" not in data:
                 break
             asks = data["asks"]
-            decided = (yield Parallel(*[_make_question_call(name, ask) for ask in asks])).value
+            decided = (yield Parallel(*[_make_tool_call_or_ask(name, ask) for ask in asks])).value
             answers = [_encode_answer(ask, one) for ask, one in zip(asks, decided, strict=True)]
             wanted = {"answers": answers, **{member: data[member] for member in carried}}
         if data["text"]:
             # Never as `StepText`: that would carry out what looks like a call in it.
             message = {"role": "assistant", "content": data["text"]}
             yield ToolCall("add_message", message, include_tool_call=False)
-        return reply(data)
+        return make_output(data)
 
     return handle_steps
 
 
-def _make_question_call(name: str, ask: Mapping[str, Any]) -> ToolCall | Ask:
+def _make_tool_call_or_ask(name: str, ask: Mapping[str, Any]) -> ToolCall | Ask:
     given = ask["input"]
     if ask["kind"] != QUESTION:
         return ToolCall(f"{name}_{ask['kind']}", given, include_tool_call=False)
@@ -125,9 +125,11 @@ def _error_from_json(error: Any) -> ExternalAgentError:
     return ExternalAgentError(str(error), kind="failed")
 
 
-def make_failed_result(error: ExternalAgentError, **spent: Any) -> ToolResult:
-    """Return the result of a failed call to an external agent; *spent* are its tokens and cost."""
-    return ToolResult.json({"error": {"message": replace_lone_surrogates(error.message), "kind": error.kind}}, **spent)
+def make_failed_result(error: ExternalAgentError, **usage_and_cost: Any) -> ToolResult:
+    """Return the result of a failed call to an external agent, with its *usage_and_cost*."""
+    return ToolResult.json(
+        {"error": {"message": replace_lone_surrogates(error.message), "kind": error.kind}}, **usage_and_cost
+    )
 
 
 def permission_kind_from_category(category: str) -> str:
@@ -163,16 +165,16 @@ def _make_permission_tool(
     schema = {"type": "object", "properties": members, "required": ["title"], "additionalProperties": False}
     about = "do something" if kind == OTHER else kind
 
-    def allowed(ctx: ToolContext, given: JsonDict) -> dict[str, object]:
+    def report_allowed(ctx: ToolContext, input: JsonDict) -> dict[str, object]:
         if on_allowed is not None:
-            on_allowed(ctx, given)
+            on_allowed(ctx, input)
         return {"allowed": True}
 
     made: Tool[Any, Any] = Tool(
         f"{name}_{kind}",
         f"Asks whether the agent {name} may {about}.",
         schema,
-        allowed,
+        report_allowed,
         category=ASKED.get(kind, ""),
         annotations=ToolAnnotations(idempotent=True, read_only=kind == "read"),
         in_thread=False,
@@ -182,9 +184,9 @@ def _make_permission_tool(
     return made
 
 
-def _make_preview(given: JsonDict) -> ToolPreview:
-    details = {key: value for key, value in given.items() if key != "title"}
-    return ToolPreview(str(given.get("title", "")), details)
+def _make_preview(input: JsonDict) -> ToolPreview:
+    details = {key: value for key, value in input.items() if key != "title"}
+    return ToolPreview(str(input.get("title", "")), details)
 
 
 PATHS = ("path", "file_path", "abs_path", "filePath")
@@ -192,7 +194,7 @@ COMMAND = ("command", "cmd", "argv")
 
 
 def make_permission_input(
-    title: str, raw: Mapping[str, Any], *, paths: Sequence[str] = (), details: str = ""
+    title: str, tool_input: Mapping[str, Any], *, paths: Sequence[str] = (), details: str = ""
 ) -> dict[str, Any]:
     """
     Return the input of a permission request for rules and people: texts only, of limited size.
@@ -201,49 +203,49 @@ def make_permission_input(
 
     Args:
         title: What it is in words.
-        raw: What the agent's own tool is given.
-        paths: Files that it is about, beside those that are found in *raw*.
-        details: More to look at; *raw* itself by default.
+        tool_input: What the agent's own tool is given.
+        paths: Files that it is about, beside those that are found in *tool_input*.
+        details: More to look at; *tool_input* itself by default.
 
     Raises:
         ToolError: if paths, command and URL are too long.
     """
-    judged = _find_judged_members(raw, paths)
+    judged = _find_judged_members(tool_input, paths)
     if len(canonical(judged)) > JUDGED_CHARS:
         msg = f"{title[:100]!r} has more than {JUDGED_CHARS:,} characters of paths, command and URL; request less at a time"
         raise ToolError(msg)
-    return _make_input(title, judged, details or (start_of_json(raw) if raw else ""))
+    return _make_titled_input(title, judged, details or (start_of_json(tool_input) if tool_input else ""))
 
 
-def make_shown_input(title: str, raw: Mapping[str, Any], *, paths: Sequence[str] = ()) -> dict[str, Any]:
+def make_shown_input(title: str, tool_input: Mapping[str, Any], *, paths: Sequence[str] = ()) -> dict[str, Any]:
     """Return the input of a call for people and not for rules: without paths, command and URL if they are too long."""
     try:
-        return make_permission_input(title, raw, paths=paths)
+        return make_permission_input(title, tool_input, paths=paths)
     except ToolError:
-        return _make_input(title, {}, start_of_json(raw))
+        return _make_titled_input(title, {}, start_of_json(tool_input))
 
 
-def _make_input(title: str, judged: Mapping[str, Any], details: str) -> dict[str, Any]:
+def _make_titled_input(title: str, judged: Mapping[str, Any], details: str) -> dict[str, Any]:
     made = {"title": title or "An action without a title", **judged}
     return {**made, "details": cut_end(details, ENTRY_CHARS)} if details else made
 
 
-def _find_judged_members(raw: Mapping[str, Any], paths: Sequence[str]) -> dict[str, Any]:
+def _find_judged_members(tool_input: Mapping[str, Any], paths: Sequence[str]) -> dict[str, Any]:
     """Return the complete paths, command and URL in the input of an agent's tool."""
-    several = raw.get("paths")
-    given = [*paths, *[raw.get(name) for name in PATHS], *(several if isinstance(several, list) else ())]
+    several = tool_input.get("paths")
+    given = [*paths, *[tool_input.get(name) for name in PATHS], *(several if isinstance(several, list) else ())]
     found = [replace_lone_surrogates(one) for one in given if isinstance(one, str) and one]
     made: dict[str, Any] = {"paths": list(dict.fromkeys(found))} if found else {}
-    if command := _find_command(raw):
+    if command := _find_command(tool_input):
         made["command"] = command
-    if isinstance(raw.get("url"), str):
-        made["url"] = replace_lone_surrogates(raw["url"])
+    if isinstance(tool_input.get("url"), str):
+        made["url"] = replace_lone_surrogates(tool_input["url"])
     return made
 
 
-def _find_command(raw: Mapping[str, Any]) -> str | list[str]:
+def _find_command(tool_input: Mapping[str, Any]) -> str | list[str]:
     """Return the command in the input of an agent's tool, with the arguments next to it; ``""`` if there is none."""
-    command, args = next((raw[name] for name in COMMAND if raw.get(name)), ""), raw.get("args")
+    command, args = next((tool_input[name] for name in COMMAND if tool_input.get(name)), ""), tool_input.get("args")
     if not command:
         return ""
     several = [*(command if isinstance(command, list) else [command]), *(args if isinstance(args, list) else ())]
@@ -273,20 +275,20 @@ class TurnOutput:
         self._is_full = False
 
     def start_call_output(self, ctx: ToolContext) -> None:
-        """Start to emit output as part of the tool call of *ctx*."""
+        """Emit further output as part of the tool call of *ctx*."""
         self.ctx = ctx
         self._completed = len(self._text)
 
     def emit_full_text(self) -> str:
-        """Emit the full text of this call, and return the text of the turn."""
+        """Emit the text of this call as completed, and return the text of the whole turn."""
         if text := "".join(self._text[self._completed :]):
             self.ctx.emit(TextCompleted(text=text))
         return "".join(self._text)
 
     def end_unfinished_calls(self) -> None:
-        """Emit the end of unfinished calls."""
+        """Emit the end of each unfinished call, as cancelled."""
         for call in list(self._shown):
-            self._emit_end(call, self._tools[call], "cancelled")
+            self._emit_call_end(call, self._tools[call], "cancelled")
 
     @property
     def chars_left(self) -> int:
@@ -334,15 +336,15 @@ class TurnOutput:
         self._record.append({"note": LEFT_OUT})
         self._text.append(f"\n[{LEFT_OUT}]")
 
-    def record_call(
+    def emit_and_record_call(
         self,
-        call: str,
+        call_id: str,
         *,
         name: str,
         category: str,
         title: str,
         status: str,
-        given: Mapping[str, Any],
+        input: Mapping[str, Any],
         kept: Mapping[str, Any],
         output: str,
     ) -> None:
@@ -350,52 +352,55 @@ class TurnOutput:
         Record the progress of a tool call of the agent, and emit its start and end.
 
         Args:
-            call: The agent's own id of it.
+            call_id: The agent's own id of it.
             name: What the tool is called in events.
             category: By which our rules know such calls.
             title: What the record calls it; as before when empty.
             status: ``"completed"`` and ``"failed"`` are ends; as before when empty.
-            given: What it was given, to be shown.
+            input: What it was given, to be shown.
             kept: Other members of the record; they replace those of the last update. As before when empty.
             output: What came of it.
         """
-        entry = self._tools.get(call)
+        entry = self._tools.get(call_id)
         kept = kept or (entry["kept"] if entry else {})
         size = len(json.dumps(kept, default=str))
         if entry is None:
             if not self.reserve_chars(1 + size):
                 return
             # The id stays, though the turn may go on in another call of ours.
-            shown = f"{self.ctx.tool_call_id}/{call[:200]}"
-            entry = self._tools[call] = {"tool": "", "kind": name, "status": "pending", "kept": {}, "id": shown}
+            shown = f"{self.ctx.tool_call_id}/{call_id[:200]}"
+            entry = self._tools[call_id] = {"tool": "", "kind": name, "status": "pending", "kept": {}, "id": shown}
         elif kept != entry["kept"] and not self.reserve_chars(size):
             kept = entry["kept"]
-        if call not in self._recorded:
-            self._recorded.add(call)
+        if call_id not in self._recorded:
+            self._recorded.add(call_id)
             self._record.append(entry)
         entry["tool"] = title or entry["tool"]
         entry["kind"], entry["status"], entry["kept"] = name, status or entry["status"], dict(kept)
         if output and self.reserve_chars(len(output)):
             entry["output"] = output
         self._add_note_when_full()
-        self._emit_start_or_end(call, entry, given, category)
+        self._emit_call_start_and_end(call_id, entry, input, category)
 
-    def _emit_start_or_end(self, call: str, entry: dict[str, Any], given: Mapping[str, Any], category: str) -> None:
+    def _emit_call_start_and_end(
+        self, call: str, entry: dict[str, Any], input: Mapping[str, Any], category: str
+    ) -> None:
+        """Emit the start of a call once, and its end if its entry is completed or failed."""
         if call not in self._shown and "ended" not in entry:
             self._shown.add(call)
             self.ctx.emit(
                 ToolStarted(
                     tool_name=entry["kind"],
                     tool_call_id=entry["id"],
-                    input=dict(given),
+                    input=dict(input),
                     source="external",
                     category=category,
                 )
             )
         if entry["status"] in ("completed", "failed"):
-            self._emit_end(call, entry, "ok" if entry["status"] == "completed" else "error")
+            self._emit_call_end(call, entry, "ok" if entry["status"] == "completed" else "error")
 
-    def _emit_end(self, call: str, entry: dict[str, Any], status: Any) -> None:
+    def _emit_call_end(self, call: str, entry: dict[str, Any], status: Any) -> None:
         if call not in self._shown:
             return
         self._shown.discard(call)
@@ -404,7 +409,7 @@ class TurnOutput:
         result = ToolResult.text(entry.get("output", ""), status=status, tool_name=name, tool_call_id=entry["id"])
         self.ctx.emit(ToolFinished(tool_name=name, tool_call_id=entry["id"], result=result))
 
-    def record_plan(self, plan: list[dict[str, Any]]) -> None:
+    def emit_and_record_plan(self, plan: list[dict[str, Any]]) -> None:
         """Emit and record a plan: the ``task`` of each part, and whether it is ``completed``; ignore it if no room is left."""
         if self.reserve_chars(len(json.dumps(plan))):
             self._record.append({"plan": plan})

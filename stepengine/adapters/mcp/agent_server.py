@@ -139,10 +139,10 @@ class LocalRuns:
         self, ctx: Any, offered: Offered, prompt: str, params: Any, on_event: Callable[[Event], Awaitable[object]]
     ) -> tuple[OfferedCall, RunResult]:
         """Run an agent until it ends or waits, and call *on_event* with its events. *ctx* is unused here."""
-        call = self._make_call(offered)
-        return call, await _run_shielded(self._run_to_end(call, prompt, params, on_event))
+        call = self._make_call_with_journal(offered)
+        return call, await _run_in_own_task(self._run_and_forward_events(call, prompt, params, on_event))
 
-    def _make_call(self, offered: Offered) -> OfferedCall:
+    def _make_call_with_journal(self, offered: Offered) -> OfferedCall:
         """Return a call whose run has a new journal."""
         if self._journals is None:
             return OfferedCall(offered, MemoryJournal())
@@ -158,9 +158,10 @@ class LocalRuns:
         )
         return OfferedCall(offered, FileJournal(path), {JOURNAL: path.name}, goes_on)
 
-    async def _run_to_end(
+    async def _run_and_forward_events(
         self, call: OfferedCall, prompt: str, params: Any, on_event: Callable[[Event], Awaitable[object]]
     ) -> RunResult:  # fmt: skip
+        """Run an agent until it ends or waits, call *on_event* with each event, and return the result."""
         offered = call.offered
         result: RunResult | None = None
         options: dict[str, Any] = {**offered.options, "journal": call.run, "params": params}
@@ -175,7 +176,7 @@ class LocalRuns:
 
     async def answer_and_wait(self, ctx: Any, call: OfferedCall, answers: Mapping[str, AnswerLike]) -> RunResult:
         """Resume a waiting run with *answers* until it ends or waits again. *ctx* is unused here."""
-        return await _run_shielded(call.offered.engine.resume(call.run, answers=answers))
+        return await _run_in_own_task(call.offered.engine.resume(call.run, answers=answers))
 
     def may_answer(self, ctx: Any) -> bool:
         """Return True: every caller may answer."""
@@ -197,7 +198,7 @@ class LocalRuns:
 def _make_mcp_tool(agent: AgentDefinition) -> Any:
     import mcp_types as types
 
-    spec, promise = spawnable_agent_tool(agent).spec, _find_output_schema(agent)
+    spec, promise = spawnable_agent_tool(agent).spec, _find_object_output_schema(agent)
     return types.Tool(
         name=spec.name,
         title=agent.display_name,
@@ -239,7 +240,7 @@ class AgentServer:
             "stepengine",
             version=installed_version("stepengine") or "0",
             on_list_tools=self._list_tools,
-            on_call_tool=self._call_tool,
+            on_call_tool=self._call_agent_tool,
         )
 
     def replace_agents(self, offered: Sequence[Offered]) -> None:
@@ -334,13 +335,13 @@ class AgentServer:
 
         manager = StreamableHTTPSessionManager(app=self.server)
 
-        async def handle(scope: Any, receive: Any, send: Any, *, owner: str) -> None:
+        async def handle_as_owner(scope: Any, receive: Any, send: Any, *, owner: str) -> None:
             user = AuthenticatedUser(AccessToken(token="", client_id=owner, scopes=[]))
             await sessions.forward_request({**scope, "user": user}, receive, send, owner=owner)
 
         sessions = OwnedSessions(manager.handle_request)
         async with manager.run():
-            yield handle
+            yield handle_as_owner
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
@@ -349,19 +350,19 @@ class AgentServer:
 
         return types.ListToolsResult(tools=self._tools)
 
-    async def _call_tool(self, ctx: Any, params: Any) -> Any:
-        """Run an agent, or resume a run with answers."""
+    async def _call_agent_tool(self, ctx: Any, params: Any) -> Any:
+        """Run an agent, or resume a run with answers, and return its result or questions; an error becomes an error result."""
         try:
             if params.request_state is not None:
                 return await self._resume_with_answers(ctx, params)
             offered = self._offered.get(params.name)
             if offered is None:
                 known = list_names(self._offered, params.name)
-                return _error_result(f"there is no agent {visible(params.name, strict=True)!r}; known are: {known}")
+                return _make_call_error(f"there is no agent {visible(params.name, strict=True)!r}; known are: {known}")
             call, result = await self._run_agent(ctx, offered, params.arguments or {})
             return await self._make_result_or_questions(ctx, call, result)
         except StepEngineError as error:
-            return _error_result(
+            return _make_call_error(
                 "\n  ".join([error.message, *[i for i in getattr(error, "issues", ()) if i not in error.message]])
             )
 
@@ -371,7 +372,7 @@ class AgentServer:
         """Run an agent, and notify the client of its tool calls if requested."""
         count = 0
 
-        async def on_event(event: Event) -> None:
+        async def report_tool_start(event: Event) -> None:
             nonlocal count
             if isinstance(event, ToolStarted):
                 count += 1
@@ -379,15 +380,18 @@ class AgentServer:
                     await ctx.session.report_progress(count, None, event.tool_name)
 
         return await self._runner.start_and_wait(
-            ctx, offered, str(arguments.get("prompt") or ""), arguments.get("params"), on_event
+            ctx, offered, str(arguments.get("prompt") or ""), arguments.get("params"), report_tool_start
         )  # fmt: skip
 
     async def _resume_with_answers(self, ctx: object, params: Any) -> object:
+        """Resume a waiting run with the answers of a client; return its questions again if an accepted form lacks its answer."""
         waiting = await self._runner.find_waiting_call(ctx, params.request_state)
         if waiting is None:
-            return _error_result("the run that asked this is not known here any more; call again without request state")
+            return _make_call_error(
+                "the run that asked this is not known here any more; call again without request state"
+            )
         given, call = params.input_responses or {}, waiting.call
-        if any(_lacks_answer(given.get(q.id)) for q in waiting.questions):
+        if any(_is_accepted_without_answer(given.get(q.id)) for q in waiting.questions):
             return self._store_call_and_make_questions(waiting)
         answers = {q.id: _parse_answer(given.get(q.id), q) for q in waiting.questions}
         call.unasked += [q for q in waiting.questions if given.get(q.id) is None]
@@ -398,7 +402,7 @@ class AgentServer:
         while questions := result.pending_questions:
             if not self._runner.may_answer(ctx):
                 break
-            if _can_elicit(ctx) and _has_modern_protocol(ctx):
+            if _supports_elicitation(ctx) and _has_modern_protocol(ctx):
                 return self._store_call_and_make_questions(WaitingCall(call, questions))
             answers = {q.id: await _ask_older_client(ctx, q) for q in questions}
             call.unasked += [q for q in questions if answers[q.id] is UNSHOWN]
@@ -434,7 +438,7 @@ def _wrap_with_token_check(app: Any, token: str) -> Any:
     """Return an application that accepts only requests with the token."""
     expected = f"bearer {token}".encode()
 
-    async def guard(scope: Any, receive: Any, send: Any) -> None:
+    async def check_token(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http":
             given = dict(scope["headers"]).get(b"authorization", b"")
             kind, _, rest = given.partition(b" ")
@@ -446,10 +450,10 @@ def _wrap_with_token_check(app: Any, token: str) -> Any:
             report_verified_token(scope)
         await app(scope, receive, send)
 
-    return guard
+    return check_token
 
 
-async def _run_shielded(work: Coroutine[object, Any, RunResult]) -> RunResult:
+async def _run_in_own_task(work: Coroutine[object, Any, RunResult]) -> RunResult:
     """Run *work* in its own task. Cancelling the caller cancels the task without waiting for its end."""
     task = asyncio.create_task(work)
     try:
@@ -466,7 +470,7 @@ UNSHOWN = Answer(declined=True)
 # --- questions --------------------------------------------------------------------------------------------------------
 
 
-def _can_elicit(ctx: Any) -> bool:
+def _supports_elicitation(ctx: Any) -> bool:
     import mcp_types as types
 
     able: bool = ctx.session.check_client_capability(
@@ -486,7 +490,7 @@ def _make_form(question: Question) -> Any:
     import mcp_types as types
 
     lines = [visible(text) for text in (question.text, *question.origins)]
-    lines += [_describe_part(part) for part in preview_parts(question.preview or {})]
+    lines += [_format_preview_part(part) for part in preview_parts(question.preview or {})]
     lines += [] if question.details is None else [visible(compact(question.details))]
     # A form has lists of options, and no lists of texts.
     field = answer_schema(attrs.evolve(question, allow_text=question.allow_text and not question.multi_select))
@@ -496,7 +500,7 @@ def _make_form(question: Question) -> Any:
     return types.ElicitRequestFormParams(message="\n".join(lines), requested_schema=schema)
 
 
-def _describe_part(part: PreviewPart) -> str:
+def _format_preview_part(part: PreviewPart) -> str:
     """Return a part of a preview as text."""
     text = visible(part.value if isinstance(part.value, str) else compact(part.value))
     label = visible(part.name, strict=True) if part.kind == "member" else ""
@@ -504,35 +508,35 @@ def _describe_part(part: PreviewPart) -> str:
 
 
 async def _ask_older_client(ctx: Any, question: Question) -> AnswerLike:
-    """Ask a client of an older protocol; ``UNSHOWN`` for one that shows no questions."""
+    """Ask a client of an older protocol by a form, at most three times; ``UNSHOWN`` if it shows no questions."""
     from mcp import MCPError
 
-    if not _can_elicit(ctx):
+    if not _supports_elicitation(ctx):
         return UNSHOWN
     form = _make_form(question)
     try:
         for _ in range(MAX_ATTEMPTS):
             given = await ctx.session.elicit_form(form.message, form.requested_schema)
-            if not _lacks_answer(given):
+            if not _is_accepted_without_answer(given):
                 return _parse_answer(given, question)
     except MCPError:
         return UNSHOWN
     return Answer(declined=True, reason="The client accepted the form without an answer")
 
 
-def _lacks_answer(given: Any) -> bool:
+def _is_accepted_without_answer(response: Any) -> bool:
     """Return whether a client accepted a form without the one member that the form requires."""
-    return getattr(given, "action", "") == "accept" and "answer" not in (given.content or {})
+    return getattr(response, "action", "") == "accept" and "answer" not in (response.content or {})
 
 
-def _parse_answer(given: Any, question: Question) -> Answer:
+def _parse_answer(response: Any, question: Question) -> Answer:
     """Return the answer of a client. An invalid answer declines, so that the run is not lost."""
-    if given is None or getattr(given, "action", "") != "accept":
+    if response is None or getattr(response, "action", "") != "accept":
         return Answer(declined=True)
-    return answer_from_form(question, (given.content or {}).get("answer"))
+    return answer_from_form(question, (response.content or {}).get("answer"))
 
 
-def _find_output_schema(definition: AgentDefinition) -> Any:
+def _find_object_output_schema(definition: AgentDefinition) -> Any:
     """Return the output schema of an agent; ``None`` if its output may be no object."""
     promise = compile_schemas(definition).output_schema
     return promise if promise is not None and promise.get("type") == "object" else None
@@ -542,14 +546,15 @@ def _find_output_schema(definition: AgentDefinition) -> Any:
 
 
 def _make_result_with_notes(call: OfferedCall, result: RunResult) -> object:
+    """Return the call result for a run, with notes about declined questions; an error unless the run completed or can be resumed."""
     import mcp_types as types
 
-    notes = [types.TextContent(type="text", text=_describe_unasked(call.unasked))] if call.unasked else []
+    notes = [types.TextContent(type="text", text=_describe_unasked_questions(call.unasked))] if call.unasked else []
     meta: Any = call.meta
     if result.status is RunStatus.SUSPENDED:
         told = types.TextContent(type="text", text=_describe_suspended_run(call, result))
         # Where a result of the shape of the output was promised, only an error may be without one.
-        is_error = not call.goes_on or _find_output_schema(call.offered.definition) is not None
+        is_error = not call.goes_on or _find_object_output_schema(call.offered.definition) is not None
         return types.CallToolResult(content=[told, *notes], is_error=is_error, _meta=meta)
     if result.status is not RunStatus.COMPLETED:
         why = f": {result.error}" if result.error is not None else ""
@@ -583,7 +588,7 @@ def _describe_suspended_run(call: OfferedCall, result: RunResult) -> str:
     )
 
 
-def _describe_unasked(questions: Sequence[Question]) -> str:
+def _describe_unasked_questions(questions: Sequence[Question]) -> str:
     """Return a note about questions that were not asked, so that the result is not read as a denial."""
     named = [f"- {visible(cut_middle(question.text, QUESTION_CHARS))}" for question in questions[:UNASKED]]
     more = [f"- and {len(questions) - UNASKED:,} more"] if len(questions) > UNASKED else []
@@ -591,7 +596,7 @@ def _describe_unasked(questions: Sequence[Question]) -> str:
     return "\n".join([head, *named, *more])
 
 
-def _error_result(text: str) -> object:
+def _make_call_error(text: str) -> object:
     import mcp_types as types
 
     return types.CallToolResult(content=[types.TextContent(type="text", text=text)], is_error=True)

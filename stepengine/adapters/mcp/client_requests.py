@@ -114,14 +114,14 @@ class ServerQuestions:
 
     # --- people ---------------------------------------------------------------------------------------------------------
 
-    def _question_text(self, *said: str) -> str:
-        text = visible(" - ".join([part for part in said if part]))
+    def _make_question_text(self, *parts: str) -> str:
+        text = visible(" - ".join([part for part in parts if part]))
         text = cut_after(text, QUESTION_CHARS)
         return f"The MCP server {self._server} asks: {text}"
 
     def _answer_form(self, params: Mapping[str, Any], is_open: IsOpen | None) -> Generator[Any, Any, Mapping[str, Any]]:
         """
-        Ask for the fields of a form one by one; declining one that is required declines the form.
+        Ask for the fields of a form one by one, and return its content; decline it if a required field is declined.
 
         Before a form of very many it is asked whether to begin.
         """
@@ -133,7 +133,7 @@ class ServerQuestions:
             return DECLINED
         has_asked = False
 
-        def ask(question: Ask) -> Generator[Any, Any, str]:
+        def ask_if_still_open(question: Ask) -> Generator[Any, Any, str]:
             nonlocal has_asked
             # The process that had the call may be gone since the first question, and nobody is asked for nothing.
             if has_asked and is_open is not None and not (yield from is_open()):
@@ -143,17 +143,18 @@ class ServerQuestions:
 
         if not fields or len(fields) > FIELDS:
             many = f"a form of {len(fields):,} fields; fill it in?" if fields else ""
-            said = yield from ask(Ask(self._question_text(message, many), [YES, NO]))
+            said = yield from ask_if_still_open(Ask(self._make_question_text(message, many), [YES, NO]))
             if said != YES or not fields:
                 return {"action": "accept", "content": {}} if said == YES else DECLINED
         try:
-            return (yield from self._fill_form(message, fields, required, ask))
+            return (yield from self._fill_form(message, fields, required, ask_if_still_open))
         except _Closed:
             return DECLINED
 
     def _fill_form(
         self, message: str, fields: Mapping[str, Any], required: Sequence[object], ask: AskPerson
     ) -> Generator[Any, Any, Mapping[str, Any]]:
+        """Ask for each field and return the accepted content; decline if a required field gets no value."""
         content: dict[str, object] = {}
         for name, field in fields.items():
             value = yield from self._ask_field(message, _FormField(name, _drop_null_type(field), name in required), ask)
@@ -167,7 +168,7 @@ class ServerQuestions:
         """Ask for one field; ``None`` if the person declines or gives three invalid answers."""
         problem = ""
         for _ in range(MAX_ATTEMPTS):
-            text = self._question_text(message, field.title, field.description, field.describe_input(), problem)
+            text = self._make_question_text(message, field.title, field.description, field.describe_input(), problem)
             said = yield from ask(Ask(text, field.list_options(), multi_select=field.is_list))
             if not said:
                 return None
@@ -179,7 +180,7 @@ class ServerQuestions:
     def _ask_to_open_address(self, params: Mapping[str, object]) -> Generator[Any, Any, Mapping[str, Any]]:
         """Ask a person to open an address, which is shown as text and not opened. Accept if the answer is ``done``."""
         said = yield from Ask(
-            self._question_text(str(params.get("message", "")), f"open {params['url']} yourself"), ["done", NO]
+            self._make_question_text(str(params.get("message", "")), f"open {params['url']} yourself"), ["done", NO]
         )
         return {"action": "accept"} if said == "done" else DECLINED
 
@@ -193,7 +194,7 @@ class ServerQuestions:
                 max_tokens=min(int(tokens), SAMPLED_TOKENS) if tokens else SAMPLED_TOKENS,
                 temperature=params.get("temperature"),
             )
-            messages = [_try_parse_message(one) for one in params["messages"]]
+            messages = [_parse_sampling_message(one) for one in params["messages"]]
             reply = yield from Complete(messages, system_prompt=params.get("systemPrompt"), settings=settings)
         except StepEngineError as error:
             return {"error": f"The model could not be called: {error.message}"}
@@ -296,7 +297,7 @@ class _FormField:
     def description(self) -> str:
         return str(self.schema.get("description") or "")
 
-    def find_choices(self) -> dict[str, object]:
+    def map_choice_titles(self) -> dict[str, object]:
         """Return the allowed values by their titles."""
         choices: object = self.schema.get("items") if self.is_list else self.schema
         given: object = None
@@ -318,11 +319,11 @@ class _FormField:
     @property
     def has_default(self) -> bool:
         """Whether ``"default"`` selects the value that the server proposes; not if a choice has this name."""
-        return self.schema.get("default") is not None and DEFAULT not in map(str.lower, self.find_choices())
+        return self.schema.get("default") is not None and DEFAULT not in map(str.lower, self.map_choice_titles())
 
     def list_options(self) -> Sequence[str]:
         """Return the options that a person can choose from; empty if the answer is free text."""
-        options = [YES, NO] if self.kind == "boolean" else list(self.find_choices())
+        options = [YES, NO] if self.kind == "boolean" else list(self.map_choice_titles())
         if not 1 < len(options) <= OPTIONS:
             return ()
         return [*options, DEFAULT] if self.has_default else options
@@ -332,7 +333,7 @@ class _FormField:
         said = [*self._describe_limits(), *([] if self.is_required else ["optional"])]
         if self.schema.get("default") is not None:
             how = f" (answer {DEFAULT!r} to use it)" if self.has_default else ""
-            said.append(f"default: {self._default_text()}{how}")
+            said.append(f"default: {self._format_default()}{how}")
         return ", ".join(said)
 
     def _describe_limits(self) -> list[str]:
@@ -348,11 +349,11 @@ class _FormField:
             *_describe_bounds(said.get("minLength"), said.get("maxLength"), " characters"),
         ]
 
-    def _default_text(self) -> str:
+    def _format_default(self) -> str:
         default = self.schema["default"]
         if isinstance(default, bool):
             return YES if default else NO
-        names = {str(value): shown for shown, value in self.find_choices().items()}
+        names = {str(value): shown for shown, value in self.map_choice_titles().items()}
         each = default if self.is_list and isinstance(default, list | tuple) else [default]
         return ", ".join([names.get(str(one), str(one)) for one in each])
 
@@ -364,14 +365,14 @@ class _FormField:
         if self.kind == "boolean":
             return text.lower() in (YES, "y", "true"), ""
         if self.is_list:
-            return self._parse_list(text)
+            return self._parse_list_value(text)
         if self.kind in ("integer", "number"):
             try:
                 number = freeze(int(text) if self.kind == "integer" else float(text))
             except (ValueError, DataError):
                 return None, f"{text[:50]!r} is not a valid {self.kind}"
             return number, self._find_bounds_problem(text, number, "minimum", "maximum")
-        choices = self.find_choices()
+        choices = self.map_choice_titles()
         if choices:
             value = choices.get(text, text if text in [str(one) for one in choices.values()] else None)
             return value, "" if value is not None else f"{text[:50]!r} is not one of {_format_choices(choices)}"
@@ -379,8 +380,8 @@ class _FormField:
             text, self.schema.get("format")
         )
 
-    def _parse_list(self, text: str) -> tuple[object, str]:
-        known = self.find_choices()
+    def _parse_list_value(self, text: str) -> tuple[object, str]:
+        known = self.map_choice_titles()
         chosen = _parse_choices(text, known)
         if DEFAULT in chosen and self.has_default:
             return chosen, f"{DEFAULT!r} cannot be combined with other choices"
@@ -390,6 +391,7 @@ class _FormField:
         return chosen, self._find_bounds_problem(chosen, len(chosen), "minItems", "maxItems")
 
     def _find_bounds_problem(self, value: object, size: Any, least: str, most: str) -> str:
+        """Return why *size* is outside of the bounds in the members *least* and *most*; ``""`` if it is inside."""
         low, high = self.schema.get(least), self.schema.get(most)
         unit = {"minItems": " of them", "minLength": " characters"}.get(least, "")
         if (_is_number(low) and size < low) or (_is_number(high) and size > high):
@@ -443,7 +445,7 @@ def _parse_choices(text: str, known: Mapping[str, object]) -> list[object]:
 
 
 def _drop_null_type(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the schema of a value that may be null, as optional fields are written, as that of the value."""
+    """Return the only alternative of a schema that is not null, with its other members; other schemas unchanged."""
     for member in ("anyOf", "oneOf"):
         each = _list_or_empty(schema.get(member))
         others = [one for one in each if not (isinstance(one, Mapping) and one.get("type") == "null")]
@@ -456,9 +458,9 @@ def _list_or_empty(value: object) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else []
 
 
-def _try_parse_message(said: Mapping[str, object]) -> UserMessage | AssistantMessage:
+def _parse_sampling_message(message: Mapping[str, object]) -> UserMessage | AssistantMessage:
     """Convert a message of a sampling request; content other than text becomes its type in brackets."""
-    content = said.get("content")
+    content = message.get("content")
     blocks = content if isinstance(content, list | tuple) else [content]
     texts = [
         str(b.get("text", "")) if b.get("type") == "text" else f"[{b.get('type')}]"
@@ -466,4 +468,4 @@ def _try_parse_message(said: Mapping[str, object]) -> UserMessage | AssistantMes
         if isinstance(b, Mapping)
     ]
     text = "\n".join(texts)
-    return AssistantMessage(text) if said.get("role") == "assistant" else UserMessage(text)
+    return AssistantMessage(text) if message.get("role") == "assistant" else UserMessage(text)

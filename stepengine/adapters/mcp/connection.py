@@ -38,7 +38,7 @@ from stepengine.adapters.mcp.http import ANSWER, RUN, SIGN_IN, EndpointAnswers, 
 from stepengine.adapters.mcp.lenient_messages import (
     TASK,
     MessageRepair,
-    describe_mismatch,
+    describe_first_validation_issue,
     list_left_out_placeholders,
     read_result_as_sent,
 )
@@ -151,15 +151,15 @@ class OpenCall:
         self._bell: asyncio.Future[None] | None = None
 
     def add_server_request(self, request: Any, answer: asyncio.Future[Any]) -> None:
-        """Store a request of the server and the future for its answer."""
+        """Queue a request of the server with the future for its answer, and wake the waiting caller."""
         self._asked.append((request, answer))
-        self._notify_waiter()
+        self._wake_waiter_if_asked()
 
-    def _notify_waiter(self) -> None:
+    def _wake_waiter_if_asked(self) -> None:
         if self._asked and self._bell is not None and not self._bell.done():
             self._bell.set_result(None)
 
-    async def wait_for_outcome(self) -> Any:
+    async def wait_for_result_or_request(self) -> Any:
         """
         Wait for the result of the request or the first request of the server, and return it.
 
@@ -168,7 +168,7 @@ class OpenCall:
             ConnectionLost: when the request was cancelled otherwise, such as by closing the connection.
         """
         bell = self._bell = asyncio.get_running_loop().create_future()
-        self._notify_waiter()
+        self._wake_waiter_if_asked()
         try:
             await asyncio.wait((self.task, bell), return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
@@ -227,6 +227,7 @@ class _Live:
         return "" if self.answers is None else self.answers.describe_refusal()
 
     def _make_client(self) -> Client:
+        """Return a client for the server, and store its pipe or the answers of its endpoint."""
         from mcp import Client
         from mcp_types import Implementation
 
@@ -283,17 +284,18 @@ class _Live:
             if session.protocol_version in MODERN_PROTOCOL_VERSIONS:
                 await self._listen_for_changes()
             else:
-                await self._subscribe(session)
+                await self._request_log_and_subscriptions(session)
         except (MCPError, ValidationError, RuntimeError, TimeoutError) as error:
             self._log_refused_notifications(error)
 
     def _log_refused_notifications(self, error: Exception) -> None:
+        """Log a warning if the options name resources to watch and the connection is open."""
         if self._options.subscribe and not self.is_over:
             said = visible(cut_middle(str(error), ERROR_CHARS), strict=True)
             LOGGER.warning("the MCP server %r sends no notifications of changes: %s", self._options.name, said)
 
     async def _listen_for_changes(self) -> None:
-        """Listen for changes until the connection ends. The stream is reopened if it ends."""
+        """Listen for offered changes until the connection ends. A stream that ends is reopened, and the tools count as changed."""
         from mcp.client.subscriptions import SubscriptionLost
 
         can = self.client.session.server_capabilities
@@ -318,7 +320,8 @@ class _Live:
             pause = min(2 * pause, LISTEN_MOST)
             self._on_tools()  # nobody told what changed meanwhile
 
-    async def _subscribe(self, session: ClientSession) -> None:
+    async def _request_log_and_subscriptions(self, session: ClientSession) -> None:
+        """Request log lines if they are wanted, and changes of the named resources; log refusals."""
         import mcp_types as types
         from mcp import MCPError
 
@@ -335,7 +338,7 @@ class _Live:
                 self._log_refused_notifications(error)
 
     async def _run_client(self) -> None:
-        """Enter the client, wait until it ends, and leave it, all in this task."""
+        """Enter the client, wait until it ends, and leave it, all in this task; store why it ended."""
         try:
             async with AsyncExitStack() as stack:
                 async with asyncio.timeout(self._options.start_timeout):
@@ -349,7 +352,7 @@ class _Live:
             self._over.set()
             self.why = self._describe_end(error)
             if not self._ready.done():
-                failed = ToolServerError(self._start_error_text())
+                failed = ToolServerError(self._describe_start_error())
                 failed.__cause__ = _find_first_error(error)
                 self._ready.set_exception(failed)
             if isinstance(error, asyncio.CancelledError) and _is_current_task_cancelled():
@@ -359,7 +362,7 @@ class _Live:
         finally:
             self._over.set()
 
-    def _start_error_text(self) -> str:
+    def _describe_start_error(self) -> str:
         name = self._options.name
         if self.refusal_reason:
             return f"the MCP server {name!r} cannot be used: {self.refusal_reason}"
@@ -371,15 +374,15 @@ class _Live:
         if pipe is not None and pipe.problem:
             said = pipe.problem
         elif isinstance(leaf, TimeoutError):
-            said = self._timeout_text()
+            said = self._describe_start_timeout()
         elif self.answers is not None and self.answers.describe_failure():
             said = self.answers.describe_failure()
         else:
             said = visible(cut_middle(f"{type(leaf).__name__}: {leaf}", ERROR_CHARS), strict=True)
-        words = pipe.stderr_tail() if pipe is not None else ""
+        words = pipe.get_stderr_tail() if pipe is not None else ""
         return f"{said}; its stderr ends with: {words}" if words else said
 
-    def _timeout_text(self) -> str:
+    def _describe_start_timeout(self) -> str:
         said = f"it did not answer within {self._options.start_timeout:g} s"
         server = self._options.server
         word = PurePath(server.argv[0]).stem if isinstance(server, ServerProgram) else ""
@@ -390,12 +393,12 @@ class _Live:
         """Wait until the client is ready; raise ``ToolError`` if it cannot start."""
         await asyncio.shield(self._ready)
 
-    def end(self) -> None:
-        """Leave the client. It may be called twice."""
+    def request_end(self) -> None:
+        """Let the task of the client leave it. It may be called twice."""
         self._over.set()
 
     async def end_and_wait(self) -> None:
-        self.end()
+        self.request_end()
         await asyncio.wait((self.task,))
 
 
@@ -452,23 +455,24 @@ class ServerConnection:
 
     async def open_session(self, run: str = "") -> ClientSession:
         """
-        Return an open session. The server is restarted at most twice for the root run *run*.
+        Return the session of the server, which is started if needed; restarts are limited to two for the root run *run*.
 
         Raises:
             ToolError: when the server cannot be started, or has died too often.
         """
         async with self._lock:
             while self._live is None or self._live.is_over:
-                await self._start_or_restart(run)
+                await self._start_or_restart_server(run)
             return self._live.client.session
 
-    async def _start_or_restart(self, run: str) -> None:
+    async def _start_or_restart_server(self, run: str) -> None:
+        """Start the server, after a wait if it ended before; raise an error only if a retry cannot help."""
         before = self._live
         if before is not None:
             await before.end_and_wait()
         if before is not None or self._restarts.get(run, 0) > len(RESTART_WAITS):
-            await self._wait_before_restart(run, "" if before is None else before.why)
-        self._live = live = _Live(self._options, self._answer_unnamed_request, self._mark_stale)
+            await self._count_and_wait_before_restart(run, "" if before is None else before.why)
+        self._live = live = _Live(self._options, self._pass_request_to_open_call, self._mark_stale)
         try:
             await live.wait_until_ready()
             self._was_up = True
@@ -478,10 +482,11 @@ class ServerConnection:
                 self._live = None
                 raise  # waiting helps nobody
         except BaseException:
-            live.end()
+            live.request_end()
             raise
 
-    async def _wait_before_restart(self, run: str, why: str) -> None:
+    async def _count_and_wait_before_restart(self, run: str, why: str) -> None:
+        """Count a restart for a root run, and wait; raise an error if it had all its restarts."""
         name, used = self._options.name, min(self._restarts.pop(run, 0), len(RESTART_WAITS))
         while len(self._restarts) >= RUNS_KEPT:
             self._restarts.pop(next(iter(self._restarts)))
@@ -496,7 +501,7 @@ class ServerConnection:
         await asyncio.sleep(RESTART_WAITS[used])
 
     async def aclose(self) -> None:
-        """End the server, and all requests that wait for a person."""
+        """Cancel all open calls, and end the server."""
         for ticket in list(self._open):
             await self.cancel_call(ticket)
         if self._asking:
@@ -506,9 +511,9 @@ class ServerConnection:
             await live.end_and_wait()
 
     def end_without_waiting(self) -> None:
-        """End everything without waiting."""
+        """Let the server end, without waiting for it."""
         if self._live is not None:
-            self._live.end()
+            self._live.request_end()
 
     def _mark_stale(self) -> None:
         self.is_stale = True
@@ -592,7 +597,7 @@ class ServerConnection:
             msg = f"the MCP server {name!r} did not answer within {seconds:g} s"
             raise ToolError(msg) from error
         except MCPError as error:
-            raise self._make_answer_error(live, answer, error.code, error.message) from error
+            raise self._make_error_from_answer(live, answer, error.code, error.message) from error
         except (BrokenResourceError, ClosedResourceError) as error:
             raise self._end_and_make_loss_error(live) from error
         except asyncio.CancelledError as error:
@@ -602,13 +607,13 @@ class ServerConnection:
                 live
             ) from error  # somebody closed the connection, and nobody cancelled the caller
         except ValidationError as error:
-            msg = f"the MCP server {name!r} answered with what the protocol does not know: {describe_mismatch(error)}"
+            msg = f"the MCP server {name!r} answered with what the protocol does not know: {describe_first_validation_issue(error)}"
             raise ToolError(msg) from error
         finally:
             ANSWER.reset(token)
 
-    def _make_answer_error(self, live: _Live | None, answer: HttpAnswer, code: int, message: str) -> ToolError:
-        """Return the ``ToolError`` for a protocol error: an expired token, a lost connection or a server error."""
+    def _make_error_from_answer(self, live: _Live | None, answer: HttpAnswer, code: int, message: str) -> ToolError:
+        """Return the ``ToolError`` for a protocol error; a lost connection or unknown session also ends the client."""
         name = self._options.name
         answers = None if live is None else live.answers
         if answers is not None and answer.status in SIGN_IN:
@@ -617,27 +622,27 @@ class ServerConnection:
             return self._end_and_make_loss_error(live)
         # In a session this status means that the server has forgotten it (MCP specification, Streamable HTTP).
         if live is not None and answer.status == HTTPStatus.NOT_FOUND and code != NO_METHOD_CODE:
-            live.end()
+            live.request_end()
             return SessionUnknown(f"the MCP server {name!r} does not know its session any more; nothing was done")
         kind = NoSuchMethod if code == NO_METHOD_CODE else ToolError
         return kind(f"the MCP server {name!r} answered with an error: {_clean_error_text(message)}")
 
     def _end_and_make_loss_error(self, live: _Live | None) -> ConnectionLost:
-        """Record that *live* has ended, without affecting a client that was started since."""
+        """End *live* and return the error for its loss, without affecting a client that was started since."""
         if live is not None:
-            live.end()
+            live.request_end()
         pipe, answers = (None, None) if live is None else (live.pipe, live.answers)
         problem = pipe.problem if pipe is not None else answers.signing_failure if answers is not None else ""
-        return ConnectionLost(self._lost_text(problem))
+        return ConnectionLost(self._describe_loss(problem))
 
-    def _lost_text(self, problem: str) -> str:
+    def _describe_loss(self, problem: str) -> str:
         because = f" ({problem})" if problem else ""
         return f"the connection to the MCP server {self._options.name!r} was lost{because}; the outcome is unknown"
 
     async def call_tool(
         self, session: ClientSession, tool: str, arguments: Mapping[str, Any], progress: Any, **more: Any
     ) -> Any:
-        """Send one ``tools/call`` and return its result as JSON, or ``ServerRequests``; errors are those of ``await_response``."""
+        """Send one ``tools/call`` and return its result as JSON, or ``ServerRequests``; raise the errors of ``await_response``."""
         import mcp_types as types
         from pydantic import TypeAdapter
 
@@ -672,7 +677,7 @@ class ServerConnection:
                     await progress(0, None, said)
                 if task.status == "input_required":
                     break  # it asks while its result is waited for
-                await asyncio.sleep(_poll_seconds(task.poll_interval))
+                await asyncio.sleep(_clamp_poll_seconds(task.poll_interval))
                 get = types.GetTaskRequest(params=types.GetTaskRequestParams(task_id=number))
                 task = await self.await_response(session.send_request(get, types.GetTaskResult))
             payload = types.GetTaskPayloadRequest(params=types.GetTaskPayloadRequestParams(task_id=number))
@@ -690,7 +695,7 @@ class ServerConnection:
     def start_call(self, request: Coroutine[object, Any, object]) -> tuple[str, OpenCall]:
         """Start a request during which the server may send requests; return its ticket and the call."""
         ticket = secrets.token_hex(8)  # it stands in records, which other processes go on with
-        call = self._open[ticket] = OpenCall(request, self._lost_text("it was closed during the call"))
+        call = self._open[ticket] = OpenCall(request, self._describe_loss("it was closed during the call"))
         return ticket, call
 
     def find_call(self, ticket: str) -> OpenCall | None:
@@ -707,7 +712,7 @@ class ServerConnection:
         if call is not None:
             await call.cancel()
 
-    async def _answer_unnamed_request(self, params: object) -> object:
+    async def _pass_request_to_open_call(self, params: object) -> object:
         """Pass a request of the server, which does not name its call, to the first free open call, and return the answer."""
         import mcp_types as types
 
@@ -746,8 +751,8 @@ def _log_task_error(task: asyncio.Task[Any]) -> None:
         LOGGER.debug("%s: %s", task.get_name(), error)
 
 
-def _poll_seconds(milliseconds: float | None) -> float:
-    """Return the seconds to wait before a task is polled again."""
+def _clamp_poll_seconds(milliseconds: float | None) -> float:
+    """Return the seconds to wait before a task is polled again: the time that the server named, within limits, or the default."""
     seconds = POLL_SECONDS if milliseconds is None else milliseconds / 1_000
     return min(max(seconds, LEAST_POLL), MOST_POLL)
 

@@ -72,7 +72,7 @@ class ServerConnections(dict[tuple[int, str], ServerConnection]):
 
     async def aclose(self, engine: object, *, is_shared: bool, blocked: object) -> None:
         """
-        End the server in every event loop. In a stopped loop it is only signalled.
+        End the connections in every event loop; those in a stopped loop are only signalled.
 
         Args:
             engine: The source of the engine that is closed.

@@ -157,7 +157,7 @@ def _try_parse_message(content: bytes) -> Any:
 
 
 async def _forward_messages(received: Any, incoming: Any, repair: MessageRepair | None) -> None:
-    """Forward messages of the package to the reader, until either ends."""
+    """Forward messages of the package to the reader, repaired by *repair*, until either ends."""
     from anyio import BrokenResourceError, ClosedResourceError
 
     with suppress(BrokenResourceError, ClosedResourceError):
@@ -206,7 +206,7 @@ class EndpointAnswers:
         headers = {"accept-encoding": "identity", **self._headers}
         timeout = httpx2.Timeout(REQUEST_SECONDS, read=READ_SECONDS)
         async with httpx2.AsyncClient(headers=headers, auth=self._make_auth(), timeout=timeout) as client:
-            client.event_hooks["response"].append(partial(self._record_and_repair_answer, incoming))
+            client.event_hooks["response"].append(partial(self._record_and_repair_response, incoming))
             async with streamable_http_client(self._url, http_client=client) as (received, write):
                 passing = asyncio.create_task(_forward_messages(received, incoming, self._repair))
                 try:
@@ -253,8 +253,8 @@ class EndpointAnswers:
 
         return Signing()
 
-    async def _record_and_repair_answer(self, incoming: Any, response: Any) -> None:
-        """Record the answer to a message. Answers to the optional stream are ignored."""
+    async def _record_and_repair_response(self, incoming: Any, response: Any) -> None:
+        """Record the status of a response to a message, and repair its content. Responses to the optional stream are ignored."""
         if response.request.method != "POST":
             return
         challenge = response.headers.get("www-authenticate", "")
@@ -267,20 +267,20 @@ class EndpointAnswers:
         if self._repair is not None:
             self._repair.record_request(asked)
             if kind.startswith("text/event-stream"):
-                _wrap_event_lines(response, partial(self._repair_line, asked))
+                _wrap_event_lines(response, partial(self._repair_event_line, asked))
         if kind.startswith("application/json"):
-            await self._answer_unusable_reply(incoming, response, asked)
+            await self._replace_unusable_reply(incoming, response, asked)
 
-    def _repair_line(self, asked: Any, line: bytes) -> bytes:
+    def _repair_event_line(self, request: Any, line: bytes) -> bytes:
         """Return a line of events; one with a reply that the package cannot parse becomes one that it can."""
         name, _, content = line.partition(b":")
-        number = getattr(asked, "id", None)
+        number = getattr(request, "id", None)
         if name != b"data" or number is None or self._repair is None or _try_parse_message(content.strip()) is not None:
             return line
-        reply = self._repair.repair_reply(content.strip(), number)
+        reply = self._repair.repair_list_reply(content.strip(), number)
         return line if reply is None else b"data: " + reply.model_dump_json(by_alias=True, exclude_unset=True).encode()
 
-    async def _answer_unusable_reply(self, incoming: Any, response: Any, asked: Any) -> None:
+    async def _replace_unusable_reply(self, incoming: Any, response: Any, request: Any) -> None:
         """
         Send an error for an unusable JSON reply, so that the caller does not wait for its timeout, or a repaired reply.
 
@@ -289,8 +289,8 @@ class EndpointAnswers:
         import mcp_types
         from mcp.shared.message import SessionMessage
 
-        number = getattr(asked, "id", None)
-        if number is None or not hasattr(asked, "method"):
+        number = getattr(request, "id", None)
+        if number is None or not hasattr(request, "method"):
             return
         problem = mcp_types.ErrorData(code=mcp_types.PARSE_ERROR, message=ELSE)
         try:
@@ -298,7 +298,7 @@ class EndpointAnswers:
             content = await response.aread()
             reply = _try_parse_message(content)
             if reply is None and self._repair is not None:
-                readable = self._repair.repair_reply(content, number)
+                readable = self._repair.repair_list_reply(content, number)
                 if readable is not None:
                     await incoming.send(self._repair(SessionMessage(readable)))
                 return

@@ -53,13 +53,13 @@ class MessageRepair:
         if number is not None and (method in RESULTS or method in LIST_METHODS):
             self._methods[number] = method
 
-    def repair_reply(self, content: bytes, number: int | str) -> Any:
+    def repair_list_reply(self, content: bytes, request_id: int | str) -> Any:
         """
         Return the reply to a list request from bytes that the package cannot parse; ``None`` for any other reply.
 
         One tool with half a character or with a schema of a thousand levels would cost the whole list.
         """
-        if self._methods.get(number) not in LIST_METHODS:
+        if self._methods.get(request_id) not in LIST_METHODS:
             return None
         import mcp_types
 
@@ -68,7 +68,7 @@ class MessageRepair:
             reply = mcp_types.jsonrpc_message_adapter.validate_json(replace_surrogates(text), by_name=False)
         except (ValueError, RecursionError):
             return None
-        return reply if getattr(reply, "id", None) == number and not hasattr(reply, "method") else None
+        return reply if getattr(reply, "id", None) == request_id and not hasattr(reply, "method") else None
 
     def __call__(self, message: Any) -> Any:
         """Return a message of a session, repaired if a parser could reject it."""
@@ -84,6 +84,7 @@ class MessageRepair:
         return _replace_protocol_message(message, inner.model_copy(update={"result": changed}))  # type: ignore[union-attr]
 
     def _repair_result_or_list(self, method: str, result: Mapping[str, Any]) -> Mapping[str, object]:
+        """Return a result or list in a form that the package accepts; unchanged if it accepts it as it is."""
         if "task" in result and "content" not in result:
             return _result_from_task(result)
         if method in RESULTS:
@@ -96,19 +97,22 @@ class MessageRepair:
         kind = result.get("resultType") or "complete"
         if "inputRequests" in result or "requestState" in result or kind != "complete":
             return result
-        if not self._find_problem(method, result):
+        if not self._find_validation_problem(method, result):
             return result
         return {RESULTS[method]: [], **WHOLE, "_meta": {AS_SENT: result}}
 
     def _repair_list(self, kind: str, result: Mapping[str, Any]) -> Mapping[str, object]:
+        """Return a list with placeholders for invalid entries; for resources and templates, the placeholders are in its metadata."""
         method = LISTS.get(kind) or BARE[kind]
         # What is wrong with the list itself is not to be mended by leaving a member out.
-        if not self._find_problem(method, result) or self._find_problem(method, {**result, kind: []}):
+        if not self._find_validation_problem(method, result) or self._find_validation_problem(
+            method, {**result, kind: []}
+        ):
             return result
         kept: list[object] = []
         odd: list[object] = []
         for one in result[kind][: TOOLS + 1]:  # of more nobody is told
-            problem = self._find_problem(method, {**result, kind: [one]})
+            problem = self._find_validation_problem(method, {**result, kind: [one]})
             if not problem:
                 kept.append(one)
             else:
@@ -118,7 +122,7 @@ class MessageRepair:
             return {**result, kind: kept, "_meta": {**(meta if isinstance(meta, Mapping) else {}), LEFT_OUT: odd}}
         return {**result, kind: kept}
 
-    def _find_problem(self, method: str, result: Mapping[str, Any]) -> str:
+    def _find_validation_problem(self, method: str, result: Mapping[str, Any]) -> str:
         """Return why the package would reject a result; ``""`` if it would not."""
         import mcp_types as types
         from mcp_types import methods
@@ -137,13 +141,13 @@ class MessageRepair:
             methods.validate_server_result(method, self.version() or "2025-11-25", dict(result))
             models[method].model_validate(dict(result), by_name=False)
         except ValidationError as error:
-            return describe_mismatch(error, 2)
+            return describe_first_validation_issue(error, 2)
         except KeyError:
             return ""
         return ""
 
 
-def describe_mismatch(error: Any, skip: int = 0) -> str:
+def describe_first_validation_issue(error: Any, skip: int = 0) -> str:
     """Return the first issue of a validation error, with its place below the first *skip* members."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     where = ".".join([str(part) for part in first["loc"][skip:]])
@@ -193,8 +197,9 @@ def _result_from_task(result: Mapping[str, Any]) -> dict[str, object]:
     return {"content": [], "_meta": {**(meta if isinstance(meta, Mapping) else {}), TASK: result["task"]}}
 
 
-def _make_placeholder(one: object, problem: str) -> dict[str, object]:
-    name = one.get("name") if isinstance(one, Mapping) else None
+def _make_placeholder(entry: object, problem: str) -> dict[str, object]:
+    """Return a list entry with the name of an invalid one, and the problem in its metadata."""
+    name = entry.get("name") if isinstance(entry, Mapping) else None
     return {
         "name": name if isinstance(name, str) and name else "?",
         "inputSchema": {"type": "object"},

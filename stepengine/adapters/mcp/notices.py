@@ -99,6 +99,7 @@ class Notices:
             self._log_line(line)
 
     def _log_line(self, line: Notice) -> None:
+        """Log a line of the server without hidden characters; drop all lines above the limit."""
         self._logged += 1
         if self._logged > LOG_LINES:
             return
@@ -125,6 +126,7 @@ class Notices:
             self._notify_application(Notice(server=self._server, kind="resource", uri=str(message.params.uri)))
 
     def _notify_application(self, notice: Notice) -> None:
+        """Call the function of the application with a notice; an error in it is logged."""
         if self._told is None:
             return
         try:

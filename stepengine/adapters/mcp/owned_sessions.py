@@ -36,7 +36,7 @@ class OwnedSessions:
         session = _find_session_id(scope["headers"])
         status = 0
 
-        async def watch(message: Any) -> None:
+        async def watch_for_new_session(message: Any) -> None:
             nonlocal session, status
             if message["type"] == "http.response.start":
                 status, opened = message["status"], _find_session_id(message.get("headers", ()))
@@ -49,7 +49,7 @@ class OwnedSessions:
         if session in sessions:
             sessions[session] = sessions.pop(session) + 1
         try:
-            await self._handle(scope, receive, watch)
+            await self._handle(scope, receive, watch_for_new_session)
         finally:
             if session is not None and session in sessions:
                 sessions[session] -= 1

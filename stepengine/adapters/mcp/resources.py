@@ -30,12 +30,12 @@ WORST = annotations_from_hints({}, trusted=False)
 Session = Callable[[], Awaitable[tuple[ServerConnection, Any]]]
 
 
-def make_resource_tools(server: str, session: Session) -> list[ToolLike]:
+def make_resource_tools(server: str, open_session: Session) -> list[ToolLike]:
     """Return two tools: one lists the resources of a server, the other reads a resource."""
 
-    async def list_all(_: dict[str, Any]) -> ToolResult:
+    async def list_resources(_: dict[str, Any]) -> ToolResult:
         try:
-            connection, client = await session()
+            connection, client = await open_session()
             resources = await connection.fetch_pages(client.list_resources, "resources", optional=True)
             templates = await connection.fetch_pages(
                 client.list_resource_templates, "resource_templates", optional=True
@@ -47,9 +47,9 @@ def make_resource_tools(server: str, session: Session) -> list[ToolLike]:
         more = [{"left_out": f"{len(found) - most:,} more"}] if len(found) > most else []
         return as_result([*found[:most], *more])
 
-    async def read(input: dict[str, Any]) -> ToolResult:
+    async def read_resource(input: dict[str, Any]) -> ToolResult:
         try:
-            connection, client = await session()
+            connection, client = await open_session()
             result = await connection.await_response(client.read_resource(input["uri"]))
         except ToolError as error:
             return failed_result(server, error)
@@ -65,7 +65,7 @@ def make_resource_tools(server: str, session: Session) -> list[ToolLike]:
             f"mcp_resources_{server}",
             f"List what the MCP server {server} has to read; an address in a template has parts to fill in.",
             {"type": "object", "properties": {}},
-            list_all,
+            list_resources,
             category="mcp",
             annotations=WORST,
         ),
@@ -73,22 +73,22 @@ def make_resource_tools(server: str, session: Session) -> list[ToolLike]:
             f"mcp_read_{server}",
             f"Read a resource of the MCP server {server}.",
             {"type": "object", "properties": {"uri": uri}, "required": ["uri"]},
-            read,
+            read_resource,
             category="mcp",
             annotations=WORST,
         ),
     ]
 
 
-def make_prompt_tool(server: str, prompts: Sequence[Mapping[str, object]], session: Session) -> ToolLike:
-    """Return a tool that reads one of a server's prompts with its arguments filled in."""
+def make_prompt_tool(server: str, prompts: Sequence[Mapping[str, object]], open_session: Session) -> ToolLike:
+    """Return a tool that reads a prompt of a server with its arguments filled in."""
     lines = [_describe_prompt(prompt) for prompt in prompts]
     arguments = {"type": "object", "additionalProperties": {"type": "string"}}
     names = [str(prompt["name"]) for prompt in prompts]
 
-    async def get(input: dict[str, Any]) -> ToolResult:
+    async def get_prompt(input: dict[str, Any]) -> ToolResult:
         try:
-            connection, client = await session()
+            connection, client = await open_session()
             result = await connection.await_response(client.get_prompt(input["name"], input.get("arguments") or {}))
         except ToolError as error:
             return failed_result(server, error)
@@ -108,7 +108,7 @@ def make_prompt_tool(server: str, prompts: Sequence[Mapping[str, object]], sessi
             "properties": {"name": {"type": "string", "enum": names}, "arguments": arguments},
             "required": ["name"],
         },
-        get,
+        get_prompt,
         category="mcp",
         annotations=WORST,
     )

@@ -122,10 +122,10 @@ def page_side_effects(content: Sequence[Mapping[str, Any]], page: str) -> tuple[
     for one in filter(None, map(_page_from_block, content[:PARTS])):
         text = one.get("text")
         if not isinstance(text, str):
-            found.append(SideEffect(PAGE, _page_address(one)))
+            found.append(SideEffect(PAGE, _clean_page_address(one)))
         elif len(text) <= DOCUMENT_BYTES:
             data = {"mime_type": str(one.get("mimeType") or ""), "text": text}
-            found.append(SideEffect(PAGE, _page_address(one), data))
+            found.append(SideEffect(PAGE, _clean_page_address(one), data))
     return tuple(found)
 
 
@@ -137,7 +137,7 @@ def _page_from_block(block: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return found if is_page else None
 
 
-def _page_address(page: Mapping[str, Any]) -> str:
+def _clean_page_address(page: Mapping[str, Any]) -> str:
     return visible(str(page["uri"]), strict=True)
 
 
@@ -169,10 +169,10 @@ def make_result(raw: Mapping[str, Any], channel: Channel = "once", *, page: str 
     data: JsonValue = None
     if structured is not None:
         if channel == "text" and any(isinstance(part, TextPart) for part in parts):
-            data = freeze(_replace_media(structured, _media_data(given)))
+            data = freeze(_replace_media(structured, _collect_media_data(given)))
         elif channel == "structured":
             others = [part for part in parts if not isinstance(part, TextPart)]
-            parts = [JsonPart(freeze(_replace_media(structured, _media_data(given)))), *others]
+            parts = [JsonPart(freeze(_replace_media(structured, _collect_media_data(given)))), *others]
         else:
             parts = _merge_structured_value(parts, structured, given)
     is_unread = bool(given) and structured is None and all(block["type"] == UNREAD for block in given)
@@ -226,12 +226,12 @@ def _readable_block(block: object) -> dict[str, Any]:
     missing = [member for member in REQUIRED.get(kind, ()) if not isinstance(block.get(member), str)]
     if missing:
         return _make_left_out_block(f"a block of the type {kind!r} has no text as its {missing[0]!r}")
-    if kind == "resource" and not _has_content(block.get("resource")):
+    if kind == "resource" and not _has_text_or_blob(block.get("resource")):
         return _make_left_out_block("a resource has neither a text nor a blob")
     return dict(block)
 
 
-def _has_content(resource: object) -> bool:
+def _has_text_or_blob(resource: object) -> bool:
     return isinstance(resource, Mapping) and any(isinstance(resource.get(member), str) for member in ("text", "blob"))
 
 
@@ -274,7 +274,7 @@ def replace_excess_media(content: Sequence[Mapping[str, Any]]) -> Sequence[Mappi
     return kept
 
 
-def _media_data(content: Sequence[Mapping[str, object]]) -> set[str]:
+def _collect_media_data(content: Sequence[Mapping[str, object]]) -> set[str]:
     return {data for block in content if (data := _base64_data(block))}
 
 
@@ -295,11 +295,11 @@ def _merge_structured_value(
         if (isinstance(plain, str) and texts == [plain]) or _is_same_content(plain, content):
             return list(parts)
         if "result" in structured and (
-            _is_only_text_equal(texts, plain) or (isinstance(plain, list | tuple) and _are_texts_equal(texts, plain))
+            _does_only_text_encode(texts, plain) or (isinstance(plain, list | tuple) and _do_texts_encode(texts, plain))
         ):
             return [JsonPart(freeze(plain)), *others]
-    value = freeze(_replace_media(structured, _media_data(content)))
-    if _is_only_text_equal(texts, structured):
+    value = freeze(_replace_media(structured, _collect_media_data(content)))
+    if _does_only_text_encode(texts, structured):
         return [JsonPart(value), *others]
     held = set(_iter_value_texts(value, HELD_DEPTH))
     return [JsonPart(value), *[p for p in parts if not (isinstance(p, TextPart) and _text_forms(p.text) & held)]]
@@ -369,11 +369,13 @@ def _placeholder_member(value: Mapping[str, object], shown: Collection[str]) -> 
     return {member: f"[{len(data.rstrip('=')) * 3 // 4:,} bytes were left out]"}
 
 
-def _is_only_text_equal(texts: Sequence[str], value: object) -> bool:
-    return len(texts) == 1 and _are_texts_equal(texts, [value])
+def _does_only_text_encode(texts: Sequence[str], value: object) -> bool:
+    """Return whether there is exactly one text, and it is *value* or its JSON."""
+    return len(texts) == 1 and _do_texts_encode(texts, [value])
 
 
-def _are_texts_equal(texts: Sequence[str], values: Sequence[object]) -> bool:
+def _do_texts_encode(texts: Sequence[str], values: Sequence[object]) -> bool:
+    """Return whether each text equals the value at its index, or is the JSON of the value."""
     return len(texts) == len(values) and all(
         _parse_json_unless_text(t, v) == v for t, v in zip(texts, values, strict=True)
     )
@@ -398,9 +400,10 @@ def content_parts(content: Sequence[Mapping[str, object]]) -> list[ResultPart]:
 
 
 def _make_part(block: Mapping[str, Any]) -> ResultPart:
+    """Return a block of content as a text, image or document; links, pages and unsupported content as words in brackets."""
     kind = str(block.get("type") or "")
     if page := _page_from_block(block):
-        return TextPart(f"[the page {_page_address(page)} is for people, and is left out]")
+        return TextPart(f"[the page {_clean_page_address(page)} is for people, and is left out]")
     if kind in ("text", UNREAD):
         return TextPart(str(block.get("text", "")))
     if kind == "image":
@@ -418,7 +421,7 @@ def _make_part(block: Mapping[str, Any]) -> ResultPart:
 
 
 def resource_part(resource: Mapping[str, Any]) -> ResultPart:
-    """Return the content of a resource as a part."""
+    """Return the content of a resource as a text, image or PDF part; else a text with the reason why it is left out."""
     if isinstance(resource.get("text"), str):
         return TextPart(resource["text"])
     return _make_media_part(
@@ -426,21 +429,21 @@ def resource_part(resource: Mapping[str, Any]) -> ResultPart:
     )
 
 
-def _make_media_part(encoded: object, mime: str, what: str) -> ResultPart:
+def _make_media_part(encoded: object, mime: str, label: str) -> ResultPart:
     """Return an image or a PDF file as a part; else a text with the reason why it is left out."""
     mime = resolve_media_type(mime, _decode_start(encoded))
     cap = IMAGE_BYTES if mime in IMAGES else DOCUMENT_BYTES
     if mime not in (*IMAGES, PDF):
-        return TextPart(f"[{what} of the type {mime or 'unknown'} was left out]")
+        return TextPart(f"[{label} of the type {mime or 'unknown'} was left out]")
     if not isinstance(encoded, str) or len(encoded) * 3 // 4 > cap:
-        return TextPart(f"[{what} was left out: it has more than {cap:,} bytes]")
+        return TextPart(f"[{label} was left out: it has more than {cap:,} bytes]")
     try:
         data = base64.b64decode(encoded, validate=True)
     except (binascii.Error, ValueError):
-        return TextPart(f"[{what} was left out: it is no base64]")
+        return TextPart(f"[{label} was left out: it is no base64]")
     made = DocumentPart(data=data, mime_type=mime) if mime == PDF else ImagePart(data=data, mime_type=mime)
     result = as_result(made)
-    return TextPart(f"[{what} was left out: {result.text}]") if result.is_error else result.content[0]
+    return TextPart(f"[{label} was left out: {result.text}]") if result.is_error else result.content[0]
 
 
 def _decode_start(encoded: object) -> bytes:

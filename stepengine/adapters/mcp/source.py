@@ -162,7 +162,7 @@ def mcp_tools(
         server=target,
         headers=headers,
         auth=auth,
-        roots=None if roots is None else tuple([_folder_url(name, one) for one in roots]),
+        roots=None if roots is None else tuple([_make_root_url(name, one) for one in roots]),
         log_level=log_level,
         subscribe=tuple(subscribe),
         on_notice=on_notice,
@@ -224,8 +224,8 @@ def _check_options(
         raise DefinitionError(msg)
 
 
-def _folder_url(name: str, root: str | os.PathLike[str]) -> str:
-    """Return the ``file:`` URL of a folder for a server."""
+def _make_root_url(name: str, root: str | os.PathLike[str]) -> str:
+    """Return the ``file:`` URL of a root folder; raise an error for an address of another kind."""
     if isinstance(root, str) and root.startswith("file://"):
         return root
     if isinstance(root, str) and "://" in root:
@@ -235,7 +235,7 @@ def _folder_url(name: str, root: str | os.PathLike[str]) -> str:
 
 
 def _make_target(server: Any, env: Mapping[str, str] | None, cwd: Any) -> object:
-    """Return a command as a ``ServerProgram``; a URL or server object unchanged."""
+    """Return a command as a ``ServerProgram``, a URL or server object unchanged; raise an error for anything else."""
     parameters = getattr(server, "args", None)
     if isinstance(parameters, list) and isinstance(getattr(server, "command", None), str):
         more = {**(server.env or {}), **(env or {})}
@@ -321,7 +321,7 @@ class McpTools:
             recorded = yield from Perform.idempotent(partial(self.listing, run=run), self.name)
         except PerformError as error:
             kind = ToolServerError if error.kind in GONE else ToolError
-            raise kind(_error_cause(error)) from error
+            raise kind(_error_message_without_function(error)) from error
         for reason in recorded["left_out"]:
             ctx.logger.warning(LEFT_OUT_TEXT.format(server=self.name, reason=reason))
         listed = [ListedTool.from_json(one) for one in recorded["tools"]]
@@ -329,7 +329,7 @@ class McpTools:
         known.reported.update(recorded["left_out"])
         known.reserve_tool_room(len(listed), recorded)
         tools = self._make_tools(listed, known)
-        session = partial(self.open_session, run)
+        session = partial(self.open_connection_and_session, run)
         beside: list[ToolLike] = (
             [make_prompt_tool(self.name, recorded["prompts"], session)] if recorded["prompts"] else []
         )
@@ -338,12 +338,15 @@ class McpTools:
         return Change(tools=(*tools, *beside))
 
     def _make_tools(self, listed: Sequence[ListedTool], known: _ServerOfRun) -> list[ToolLike]:
+        """Return the tools of a list, all with deferred loading if the options or their number or size require it."""
         tools = [self._make_tool(one, known) for one in listed]
         return (
-            [self._make_tool(one, known, defer_loading=True) for one in listed] if self._is_deferred(tools) else tools
+            [self._make_tool(one, known, defer_loading=True) for one in listed]
+            if self._should_defer_loading(tools)
+            else tools
         )
 
-    def _is_deferred(self, tools: Sequence[ToolLike]) -> bool:
+    def _should_defer_loading(self, tools: Sequence[ToolLike]) -> bool:
         if self._defer != "auto":
             return self._defer
         return len(tools) > DEFER_TOOLS or sum(t.spec.char_count for t in tools) > DEFER_TOKENS * CHARS_PER_TOKEN
@@ -351,15 +354,15 @@ class McpTools:
     def _make_tool(self, listed: ListedTool, known: _ServerOfRun, *, defer_loading: bool = False) -> ToolLike:
         annotations = annotations_from_hints(listed.hints, trusted=self._trusts)
 
-        async def run(ctx: ToolContext, input: dict[str, Any]) -> ToolResult:
-            result = await self._call_tool(listed, known.run, ctx, input)
+        async def call_server_tool(ctx: ToolContext, input: dict[str, Any]) -> ToolResult:
+            result = await self._call_tool_with_retry(listed, known.run, ctx, input)
             return await self._make_pending_if_new_tools(result, known) if ctx.is_of_run else result
 
         return _ServerTool(
             listed.tool,
             listed.description,
             listed.input_schema,
-            run,
+            call_server_tool,
             follow=partial(self._continue_pending_call, listed, known),
             category=CATEGORY,
             annotations=annotations,
@@ -371,7 +374,7 @@ class McpTools:
 
     # --- outside of the machine -----------------------------------------------------------------------------------------
 
-    async def open_session(self, run: McpRun) -> tuple[ServerConnection, Any]:
+    async def open_connection_and_session(self, run: McpRun) -> tuple[ServerConnection, Any]:
         """Return the connection for a run in the running event loop, and its session."""
         connection = self._get_connection(run)
         return connection, await connection.open_session()
@@ -422,11 +425,11 @@ class McpTools:
         """The pinned digests of definitions by the server's tool name, for ``mcp_tools(pins=...)``."""
         return dict(self._pins)
 
-    async def _call_tool(
+    async def _call_tool_with_retry(
         self, listed: ListedTool, run: McpRun, ctx: ToolContext, input: Mapping[str, object]
     ) -> ToolResult:
         """
-        Call a tool. If the server asks something first, the result is pending.
+        Call a tool; a failure becomes an error result, and a question of the server a pending result.
 
         A lost call is repeated once if the server did not perform it, or a trusted hint allows it.
         """
@@ -446,9 +449,10 @@ class McpTools:
     async def _call_tool_once(
         self, listed: ListedTool, run: McpRun, ctx: ToolContext, input: Mapping[str, object]
     ) -> ToolResult:
+        """Call a tool unless its definition changed, and return its result, or a pending one with a question of the server."""
         connection = self._get_connection(run)
 
-        async def progress(done: float, total: float | None, message: str | None) -> None:
+        async def emit_progress(done: float, total: float | None, message: str | None) -> None:
             percent = min(100.0, max(0.0, 100 * done / total)) if total else None
             ctx.emit(ToolProgress(message=visible(message or ""), percent=percent))
 
@@ -457,9 +461,9 @@ class McpTools:
         if refusal:
             return error_result(refusal)
         more: dict[str, Any] = {"task": {}} if listed.task else {}
-        ticket, call = connection.start_call(connection.call_tool(session, listed.name, input, progress, **more))
+        ticket, call = connection.start_call(connection.call_tool(session, listed.name, input, emit_progress, **more))
         try:
-            outcome = await call.wait_for_outcome()
+            outcome = await call.wait_for_result_or_request()
         finally:
             if call.task.done():
                 connection.remove_call(ticket)
@@ -468,7 +472,7 @@ class McpTools:
         return self._make_result_or_pending(connection, listed, outcome, ticket)
 
     async def _find_definition_change(self, connection: ServerConnection, listed: ListedTool, run: McpRun) -> str:
-        """Return why a tool differs from the list of the run; ``""`` if it does not."""
+        """Return why a tool differs from the list of the run; ``""`` if it does not. A list that may be outdated is fetched first."""
         if not connection.digests or connection.is_stale:
             # The list was read from a record, or the server has another one by now.
             await self.listing(self.name, run=run)
@@ -558,11 +562,11 @@ class McpTools:
                 answers,
             )
             if "requests" not in outcome:
-                return self._result_from_record(listed, outcome)
+                return self._result_from_recorded_outcome(listed, outcome)
             waits = outcome
         return error_result(f"{listed.tool!r} asked more than {self._asking.rounds} times, so it was given up")
 
-    def _result_from_record(self, listed: ListedTool, outcome: Mapping[str, Any]) -> ToolResult:
+    def _result_from_recorded_outcome(self, listed: ListedTool, outcome: Mapping[str, Any]) -> ToolResult:
         """Return the result that ``going_on`` recorded."""
         if "error" not in outcome:
             return make_result(outcome["result"], self._channel, page=listed.page)
@@ -595,7 +599,7 @@ class McpTools:
             else:
                 call.answer_server_request(self._asking.make_response(answers["asked"]))
             async with asyncio.timeout(self._options.timeout):
-                outcome = await call.wait_for_outcome()
+                outcome = await call.wait_for_result_or_request()
             if isinstance(outcome, ServerRequests):
                 return self._requests_to_json(outcome, ticket)
         except ToolServerError as error:
@@ -635,13 +639,14 @@ def _make_waiting_check(connect: Callable[[], ServerConnection], waits: Mapping[
         call = connect().find_call(ticket)
         return call is not None and not call.task.done()
 
-    def check() -> Generator[Any, Any, bool]:
+    def check_waiting() -> Generator[Any, Any, bool]:
         return (yield from Perform.idempotent(is_waiting, waits["ticket"]))
 
-    return check
+    return check_waiting
 
 
 def _find_schema_problem(connection: ServerConnection, listed: ListedTool, outcome: Mapping[str, object]) -> str:
+    """Return why a result does not match the output schema of its tool, with the result; ``""`` if it matches."""
     promise = connection.promises.get(listed.name)
     wrong = find_schema_mismatch(listed.tool, promise, outcome) if promise else ""
     if not wrong:
@@ -685,6 +690,7 @@ class _ServerOfRun:
         return any(self.digests.get(name) != digest for name, digest in offered.items())
 
     def is_new(self, listed: ListedTool) -> bool:
+        """Return whether the run lacks this definition of a tool, and had no other tool of its name before."""
         return self.digests.get(listed.name) != listed.digest and listed.tool not in self.taken
 
 
@@ -719,6 +725,6 @@ def _tool_digests(tools: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     return made
 
 
-def _error_cause(error: PerformError) -> str:
-    """Return the message of the error, without the name of the function."""
+def _error_message_without_function(error: PerformError) -> str:
+    """Return the message of an error in an effect, without the name of the function that raised it."""
     return error.message.partition(" raised ")[2].partition(": ")[2] or error.message

@@ -45,10 +45,10 @@ ANSWER = re.compile(rb'"(?:result|error)"')
 ID = re.compile(rb'"id"\s*:\s*(?:(-?[0-9]{1,18})\b|"([!#-\[\]-~]{1,200})")')
 
 
-def make_environment(more: Mapping[str, str] | None) -> dict[str, str]:
-    """Return the environment of a server: a few variables, and those of the caller."""
+def make_environment(variables: Mapping[str, str] | None) -> dict[str, str]:
+    """Return the environment of a server: a few variables of this process, and *variables*."""
     kept = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
-    return {**kept, **SET, **(more or {})}
+    return {**kept, **SET, **(variables or {})}
 
 
 @frozen
@@ -96,7 +96,7 @@ class Pipe:
         self.junk: list[str] = []
         self.junk_count = 0
 
-    def stderr_tail(self) -> str:
+    def get_stderr_tail(self) -> str:
         """Return the end of the server's standard error, safe to show."""
         text = bytes(self._errors[-STDERR_SHOWN_CHARS:]).decode("utf-8", "replace").strip()
         return visible(text)
@@ -128,9 +128,9 @@ class Pipe:
         )
         incoming, read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         write, outgoing = anyio.create_memory_object_stream[SessionMessage](0)
-        reading = asyncio.create_task(self._read_messages(process, incoming))
+        reading = asyncio.create_task(self._read_and_forward_messages(process, incoming))
         writing = asyncio.create_task(self._write_messages(process, outgoing, incoming))
-        listening = asyncio.create_task(self._read_stderr(process))
+        listening = asyncio.create_task(self._collect_stderr_tail(process))
         try:
             yield read, write
         finally:
@@ -142,7 +142,8 @@ class Pipe:
             for stream in (incoming, read, write, outgoing):
                 stream.close()
 
-    async def _read_messages(self, process: asyncio.subprocess.Process, incoming: Any) -> None:
+    async def _read_and_forward_messages(self, process: asyncio.subprocess.Process, incoming: Any) -> None:
+        """Forward the messages of the process until its output ends, or too much of it is no message."""
         from anyio import BrokenResourceError, ClosedResourceError
 
         assert process.stdout is not None  # noqa: S101
@@ -162,7 +163,7 @@ class Pipe:
             self._ended()
 
     def _parse_line(self, line: bytes) -> object:
-        """Return the message in a line; ``None`` for a line that is not a message, which is counted."""
+        """Return the message in a line, or an error for an unreadable reply; ``None`` for any other line, which is counted."""
         import mcp_types
         from mcp.shared.message import SessionMessage
 
@@ -175,7 +176,7 @@ class Pipe:
             return SessionMessage(message)
         except (ValueError, RecursionError):
             number = self._pop_answered_id(line)
-            reply = None if number is None or self._repair is None else self._repair.repair_reply(line, number)
+            reply = None if number is None or self._repair is None else self._repair.repair_list_reply(line, number)
             if reply is not None:
                 return SessionMessage(reply)
             if number is not None:
@@ -202,6 +203,7 @@ class Pipe:
         return None
 
     async def _write_messages(self, process: asyncio.subprocess.Process, outgoing: Any, incoming: Any) -> None:
+        """Write messages to the process, and store the ids of requests; a lost process closes *incoming*."""
         assert process.stdin is not None  # noqa: S101
         try:
             async for sent in outgoing:
@@ -215,7 +217,8 @@ class Pipe:
         except (ConnectionError, RuntimeError):
             incoming.close()  # so that no request waits for an answer
 
-    async def _read_stderr(self, process: asyncio.subprocess.Process) -> None:
+    async def _collect_stderr_tail(self, process: asyncio.subprocess.Process) -> None:
+        """Read stderr until it ends, and store its last bytes."""
         assert process.stderr is not None  # noqa: S101
         while chunk := await process.stderr.read(CHUNK_BYTES):
             self._errors += chunk
@@ -233,13 +236,13 @@ class Pipe:
         # What the server still writes is read and dropped, so that a full pipe does not keep it from ending.
         reading.cancel()
         await asyncio.wait((reading,))
-        draining = asyncio.create_task(_drain_output(process))
+        draining = asyncio.create_task(_drain_stdout(process))
         process.stdin.close()
-        await _wait_until_gone(process)
+        await _wait_briefly_until_gone(process)
         for number in (signal.SIGTERM, signal.SIGKILL):
             if not _signal_group(process, number):
                 break
-            await _wait_until_gone(process)
+            await _wait_briefly_until_gone(process)
         for task in (*tasks, draining):
             task.cancel()
         await asyncio.gather(*tasks, draining, return_exceptions=True)
@@ -247,13 +250,13 @@ class Pipe:
         process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001
 
 
-async def _drain_output(process: asyncio.subprocess.Process) -> None:
+async def _drain_stdout(process: asyncio.subprocess.Process) -> None:
     assert process.stdout is not None  # noqa: S101
     while await process.stdout.read(CHUNK_BYTES):
         pass
 
 
-async def _wait_until_gone(process: asyncio.subprocess.Process) -> None:
+async def _wait_briefly_until_gone(process: asyncio.subprocess.Process) -> None:
     """Wait until the process and its group are gone, but only some seconds. ``wait()`` would also wait for its children's pipes."""
     loop = asyncio.get_running_loop()
     end = loop.time() + CLOSE_SECONDS

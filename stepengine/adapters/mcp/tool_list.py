@@ -141,6 +141,7 @@ def _quote_tool_name(tool: Mapping[str, object]) -> str:
 
 
 def _make_listed_tool(server: str, tool: Mapping[str, Any], *, tasks: bool) -> ListedTool:
+    """Return a tool of a server's list; raise ``DefinitionError`` if it is not usable."""
     if odd := find_recorded_problem(tool):
         raise DefinitionError(odd)
     is_task = (tool.get("execution") or {}).get("taskSupport") == "required"
@@ -160,7 +161,7 @@ def _make_listed_tool(server: str, tool: Mapping[str, Any], *, tasks: bool) -> L
         hints={k: v for k, v in (tool.get("annotations") or {}).items() if k.endswith("Hint") and isinstance(v, bool)},
         digest=definition_digest(tool),
         task=is_task,
-        page=_page_address(tool),
+        page=_find_tool_page_address(tool),
         promise=tool.get("outputSchema") or None,
     )
 
@@ -171,7 +172,8 @@ def is_for_page_only(tool: Mapping[str, Any]) -> bool:
     return isinstance(visibility, list | tuple) and "app" in visibility and "model" not in visibility
 
 
-def _page_address(tool: Mapping[str, Any]) -> str:
+def _find_tool_page_address(tool: Mapping[str, Any]) -> str:
+    """Return the ``ui://`` address of the page of a tool, without hidden characters; ``""`` without a valid one."""
     address = _ui_metadata(tool).get("resourceUri")
     fits = isinstance(address, str) and address.startswith(PAGE_SCHEME) and len(address) <= PAGE_ADDRESS_CHARS
     return visible(str(address), strict=True) if fits else ""
@@ -294,6 +296,7 @@ def _nesting_depth(value: object) -> int:
 
 
 def _prune_schema(schema: object, without: frozenset[str] = frozenset()) -> Any:
+    """Return a schema without ``$schema``, unsupported keywords and those in *without*, at every level."""
     if not isinstance(schema, Mapping):
         return schema
     made: dict[str, object] = {}

@@ -180,7 +180,7 @@ class Tracing:
         self._trees: dict[str, dict[str, _RunSpans]] = {}
 
     def on_event(self, event: Event) -> None:
-        """Start or end the span for *event*."""
+        """Start, change or end the span for *event*; ignore events that concern none."""
         begin_or_end = self._TRACED.get(type(event))
         if begin_or_end is not None:
             begin_or_end(self, event)
@@ -190,7 +190,7 @@ class Tracing:
     def _start_or_update_run_span(self, event: RunStarted) -> None:
         tree = self._trees.setdefault(event.run_id, {})
         run = tree.get(event.path) or self._start_run_span(
-            event, event.path, event.agent_id, self._parent_context(tree, event.path)
+            event, event.path, event.agent_id, self._find_parent_context(tree, event.path)
         )
         run.own.span.set_attribute("stepengine.own_run_id", event.own_id)
         if self._content:
@@ -216,7 +216,7 @@ class Tracing:
         self._trees.setdefault(event.run_id, {})[path] = run
         return run
 
-    def _parent_context(self, tree: Mapping[str, _RunSpans], path: str) -> Context | None:
+    def _find_parent_context(self, tree: Mapping[str, _RunSpans], path: str) -> Context | None:
         # Without a parent it is the span that is current where the run was called.
         above = tree.get(path.rpartition(".")[0]) if path else None
         return None if above is None else above.innermost_span.context
@@ -244,12 +244,13 @@ class Tracing:
         run = self._find_run_spans(event)
         if run is not None:
             run.has_failed = True
-            self._mark_failed(run.own.span, event.kind, event.error)
+            self._mark_span_failed(run.own.span, event.kind, event.error)
 
     def _end_child_spans(self, event: AgentFinished) -> None:
         self._end_run_spans(event, event.child_path, event.status, event.usage, event.text)
 
     def _end_tree_spans(self, event: RunFinished) -> None:
+        """Set session and cost on the root span, and end all spans of the tree, the deepest first."""
         result, tree = event.result, self._trees.get(event.run_id, {})
         root = tree.get("")
         if root is not None and result.session_id is not None:
@@ -258,12 +259,13 @@ class Tracing:
             root.own.span.set_attribute("operation.cost", float(result.cost))
         # The deepest first: what is left of children was cut off with the run.
         for path in sorted(tree, key=len, reverse=True):
-            self._end_run_spans(event, path, result.status, *(() if path else (result.usage, _output_text(result))))
+            self._end_run_spans(event, path, result.status, *(() if path else (result.usage, _format_output(result))))
         self._trees.pop(event.run_id, None)
 
     def _end_run_spans(
         self, event: Event, path: str, status: RunStatus, usage: Usage | None = None, said: str = ""
     ) -> None:
+        """End all spans of one run of the tree, with its status, usage and text."""
         run = self._trees.get(event.run_id, {}).pop(path, None)
         if run is None:
             return
@@ -305,7 +307,7 @@ class Tracing:
             run.has_model = True
             run.own.span.set_attributes({name: told[name] for name in ("gen_ai.provider.name", "gen_ai.request.model")})
 
-    def _record_first_chunk(self, event: TextDelta | ThinkingDelta | ToolInputDelta) -> None:
+    def _record_time_to_first_chunk(self, event: TextDelta | ThinkingDelta | ToolInputDelta) -> None:
         run = self._find_run_spans(event)
         call = None if run is None else run.calls.get(event.seq)
         if call is not None and not call.has_chunk:
@@ -321,14 +323,14 @@ class Tracing:
             return
         reply = event.reply
         if reply is not None:
-            self._set_reply_attributes(call, reply, event.call_ids)
+            self._set_reply_attributes_and_metrics(call, reply, event.call_ids)
         else:
             call.told["error.type"] = kind = event.kind or OTHER
-            self._mark_failed(call.span, kind, event.error)
+            self._mark_span_failed(call.span, kind, event.error)
         self._duration.record(event.duration_ms / 1_000, call.told)
         self._close_span(call)
 
-    def _set_reply_attributes(self, call: _OpenSpan, reply: ModelReply, call_ids: Sequence[str]) -> None:
+    def _set_reply_attributes_and_metrics(self, call: _OpenSpan, reply: ModelReply, call_ids: Sequence[str]) -> None:
         span = call.span
         model = call.told["gen_ai.request.model"] if reply.model is None else _split_model(reply.model)[1]
         call.told["gen_ai.response.model"] = model
@@ -383,12 +385,12 @@ class Tracing:
         if self._content:
             call.span.set_attribute("gen_ai.tool.call.result", result.text)
         if result.is_error:
-            self._mark_failed(call.span, result.status, result.text)
+            self._mark_span_failed(call.span, result.status, result.text)
         self._close_span(call)
 
     # --- what happens within a span -----------------------------------------------------------------------------------
 
-    def _add_call_event(self, event: ModelRetry | RateLimited) -> None:
+    def _add_retry_or_limit_event(self, event: ModelRetry | RateLimited) -> None:
         run = self._find_run_spans(event)
         if run is not None:
             wait: Attributes = {} if event.wait is None else {"wait": event.wait}
@@ -397,7 +399,7 @@ class Tracing:
             )
             run.calls.get(event.seq, run.innermost_span).span.add_event(f"stepengine.{event.type}", about)
 
-    def _add_run_event(self, event: Event) -> None:
+    def _add_event_to_innermost_span(self, event: Event) -> None:
         run = self._find_run_spans(event)
         if run is None:
             return
@@ -440,7 +442,7 @@ class Tracing:
         span = self._tracer.start_span(name, context=context, kind=kind, attributes={**about, **place})
         return _OpenSpan(span, self._trace.set_span_in_context(span, context))
 
-    def _mark_failed(self, span: Span, kind: str, message: str) -> None:
+    def _mark_span_failed(self, span: Span, kind: str, message: str) -> None:
         span.set_attribute("error.type", kind)
         span.set_status(self._trace.StatusCode.ERROR, message if self._content else None)
 
@@ -457,14 +459,14 @@ class Tracing:
         StepFinished: _end_step_span,
         ModelStarted: _start_model_span,
         ModelFinished: _end_model_span,
-        ModelRetry: _add_call_event,
-        RateLimited: _add_call_event,
+        ModelRetry: _add_retry_or_limit_event,
+        RateLimited: _add_retry_or_limit_event,
         ToolStarted: _start_tool_span,
         ToolFinished: _end_tool_span,
-        **dict.fromkeys((TextDelta, ThinkingDelta, ToolInputDelta), _record_first_chunk),
+        **dict.fromkeys((TextDelta, ThinkingDelta, ToolInputDelta), _record_time_to_first_chunk),
         **dict.fromkeys(
             (QuestionAsked, PermissionRequested, PermissionDecided, Compacted, WaitStarted, WaitFinished),
-            _add_run_event,
+            _add_event_to_innermost_span,
         ),
     }
     """The events that change a span."""
@@ -498,7 +500,7 @@ def _output_attributes(text: str) -> Attributes:
     return {"gen_ai.output.messages": _to_json_text([message]), "output.value": text, "output.mime_type": "text/plain"}
 
 
-def _output_text(result: RunResult[Any]) -> str:
+def _format_output(result: RunResult[Any]) -> str:
     """Return the output of a run as text; its last text if there is none, or if the output is its messages."""
     output = result.output
     if output is None or (isinstance(output, Sequence) and any(isinstance(one, Message) for one in output)):

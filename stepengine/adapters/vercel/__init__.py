@@ -102,7 +102,7 @@ async def vercel(
     try:
         for number, source in enumerate(sources, 1):
             async for event in source:
-                for chunk in page.translate(event, goes_on=number < len(sources)):
+                for chunk in page.translate(event, continues=number < len(sources)):
                     yield chunk
     except StepEngineError as error:
         for chunk in page.end_with_error(error.message):
@@ -141,7 +141,7 @@ def prompt_of(messages: Sequence[object], *, trigger: str = "submit-message", me
         InputError: when the last message is none of the user's, holds something that is not text, or is too long; or when the page wants
             an answer anew or edits what was said (``regenerate()``, ``sendMessage({messageId})``): what was said stands on the server.
     """
-    last = _last_message(messages)
+    last = _get_last_message(messages)
     if trigger != "submit-message" or (message_id is not None and last.get("role") == "user"):
         what = "edits an earlier message" if trigger == "submit-message" else f"asks for {trigger!r:.80}"
         msg = f"a page {what}, but the conversation is stored on the server and continues only with a new user message"
@@ -173,7 +173,7 @@ def read_approvals(messages: Sequence[object]) -> dict[str, AnswerLike]:
     Raises:
         InputError: when there is no message, or an approval cannot be read.
     """
-    last = _last_message(messages)
+    last = _get_last_message(messages)
     found: dict[str, AnswerLike] = {}
     for number, part in enumerate(_get_message_parts(last) if last.get("role") == "assistant" else ()):
         if part.get("state") != "approval-responded":
@@ -188,7 +188,7 @@ def read_approvals(messages: Sequence[object]) -> dict[str, AnswerLike]:
     return found
 
 
-def _last_message(messages: Any) -> dict[str, object]:
+def _get_last_message(messages: Any) -> dict[str, object]:
     last = messages[-1] if isinstance(messages, list | tuple) and messages else None
     if not isinstance(last, dict):
         msg = "a page sent no messages; the request body must have a list of messages"
@@ -221,25 +221,25 @@ class _ChunkTranslator:
         self._in_step = False
         self._is_over = False
 
-    def translate(self, event: Event, *, goes_on: bool = False) -> Iterator[Chunk]:
-        """Yield the chunks for *event*. With *goes_on*, the message continues after the end of the run."""
+    def translate(self, event: Event, *, continues: bool = False) -> Iterator[Chunk]:
+        """Yield the chunks for *event*. With *continues*, the message continues after the end of the run."""
         if self._is_over:
             return
         yield from self._start_message_once(event.run_id)
-        if goes_on and isinstance(event, RunFinished):
-            yield from self._end_texts()
-            yield from self._end_waiting_calls()
-            yield from self._end_step()
+        if continues and isinstance(event, RunFinished):
+            yield from self._end_root_texts()
+            yield from self._fail_calls_behind_approval()
+            yield from self._end_open_step()
             return
         show = self.SHOWN.get(type(event)) or (self.OF_CHILD if event.path else self.OF_ROOT).get(type(event))
         if show is not None:
             yield from show(self, event)
         elif isinstance(event, SENT_AS_DATA):
             value = {name: held for name, held in event.to_json().items() if name != "type"}
-            yield self._data_chunk(event.type.replace("_", "-"), value, transient=True)
+            yield self._make_data_chunk(event.type.replace("_", "-"), value, transient=True)
 
     def end_with_error(self, message: str) -> Iterator[Chunk]:
-        """Yield the end of a failed run; nothing if the run has ended."""
+        """Yield the ends of all that is open, an error and a finish chunk; nothing if the message has ended."""
         if self._is_over:
             return
         yield from self._start_message_once("")
@@ -252,15 +252,16 @@ class _ChunkTranslator:
             yield {"type": "start", "messageId": self._message_id, **about}
 
     def _end_message(self, reason: str, *last: Chunk) -> Iterator[Chunk]:
-        """Yield the end of the message; with a *reason* it is a finished one."""
-        yield from self._end_texts()
-        yield from self._end_step()
+        """Yield the ends of open texts and the step, then *last*, and with a *reason* a finish chunk."""
+        yield from self._end_root_texts()
+        yield from self._end_open_step()
         self._is_over = True
         yield from last
         if reason:
             yield {"type": "finish", "finishReason": reason}
 
     def _show_run_end(self, event: RunFinished) -> Iterator[Chunk]:
+        """Yield the end of the message for the status of the run, with its output, or a text about its waits."""
         result = event.result
         match result.status:
             case RunStatus.FAILED:
@@ -268,8 +269,8 @@ class _ChunkTranslator:
             case RunStatus.CANCELLED:
                 yield from self._end_message("", {"type": "abort", "reason": "cancelled"})
             case RunStatus.SUSPENDED:
-                yield from self._end_texts()
-                yield from self._end_waiting_calls()
+                yield from self._end_root_texts()
+                yield from self._fail_calls_behind_approval()
                 yield from self._show_text_items(self._texts.make_output_items(event, describe_waits(result.waits_for)))
                 yield from self._end_message("tool-calls" if result.pending_questions else "other")
             case RunStatus.MAX_STEPS:
@@ -280,7 +281,7 @@ class _ChunkTranslator:
                 yield from self._show_text_items(self._texts.make_output_items(event, result.text))
                 yield from self._end_message("stop")
 
-    def _end_waiting_calls(self) -> Iterator[Chunk]:
+    def _fail_calls_behind_approval(self) -> Iterator[Chunk]:
         """
         With an open approval, end the calls that wait for it: a page sends answers only when every call has a result.
 
@@ -297,18 +298,18 @@ class _ChunkTranslator:
     # --- the root's steps, texts and thoughts ---------------------------------------------------------------------------
 
     def _show_step_start(self, event: StepStarted) -> Iterator[Chunk]:
-        yield from self._end_step()
+        yield from self._end_open_step()
         if event.resumed:
             # Calls of it stand in the message that the page has, and are found there only while no other step has begun.
             return
         self._in_step = True
         yield {"type": "start-step"}
 
-    def _show_step_end(self, event: StepFinished) -> Iterator[Chunk]:
-        yield from self._end_texts()
-        yield from self._end_step()
+    def _end_texts_and_step(self, event: StepFinished) -> Iterator[Chunk]:
+        yield from self._end_root_texts()
+        yield from self._end_open_step()
 
-    def _end_step(self) -> Iterator[Chunk]:
+    def _end_open_step(self) -> Iterator[Chunk]:
         if self._in_step:
             self._in_step = False
             yield {"type": "finish-step"}
@@ -325,14 +326,15 @@ class _ChunkTranslator:
             else:
                 yield {"type": f"{kind}-{step}", "id": id_}
             if is_discarded:
-                yield self._data_chunk("discarded", {"id": id_, "text": text.shown})
+                yield self._make_data_chunk("discarded", {"id": id_, "text": text.shown})
 
-    def _end_texts(self, discarded: Literal["all"] | None = None) -> Iterator[Chunk]:
+    def _end_root_texts(self, discarded: Literal["all"] | None = None) -> Iterator[Chunk]:
         yield from self._show_text_items(self._texts.end_texts("", discarded=discarded))
 
-    def _discard_reply(self, event: ReplyDiscarded) -> Iterator[Chunk]:
+    def _end_discarded_texts_and_calls(self, event: ReplyDiscarded) -> Iterator[Chunk]:
+        """Yield the ends of the texts and calls of a discarded reply; newer pages are sent one reset of the step."""
         resets = self._version >= RESET_FROM and self._in_step
-        yield from self._end_texts(None if resets else "all")
+        yield from self._end_root_texts(None if resets else "all")
         for call in self._calls.end_incomplete_inputs("", are_over=False):
             if not resets:
                 yield {
@@ -346,7 +348,8 @@ class _ChunkTranslator:
 
     # --- tools of the root, and whatever is asked ------------------------------------------------------------------------
 
-    def _show_call(self, event: CallEvent) -> Iterator[Chunk]:
+    def _show_call_input(self, event: CallEvent) -> Iterator[Chunk]:
+        """Yield the start, pieces and whole input of a call; the whole input only once."""
         for step, path, call, name, piece, given, _ in self._calls.make_items(event):
             about = {"type": f"tool-input-{STEPS[step]}", "toolCallId": _join_call_id(path, call)}
             if step == "piece":
@@ -356,27 +359,32 @@ class _ChunkTranslator:
                 yield {**about, "toolName": name, **told, "dynamic": True}
 
     def _show_tool_start(self, event: ToolStarted) -> Iterator[Chunk]:
-        yield from self._show_call(event)
-        yield from self._show_body_start(event)
+        yield from self._show_call_input(event)
+        yield from self._show_tool_body_start(event)
 
-    def _show_body_start(self, event: ToolStarted) -> Iterator[Chunk]:
+    def _show_tool_body_start(self, event: ToolStarted) -> Iterator[Chunk]:
+        """Yield a tool body with effects as a running child; nothing for another tool."""
         if event.child_path:
             # The effects of a tool's body are shown like those of a child.
             name = event.tool_name
-            yield self._agent_chunk(event.child_path, agentId=name, name=name, status="running", text="", tool="")
+            yield self._update_agent_chunk(
+                event.child_path, agentId=name, name=name, status="running", text="", tool=""
+            )
 
-    def _show_body_end(self, event: ToolFinished) -> Iterator[Chunk]:
+    def _show_tool_body_end(self, event: ToolFinished) -> Iterator[Chunk]:
+        """Yield the end of a tool body with effects; nothing for another tool or a pending result."""
         if event.child_path and event.result.status != "pending":
-            yield self._agent_chunk(
+            yield self._update_agent_chunk(
                 event.child_path, status="failed" if event.result.is_error else "completed", tool=""
             )
 
     def _show_tool_end(self, event: ToolFinished) -> Iterator[Chunk]:
+        """Yield the input unless shown, the end of a body, and the result or denial; no result if it is pending."""
         call, result = _call_id(event), event.result
         if result.status != "pending":
             self._over.add(call)
-        yield from self._show_call(event)
-        yield from self._show_body_end(event)
+        yield from self._show_call_input(event)
+        yield from self._show_tool_body_end(event)
         if result.status == "denied" and self._version >= APPROVALS_FROM and call in self._decided_calls:
             yield {"type": "tool-output-denied", "toolCallId": call}
         elif result.is_error:
@@ -385,15 +393,16 @@ class _ChunkTranslator:
             yield {
                 "type": "tool-output-available",
                 "toolCallId": call,
-                "output": _result_output(result),
+                "output": _output_from_result(result),
                 "dynamic": True,
             }
 
-    def _show_progress(self, event: ToolProgress | ToolLog) -> Iterator[Chunk]:
+    def _show_tool_progress(self, event: ToolProgress | ToolLog) -> Iterator[Chunk]:
         told = {"toolCallId": _call_id(event), "message": event.message, "percent": getattr(event, "percent", None)}
-        yield self._data_chunk("progress", told, transient=True)
+        yield self._make_data_chunk("progress", told, transient=True)
 
     def _show_permission_request(self, event: PermissionRequested) -> Iterator[Chunk]:
+        """Yield a call and the request for its approval; for older pages a question. Nothing if the tool refuses by itself."""
         if event.question.problem:
             return  # the tool refuses the call by itself
         if self._version < APPROVALS_FROM:
@@ -402,16 +411,17 @@ class _ChunkTranslator:
         call = _call_id(event)
         # The runs of one message count their questions each from the beginning; its approvals are told apart by their ids.
         self._approvals[call] = approval = f"{event.run_id}:{event.question.id}"
-        yield from self._show_call(event)
+        yield from self._show_call_input(event)
         if event.question.origins:
             told = {"toolCallId": call, "origins": list(event.question.origins)}
-            yield self._data_chunk("origins", told, id=approval)
+            yield self._make_data_chunk("origins", told, id=approval)
         yield {"type": "tool-approval-request", "approvalId": approval, "toolCallId": call}
 
     def _show_question(self, event: QuestionAsked | PermissionRequested) -> Iterator[Chunk]:
-        yield self._data_chunk("question", question_to_json(event.question), id=event.question.id)
+        yield self._make_data_chunk("question", question_to_json(event.question), id=event.question.id)
 
-    def _show_decision(self, event: PermissionDecided) -> Iterator[Chunk]:
+    def _store_and_show_decision(self, event: PermissionDecided) -> Iterator[Chunk]:
+        """Store that a call was decided; yield the decision if its approval is open and the page knows such chunks."""
         call = _call_id(event)
         self._decided_calls.add(call)
         approval = self._approvals.pop(call, "")
@@ -420,12 +430,14 @@ class _ChunkTranslator:
             yield {"type": "tool-approval-response", **answer, **({"reason": event.reason} if event.reason else {})}
 
     def _show_file_change(self, event: FileChanged) -> Iterator[Chunk]:
-        yield self._data_chunk(
+        yield self._make_data_chunk(
             "file-changed", {"file": event.file, "action": event.action, "toolCallId": _call_id(event)}
         )
 
     def _show_todos(self, event: TodosChanged) -> Iterator[Chunk]:
-        yield self._data_chunk("todos", {"path": event.path, "todos": plain(event.todos)}, id=f"todos-{event.path}")
+        yield self._make_data_chunk(
+            "todos", {"path": event.path, "todos": plain(event.todos)}, id=f"todos-{event.path}"
+        )
 
     def _show_wait(self, event: WaitStarted | WaitFinished) -> Iterator[Chunk]:
         """Yield a wait as one part that is replaced in place; a suspended run continues it in the next message."""
@@ -434,13 +446,13 @@ class _ChunkTranslator:
             told |= {"wakesAt": event.wakes_at, "topic": event.topic, "children": list(event.children)}
         about = self._waits.setdefault((event.path, event.seq), {})
         about |= {**told, "isOver": isinstance(event, WaitFinished) and event.is_over}
-        yield self._data_chunk("wait", dict(about), id=f"wait-{event.path}-{event.seq}")
+        yield self._make_data_chunk("wait", dict(about), id=f"wait-{event.path}-{event.seq}")
 
     # --- children ---------------------------------------------------------------------------------------------------------
 
-    def _show_child(self, event: AgentSpawned) -> Iterator[Chunk]:
+    def _show_child_start(self, event: AgentSpawned) -> Iterator[Chunk]:
         name = event.display_name or event.agent_id
-        yield self._agent_chunk(
+        yield self._update_agent_chunk(
             event.child_path,
             agentId=event.agent_id,
             name=name,
@@ -451,54 +463,58 @@ class _ChunkTranslator:
         )
 
     def _show_child_text(self, event: TextCompleted) -> Iterator[Chunk]:
-        yield self._agent_chunk(event.path, text=event.text)
+        yield self._update_agent_chunk(event.path, text=event.text)
 
     def _show_child_tool(self, event: ToolStarted | ToolFinished) -> Iterator[Chunk]:
-        yield self._agent_chunk(event.path, tool=event.tool_name if isinstance(event, ToolStarted) else "")
+        """Yield a child with its current tool; also the start or end of a decided call, or of a tool body."""
+        yield self._update_agent_chunk(event.path, tool=event.tool_name if isinstance(event, ToolStarted) else "")
         # What a person was asked about has a part of its own, which would wait for ever.
         if _call_id(event) in self._decided_calls:
             yield from self._show_tool_start(event) if isinstance(event, ToolStarted) else self._show_tool_end(event)
         elif isinstance(event, ToolStarted):
-            yield from self._show_body_start(event)
+            yield from self._show_tool_body_start(event)
         else:
-            yield from self._show_body_end(event)
+            yield from self._show_tool_body_end(event)
 
     def _show_child_end(self, event: AgentFinished) -> Iterator[Chunk]:
         why = {"error": event.error} if event.error else {}
-        yield self._agent_chunk(event.child_path, agentId=event.agent_id, status=event.status.value, tool="", **why)
+        yield self._update_agent_chunk(
+            event.child_path, agentId=event.agent_id, status=event.status.value, tool="", **why
+        )
 
-    def _agent_chunk(self, path: str, **changes: object) -> Chunk:
+    def _update_agent_chunk(self, path: str, **changes: object) -> Chunk:
+        """Merge *changes* into the stored data of a child, and return all of it as a chunk."""
         self._agents[path] = {**self._agents.get(path, {"path": path}), **changes}
-        return self._data_chunk("agent", self._agents[path], id=path)
+        return self._make_data_chunk("agent", self._agents[path], id=path)
 
-    def _data_chunk(self, name: str, data: object, *, id: str | None = None, transient: bool = False) -> Chunk:
+    def _make_data_chunk(self, name: str, data: object, *, id: str | None = None, transient: bool = False) -> Chunk:
         told = {"id": id} if id is not None else {}
         return {"type": f"data-{name}", **told, "data": data, **({"transient": True} if transient else {})}
 
     SHOWN: ClassVar[Shows] = {
         RunFinished: _show_run_end,
-        AgentSpawned: _show_child,
+        AgentSpawned: _show_child_start,
         AgentFinished: _show_child_end,
-        ToolProgress: _show_progress,
-        ToolLog: _show_progress,
+        ToolProgress: _show_tool_progress,
+        ToolLog: _show_tool_progress,
         FileChanged: _show_file_change,
         TodosChanged: _show_todos,
         QuestionAsked: _show_question,
         PermissionRequested: _show_permission_request,
-        PermissionDecided: _show_decision,
+        PermissionDecided: _store_and_show_decision,
         WaitStarted: _show_wait,
         WaitFinished: _show_wait,
     }
     """The events that the page is shown of every run."""
     OF_ROOT: ClassVar[Shows] = {
         StepStarted: _show_step_start,
-        StepFinished: _show_step_end,
+        StepFinished: _end_texts_and_step,
         TextDelta: _show_text,
         ThinkingDelta: _show_text,
         TextCompleted: _show_text,
         ThinkingCompleted: _show_text,
-        ReplyDiscarded: _discard_reply,
-        ToolInputDelta: _show_call,
+        ReplyDiscarded: _end_discarded_texts_and_calls,
+        ToolInputDelta: _show_call_input,
         ToolStarted: _show_tool_start,
         ToolFinished: _show_tool_end,
     }
@@ -518,6 +534,6 @@ def _join_call_id(path: str, call: str) -> str:
     return f"{path}:{call}" if path else call
 
 
-def _result_output(result: ToolResult) -> object:
+def _output_from_result(result: ToolResult) -> object:
     # What the conversation holds of it, so that a page that is loaded again shows the same.
     return result.text if result.data is None or result.structured is not None else plain(result.data)

@@ -44,7 +44,7 @@ def test_any_form_response_is_a_valid_answer_or_none(question: Question, value: 
 @pytest.mark.deep
 @given(QUESTIONS)
 def test_question_form_is_valid_and_lists_all_options(question: Question) -> None:
-    form = questions.question_form(question)
+    form = questions.make_question_form(question)
     (field,) = form.properties.values()
     wire = schema.ElicitationSchema.model_validate(form.model_dump(mode="json", by_alias=True, exclude_none=True))
 
@@ -66,7 +66,7 @@ def test_permission_options_name_each_remembered_rule_but_no_blanket_one() -> No
         "q1", "May it?", tool_name="run", remember=rule("one", input={}),
         wider=[rule("two", prefix=["git", "a b"]), rule("three", origins=["https://x.org"]), rule("all", any_input=True), {"id": "odd"}],
     )  # fmt: skip
-    options = questions.permission_options(question)
+    options = questions.make_permission_options(question)
 
     assert [
         "Allow", "Always: exactly this call", "Always: git 'a b' with harmless options and paths", "Always: run for https://x.org", "Always: odd", "Deny",

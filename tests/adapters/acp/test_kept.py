@@ -22,16 +22,16 @@ def kept(tmp_path: Path) -> KeptSessions:
 @pytest.mark.spec("interfaces:IF50")
 def test_session_is_reloaded_unchanged_and_a_copy_diverges(kept: KeptSessions, tmp_path: Path) -> None:
     session = kept.create_session(tmp_path)
-    turn = session.start_turn("Fix\n\x1b[2J it")
+    turn = session.add_turn("Fix\n\x1b[2J it")
     turn.journal.write_text("recorded")
-    session.end_turn(turn, is_in_conversation=True)
+    session.save_turn_end(turn, is_in_conversation=True)
 
     found = kept.load_session(session.id)
     assert (session.turns, session.cwd, session.updated) == (found.turns, found.cwd, found.updated)
     assert "Fix \\x1b[2J it" == found.title
     time.sleep(0.002)
     copy = kept.copy_session(found, tmp_path)
-    copy.start_turn("Go on")
+    copy.add_turn("Go on")
     assert ("recorded", 1, 2) == (
         copy.turns[0].journal.read_text(),
         len(kept.load_session(session.id).turns),
@@ -46,7 +46,7 @@ def test_session_is_reloaded_unchanged_and_a_copy_diverges(kept: KeptSessions, t
 @pytest.mark.spec("interfaces:IF50")
 def test_session_with_very_long_prompts_is_loaded_again(kept: KeptSessions, tmp_path: Path) -> None:
     session = kept.create_session(tmp_path)
-    session.start_turn("x" * 17 * 1_048_576)
+    session.add_turn("x" * 17 * 1_048_576)
 
     assert session.turns == kept.load_session(session.id).turns
     assert [session.id] == [each.id for each in kept.list_sessions(tmp_path)]
@@ -58,7 +58,7 @@ def test_failed_session_write_raises_and_adds_no_turn(kept: KeptSessions, tmp_pa
     (session.folder / "session.json").mkdir()
 
     with pytest.raises(SessionError, match=r"the session cannot be stored in .*: Is a directory"):
-        session.start_turn("Fix it")
+        session.add_turn("Fix it")
     assert [] == session.turns
 
 

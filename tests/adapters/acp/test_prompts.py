@@ -44,16 +44,16 @@ def test_prompt_images_and_files_reach_the_model_and_are_replayed(
     document = DocumentPart(data=b"%PDF", mime_type="application/pdf", name="b.pdf")
     assert (text, (*[ImagePart(data=one) for one in images], document)) == (said.text, said.media)
 
-    state = prompts.add_media(None, said.media)
+    state = prompts.append_media_message(None, said.media)
     assert state is not None
-    again = prompts.add_media(state, said.media)
+    again = prompts.append_media_message(state, said.media)
     assert again is not None
     assert [said.media] * 2 == [message.content for message in again.message_history] == [m.content for m in again.view]
-    assert prompts.add_media(state, ()) is state
+    assert prompts.append_media_message(state, ()) is state
     assert isinstance(state, AgentState)
 
     file = tmp_path_factory.mktemp("kept") / "0001.media.json"
-    file.write_text(prompts.encode_media(said.media))
+    file.write_text(prompts.media_to_json(said.media))
     shown = [update.content for update in prompts.make_prompt_updates(text, file)]
     assert [text, *[encoded(one) for one in images], "(b.pdf)"] == [
         getattr(one, "text", None) if one.type == "text" else one.data for one in shown
@@ -97,10 +97,10 @@ def test_only_existing_skills_are_expanded_in_prompts(tmp_path: Path, monkeypatc
     (skill / "SKILL.md").write_text("---\nname: tidy\ndescription: Tidy up\n---\nSort the imports.\n")
 
     assert ["tidy"] == [command.name for command in prompts.list_skill_commands(tmp_path)]
-    told = prompts.add_skill_instructions("/tidy  a.py", tmp_path)
+    told = prompts.expand_skill_command("/tidy  a.py", tmp_path)
     assert told.startswith("# Skill tidy")
     assert "Sort the imports." in told
     assert told.endswith("\n\na.py")
-    assert told == prompts.add_skill_instructions("/tidy\na.py", tmp_path)
+    assert told == prompts.expand_skill_command("/tidy\na.py", tmp_path)
     for other in ("/etc/passwd is what?", "tidy a.py", "//tidy", "/"):
-        assert other == prompts.add_skill_instructions(other, tmp_path)
+        assert other == prompts.expand_skill_command(other, tmp_path)

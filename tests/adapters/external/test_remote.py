@@ -188,7 +188,7 @@ async def test_resume_waits_for_the_ending_remote_run_before_restarting(
     there: Remote, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal, boss = tmp_path / "run.jsonl", leading(there.agent("holding"), "it")
-    linger, watch = there.server.world.file.with_suffix(".linger"), remote._RemoteRun._read_events
+    linger, watch = there.server.world.file.with_suffix(".linger"), remote._RemoteRun._record_events_until_question
     linger.touch()
     handle = Engine([boss]).start("boss", journal=FileJournal(journal))
     await until(lambda: there.server.world.done("begun")["it"])
@@ -199,7 +199,7 @@ async def test_resume_waits_for_the_ending_remote_run_before_restarting(
         linger.unlink(missing_ok=True)  # only when it was found, and goes on by what it says of itself
         return await watch(turn)
 
-    monkeypatch.setattr(remote._RemoteRun, "_read_events", watched)
+    monkeypatch.setattr(remote._RemoteRun, "_record_events_until_question", watched)
     there.server.world.file.with_suffix(".go").touch()
     result = await Engine([boss]).resume(journal)
 

@@ -221,7 +221,7 @@ async def test_abandoned_call_closes_its_servers_questions() -> None:
     answers = [asyncio.get_running_loop().create_future() for _ in range(2)]
     for answer in answers:
         call.add_server_request(SimpleNamespace(model_dump=lambda **_: {}), answer)
-    asked = await call.wait_for_outcome()
+    asked = await call.wait_for_result_or_request()
     await call.cancel()
 
     assert ServerRequests({"asked": {}}) == asked
