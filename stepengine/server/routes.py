@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     from stepengine.data.messages import Message
     from stepengine.data.usage import Usage
     from stepengine.data.waits import Waits
+    from stepengine.engine.scheduler import ScheduleStatus
 
 __all__ = ("OPERATIONS", "PAGES", "AgentSummaries")
 
@@ -622,7 +623,7 @@ def _summarize_agent(agent: AgentDefinition) -> dict[str, Any]:
 
 
 async def list_agents(request: Request) -> Response:
-    runs = await _reload_agents(request)
+    runs = await _reload_agents_and_get_runs(request)
     broken = None if runs.load_problem is None else runs.load_problem.message
     is_told, engine = caller_of(request).may("admin"), runs.engine
     # To look for a key may import what a provider needs.
@@ -635,32 +636,34 @@ async def list_agents(request: Request) -> Response:
     return AgentList(agents=agents, broken=broken, script=request.app.state.script or None).response()
 
 
-async def _reload_agents(request: Request) -> RunService:
-    """Return the runs, after the agents were reloaded from their files if possible."""
+async def _reload_agents_and_get_runs(request: Request) -> RunService:
+    """Rebuild the engine if the files of its agents were saved and can be loaded; then return the run service."""
     runs = get_run_service(request)
     await runs.rebuild_engine_if_changed()
     return runs
 
 
 async def get_agent(request: Request) -> Response:
-    runs, name = await _reload_agents(request), request.path_params["agent"]
+    runs, name = await _reload_agents_and_get_runs(request), request.path_params["agent"]
     if name not in runs.agents:
         msg = f"there is no agent {name[:200]!r}; GET /agents lists the agents"
         raise Problem(msg, status=404, kind="no_such_agent")
     agent = runs.engine.agent(name)
     more = (
-        await asyncio.to_thread(_describe_agent, runs, agent) if caller_of(request).may("debug") else {"source": None}
+        await asyncio.to_thread(_get_agent_debug_fields, runs, agent)
+        if caller_of(request).may("debug")
+        else {"source": None}
     )
     summaries: AgentSummaries = request.app.state.agent_summaries
     return AgentDetail(**summaries.get(agent), **more).response()
 
 
-def _describe_agent(runs: RunService, agent: AgentDefinition) -> dict[str, Any]:
-    """Return the source, prompts and tools of an agent, for callers with the scope debug."""
+def _get_agent_debug_fields(runs: RunService, agent: AgentDefinition) -> dict[str, Any]:
+    """Return the members of ``AgentDetail`` for callers with the scope debug: source, prompts, tools, policy and settings."""
     known, origin = describe_agent(runs.engine, agent.id), find_agent_origin(agent)
     system = agent.system_prompt if isinstance(agent.system_prompt, str) else None
     return {
-        "source": _handler_source(agent),
+        "source": _find_handler_source(agent),
         "file": None if origin is None else str(origin.file),
         "line": None if origin is None else origin.line,
         "prompts": PromptsView(system=system, instructions=known.instructions, step=agent.step_prompt),
@@ -679,7 +682,7 @@ def _describe_agent(runs: RunService, agent: AgentDefinition) -> dict[str, Any]:
     }
 
 
-def _handler_source(agent: AgentDefinition) -> str | None:
+def _find_handler_source(agent: AgentDefinition) -> str | None:
     if agent.handle_steps is None:
         return None
     try:
@@ -708,7 +711,7 @@ async def start_run(request: Request) -> Response:
         session=body.session_id,
         limits=None if body.limits is None else body.limits.model_dump(exclude_none=True),
         model=body.model,
-        images=tuple([{"mime_type": _resolve_picture_type(one), "data": one.data} for one in body.images]),
+        images=tuple([{"mime_type": _check_and_get_picture_type(one), "data": one.data} for one in body.images]),
     )
     if body.turn and key is not None:
         msg = "turn: leave out the Idempotency-Key; of two requests for the same turn, the second is refused"
@@ -717,7 +720,7 @@ async def start_run(request: Request) -> Response:
     if body.model is not None:
         # Another model is another price and another provider, which the limits of the agent were not written for.
         caller.must("admin")
-    asked = await _add_previous_run(request, body, asked)
+    asked = await _add_previous_run_of_turn(request, body, asked)
     try:
         run, is_new = await get_run_service(request).launcher.start(caller, asked, key=key)
     except MissingKey as error:
@@ -726,11 +729,11 @@ async def start_run(request: Request) -> Response:
         if not caller.may("admin"):
             raise
         raise Problem(error.message, status=503, kind="missing_key") from error
-    return _started_response(request, run, is_new=is_new)
+    return _make_started_response(request, run, is_new=is_new)
 
 
-def _resolve_picture_type(picture: Picture) -> str:
-    """Return the type of a picture; raise ``InputError`` for a type that models do not accept."""
+def _check_and_get_picture_type(picture: Picture) -> str:
+    """Return the media type of a picture by its bytes; raise ``InputError`` for invalid base64 and for types that models do not accept."""
     try:
         data = base64.b64decode(picture.data, validate=True)
     except (binascii.Error, ValueError):
@@ -744,8 +747,8 @@ def _resolve_picture_type(picture: Picture) -> str:
     return kind
 
 
-async def _add_previous_run(request: Request, body: StartRun, asked: StartRequest) -> StartRequest:
-    """Return a request with the previous run of its conversation, unless the engine stores the conversation itself."""
+async def _add_previous_run_of_turn(request: Request, body: StartRun, asked: StartRequest) -> StartRequest:
+    """Return the request of a turn with the last run of its conversation, which must have ended. Return other requests unchanged."""
     keeps = get_run_service(request).conversations.stores_messages
     if keeps and body.images and body.session_id is not None:
         msg = "images: a conversation that this server stores accepts only text"
@@ -768,7 +771,8 @@ async def _add_previous_run(request: Request, body: StartRun, asked: StartReques
     return attrs.evolve(asked, is_turn=True, after=conversation.last)
 
 
-def _started_response(request: Request, run: str, *, is_new: bool) -> Response:
+def _make_started_response(request: Request, run: str, *, is_new: bool) -> Response:
+    """Return a response 202 with the id of a run and the path of its events."""
     # By Starlette's own names a path is only found where nothing mounts this.
     place = f"{request.scope.get('root_path', '')}/runs/{run}/events"
     return StartedRun(run_id=run, events=place, is_new=is_new).response(202)
@@ -791,7 +795,7 @@ async def list_runs(request: Request) -> Response:
         search=_parse_search_text(request),
     )
     shown, following = cut_page(found, parse_limit(request), lambda row: (row.created, row.run))
-    details = [await _run_details(request, row) if _parse_flag(request, "details") else None for row in shown]
+    details = [await _load_run_details(request, row) if _parse_flag(request, "details") else None for row in shown]
     runs = [RunSummary(**_summarize_run(row), details=more) for row, more in zip(shown, details, strict=True)]
     return RunList(runs=runs, next=following).response()
 
@@ -812,7 +816,7 @@ def _parse_flag(request: Request, name: str) -> bool:
     return asked == "1"
 
 
-async def _run_details(request: Request, row: RunRow) -> RunDetails:
+async def _load_run_details(request: Request, row: RunRow) -> RunDetails:
     brief = await get_run_service(request).reader.summary(row)
     return RunDetails(
         prompt=_format_prompt_or_params(row.request),
@@ -882,17 +886,17 @@ async def list_questions(request: Request) -> Response:
             return QuestionList(questions=found, next=following).response()
 
 
-def _make_open_question(row: RunRow, one: QuestionDetails) -> OpenQuestion:
+def _make_open_question(row: RunRow, details: QuestionDetails) -> OpenQuestion:
     summary = _summarize_run(row)
     return OpenQuestion(
-        **question_to_json(one.question),
+        **question_to_json(details.question),
         run_id=row.run,
         agent=row.agent,
         owner=row.owner,
         session_id=summary["session_id"],
         since=_format_time(row.changed),
-        program=one.program or None,
-        line=one.line or None,
+        program=details.program or None,
+        line=details.line or None,
     )
 
 
@@ -907,7 +911,7 @@ def _summarize_run(row: RunRow) -> dict[str, Any]:
     }
 
 
-def _run_view(run: ServedRun) -> RunView:
+def _make_run_view(run: ServedRun) -> RunView:
     told = _summarize_run(run.row) | {"status": run.status}
     return RunView(
         **told,
@@ -919,28 +923,28 @@ def _run_view(run: ServedRun) -> RunView:
         error=run.error,
         usage=run.usage,
         cost_usd=run.cost,
-        waits_for=[_wait_view(one) for one in run.waits_for],
+        waits_for=[_make_wait_view(one) for one in run.waits_for],
         wakes_at=min([one.wakes_at.isoformat() for one in run.waits_for if one.wakes_at is not None], default=None),
         forked_from=None if run.parent is None else ForkOrigin(**run.parent),
         warnings=list(run.warnings),
     )
 
 
-def _wait_view(one: Waits) -> WaitView:
+def _make_wait_view(wait: Waits) -> WaitView:
     return WaitView(
-        kind=one.kind,
-        said=one.description,
-        path=one.path,
-        seq=one.seq,
-        wakes_at=None if one.wakes_at is None else one.wakes_at.isoformat(),
-        question=None if one.question is None else one.question.id,
-        topic=one.topic or None,
-        paths=list(one.children),
+        kind=wait.kind,
+        said=wait.description,
+        path=wait.path,
+        seq=wait.seq,
+        wakes_at=None if wait.wakes_at is None else wait.wakes_at.isoformat(),
+        question=None if wait.question is None else wait.question.id,
+        topic=wait.topic or None,
+        paths=list(wait.children),
     )
 
 
 async def get_run(request: Request) -> Response:
-    return _run_view(await get_run_service(request).reader.details(await find_requested_run(request))).response()
+    return _make_run_view(await get_run_service(request).reader.details(await find_requested_run(request))).response()
 
 
 async def watch_run(request: Request) -> Response:
@@ -1075,7 +1079,7 @@ async def fork_run(request: Request) -> Response:
     body.check_members_and_scopes(caller)
     made = await get_run_service(request).launcher.fork(caller, row, body)
     if isinstance(made, str):
-        return _started_response(request, made, is_new=True)
+        return _make_started_response(request, made, is_new=True)
     new, report = made
     refused = report.refused
     return ForkReportView(
@@ -1136,7 +1140,7 @@ async def download_journal(request: Request) -> Response:
 # --- conversations ----------------------------------------------------------------------------------------------------
 
 
-def _session_fields(row: SessionRow) -> dict[str, Any]:
+def _make_session_fields(row: SessionRow) -> dict[str, Any]:
     return {
         "session_id": row.session.partition(":")[2],
         "owner": row.owner,
@@ -1154,16 +1158,18 @@ async def list_sessions(request: Request) -> Response:
         caller_of(request), owner=given.get("owner"), before=before, limit=limit + 1
     )
     shown, following = cut_page(found, limit, lambda row: (row.changed, row.session))
-    return SessionList(sessions=[SessionSummary(**_session_fields(row)) for row in shown], next=following).response()
+    return SessionList(
+        sessions=[SessionSummary(**_make_session_fields(row)) for row in shown], next=following
+    ).response()
 
 
 async def get_session(request: Request) -> Response:
     name, owner = request.path_params["session"], request.query_params.get("owner")
     row, kept = await get_run_service(request).conversations.get_session(caller_of(request), name, owner=owner)
     said = None if kept is None else list(kept.messages)
-    last = None if said is None else [_message_view(one) for one in said[-MOST_SAID:]]
+    last = None if said is None else [_make_message_view(one) for one in said[-MOST_SAID:]]
     return SessionView(
-        **_session_fields(row),
+        **_make_session_fields(row),
         turns=None if kept is None else kept.turns,
         usage=None if kept is None else plain(kept.usage),
         messages=last,
@@ -1171,7 +1177,8 @@ async def get_session(request: Request) -> Response:
     ).response()
 
 
-def _message_view(message: Message) -> MessageView:
+def _make_message_view(message: Message) -> MessageView:
+    """Return the role and the text of a message; a long text is cut."""
     text = message_text(message)
     shown = cut_after(text, MOST_CHARS)
     return MessageView(role=message.role, text=shown)
@@ -1209,21 +1216,21 @@ async def get_report(request: Request) -> Response:
 
 async def list_schedules(request: Request) -> Response:
     return ScheduleList(
-        schedules=[_schedule_view(one) for one in await get_run_service(request).load_schedule_statuses()]
+        schedules=[_make_schedule_view(one) for one in await get_run_service(request).load_schedule_statuses()]
     ).response()
 
 
-def _schedule_view(one: Any) -> ScheduleView:
-    last = one.last
+def _make_schedule_view(schedule_status: ScheduleStatus) -> ScheduleView:
+    last = schedule_status.last
     return ScheduleView(
-        id=one.schedule.id,
-        agent=one.schedule.agent_id,
-        cron=one.schedule.cron,
-        timezone=one.schedule.timezone,
-        enabled=one.schedule.enabled,
-        next=None if one.next is None else one.next.isoformat(),
+        id=schedule_status.schedule.id,
+        agent=schedule_status.schedule.agent_id,
+        cron=schedule_status.schedule.cron,
+        timezone=schedule_status.schedule.timezone,
+        enabled=schedule_status.schedule.enabled,
+        next=None if schedule_status.next is None else schedule_status.next.isoformat(),
         last=None if last is None else {"at": last.at.isoformat(), "run": last.run, "status": last.status},
-        missed=one.missed,
+        missed=schedule_status.missed,
     )
 
 
