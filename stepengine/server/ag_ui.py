@@ -66,8 +66,10 @@ async def start_agent_turn(request: Request) -> Response:
     asked = asked_of(given, _session_from_state(thread.name, thread.state), shares=request.app.state.shares)
     _check_may_answer(request, thread, given)
     results = find_page_answers(thread.state, asked.results)
-    of_page = [question for question, answer in results.items() if asked.answers.get(question) == answer]
-    taken = await thread.start_next_turn(agent, asked.prompt, asked.answers, metadata=asked.metadata, of_page=of_page)
+    page_questions = [question for question, answer in results.items() if asked.answers.get(question) == answer]
+    taken = await thread.start_next_turn(
+        agent, asked.prompt, asked.answers, metadata=asked.metadata, page_questions=page_questions
+    )
     events = _stream_turns(request, taken, asked)
     return _stream_response(thread, ag_ui(events, thread_id=asked.thread_id, run_id=asked.run_id, asked=asked))
 
@@ -107,7 +109,7 @@ async def _stream_turns(request: Request, taken: StartedTurn, asked: Asked) -> A
         if not results:
             return
         thread = await CallerConversation.load(request, asked.thread_id)
-        taken = await thread.start_next_turn(get_path_agent(request), "", results, of_page=results)
+        taken = await thread.start_next_turn(get_path_agent(request), "", results, page_questions=results)
 
 
 async def reconnect_to_turn(request: Request) -> Response:

@@ -51,7 +51,7 @@ class DurableLauncher(RunStarts[RegisteredRun]):
         self._store = store
         self._agents = agents
 
-    async def _check_and_make_row(self, caller: Caller, asked: StartRequest) -> RegisteredRun:
+    async def _check_request_and_make_row(self, caller: Caller, asked: StartRequest) -> RegisteredRun:
         check_not_closing(is_closing=self.is_closing)
         plan = plan_start(caller, asked, self._store.engine.embedded_engine, self._agents, stores_messages=True)
         return _make_registered_run(caller, plan.agent, plan.request, plan.session, plan.created)
@@ -68,7 +68,7 @@ class DurableLauncher(RunStarts[RegisteredRun]):
         except InputError as error:
             raise Problem(error.message, status=409, kind="key_reused") from error
 
-    async def _start_or_remove(self, row: RegisteredRun) -> None:
+    async def _start_or_unregister(self, row: RegisteredRun) -> None:
         try:
             await self._submit_registered_run(row)
         except DatabaseUnavailable as error:
@@ -165,7 +165,7 @@ class DurableLauncher(RunStarts[RegisteredRun]):
         async with self._quotas.admit_request(new.owner, json_size(request), runs=1):
             await self._store.register.add_run(new, None)
             with raise_run_errors_as_problems(status=422, kind="no_such_place"):
-                await self._start_or_remove(new)
+                await self._start_or_unregister(new)
         return new.run
 
 

@@ -10,7 +10,7 @@ from stepengine.server.durable_store import raise_run_errors_as_problems
 from stepengine.server.ledger import OPEN, RunRow
 from stepengine.server.problems import Problem
 from stepengine.server.quotas import QuotaTable, json_size
-from stepengine.server.run_requests import check_answers, check_not_ended
+from stepengine.server.run_requests import check_and_sign_answers, check_not_ended
 
 if TYPE_CHECKING:
     from stepengine.server.access import Caller
@@ -44,7 +44,7 @@ class DurableMessenger:
         check_not_ended(row)
         asked = await self._store.operator.list_questions(row.run)
         open_ = {question.id: question for each in asked for question in each.questions}
-        await self._store.operator.answer_first(row.run, check_answers(caller, answers, open_))
+        await self._store.operator.answer_first(row.run, check_and_sign_answers(caller, answers, open_))
 
     async def find_answers(self, row: RunRow, questions: Collection[str]) -> list[tuple[str, str, str]]:
         """Return nothing, because the database does not store who answered a question first."""

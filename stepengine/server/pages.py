@@ -153,7 +153,7 @@ class CallerConversation:
         answers: Mapping[str, AnswerLike],
         *,
         metadata: Mapping[str, Any] | None = None,
-        of_page: Collection[str] = (),
+        page_questions: Collection[str] = (),
     ) -> StartedTurn:
         """
         Register and start the next turn: answer the questions of the last run, or start a new run.
@@ -165,7 +165,7 @@ class CallerConversation:
             prompt: What is said.
             answers: Answers, by the ids of their questions.
             metadata: Of a run that is started.
-            of_page: The questions that a tool of the page answers, and not the caller.
+            page_questions: The questions that a tool of the page answers, and not the caller.
 
         Raises:
             AnswerRejected: when an answer does not fit what is asked.
@@ -183,7 +183,9 @@ class CallerConversation:
             return StartedTurn(run, self.stream_events(await self.runs.reader.find(self.caller, run)))
         await self._check_can_answer(agent, self.last, self.state)
         given = answers or {self.state.pending[0].id: prompt}
-        return await self._resume_with_answers(self.last, given, of_page=of_page, say=prompt if answers else "")
+        return await self._resume_with_answers(
+            self.last, given, page_questions=page_questions, user_input=prompt if answers else ""
+        )
 
     async def _check_can_answer(self, agent: str, last: RunRow, state: AgentState) -> None:
         if not state.pending:
@@ -195,10 +197,12 @@ class CallerConversation:
             raise Problem(msg, status=409, kind="waits", members={"run_id": last.run})
 
     async def _resume_with_answers(
-        self, last: RunRow, given: Mapping[str, AnswerLike], *, of_page: Collection[str], say: str
+        self, last: RunRow, given: Mapping[str, AnswerLike], *, page_questions: Collection[str], user_input: str
     ) -> StartedTurn:
         place = await self.turns.find_last_event_id(last)
-        events = await self.turns.answer_and_stream(self.caller, last, given, after=place, of_page=of_page, say=say)
+        events = await self.turns.answer_and_stream(
+            self.caller, last, given, after=place, page_questions=page_questions, user_input=user_input
+        )
         return StartedTurn(last.run, events, place)
 
     def stream_events(self, row: RunRow, after: str | None = None) -> AsyncGenerator[Event, None]:

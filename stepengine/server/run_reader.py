@@ -22,7 +22,7 @@ from stepengine.journal.questions import make_doubt_questions
 from stepengine.journal.show import find_root_end, spending_of, status_of
 from stepengine.server.ledger import OPEN, RunRow
 from stepengine.server.live_runs import RUNNING
-from stepengine.server.run_requests import require_own_run, resolve_owner, session_key
+from stepengine.server.run_requests import get_permitted_owner, make_owner_session_key, require_own_run
 from stepengine.server.run_summaries import RunSummaries, remove_oldest_entries
 from stepengine.server.stored_states import decode_state_with_references
 
@@ -137,7 +137,7 @@ class RunReader:
         Raises:
             Problem: when *owner* is somebody else and *caller* no admin.
         """
-        whose = resolve_owner(caller, owner)
+        whose = get_permitted_owner(caller, owner)
         is_everybodys = owner is None and session is None and caller.may("admin")
         return await self._store.run_long_read(
             caller.name,
@@ -148,7 +148,7 @@ class RunReader:
                 statuses=statuses,
                 before=before,
                 limit=limit,
-                session=None if session is None else session_key(whose, session),
+                session=None if session is None else make_owner_session_key(whose, session),
                 search=search,
             ),
         )

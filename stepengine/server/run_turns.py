@@ -13,9 +13,9 @@ from stepengine.errors import StepEngineError
 from stepengine.journal.event_stream import FIRST_PAUSE_SECONDS, JournalWatch, next_pause
 from stepengine.journal.pending_items import find_waits
 from stepengine.journal.show import find_root_end, spending_of
-from stepengine.server.ledger import OPEN, RunRow, make_shown_message_act
+from stepengine.server.ledger import OPEN, RunRow, make_store_shown_message_act
 from stepengine.server.live_runs import RUNNING
-from stepengine.server.run_requests import make_session_key
+from stepengine.server.run_requests import make_checked_session_key
 
 if TYPE_CHECKING:
     from stepengine.data.events import Event
@@ -47,7 +47,7 @@ class RunTurns:
 
     async def find_newest_run(self, caller: Caller, session: str) -> RunRow | None:
         """Return the last run of a conversation of *caller*; one that has just ended once its end is in the ledger."""
-        read = partial(self._store.ledger.find_newest_run, caller.name, make_session_key(caller, session))
+        read = partial(self._store.ledger.find_newest_run, caller.name, make_checked_session_key(caller, session))
         row = await asyncio.to_thread(read)
         handle = None if row is None else self._live.handles.get(row.run)
         if row is not None and (handle.done if handle is not None else row.status in RUNNING):
@@ -75,8 +75,8 @@ class RunTurns:
         answers: Mapping[str, AnswerLike],
         *,
         after: str | None = None,
-        of_page: Collection[str] = (),
-        say: str = "",
+        page_questions: Collection[str] = (),
+        user_input: str = "",
     ) -> AsyncGenerator[Event, None]:
         """
         Answer a suspended run, and return the events of its resumption.
@@ -86,12 +86,14 @@ class RunTurns:
             row: The run.
             answers: By the ids of their questions.
             after: The last event that the client has, for a run that another process resumes.
-            of_page: The questions that a tool of the page answers, and not *caller*.
-            say: User input that the next model call gets with the answers.
+            page_questions: The questions that a tool of the page answers, and not *caller*.
+            user_input: User input that the next model call gets with the answers.
 
         Errors are those of ``RunMessenger.answer``.
         """
-        handle = await self._messenger.answer_and_find_handle(caller, row, answers, of_page=of_page, say=say)
+        handle = await self._messenger.answer_and_find_handle(
+            caller, row, answers, page_questions=page_questions, user_input=user_input
+        )
         if handle is None:
             return self._follow_journal(caller, row.run, after)
         return self._delay_last_event(row.run, handle.events())
@@ -141,7 +143,7 @@ class RunTurns:
 
     async def store_shown_message(self, run: str, message: str, place: str) -> None:
         """Store the id of the newest message that shows a run on a page, which starts after the event *place*."""
-        await self._store.write(make_shown_message_act(run, message, place))
+        await self._store.write(make_store_shown_message_act(run, message, place))
 
     async def find_shown_message(self, run: str) -> tuple[str, str] | None:
         """Return the message id and the event that ``store_shown_message`` stored for a run."""

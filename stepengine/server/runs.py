@@ -96,7 +96,9 @@ class Runs:
         self.store = store = RunStore(place)
         self.quotas = QuotaTable(quotas or Quotas(), store.usage)
         self.engines = engines = CurrentEngine(engine, agents, sources)
-        self.live = live = LiveRuns(store, engines, max_live=max_live, drain=drain, resume=self._resume)
+        self.live = live = LiveRuns(
+            store, engines, max_live=max_live, drain=drain, resume=self._resume_and_record_failure
+        )
         self.reader = reader = RunReader(store, live, engines)
         self.launcher = RunLauncher(store, live, engines, reader, self.quotas, wait_for_answers=wait_for_answers)
         self.watcher = RunWatcher(store, live)
@@ -110,7 +112,7 @@ class Runs:
         self._recovery = RunRecovery(store, live, self.launcher, self.watcher.stop_idle_streams)
         self._roots = tuple(roots)
 
-    async def _resume(self, row: RunRow) -> None:
+    async def _resume_and_record_failure(self, row: RunRow) -> None:
         # The launcher needs the live runs, so they get it through this method.
         await self.launcher.resume_and_record_failure(row)
 
@@ -170,7 +172,7 @@ class Runs:
         self.live.is_closing, self.state.is_ready = True, False
         self.state.stopping.set()
         await self._schedules.stop()
-        waits = await self.live.wait_for_ends()
+        waits = await self.live.wait_for_run_ends()
         # `stopping` has ended the streams before the runs are interrupted: a client reconnects to the next process.
         self.watcher.close()
         await self.live.interrupt_all()

@@ -271,14 +271,16 @@ def test_session_with_waiting_run_or_without_deletion_is_kept(tmp_path: Path) ->
 
 def test_session_deletion_is_refused_while_a_run_starts(tmp_path: Path) -> None:
     from stepengine.errors import InputError
-    from stepengine.server.ledger import RunRow, make_detach_act, make_register_act
+    from stepengine.server.ledger import RunRow, make_detach_runs_act, make_register_run_act
 
     ledger = Ledger(tmp_path)
     rows = [
         RunRow(name, "anna", "quick", status, 1.0, 1.0, {}, "s")
         for name, status in (("a", "completed"), ("b", "started"))
     ]
-    made = ledger.write([make_register_act(rows[0], None), make_register_act(rows[1], None), make_detach_act("s")])
+    made = ledger.write(
+        [make_register_run_act(rows[0], None), make_register_run_act(rows[1], None), make_detach_runs_act("s")]
+    )
     left = [row.session for row in ledger.list_runs(owner=None, agent=None, statuses=(), before=None, limit=9)]
     ledger.close()
 

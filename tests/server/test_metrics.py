@@ -18,7 +18,7 @@ from stepengine import AgentDefinition, Engine
 from stepengine.data.models import ModelReply
 from stepengine.data.usage import Usage
 from stepengine.server import Tokens, app
-from stepengine.server.ledger import Ledger, RunRow, make_register_act
+from stepengine.server.ledger import Ledger, RunRow, make_register_run_act
 from stepengine.testing import ScriptedModel
 from tests.waits import until
 
@@ -123,7 +123,9 @@ async def test_model_metrics_count_calls_tokens_and_cost_with_bounded_labels(tmp
         served = app(engine, runs=tmp_path / "runs", tokens=tmp_path / "tokens.json")
         ledger = Ledger(tmp_path / "runs")
         (tmp_path / "runs").mkdir(mode=0o700)
-        ledger.write([make_register_act(RunRow("r", "ann", "an-agent-of-last-year", "completed", 1.0, 1.0, {}), None)])
+        ledger.write(
+            [make_register_run_act(RunRow("r", "ann", "an-agent-of-last-year", "completed", 1.0, 1.0, {}), None)]
+        )
         ledger.close()
         await engine.run(agent, "Hi.")
         counted: metrics.Metrics = served.app.state.metrics  # type: ignore[attr-defined]

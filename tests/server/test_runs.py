@@ -792,7 +792,7 @@ async def test_answer_refused_for_one_question_answers_no_other(tmp_path: Path, 
         with pytest.raises(AnswerRejected, match="somebody else has answered"):
             await runs.messenger.answer(caller, row, {"q0": "Monday", "q1": "six"})
         stored = [letter.topic for letter in box.read()[0]]
-        resumed = await runs.messenger.answer_and_find_handle(caller, row, {"q0": "Friday"}, say="Hurry.")
+        resumed = await runs.messenger.answer_and_find_handle(caller, row, {"q0": "Friday"}, user_input="Hurry.")
         assert resumed is not None
         result = await resumed.result()
         await runs.close()
@@ -811,7 +811,7 @@ async def test_page_result_and_human_answer_name_their_answerers(tmp_path: Path)
         run, _ = await runs.launcher.start(caller, StartRequest(agent="asking-twice"))
         await runs.live.wait_until_end_recorded(run)
         row = await runs.reader.find(caller, run)
-        await runs.messenger.answer(caller, row, {"q0": "Monday", "q1": "six"}, of_page=["q1"])
+        await runs.messenger.answer(caller, row, {"q0": "Monday", "q1": "six"}, page_questions=["q1"])
         found = await runs.messenger.find_answers(row, ["q0", "q1"])
         await runs.close()
 
