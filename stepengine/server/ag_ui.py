@@ -122,7 +122,9 @@ async def reconnect_to_turn(request: Request) -> Response:
         msg = f"the agent {thread.last.agent!r} is running in this conversation; connect to that agent, or wait until it ends"
         raise Problem(msg, status=409, kind="under_way", members={"run_id": thread.last.run})
     turn = thread.last.request.get("turn") or {}
-    before = turn.get("after") and await thread.turns.state(await thread.runs.reader.find(thread.caller, turn["after"]))
+    before = turn.get("after") and await thread.turns.state(
+        await thread.runs.reader.get_run(thread.caller, turn["after"])
+    )
     session = _session_from_state(thread.name, before or None)
     watched = _ReconnectedTurn([*session.messages, UserMessage(thread.last.request["prompt"])], thread, thread.last)
     return _stream_response(thread, connected(given, session, watched, shares=shares))

@@ -53,9 +53,9 @@ class DurableReader:
         self._launcher = launcher
         self._details: OrderedDict[tuple[str, str, int], ServedRun] = OrderedDict()
 
-    async def find(self, caller: Caller, run: str) -> RunRow:
+    async def get_run(self, caller: Caller, run: str) -> RunRow:
         """
-        Return a run of *caller*.
+        Return a run by its id, if *caller* owns it or is an admin.
 
         Raises:
             Problem: when there is no such run, or it belongs to somebody else; both look the same.

@@ -220,7 +220,7 @@ class DurableRuns:
                 self.state.is_ready, self.state.is_away = False, True
             except Exception:  # noqa: BLE001 - nobody awaits this loop, and without it registered runs are lost
                 LOGGER.exception("runs could not be checked; the server tries again within seconds")
-            await self.watcher.stop_idle_streams()
+            await self.watcher.stop_following_idle_runs()
             await asyncio.sleep(LOOK_SECONDS)
 
     async def _reassign_dead_workers_runs(self) -> None:
@@ -241,7 +241,7 @@ class DurableRuns:
         raise make_unsupported_problem(msg)
 
     async def load_schedule_statuses(self) -> list[ScheduleStatus]:
-        """Return the state of each schedule."""
+        """Return each schedule with its next and last run; raise ``DatabaseUnavailable`` if the database cannot be reached."""
         try:
             return await load_durable_schedule_statuses(self._store.operator, self._schedules, now=datetime.now(UTC))
         except JournalError as error:

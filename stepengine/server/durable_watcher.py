@@ -91,7 +91,7 @@ class DurableWatcher:
             self._readers[key] -= 1
             self._left_at[key] = time.monotonic()
 
-    async def stop_idle_streams(self) -> None:
+    async def stop_following_idle_runs(self) -> None:
         """Stop following the runs that no client has watched for a while."""
         for key in list(self._followed):
             if self._readers[key] <= 0 and time.monotonic() - self._left_at[key] > IDLE_SECONDS:

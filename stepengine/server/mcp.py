@@ -147,7 +147,7 @@ class ServerCallRunner:
         )
         with _raise_problems_as_tool_errors():
             run, _ = await self._runs.launcher.start(caller, asked)
-            row = await self._runs.reader.find(caller, run)
+            row = await self._runs.reader.get_run(caller, run)
         events = self._turns.events(caller, row)
         return _make_offered_call(offered, run), await self._wait_for_end(caller, run, events, on_event)
 
@@ -156,7 +156,7 @@ class ServerCallRunner:
         caller = caller_of(ctx.request)
         with _raise_problems_as_tool_errors():
             caller.must("answer")
-            row = await self._runs.reader.find(caller, call.run)
+            row = await self._runs.reader.get_run(caller, call.run)
             events = await self._turns.answer_and_stream(caller, row, answers)
         return await self._wait_for_end(caller, row.run, events, _ignore_event)
 
@@ -192,7 +192,7 @@ class ServerCallRunner:
     async def _cancel(self, caller: Caller, run: str) -> None:
         with contextlib.suppress(StepEngineError, Problem):
             await self._runs.messenger.cancel(
-                await self._runs.reader.find(caller, run), "the client took its call back"
+                await self._runs.reader.get_run(caller, run), "the client took its call back"
             )
 
     def may_answer(self, ctx: Any) -> bool:
@@ -206,7 +206,7 @@ class ServerCallRunner:
     async def find_waiting_call(self, ctx: Any, key: str) -> WaitingCall | None:
         """Return a run of the caller that waits for answers."""
         try:
-            row = await self._runs.reader.find(caller_of(ctx.request), key)
+            row = await self._runs.reader.get_run(caller_of(ctx.request), key)
         except Problem:
             return None
         questions = (await self._runs.reader.details(row)).questions

@@ -180,7 +180,7 @@ class CallerConversation:
                 agent=agent, prompt=prompt, metadata=metadata, session=self.name, is_turn=True, after=self.last, is_patient=False
             )  # fmt: skip
             run, _ = await self.runs.launcher.start(self.caller, asked)
-            return StartedTurn(run, self.stream_events(await self.runs.reader.find(self.caller, run)))
+            return StartedTurn(run, self.stream_events(await self.runs.reader.get_run(self.caller, run)))
         await self._check_can_answer(agent, self.last, self.state)
         given = answers or {self.state.pending[0].id: prompt}
         return await self._resume_with_answers(

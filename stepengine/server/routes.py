@@ -60,7 +60,7 @@ from stepengine.server.openapi import HttpParameter, OpenApiDocument, Operation
 from stepengine.server.pages import CallerConversation
 from stepengine.server.problems import Problem, problem_of
 from stepengine.server.reports import Report, Reports, ReportSummary
-from stepengine.server.run_parts import RunService, find_requested_run, get_run_service
+from stepengine.server.run_parts import RunService, get_requested_run, get_run_service
 from stepengine.server.run_reader import ServedRun
 from stepengine.server.run_requests import ForkRun, ResumeRun, StartRequest
 from stepengine.server.studio import QuestionDetails, RunPageData, get_page, get_page_file
@@ -849,12 +849,12 @@ def _format_time(seconds: float) -> str:
 
 
 async def get_run_page_data(request: Request) -> Response:
-    row, views = await find_requested_run(request), request.app.state.views
+    row, views = await get_requested_run(request), request.app.state.views
     return Response(await views.get_run_page_data(row, _parse_after_offset(request)), media_type="application/json")
 
 
 async def get_run_source_lines(request: Request) -> Response:
-    row, views = await find_requested_run(request), request.app.state.views
+    row, views = await get_requested_run(request), request.app.state.views
     return Response(
         await views.collect_source_lines(row, last=_parse_flag(request, "last")), media_type="application/json"
     )
@@ -944,11 +944,11 @@ def _make_wait_view(wait: Waits) -> WaitView:
 
 
 async def get_run(request: Request) -> Response:
-    return _make_run_view(await get_run_service(request).reader.details(await find_requested_run(request))).response()
+    return _make_run_view(await get_run_service(request).reader.details(await get_requested_run(request))).response()
 
 
 async def watch_run(request: Request) -> Response:
-    row, runs, full = await find_requested_run(request), get_run_service(request), _parse_flag(request, "full")
+    row, runs, full = await get_requested_run(request), get_run_service(request), _parse_flag(request, "full")
     if full:
         caller_of(request).must("debug")
     after = request.headers.get("last-event-id") or request.query_params.get("after") or None
@@ -977,7 +977,7 @@ async def watch_run(request: Request) -> Response:
 
 
 async def answer_run(request: Request) -> Response:
-    row, runs, body = await find_requested_run(request), get_run_service(request), await _body(request, AnswerQuestions)
+    row, runs, body = await get_requested_run(request), get_run_service(request), await _body(request, AnswerQuestions)
     given = {name: _parse_answer(value) for name, value in body.answers.items()}
     try:
         await runs.messenger.answer(caller_of(request), row, given)
@@ -996,7 +996,7 @@ def _parse_answer(value: bool | str | AnswerObject) -> AnswerLike:  # noqa: FBT0
 
 
 async def post_message(request: Request) -> Response:
-    row, body = await find_requested_run(request), await _body(request, PostMessage)
+    row, body = await get_requested_run(request), await _body(request, PostMessage)
     if body.topic in request.app.state.webhooks.topics:
         # The run trusts the signature of a service. Its owner may be who gains by the event, such as who has to pay.
         caller_of(request).must("admin")
@@ -1007,13 +1007,13 @@ async def post_message(request: Request) -> Response:
 
 
 async def send_run_input(request: Request) -> Response:
-    row, body = await find_requested_run(request), await _body(request, SayInput)
+    row, body = await get_requested_run(request), await _body(request, SayInput)
     await get_run_service(request).messenger.send_user_input(row, body.text)
     return Accepted(run_id=row.run).response(202)
 
 
 async def deliver_tool_result(request: Request) -> Response:
-    row, body = await find_requested_run(request), await _body(request, ToolResultBody)
+    row, body = await get_requested_run(request), await _body(request, ToolResultBody)
     await get_run_service(request).messenger.deliver_tool_result(
         row, request.path_params["call"], body.result, body.path
     )
@@ -1021,13 +1021,13 @@ async def deliver_tool_result(request: Request) -> Response:
 
 
 async def cancel_run(request: Request) -> Response:
-    row, body = await find_requested_run(request), await _body(request, CancelRun, may_be_empty=True)
+    row, body = await get_requested_run(request), await _body(request, CancelRun, may_be_empty=True)
     await get_run_service(request).messenger.cancel(row, body.reason)
     return Accepted(run_id=row.run).response(202)
 
 
 async def resume_run(request: Request) -> Response:
-    row, body = await find_requested_run(request), await _body(request, ResumeRun, may_be_empty=True)
+    row, body = await get_requested_run(request), await _body(request, ResumeRun, may_be_empty=True)
     if body.allow_repeat and body.on_divergence != "extend":
         msg = "allow_repeat: needs on_divergence extend"
         raise make_input_error(msg)
@@ -1039,7 +1039,7 @@ async def resume_run(request: Request) -> Response:
 
 
 async def replay_run(request: Request) -> Response:
-    row, caller = await find_requested_run(request), caller_of(request)
+    row, caller = await get_requested_run(request), caller_of(request)
     body, difference, result = await _body(request, ReplayRun, may_be_empty=True), None, None
     try:
         live = parse_live_kinds(body.live, has_pace=False)
@@ -1075,7 +1075,7 @@ def _describe_divergence(error: ReplayDivergence) -> DivergenceView:
 
 
 async def fork_run(request: Request) -> Response:
-    row, caller, body = await find_requested_run(request), caller_of(request), await _body(request, ForkRun)
+    row, caller, body = await get_requested_run(request), caller_of(request), await _body(request, ForkRun)
     body.check_members_and_scopes(caller)
     made = await get_run_service(request).launcher.fork(caller, row, body)
     if isinstance(made, str):
@@ -1095,7 +1095,7 @@ async def fork_run(request: Request) -> Response:
 
 
 async def undo_run(request: Request) -> Response:
-    row, body = await find_requested_run(request), await _body(request, UndoRun, may_be_empty=True)
+    row, body = await get_requested_run(request), await _body(request, UndoRun, may_be_empty=True)
     done = await get_run_service(request).undo(row, at=body.at, dry_run=body.dry_run, partial=body.partial)
     return UndoneView(
         restored=list(done.restored),
@@ -1110,7 +1110,7 @@ async def undo_run(request: Request) -> Response:
 
 
 async def get_run_cost(request: Request) -> Response:
-    row = await find_requested_run(request)
+    row = await get_requested_run(request)
     spent = await get_run_service(request).reader.spending(row)
     of_agents, of_models = spent.cost_by_agent, spent.cost_by_model
     return CostView(
@@ -1127,7 +1127,7 @@ def _spending_to_dict(usage: Usage, cost: Decimal | None) -> dict[str, Any]:
 
 
 async def download_journal(request: Request) -> Response:
-    row = await find_requested_run(request)
+    row = await get_requested_run(request)
     # A journal of somebody else has any name that a file can have.
     headers = {"content-disposition": f"attachment; filename*=UTF-8''{quote(row.run, safe='')}.jsonl"}
     return Response(

@@ -77,8 +77,8 @@ class ReaderPart(Protocol):
     def copies_journals(self) -> bool:
         """Whether ``journal`` makes a copy, which does not grow with the run."""
 
-    async def find(self, caller: Caller, run: str) -> RunRow:
-        """Return a run of *caller*."""
+    async def get_run(self, caller: Caller, run: str) -> RunRow:
+        """Return a run by its id; raise ``Problem`` 404 if it is missing or *caller* may not see it."""
 
     async def list_runs(
         self,
@@ -98,10 +98,10 @@ class ReaderPart(Protocol):
         """Return the number of runs of each agent in each status."""
 
     async def details(self, row: RunRow) -> ServedRun:
-        """Return the details of a run."""
+        """Return the status, open questions, result and cost of a run."""
 
     async def summary(self, row: RunRow) -> RunListSummary:
-        """Return the summary of a run in a list."""
+        """Return the steps, cost, waits and output of a run for a list."""
 
     async def journal(self, row: RunRow) -> Journal:
         """Return the journal of a run."""
@@ -259,7 +259,7 @@ class RunService(Protocol):
         """Restore the files that a run wrote: all of them or none, unless *partial*."""
 
     async def load_schedule_statuses(self) -> list[ScheduleStatus]:
-        """Return the state of each schedule."""
+        """Return each schedule with its next and last run."""
 
 
 def get_run_service(request: Request) -> RunService:
@@ -268,6 +268,6 @@ def get_run_service(request: Request) -> RunService:
     return found
 
 
-async def find_requested_run(request: Request, name: str = "run") -> RunRow:
+async def get_requested_run(request: Request, name: str = "run") -> RunRow:
     """Return the run that the member *name* of a request's path names, if it is the caller's; otherwise raise ``Problem``."""
-    return await get_run_service(request).reader.find(caller_of(request), request.path_params[name])
+    return await get_run_service(request).reader.get_run(caller_of(request), request.path_params[name])

@@ -100,9 +100,9 @@ class RunReader:
         self._summaries = RunSummaries(store.journal)
         self._details: OrderedDict[tuple[str, str, float], ServedRun] = OrderedDict()
 
-    async def find(self, caller: Caller, run: str) -> RunRow:
+    async def get_run(self, caller: Caller, run: str) -> RunRow:
         """
-        Return a run of *caller*; if it has just ended in this process, wait until its end is recorded.
+        Return a run that *caller* may see; if it has just ended in this process, wait until its end is recorded.
 
         Raises:
             Problem: when there is no such run, or it belongs to somebody else; both look the same.

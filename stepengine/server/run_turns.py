@@ -123,7 +123,7 @@ class RunTurns:
                 break
             pause = next_pause(pause, has_news=bool(events))
             await asyncio.sleep(0 if watch.is_behind else pause)
-        row = await self._reader.find(caller, run)
+        row = await self._reader.get_run(caller, run)
         yield RunFinished(result=await self.result(row), run_id=run)
 
     async def _is_idle(self, run: str) -> bool:

@@ -109,7 +109,7 @@ class Runs:
         self.turns = RunTurns(store, live, reader, self.messenger)
         self.foreign = ForeignRuns(store, self.launcher)
         self._schedules = RunSchedules(store, engines, self.launcher, schedules)
-        self._recovery = RunRecovery(store, live, self.launcher, self.watcher.stop_idle_streams)
+        self._recovery = RunRecovery(store, live, self.launcher, self.watcher.stop_following_idle_runs)
         self._roots = tuple(roots)
 
     async def _resume_and_record_failure(self, row: RunRow) -> None:
@@ -192,7 +192,7 @@ class Runs:
         await self.engines.try_rebuild()
 
     async def load_schedule_statuses(self) -> list[ScheduleStatus]:
-        """Return the state of each schedule."""
+        """Return each schedule with its next and last run."""
         return await self._schedules.load_statuses()
 
     async def undo(

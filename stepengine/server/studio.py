@@ -195,12 +195,14 @@ class RunPageData:
 
 
 def _read_followed_page_data(following: FollowedJournal, after: int | None) -> bytes:
+    """Read the new records of a journal; return its page data as JSON, or with *after* only the changes since."""
     following.read_new_records()
     # In here, where nobody else reads: what is told are the lists themselves, which grow.
-    return json.dumps(_make_whole_payload(following) if after is None else following.changes_after(after)).encode()
+    return json.dumps(_make_full_page_data(following) if after is None else following.changes_after(after)).encode()
 
 
-def _make_whole_payload(following: FollowedJournal) -> dict[str, Any]:
+def _make_full_page_data(following: FollowedJournal) -> dict[str, Any]:
+    """Return all page data of a journal, without the notes about lines of handlers, which are requested separately."""
     told = following.make_page_data()
     # Where handlers stood is asked for by itself.
     told["missing"] = [one for one in told["missing"] if not one.get("handler")]
@@ -212,7 +214,7 @@ def _read_page_data_once(journal: Journal, name: str, after: int | None) -> byte
     following = FollowedJournal(journal, name)
     told: dict[str, Any] = {"after": after}
     if after is None:
-        told = _make_whole_payload(following)
+        told = _make_full_page_data(following)
     elif after != following.offset:
         told = following.changes_after(0)
     return json.dumps(told).encode()
@@ -291,6 +293,7 @@ class QuestionDetails:
 
 
 def _add_asking_programs(journal: Journal, questions: Iterable[Question]) -> tuple[QuestionDetails, ...]:
+    """Return questions with the programs that ask them; without programs if the journal cannot be read."""
     try:
         history = journal.history()
         asked = {question.id: address for question_id, (address, question) in open_questions(history).items()}

@@ -347,7 +347,7 @@ async def _store_event(
     if run is None:
         return None
     runs: RunService = request.app.state.runs
-    row = await runs.reader.find(SENDER, run)
+    row = await runs.reader.get_run(SENDER, run)
     id_ = _make_message_id(topic_name, signed_id or _get_event_id_or_hash(value, topic, body))
     return MessageReceipt(run_id=row.run, is_new=await _send_event_when_started(runs, row, topic_name, value, id_))
 

@@ -258,7 +258,7 @@ def test_edited_waiting_run_is_resumed_as_an_admin_says(shop: Shop) -> None:
 @pytest.mark.spec("studio:SV36")
 def test_resume_requested_before_the_end_reports_the_end(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run ends after the request has looked it up, and before it resumes it."""
-    looked_up, has_ended, find = Event(), Event(), RunReader.find
+    looked_up, has_ended, find = Event(), Event(), RunReader.get_run
 
     async def find_before_the_end(self: RunReader, caller: Any, run: str) -> RunRow:
         row = await find(self, caller, run)
@@ -267,7 +267,7 @@ def test_resume_requested_before_the_end_reports_the_end(shop: Shop, monkeypatch
             await asyncio.to_thread(has_ended.wait, SECONDS)
         return row
 
-    monkeypatch.setattr(RunReader, "find", find_before_the_end)
+    monkeypatch.setattr(RunReader, "get_run", find_before_the_end)
     with shop.open(), shop.client("dora") as dora, shop.client("root") as root, ThreadPoolExecutor() as pool:
         run = started(dora, "deployer")
         question_of(dora, run)
