@@ -100,7 +100,7 @@ class DurableLauncher(RunStarts[RegisteredRun]):
             LOGGER.error("run %s could not be submitted: %s", row.run, error.message)
             await self._store.register.record_refusal(row.run, cut_end(error.message, 2_000))
 
-    async def ensure_submitted(self, row: RunRow) -> None:
+    async def submit_if_unsubmitted(self, row: RunRow) -> None:
         """Submit the run if its server died before it could, so that there is a run to send messages to."""
         found = await self._store.register.find_run(row.run)
         if found is not None and not found.is_submitted and found.status == "started":
@@ -119,7 +119,7 @@ class DurableLauncher(RunStarts[RegisteredRun]):
             raise make_unsupported_problem(msg)
         engine, operator = self._store.engine, self._store.operator
         if row.status in OPEN:
-            await self.ensure_submitted(row)
+            await self.submit_if_unsubmitted(row)
             if (await operator.run(row.run)).release not in (None, engine.release):
                 with raise_run_errors_as_problems(status=409, kind="not_possible"):
                     await engine.move(row.run)

@@ -57,7 +57,7 @@ class DurableMessenger:
         Errors are those of ``DurableEngine.send_message``, and ``Problem`` over a quota.
         """
         check_not_ended(row)
-        await self._launcher.ensure_submitted(row)
+        await self._launcher.submit_if_unsubmitted(row)
         size = json_size(value)
         async with self._quotas.admit_request(row.owner, size) as use:
             with raise_run_errors_as_problems(status=409, kind="not_possible"):
@@ -71,7 +71,7 @@ class DurableMessenger:
     async def send_user_input(self, row: RunRow, text: str) -> None:
         """Send user input to a run: its next model call gets it."""
         check_not_ended(row)
-        await self._launcher.ensure_submitted(row)
+        await self._launcher.submit_if_unsubmitted(row)
         size = json_size(text)
         async with self._quotas.admit_request(row.owner, size):
             with raise_run_errors_as_problems(status=409, kind="not_possible"):
@@ -82,7 +82,7 @@ class DurableMessenger:
         """Cancel a run and its children; one that has ended stays as it is."""
         if row.status not in OPEN:
             return
-        await self._launcher.ensure_submitted(row)
+        await self._launcher.submit_if_unsubmitted(row)
         if reason:
             await self._store.register.record_cancellation(row.run, reason)
         await self._store.operator.cancel(row.run)

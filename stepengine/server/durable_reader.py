@@ -99,9 +99,7 @@ class DurableReader:
             )
             rows = [_run_row_from_registered(row, "suspended" if row.run in suspended else row.status) for row in found]
             shown += [
-                row
-                for row in rows
-                if not statuses or row.status in statuses or _is_started_run_requested(row, statuses)
+                row for row in rows if not statuses or row.status in statuses or _is_requested_as_running(row, statuses)
             ]
             if len(found) < limit or len(shown) >= limit:
                 return shown[:limit]
@@ -112,18 +110,18 @@ class DurableReader:
         return await self._store.register.count_by_agent_and_status()
 
     async def details(self, row: RunRow) -> ServedRun:
-        """Return the details of a run from the database."""
+        """Return the details of a run from the database; those of an ended run are kept in memory."""
         if row.status in OPEN:
-            return await self._unfinished_run_details(row)
+            return await self._load_unfinished_run_details(row)
         key = (row.run, row.status, row.tries)
         known = self._details.get(key)
         if known is not None:
             return attrs.evolve(known, row=row)
-        details = self._details[key] = await self._ended_run_details(row)
+        details = self._details[key] = await self._load_ended_run_details(row)
         remove_oldest_entries(self._details, MAX_DETAILS)
         return details
 
-    async def _unfinished_run_details(self, row: RunRow) -> ServedRun:
+    async def _load_unfinished_run_details(self, row: RunRow) -> ServedRun:
         # Status and questions in one query: with two, a run could be suspended in between, and a client that waits for its
         # question would be told that there is none.
         operator = self._store.operator
@@ -135,10 +133,10 @@ class DurableReader:
             status="suspended" if is_suspended else "running",
             questions=tuple([question for each in asked for question in each.questions]),
             waits_for=(*make_question_waits(asked), *left) if is_suspended else (),
-            parent=_fork_origin(row),
+            parent=_find_fork_origin(row),
         )
 
-    async def _ended_run_details(self, row: RunRow) -> ServedRun:
+    async def _load_ended_run_details(self, row: RunRow) -> ServedRun:
         found = await self._store.register.find_run(row.run)
         if found is not None and not found.is_submitted:
             return ServedRun(row=row, status=row.status, error=row.error)
@@ -158,7 +156,7 @@ class DurableReader:
             error=row.error or ("" if result.error is None else str(result.error)),
             usage=plain(result.usage) if has_result else None,
             cost=str(result.cost) if has_result and result.cost is not None else None,
-            parent=_fork_origin(row),
+            parent=_find_fork_origin(row),
             warnings=result.warnings,
         )
 
@@ -186,7 +184,7 @@ class DurableReader:
 
     async def read_journal_bytes(self, row: RunRow) -> bytes:
         """Return the records of a run as a journal."""
-        await self._launcher.ensure_submitted(row)
+        await self._launcher.submit_if_unsubmitted(row)
         with raise_run_errors_as_problems(status=409, kind="not_possible"):
             return (await self._store.engine.export(row.run)).content()
 
@@ -198,7 +196,7 @@ class DurableReader:
         return (await self._store.engine.result(row.run)).spending
 
 
-def _fork_origin(row: RunRow) -> Mapping[str, str] | None:
+def _find_fork_origin(row: RunRow) -> Mapping[str, str] | None:
     fork = row.request.get("fork")
     return {"run": str(fork["run"]), "at": str(fork["at"])} if isinstance(fork, Mapping) else None
 
@@ -212,6 +210,6 @@ def _run_row_from_registered(found: RegisteredRun, status: str = "") -> RunRow:
     )  # fmt: skip
 
 
-def _is_started_run_requested(row: RunRow, statuses: Sequence[str]) -> bool:
+def _is_requested_as_running(row: RunRow, statuses: Sequence[str]) -> bool:
     """Return whether a run that no worker has yet is requested: it is shown as running."""
     return row.status == "started" and "running" in statuses

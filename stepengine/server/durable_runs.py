@@ -61,19 +61,19 @@ class DurableConversations:
     async def list_sessions(
         self, caller: Caller, *, owner: str | None, before: tuple[float, str] | None, limit: int
     ) -> list[SessionRow]:
-        """Refuse to list conversations."""
+        """Raise ``Problem``: conversations in a database cannot be listed."""
         msg = "conversations in a database are shown only as their runs; see GET /runs"
         raise make_unsupported_problem(msg)
 
     async def get_session(
         self, caller: Caller, session: str, *, owner: str | None
     ) -> tuple[SessionRow, Session | None]:
-        """Refuse to show a conversation."""
+        """Raise ``Problem``: a conversation in a database cannot be shown."""
         msg = "conversations in a database are shown only as their runs; see GET /runs"
         raise make_unsupported_problem(msg)
 
     async def delete_messages(self, caller: Caller, session: str, *, owner: str | None) -> None:
-        """Refuse to delete a conversation."""
+        """Raise ``Problem``: a conversation in a database is deleted only with its runs."""
         msg = "conversations in a database are deleted with their runs, by `stepengine deploy gc`"
         raise make_unsupported_problem(msg)
 
@@ -201,7 +201,7 @@ class DurableRuns:
         await self._store.engine.aclose()
 
     async def rebuild_engine_if_changed(self) -> None:
-        """Keep the agents: each worker has its own code."""
+        """Do nothing: each worker has its own code."""
 
     async def _submit_orphaned_runs_forever(self) -> None:
         """Repeatedly submit the runs of dead servers, and store whether the database can be reached."""

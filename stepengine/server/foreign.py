@@ -117,7 +117,7 @@ class ForeignJournals:
 
     def journal(self, name: str) -> Journal:
         """
-        Return one of the journals by its name.
+        Return a third-party journal by its name; raise ``Problem`` 404 if there is none.
 
         Raises:
             Problem: when there is none of that name.
@@ -129,9 +129,9 @@ class ForeignJournals:
     def list_summaries(self, before: tuple[float, str] | None, limit: int) -> list[tuple[ForeignFile, ForeignSummary]]:
         """Return summaries of the journals after a position, newest first; each file is read once."""
         found = [one for one in self.foreign.list_files() if before is None or (one.changed, one.name) < before]
-        return [(one, self._summarize_cached(one)) for one in found[:limit]]
+        return [(one, self._get_cached_summary(one)) for one in found[:limit]]
 
-    def _summarize_cached(self, file: ForeignFile) -> ForeignSummary:
+    def _get_cached_summary(self, file: ForeignFile) -> ForeignSummary:
         known = self._known.get(file)
         if known is None or not file.changed:
             known = self._known[file] = _summarize_journal(self.foreign.journal(file.name), file.name)

@@ -188,6 +188,7 @@ class CallerConversation:
         )
 
     async def _check_can_answer(self, agent: str, last: RunRow, state: AgentState) -> None:
+        """Raise ``Problem`` unless the last run has an open question and is of *agent*."""
         if not state.pending:
             waits = (await self.turns.result(last)).waits_for
             msg = f"the last run of this conversation has not ended and accepts no message yet. {describe_waits(waits)}"
@@ -206,7 +207,7 @@ class CallerConversation:
         return StartedTurn(last.run, events, place)
 
     def stream_events(self, row: RunRow, after: str | None = None) -> AsyncGenerator[Event, None]:
-        """Yield the events of a run as ``RunTurns.events`` does."""
+        """Yield the events of a run from the first one, or after the event *after*."""
         return self.turns.events(self.caller, row, after)
 
 

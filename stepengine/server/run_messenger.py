@@ -237,6 +237,7 @@ class RunMessenger:
         return message
 
     def _write_mailbox_messages(self, row: RunRow, messages: Iterable[MailboxMessage]) -> None:
+        """Write all messages to the mailbox next to the journal of a run, or none of them."""
         self._store.journal(row.run).mailbox().send_all(messages)
 
     async def _notify_or_resume_run(self, row: RunRow) -> None:

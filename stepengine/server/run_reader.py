@@ -168,7 +168,7 @@ class RunReader:
                 phase=handle.phase.value,
                 epoch=handle.epoch,
                 questions=handle.questions,
-                parent=await asyncio.to_thread(_read_parent, self._store.journal(row.run)),
+                parent=await asyncio.to_thread(_find_fork_parent, self._store.journal(row.run)),
             )
         # A run that does not run does not change, so its journal is read once.
         key = (row.run, row.status, row.changed)
@@ -204,7 +204,7 @@ class RunReader:
         handle = self._live.find_ended_handle(row.run)
         return ServedRun(
             row=row,
-            status=_find_status(row, history),
+            status=_compute_status(row, history),
             epoch=None if handle is None else handle.epoch,
             questions=tuple(questions),
             output=None if ended is None else plain(ended.output),
@@ -271,7 +271,7 @@ class RunReader:
             return Spending()
 
 
-def _read_parent(journal: Journal) -> Mapping[str, str] | None:
+def _find_fork_parent(journal: Journal) -> Mapping[str, str] | None:
     """Return the parent of a fork that is executed; ``None`` for other runs, and before a journal has its first record."""
     try:
         head = journal.head()
@@ -280,7 +280,8 @@ def _read_parent(journal: Journal) -> Mapping[str, str] | None:
     return None if head is None else head.parent
 
 
-def _find_status(row: RunRow, history: History) -> str:
+def _compute_status(row: RunRow, history: History) -> str:
+    """Return the status of a run by its row and its journal, which may be newer than the row."""
     if history.is_complete:
         return status_of(history)
     if row.status not in OPEN:

@@ -118,6 +118,7 @@ class _JournalSummary:
         self._cost: Decimal | None = Decimal(0)
 
     def refresh(self) -> RunListSummary:
+        """Read the new records of the journal, and return the updated summary."""
         is_behind = True
         while is_behind:
             news = self._follower.read_new()
