@@ -723,6 +723,7 @@ class Guard:
         raise self._count_failure_and_make_problem(asked)
 
     def _find_token_caller(self, tokens: Tokens, bearer: str) -> Caller | None:
+        """Return the caller of a token, or ``None``; raise ``Problem`` 503 if the file of tokens cannot be used."""
         try:
             return tokens.find(bearer)
         except (DefinitionError, DataError) as error:
@@ -731,6 +732,7 @@ class Guard:
             raise Problem(msg, status=503, kind="tokens_unusable") from error
 
     async def _call_authenticate(self, authenticate: Authenticate, asked: _RequestFacts) -> Caller | None:
+        """Call *authenticate*, in a thread unless it is async; raise ``TypeError`` unless it returns a ``Caller`` or ``None``."""
         from starlette.concurrency import run_in_threadpool
         from starlette.requests import Request
 
@@ -754,6 +756,7 @@ class Guard:
         return _make_unauthenticated_problem()
 
     def _exchange_login_code(self, asked: _RequestFacts, logins: Logins, body: bytes) -> Response:
+        """Return a response with the token of a new session; count a wrong code as a failure, and raise ``Problem`` 401."""
         try:
             code = json.loads(body)["code"]
         except (ValueError, KeyError, TypeError, RecursionError):
@@ -768,6 +771,7 @@ class Guard:
     # --- from where it comes ---
 
     def _check_host(self, asked: _RequestFacts) -> None:
+        """Raise ``Problem`` 421 unless the client used one of the host names of this server."""
         if "*" in self.hosts:
             return
         name, port = asked.host()
@@ -1089,36 +1093,36 @@ def resolve_trusted_path(path: str | os.PathLike[str]) -> Path:
     return place
 
 
-def _find_first_link(place: Path) -> Path | None:
+def _find_first_link(path: Path) -> Path | None:
     """Return the first symbolic link in a path; raise if another user can change one of the folders before it."""
-    for one in [*reversed(place.parents), place]:
+    for one in [*reversed(path.parents), path]:
         try:
             status = one.lstat()
         except (FileNotFoundError, NotADirectoryError):
-            msg = f"there is no {str(place)!r}"
-            raise JournalMissing(msg, path=str(place)) from None
+            msg = f"there is no {str(path)!r}"
+            raise JournalMissing(msg, path=str(path)) from None
         except OSError as error:
             msg = f"{str(one)!r} cannot be checked: {error.strerror or type(error).__name__}"
             raise JournalError(msg) from None
         if status.st_uid not in {0, os.geteuid()}:
-            msg = f"{str(one)!r} belongs to another user, who could replace {str(place)!r}; use a folder of your own"
+            msg = f"{str(one)!r} belongs to another user, who could replace {str(path)!r}; use a folder of your own"
             raise JournalError(msg)
         if stat.S_ISLNK(status.st_mode):
             return one
-        if one != place and status.st_mode & OTHERS_WRITE_BITS and not status.st_mode & stat.S_ISVTX:
-            msg = f"others may write to {str(one)!r}, and so replace {str(place)!r}; `chmod go-w` it"
+        if one != path and status.st_mode & OTHERS_WRITE_BITS and not status.st_mode & stat.S_ISVTX:
+            msg = f"others may write to {str(one)!r}, and so replace {str(path)!r}; `chmod go-w` it"
             raise JournalError(msg)
     return None
 
 
-def _check_type_owner_and_mode(place: Path) -> None:
-    status = place.stat()
+def _check_type_owner_and_mode(path: Path) -> None:
+    status = path.stat()
     if not stat.S_ISDIR(status.st_mode) and not stat.S_ISREG(status.st_mode):
-        msg = f"{str(place)!r} is neither a folder nor a file"
+        msg = f"{str(path)!r} is neither a folder nor a file"
         raise JournalError(msg)
     if status.st_uid != os.geteuid():
-        msg = f"{str(place)!r} belongs to another user, who could change what its runs do next; use one of your own"
+        msg = f"{str(path)!r} belongs to another user, who could change what its runs do next; use one of your own"
         raise JournalError(msg)
     if status.st_mode & OTHERS_WRITE_BITS:
-        msg = f"others may write to {str(place)!r}, and so change what its runs do next; `chmod go-w` it"
+        msg = f"others may write to {str(path)!r}, and so change what its runs do next; `chmod go-w` it"
         raise JournalError(msg)

@@ -425,7 +425,7 @@ async def _stream_inspection_events(
     workshop: InspectionService, desk: InspectionProcess, stopping: asyncio.Event
 ) -> AsyncIterator[str]:
     """Yield the events of an inspection as server-sent events; end it when its page disconnects."""
-    events = desk.unsolicited_messages()
+    events = desk.read_unsolicited_messages()
     coming: asyncio.Future[dict[str, Any] | None] = asyncio.ensure_future(anext(events, None))
     ending = asyncio.ensure_future(stopping.wait())
     try:

@@ -54,7 +54,7 @@ class DurableLauncher(RunStarts[RegisteredRun]):
     async def _check_request_and_make_row(self, caller: Caller, asked: StartRequest) -> RegisteredRun:
         check_not_closing(is_closing=self.is_closing)
         plan = plan_start(caller, asked, self._store.engine.embedded_engine, self._agents, stores_messages=True)
-        return _make_registered_run(caller, plan.agent, plan.request, plan.session, plan.created)
+        return _make_new_run_row(caller, plan.agent, plan.request, plan.session, plan.created)
 
     async def _has_idempotency_key(self, owner: str, key: str, now: float) -> bool:
         return await self._store.register.has_key(owner, key, now)
@@ -161,7 +161,7 @@ class DurableLauncher(RunStarts[RegisteredRun]):
         request = {
             "fork": {"run": row.run, "at": asked.at, "allow_repeat": asked.allow_repeat, **plain(asked.edit_options)}
         }
-        new = _make_registered_run(caller, row.agent, request, None, time.time())
+        new = _make_new_run_row(caller, row.agent, request, None, time.time())
         async with self._quotas.admit_request(new.owner, json_size(request), runs=1):
             await self._store.register.add_run(new, None)
             with raise_run_errors_as_problems(status=422, kind="no_such_place"):
@@ -169,9 +169,10 @@ class DurableLauncher(RunStarts[RegisteredRun]):
         return new.run
 
 
-def _make_registered_run(
+def _make_new_run_row(
     caller: Caller, agent: str, request: dict[str, Any], session: str | None, created: float
 ) -> RegisteredRun:
+    """Return the row of a new run with a random id; the caller registers it."""
     return RegisteredRun(
         run=secrets.token_hex(16), owner=caller.name, agent=agent, status="started", created=created,
         request=request, session=session, is_submitted=False,

@@ -89,7 +89,7 @@ class DurableMessenger:
 
     async def deliver_tool_result(self, row: RunRow, call_id: str, result: object, path: str | None) -> None:
         """
-        Refuse the result of a call.
+        Raise ``Problem``: a run in a database has no call of a deferred tool that waits.
 
         Raises:
             Problem: always: a durable run fails at a deferred tool, so none of its calls waits.

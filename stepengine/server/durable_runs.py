@@ -184,7 +184,7 @@ class DurableRuns:
             raise
         self._tasks.spawn(self._submit_orphaned_runs_forever())
         if engine.works:
-            self._tasks.spawn(self._reassign_dead_workers_runs())
+            self._tasks.spawn(self._reassign_orphaned_runs_forever())
         self.state.is_ready = True
 
     async def close(self) -> None:
@@ -223,7 +223,7 @@ class DurableRuns:
             await self.watcher.stop_following_idle_runs()
             await asyncio.sleep(LOOK_SECONDS)
 
-    async def _reassign_dead_workers_runs(self) -> None:
+    async def _reassign_orphaned_runs_forever(self) -> None:
         """Move the runs of dead workers to live ones; of all servers one does so at a time."""
         async for taken in DeploymentMaintenance(self._store.operator).watch():
             LOGGER.warning("run %s of the dead worker %s: %s", taken.run, taken.executor, taken.outcome)
@@ -232,7 +232,7 @@ class DurableRuns:
         self, row: RunRow, *, at: int | str = -1, dry_run: bool = False, partial: bool = False
     ) -> UndoResult:
         """
-        Refuse to undo.
+        Raise ``Problem``: a run in a database cannot be undone.
 
         Raises:
             Problem: always: only journals of files store what a run overwrote.

@@ -501,20 +501,20 @@ def make_count_message_act(run: str) -> Act:
     return count_message_and_wake
 
 
-def make_suspend_act(run: str, now: float, woken: int) -> Act:
+def make_suspend_act(run: str, now: float, known_message_count: int) -> Act:
     """
     Return an act that marks a run as suspended and returns ``True``, unless a message or decision arrived meanwhile.
 
     Args:
         run: The run.
         now: When, in seconds since 1970.
-        woken: What ``Ledger.count_messages_since_suspend`` returned before the mailbox was checked.
+        known_message_count: What ``Ledger.count_messages_since_suspend`` returned before the mailbox was checked.
     """
 
     def suspend_unless_woken(database: sqlite3.Connection) -> bool:
         came = database.execute("SELECT times FROM served_woken WHERE run = ?", (run,)).fetchone() or (0,)
         decided = database.execute("SELECT 1 FROM served_decided WHERE run = ?", (run,)).fetchone()
-        if came != (woken,) or decided is not None:
+        if came != (known_message_count,) or decided is not None:
             return False
         database.execute("DELETE FROM served_woken WHERE run = ?", (run,))
         make_store_status_act(run, "suspended", now)(database)

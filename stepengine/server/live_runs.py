@@ -89,7 +89,7 @@ class LiveRuns:
         return len(self.handles) + self._reserved < self._max_live and not self.is_closing
 
     def has_room_for(self, owner: str) -> bool:
-        """Return whether one more run of an owner may start: it leaves a part of the others' room free."""
+        """Return whether one more run of an owner may start, and still leave room for other owners."""
         return self.has_room() and self._shares.has_room(owner)
 
     def check_room(self, owner: str) -> None:
@@ -111,7 +111,7 @@ class LiveRuns:
     @contextmanager
     def reserve_room(self, owner: str) -> Iterator[None]:
         """
-        Reserve room for a run of *owner*, which is added at the end of the block.
+        Reserve room for a run of *owner* within the block, which adds the run.
 
         Raises:
             Problem: if no run of *owner* may start here now.
@@ -163,7 +163,7 @@ class LiveRuns:
         self.handles.pop(run, None)
         self._free_slot(run)
         if self._engines.has_replaced_engines:
-            self.tasks.spawn(self._engines.close_unused_engines())
+            self.tasks.spawn(self._engines.close_idle_replaced_engines())
         self._store_handle_and_evict_old(run, handle)
         if result is not None:
             error = await self._find_resume_error(run, result)

@@ -45,7 +45,7 @@ PING = ": ping\n\n"
 
 def require_turns(runs: RunService) -> RunTurns:
     """
-    Return the turns of a server without a database.
+    Return the turns of a server; raise ``Problem`` 501 if its runs are in a database.
 
     Raises:
         Problem: 501, for a server with a database, whose runs do not form conversations yet.
@@ -58,7 +58,7 @@ def require_turns(runs: RunService) -> RunTurns:
 
 def get_path_agent(request: Request) -> str:
     """
-    Return the agent id in the path of a request.
+    Return the agent id in the path of a request; raise ``Problem`` if it is unknown or the runs are in a database.
 
     Raises:
         Problem: 404 for an unknown agent, 501 for a server with a database.

@@ -142,7 +142,7 @@ class RunMessenger:
         return None if handle is before else handle
 
     async def _find_open_questions(self, row: RunRow, wanted: Iterable[str]) -> dict[str, Question]:
-        """Return the open questions of a run, those in *wanted* also while the run is being suspended."""
+        """Return the open questions of a run; while it is being suspended, wait up to 30 s for those in *wanted*."""
         until = time.monotonic() + SUSPEND_SECONDS
         while True:
             is_live = row.run in self._live

@@ -73,7 +73,7 @@ class RunWatcher:
         return ReaderPosition.parse(after)
 
     def stop_following_idle_runs(self) -> None:
-        """Stop following the journals that no client reads."""
+        """Stop following the journals that no client has read for a while."""
         self._shared.stop_following_idle_runs()
 
     def close(self) -> None:

@@ -67,7 +67,7 @@ NEAR = 4
 
 @cache
 def _load_page_files() -> dict[str, SharedResponse]:
-    """Return the files of the page by name."""
+    """Return the files of the page by name; they are read once."""
     folder, found = files(__package__ or __name__) / "page", dict[str, bytes]()
     waiting = [("", folder)]
     for before, place in waiting:

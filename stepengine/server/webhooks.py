@@ -148,7 +148,7 @@ def _parse_standard_key(secret: str) -> bytes | None:
 # --- the file -------------------------------------------------------------------------------------------------------
 
 
-def _check_pointer(text: str) -> str:
+def _check_json_pointer(text: str) -> str:
     if not text.startswith("/") or text.count("/") > MAX_POINTER:
         msg = f"use a JSON pointer of at most {MAX_POINTER} steps, such as /data/object/metadata/run"
         raise ValueError(msg)
@@ -166,7 +166,7 @@ def _check_url(text: str) -> str:
     return text
 
 
-Pointer = Annotated[str, Field(max_length=200), AfterValidator(_check_pointer)]
+Pointer = Annotated[str, Field(max_length=200), AfterValidator(_check_json_pointer)]
 Url = Annotated[str, Field(max_length=2_000), AfterValidator(_check_url)]
 Secret = Annotated[SecretStr, Field(min_length=16, max_length=500)]
 Secrets = Annotated[tuple[Secret, ...], Field(min_length=1, max_length=MAX_SECRETS)]

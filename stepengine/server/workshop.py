@@ -101,7 +101,7 @@ class InspectionProcess:
             raise Problem(told["refused"], status=422, kind="no_such_place")
         return told
 
-    async def unsolicited_messages(self) -> AsyncGenerator[dict[str, Any], None]:
+    async def read_unsolicited_messages(self) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the unsolicited messages of the process until it ends."""
         while (told := await self._events.get()) is not None:
             yield told
