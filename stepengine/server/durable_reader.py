@@ -43,7 +43,7 @@ class DurableReader:
         launcher: Submits a run that a dead server had registered, before it is read.
 
     Attributes:
-        copies_journals: Always ``True``: ``journal`` is made of the rows of the database.
+        copies_journals: Always ``True``: ``get_journal`` is made of the rows of the database.
     """
 
     copies_journals = True
@@ -109,7 +109,7 @@ class DurableReader:
         """Return the number of runs that servers started, of each agent in each status."""
         return await self._store.register.count_by_agent_and_status()
 
-    async def details(self, row: RunRow) -> ServedRun:
+    async def load_details(self, row: RunRow) -> ServedRun:
         """Return the details of a run from the database; those of an ended run are kept in memory."""
         if row.status in OPEN:
             return await self._load_unfinished_run_details(row)
@@ -160,9 +160,9 @@ class DurableReader:
             warnings=result.warnings,
         )
 
-    async def summary(self, row: RunRow) -> RunListSummary:
+    async def load_summary(self, row: RunRow) -> RunListSummary:
         """Return the summary of a run from its details: its journal would have to be copied from the database."""
-        look = await self.details(row)
+        look = await self.load_details(row)
         waits = [describe_wait(one) for one in look.waits_for] or [one.text for one in look.questions]
         times = [one.wakes_at for one in look.waits_for if one.wakes_at is not None]
         return RunListSummary(
@@ -174,7 +174,7 @@ class DurableReader:
             parent=None if look.parent is None else look.parent["run"],
         )
 
-    async def journal(self, row: RunRow) -> MemoryJournal:
+    async def get_journal(self, row: RunRow) -> MemoryJournal:
         """Return the records of a run as a journal in memory."""
         return MemoryJournal(await self.read_journal_bytes(row))
 
@@ -188,7 +188,7 @@ class DurableReader:
         with raise_run_errors_as_problems(status=409, kind="not_possible"):
             return (await self._store.engine.export(row.run)).content()
 
-    async def spending(self, row: RunRow) -> Spending:
+    async def load_spending(self, row: RunRow) -> Spending:
         """Return the tokens and the cost of a run; raise ``Problem`` unless it has ended with a result."""
         if row.status in OPEN or row.status in ("cancelled", "stranded"):
             msg = "the cost of a run in a database is known once the run has ended with a result"

@@ -124,7 +124,7 @@ class DurableRuns:
         known = [agent.id for agent in engine.agents]
         self.agents = tuple(known if agents is None else [engine.embedded_engine.agent(agent).id for agent in agents])
         self._store = store = DurableStore(engine)
-        self.quotas = QuotaTable(quotas or Quotas(), store.usage)
+        self.quotas = QuotaTable(quotas or Quotas(), store.measure_usage)
         self.launcher = DurableLauncher(store, self.agents, self.quotas)
         self.reader = DurableReader(store, self.launcher)
         self.watcher = DurableWatcher(store, self.launcher, wait_for_answers)

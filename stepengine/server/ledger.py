@@ -208,7 +208,7 @@ class Ledger:
         known = self._fetch_row("SELECT created FROM served WHERE owner = ? AND key = ?", (owner, key))
         return known is not None and now - known[0] < IDEMPOTENCY_KEY_SECONDS
 
-    def usage(self, owner: str) -> QuotaUsage:
+    def measure_usage(self, owner: str) -> QuotaUsage:
         """Return the open runs of *owner* and their stored bytes: requests, states of conversations, journals and mailboxes."""
         open_runs, stored = self._fetch_row(f"SELECT {COUNTED} FROM served WHERE owner = ?", (owner,), is_long=True)  # noqa: S608 - of names of ours
         stored += self._fetch_row(LEFT, (owner,), is_long=True)[0]

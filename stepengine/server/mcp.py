@@ -209,7 +209,7 @@ class ServerCallRunner:
             row = await self._runs.reader.get_run(caller_of(ctx.request), key)
         except Problem:
             return None
-        questions = (await self._runs.reader.details(row)).questions
+        questions = (await self._runs.reader.load_details(row)).questions
         if not questions or row.agent not in self._runs.agents:
             return None
         engine = self._runs.engine

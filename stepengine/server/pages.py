@@ -124,7 +124,7 @@ class CallerConversation:
         runs: RunService = request.app.state.runs
         turns, caller = require_turns(runs), caller_of(request)
         last = await turns.find_newest_run(caller, name)
-        state = None if last is None or last.status in RUNNING else await turns.state(last)
+        state = None if last is None or last.status in RUNNING else await turns.load_state(last)
         return cls(runs, turns, caller, name, last, state)
 
     @property
@@ -190,7 +190,7 @@ class CallerConversation:
     async def _check_can_answer(self, agent: str, last: RunRow, state: AgentState) -> None:
         """Raise ``Problem`` unless the last run has an open question and is of *agent*."""
         if not state.pending:
-            waits = (await self.turns.result(last)).waits_for
+            waits = (await self.turns.load_result(last)).waits_for
             msg = f"the last run of this conversation has not ended and accepts no message yet. {describe_waits(waits)}"
             raise Problem(msg.strip(), status=409, kind="waits", members={"run_id": last.run})
         if last.agent != agent:

@@ -817,7 +817,7 @@ def _parse_flag(request: Request, name: str) -> bool:
 
 
 async def _load_run_details(request: Request, row: RunRow) -> RunDetails:
-    brief = await get_run_service(request).reader.summary(row)
+    brief = await get_run_service(request).reader.load_summary(row)
     return RunDetails(
         prompt=_format_prompt_or_params(row.request),
         changed=_format_time(row.changed),
@@ -944,7 +944,9 @@ def _make_wait_view(wait: Waits) -> WaitView:
 
 
 async def get_run(request: Request) -> Response:
-    return _make_run_view(await get_run_service(request).reader.details(await get_requested_run(request))).response()
+    return _make_run_view(
+        await get_run_service(request).reader.load_details(await get_requested_run(request))
+    ).response()
 
 
 async def watch_run(request: Request) -> Response:
@@ -982,7 +984,7 @@ async def answer_run(request: Request) -> Response:
     try:
         await runs.messenger.answer(caller_of(request), row, given)
     except AnswerRejected as error:
-        open_ = [question_to_json(one) for one in (await runs.reader.details(row)).questions]
+        open_ = [question_to_json(one) for one in (await runs.reader.load_details(row)).questions]
         first = await runs.messenger.find_answers(row, given.keys() - {one["id"] for one in open_})
         told = [{"id": id_, "by": by, "answer": answer} for id_, by, answer in first]
         raise problem_of(error, members={"open": open_, "answered": told}) from None
@@ -1111,7 +1113,7 @@ async def undo_run(request: Request) -> Response:
 
 async def get_run_cost(request: Request) -> Response:
     row = await get_requested_run(request)
-    spent = await get_run_service(request).reader.spending(row)
+    spent = await get_run_service(request).reader.load_spending(row)
     of_agents, of_models = spent.cost_by_agent, spent.cost_by_model
     return CostView(
         run_id=row.run,

@@ -112,7 +112,7 @@ class RunConversations:
         )
         until = time.monotonic() + SUSPEND_SECONDS
         while rows := await asyncio.to_thread(unended):
-            statuses = [(await self._reader.details(row)).status for row in rows]
+            statuses = [(await self._reader.load_details(row)).status for row in rows]
             if time.monotonic() > until or any(status in OPEN for status in statuses):
                 raise _make_run_not_ended_problem()
             await asyncio.sleep(SUSPEND_PAUSE_SECONDS)

@@ -146,7 +146,7 @@ class RunMessenger:
         until = time.monotonic() + SUSPEND_SECONDS
         while True:
             is_live = row.run in self._live
-            known = {question.id: question for question in (await self._reader.details(row)).questions}
+            known = {question.id: question for question in (await self._reader.load_details(row)).questions}
             missing = set(wanted) - known.keys()
             if not (is_live and missing) or time.monotonic() > until:
                 return known

@@ -75,7 +75,7 @@ class ReaderPart(Protocol):
 
     @property
     def copies_journals(self) -> bool:
-        """Whether ``journal`` makes a copy, which does not grow with the run."""
+        """Whether ``get_journal`` makes a copy, which does not grow with the run."""
 
     async def get_run(self, caller: Caller, run: str) -> RunRow:
         """Return a run by its id; raise ``Problem`` 404 if it is missing or *caller* may not see it."""
@@ -97,14 +97,14 @@ class ReaderPart(Protocol):
     async def count_by_agent_and_status(self) -> list[tuple[str, str, int]]:
         """Return the number of runs of each agent in each status."""
 
-    async def details(self, row: RunRow) -> ServedRun:
+    async def load_details(self, row: RunRow) -> ServedRun:
         """Return the status, open questions, result and cost of a run."""
 
-    async def summary(self, row: RunRow) -> RunListSummary:
+    async def load_summary(self, row: RunRow) -> RunListSummary:
         """Return the steps, cost, waits and output of a run for a list."""
 
-    async def journal(self, row: RunRow) -> Journal:
-        """Return the journal of a run."""
+    async def get_journal(self, row: RunRow) -> Journal:
+        """Return the journal of a run, or a copy of it."""
 
     def engine_for(self, row: RunRow) -> Engine:
         """Return the engine that executes a run, or else would resume it."""
@@ -112,7 +112,7 @@ class ReaderPart(Protocol):
     async def read_journal_bytes(self, row: RunRow) -> bytes:
         """Return the bytes of the journal of a run."""
 
-    async def spending(self, row: RunRow) -> Spending:
+    async def load_spending(self, row: RunRow) -> Spending:
         """Return the tokens and the cost of a run."""
 
 

@@ -88,7 +88,7 @@ class RunReader:
         engines: The engine, which replays a journal whose state is stored nowhere else.
 
     Attributes:
-        copies_journals: Always ``False``: ``journal`` returns what runs write.
+        copies_journals: Always ``False``: ``get_journal`` returns what runs write.
     """
 
     copies_journals = False
@@ -158,7 +158,7 @@ class RunReader:
         query = "SELECT agent, status, count(*) FROM served GROUP BY agent, status"
         return await asyncio.to_thread(self._store.ledger.read, query)
 
-    async def details(self, row: RunRow) -> ServedRun:
+    async def load_details(self, row: RunRow) -> ServedRun:
         """Return the details of a run: from its handle if this process has it, else from its journal."""
         handle = self._live.handles.get(row.run)
         if handle is not None:
@@ -218,7 +218,7 @@ class RunReader:
             warnings=() if ended is None else ended.warnings,
         )
 
-    async def state(self, row: RunRow) -> AgentState:
+    async def load_state(self, row: RunRow) -> AgentState:
         """
         Return the last state of a run that is not running.
 
@@ -244,13 +244,13 @@ class RunReader:
         with contextlib.suppress(StepEngineError):
             return (await replay(journal, on_divergence="stop")).state
         before = await self._store.find((row.request.get("turn") or {}).get("after") or "")
-        return AgentState() if before is None else await self.state(before)
+        return AgentState() if before is None else await self.load_state(before)
 
-    async def summary(self, row: RunRow) -> RunListSummary:
+    async def load_summary(self, row: RunRow) -> RunListSummary:
         """Return the summary of a run from its journal; an empty one if it cannot be read."""
         return await self._summaries.get(row)
 
-    async def journal(self, row: RunRow) -> Journal:
+    async def get_journal(self, row: RunRow) -> Journal:
         """Return the journal of a run, which grows while the run is executed."""
         return self._store.journal(row.run)
 
@@ -262,7 +262,7 @@ class RunReader:
         """Return the bytes of the journal of a run."""
         return await asyncio.to_thread(lambda: self._store.journal(row.run).content())
 
-    async def spending(self, row: RunRow) -> Spending:
+    async def load_spending(self, row: RunRow) -> Spending:
         """Return the tokens and the cost of a run according to its journal."""
         journal = self._store.journal(row.run)
         try:

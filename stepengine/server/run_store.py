@@ -88,9 +88,9 @@ class RunStore:
         """Return the row of a run, or ``None``."""
         return await asyncio.to_thread(self.ledger.find, run)
 
-    async def usage(self, owner: str) -> QuotaUsage:
-        """Return the open runs and stored bytes of an owner."""
-        return await self.run_long_read(owner, partial(self.ledger.usage, owner))
+    async def measure_usage(self, owner: str) -> QuotaUsage:
+        """Return the open runs and stored bytes of an owner, counted in the ledger and its files."""
+        return await self.run_long_read(owner, partial(self.ledger.measure_usage, owner))
 
     async def run_long_read(self, owner: str, work: Callable[[], Made]) -> Made:
         """Execute a read of the ledger that may take seconds; each owner has one at a time, and all of them have one thread."""

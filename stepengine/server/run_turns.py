@@ -55,13 +55,13 @@ class RunTurns:
             row = await asyncio.to_thread(read)
         return row
 
-    async def state(self, row: RunRow) -> AgentState:
-        """Return the last state of a run that is not running; errors are those of ``RunReader.state``."""
-        return await self._reader.state(row)
+    async def load_state(self, row: RunRow) -> AgentState:
+        """Return the last state of a run that is not running; errors are those of ``RunReader.load_state``."""
+        return await self._reader.load_state(row)
 
-    async def result(self, row: RunRow) -> RunResult:
-        """Return the result of a run that is not running; errors are those of ``state``."""
-        state = await self.state(row)
+    async def load_result(self, row: RunRow) -> RunResult:
+        """Return the result of a run that is not running; errors are those of ``load_state``."""
+        state = await self.load_state(row)
         return await asyncio.to_thread(_result_from_state, self._store.journal(row.run).history, row, state)
 
     async def find_last_event_id(self, row: RunRow) -> str | None:
@@ -124,7 +124,7 @@ class RunTurns:
             pause = next_pause(pause, has_news=bool(events))
             await asyncio.sleep(0 if watch.is_behind else pause)
         row = await self._reader.get_run(caller, run)
-        yield RunFinished(result=await self.result(row), run_id=run)
+        yield RunFinished(result=await self.load_result(row), run_id=run)
 
     async def _is_idle(self, run: str) -> bool:
         """Return whether no process executes the run, so that its state only changes when it is resumed."""

@@ -94,7 +94,7 @@ class Runs:
     ) -> None:
         self.state = ServiceState()
         self.store = store = RunStore(place)
-        self.quotas = QuotaTable(quotas or Quotas(), store.usage)
+        self.quotas = QuotaTable(quotas or Quotas(), store.measure_usage)
         self.engines = engines = CurrentEngine(engine, agents, sources)
         self.live = live = LiveRuns(
             store, engines, max_live=max_live, drain=drain, resume=self._resume_and_record_failure

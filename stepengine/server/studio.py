@@ -132,7 +132,7 @@ class RunPageData:
             JournalError: when the journal cannot be read.
         """
         try:
-            journal = await self._runs.reader.journal(row)
+            journal = await self._runs.reader.get_journal(row)
             if self._runs.reader.copies_journals:
                 # Not followed in pieces: it does not grow.
                 return await asyncio.to_thread(_read_page_data_once, journal, row.run, after)
@@ -166,7 +166,7 @@ class RunPageData:
             JournalError: when the journal cannot be read.
         """
         reader = self._runs.reader
-        journal, engine = await reader.journal(row), reader.engine_for(row)
+        journal, engine = await reader.get_journal(row), reader.engine_for(row)
         work = _collect_current_lines if last else _collect_source_lines_and_variables
         try:
             async with self._walking:
@@ -182,7 +182,7 @@ class RunPageData:
         found = self._asked.get(key)
         if found is None:
             try:
-                found = (await self._runs.reader.details(row)).questions
+                found = (await self._runs.reader.load_details(row)).questions
             except JournalError:
                 return ()
             # In a database the row of a waiting run stays the same when it asks something else.
@@ -191,7 +191,7 @@ class RunPageData:
                 remove_oldest_entries(self._asked, ASKED_KEPT)
         if self._runs.reader.copies_journals or not any(one.path for one in found):
             return tuple([QuestionDetails(one) for one in found])
-        return await asyncio.to_thread(_add_asking_programs, await self._runs.reader.journal(row), found)
+        return await asyncio.to_thread(_add_asking_programs, await self._runs.reader.get_journal(row), found)
 
 
 def _read_followed_page_data(following: FollowedJournal, after: int | None) -> bytes:

@@ -591,7 +591,7 @@ class WebhookSender:
         """Return the messages for the open questions of a suspended run, or for the end of a run, as far as configured."""
         if row.status in ("started", "running"):
             return []
-        look = await self._runs.reader.details(row)
+        look = await self._runs.reader.load_details(row)
         if row.status == "suspended":
             return self._make_question_messages(look, receipts) if "question" in self._target.events else []
         return [self._make_result_message(look)] if "finished" in self._target.events else []

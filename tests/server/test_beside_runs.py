@@ -503,7 +503,7 @@ def test_question_is_listed_again_after_its_journal_was_unreadable(
         question_of(anna, run)
         until(lambda: anna.get(f"/runs/{run}").json()["status"] == "suspended")
         with monkeypatch.context() as failing:
-            failing.setattr(RunReader, "details", raise_journal_error)
+            failing.setattr(RunReader, "load_details", raise_journal_error)
             without = anna.get("/questions").json()["questions"]
         listed = anna.get("/questions").json()["questions"]
 
