@@ -377,7 +377,7 @@ async def list_run_differences(request: Request) -> Response:
 async def get_sample_page_data(request: Request) -> Response:
     reports: Reports | None = request.app.state.reports
     report, name = [request.query_params.get(each, "")[:MAX_SAMPLE] for each in ("report", "journal")]
-    journal = None if reports is None else await asyncio.to_thread(reports.journal, report, name)
+    journal = None if reports is None else await asyncio.to_thread(reports.find_sample_journal, report, name)
     if journal is None:
         msg = f"the report {report[:200]!r} has no journal {name[:200]!r}"
         raise Problem(msg, status=404, kind="no_such_sample")

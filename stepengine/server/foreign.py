@@ -115,7 +115,7 @@ class ForeignJournals:
         self._runs = runs
         self._known: OrderedDict[ForeignFile, ForeignSummary] = OrderedDict()
 
-    def journal(self, name: str) -> Journal:
+    def get_journal(self, name: str) -> Journal:
         """
         Return a third-party journal by its name; raise ``Problem`` 404 if there is none.
 
@@ -145,7 +145,7 @@ class ForeignJournals:
         Raises:
             Problem: when there is none of that name.
         """
-        journal = self.journal(name)
+        journal = self.get_journal(name)
         summary = _summarize_journal(journal, name)
         pending, why = [], summary.error
         if not why:
@@ -243,7 +243,7 @@ async def get_foreign_journal(request: Request) -> Response:
 
 async def get_foreign_page_data(request: Request) -> Response:
     name, views = request.path_params["journal"], _get_shared_page_data(request)
-    journal = await asyncio.to_thread(_get_foreign_journals(request).journal, name)
+    journal = await asyncio.to_thread(_get_foreign_journals(request).get_journal, name)
     after = request.query_params.get("after")
     given = (
         int(after) if after is not None and after.isascii() and after.isdigit() and len(after) <= MAX_DIGITS else None

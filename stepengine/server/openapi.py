@@ -101,8 +101,8 @@ class OpenApiDocument:
         self._operations = tuple(operations)
         self._version = version
 
-    def encode(self, base: str) -> SharedResponse:
-        """Return the document for an application below the path *base*, ``""`` for the root of its host."""
+    def make_response(self, base: str) -> SharedResponse:
+        """Return the document as a response for an application below the path *base*, ``""`` for the root of its host."""
         # The path may hold parameters of the client's address, so documents are not stored by it.
         servers = json.dumps([{"url": base or "/"}]).encode()
         return SharedResponse.create(self._json_without_servers + b', "servers": ' + servers + b"}", "application/json")

@@ -158,7 +158,7 @@ class Reports:
                 break
         return found
 
-    def find(self, report_id: str) -> Report | None:
+    def find_report(self, report_id: str) -> Report | None:
         """Return a report by its id, with the ids of its runs; ``None`` if it does not exist."""
         place = next((one for one in self._find_report_files() if one.id == report_id), None)
         report = None if place is None else _load_report(place)
@@ -169,7 +169,7 @@ class Reports:
             sample.run_id = _find_run_id(place.file.parent, sample.journal)
         return report
 
-    def journal(self, report_id: str, journal: str) -> FileJournal | None:
+    def find_sample_journal(self, report_id: str, journal: str) -> FileJournal | None:
         """Return the journal of a sample that a report names; ``None`` if it names no such one, or the file is missing."""
         place = next((one for one in self._find_report_files() if one.id == report_id), None)
         report = None if place is None else _load_report(place)

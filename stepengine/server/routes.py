@@ -600,8 +600,8 @@ class AgentSummaries:
     def __init__(self) -> None:
         self._known: dict[str, tuple[AgentDefinition, dict[str, Any]]] = {}
 
-    def get(self, agent: AgentDefinition) -> dict[str, Any]:
-        """Return the members of ``AgentView`` that are the same for every caller."""
+    def get_summary(self, agent: AgentDefinition) -> dict[str, Any]:
+        """Return the members of ``AgentView`` that are the same for every caller, made once for each definition."""
         known, summary = self._known.get(agent.id, (None, {}))
         if known is not agent:
             summary = _summarize_agent(agent)
@@ -630,7 +630,7 @@ async def list_agents(request: Request) -> Response:
     lacks = await asyncio.to_thread(lambda: [runs.explain_missing_model(id_) if is_told else "" for id_ in runs.agents])
     summaries: AgentSummaries = request.app.state.agent_summaries
     agents = [
-        AgentView(**summaries.get(engine.agent(id_)), missing=lack or None)
+        AgentView(**summaries.get_summary(engine.agent(id_)), missing=lack or None)
         for id_, lack in zip(runs.agents, lacks, strict=True)
     ]
     return AgentList(agents=agents, broken=broken, script=request.app.state.script or None).response()
@@ -655,7 +655,7 @@ async def get_agent(request: Request) -> Response:
         else {"source": None}
     )
     summaries: AgentSummaries = request.app.state.agent_summaries
-    return AgentDetail(**summaries.get(agent), **more).response()
+    return AgentDetail(**summaries.get_summary(agent), **more).response()
 
 
 def _get_agent_debug_fields(runs: RunService, agent: AgentDefinition) -> dict[str, Any]:
@@ -1206,7 +1206,7 @@ async def list_reports(request: Request) -> Response:
 async def get_report(request: Request) -> Response:
     reports: Reports | None = request.app.state.reports
     name = request.path_params["report"]
-    found = None if reports is None else await asyncio.to_thread(reports.find, name)
+    found = None if reports is None else await asyncio.to_thread(reports.find_report, name)
     if found is None:
         msg = f"there is no report {name[:200]!r}; GET /reports lists the reports"
         raise Problem(msg, status=404, kind="no_such_report")
@@ -1248,7 +1248,7 @@ async def report_readiness(request: Request) -> Response:
 
 async def get_openapi_document(request: Request) -> Response:
     document: OpenApiDocument = request.app.state.openapi
-    return document.encode(request.scope.get("root_path", "")).response(request)
+    return document.make_response(request.scope.get("root_path", "")).response(request)
 
 
 AFTER = (

@@ -248,7 +248,7 @@ class RunReader:
 
     async def load_summary(self, row: RunRow) -> RunListSummary:
         """Return the summary of a run from its journal; an empty one if it cannot be read."""
-        return await self._summaries.get(row)
+        return await self._summaries.load_summary(row)
 
     async def get_journal(self, row: RunRow) -> Journal:
         """Return the journal of a run, which grows while the run is executed."""

@@ -371,7 +371,7 @@ def test_report_links_no_run_outside_its_folder(house: House, journal: str) -> N
     ]
     (folder / "results.json").write_text(json.dumps(told))
     try:
-        found = Reports(house.folder / "evals").find("tried/odd")
+        found = Reports(house.folder / "evals").find_report("tried/odd")
     finally:
         (folder / "results.json").unlink()
 
@@ -384,7 +384,7 @@ def test_report_in_the_folder_itself_has_the_folder_name(house: House) -> None:
     found = Reports(folder)
 
     assert ["one"] == [place.id for place, _ in found.list_summaries(None, 9)]
-    assert found.find("one") is not None
+    assert found.find_report("one") is not None
 
 
 @pytest.mark.spec("studio:SV33")
