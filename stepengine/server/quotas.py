@@ -211,7 +211,7 @@ class QuotaTable:
         return now
 
     async def _measure_usage(self, owner: str, known: _OwnerUsage) -> None:
-        """Measure what an owner uses in storage; what was counted before and is stored no longer counts in addition."""
+        """Measure what an owner uses in storage; from then on only pending and later uses are added to it."""
         started = self._clock()
         known.added = known.pending
         try:

@@ -203,7 +203,7 @@ class RunLauncher(RunStarts[RunRow]):
             await self._store.record_failed_resume(row.run, error)
 
     async def _resume_or_start(self, row: RunRow, asked: ResumeRun | None = None) -> None:
-        """Resume a run, or start one that has no journal, in reserved room; do nothing if it is live here."""
+        """Resume a run, or start one that has no journal, in reserved room. If it is live here, do nothing, or refuse *asked*."""
         lock = self._resuming.setdefault(row.run, asyncio.Lock())
         try:
             async with lock:
