@@ -119,8 +119,8 @@ from stepengine.server.routes import StartRun
 from stepengine.server.webhooks import (
     Topic,
     Webhooks,
-    _find_event_id,
     _find_event_run_id,
+    _get_event_id_or_hash,
     _make_message_id,
     _parse_event,
 )
@@ -614,7 +614,7 @@ def as_signatures(text: str) -> None:
 def as_an_event(data: bytes) -> None:
     with contextlib.suppress(StepEngineError):
         value = _parse_event(data)
-        _find_event_run_id(value, SENDER), _make_message_id("go", _find_event_id(value, SENDER, data))
+        _find_event_run_id(value, SENDER), _make_message_id("go", _get_event_id_or_hash(value, SENDER, data))
 
 
 def as_a_file(text: str) -> None:

@@ -56,6 +56,7 @@ SCOPES: tuple[ScopeName, ...] = get_args(ScopeName)
 
 
 def _check_scopes(given: Iterable[str]) -> frozenset[ScopeName]:
+    """Return scopes as a frozen set; raise ``DefinitionError`` for an unknown one, for none, and for a string."""
     found = frozenset(given)
     strange = sorted(found.difference(SCOPES))
     if strange or not found or isinstance(given, str):
@@ -230,7 +231,7 @@ class Tokens:
             raise DefinitionError(msg)
         token = f"{PREFIX}{secrets.token_urlsafe(TOKEN_BYTES)}"
         made = KnownToken(name=name, owner=owner, scopes=scopes, created=now, expires=expires)
-        with self._update_entries() as entries:
+        with self._edit_locked_entries() as entries:
             if any(entry.known.name == name for entry in entries):
                 msg = f"{str(self.path)!r} already has a token {name!r}; use another name, or remove that token first"
                 raise DefinitionError(msg)
@@ -264,14 +265,14 @@ class Tokens:
 
     def remove(self, name: str) -> bool:
         """Remove a token; return whether there was one of that name."""
-        with self._update_entries() as entries:
+        with self._edit_locked_entries() as entries:
             kept = [entry for entry in entries if entry.known.name != name]
             was_there = len(kept) < len(entries)
             entries[:] = kept
         return was_there
 
     @contextmanager
-    def _update_entries(self) -> Iterator[list[_TokenEntry]]:
+    def _edit_locked_entries(self) -> Iterator[list[_TokenEntry]]:
         """Lock the file against other threads and processes, yield its entries, and write them back if they changed."""
         import fcntl
 
@@ -297,6 +298,7 @@ class Tokens:
             os.close(fd)
 
     def _load_entries(self) -> tuple[_TokenEntry, ...]:
+        """Return the entries of the file; parse it again only if it has changed."""
         with self._reading:
             with open_secret_file(self.path, "tokens") as fd:
                 if fd is None:
@@ -314,13 +316,13 @@ class Tokens:
 
 
 @contextmanager
-def open_secret_file(path: Path, what: str) -> Iterator[int | None]:
+def open_secret_file(path: Path, content: str) -> Iterator[int | None]:
     """
     Open a file of secrets after a check of its owner and mode; yield ``None`` if it does not exist.
 
     Args:
         path: The file.
-        what: What it holds, in words.
+        content: What it holds, in words.
 
     Raises:
         DefinitionError: for any other file.
@@ -333,18 +335,19 @@ def open_secret_file(path: Path, what: str) -> Iterator[int | None]:
         yield None
         return
     except OSError as error:
-        msg = f"{str(path)!r} cannot be read as a file of {what}: {error.strerror or type(error).__name__}"
+        msg = f"{str(path)!r} cannot be read as a file of {content}: {error.strerror or type(error).__name__}"
         raise DefinitionError(msg) from None
     try:
-        _check_secret_file(os.fstat(fd), path, what)
+        _check_secret_file(os.fstat(fd), path, content)
         yield fd
     finally:
         os.close(fd)
 
 
-def _check_secret_file(status: os.stat_result, path: Path, what: str) -> None:
+def _check_secret_file(status: os.stat_result, path: Path, content: str) -> None:
+    """Raise ``DefinitionError`` unless a file is regular, private and of this user, in a folder that others cannot change."""
     if not stat.S_ISREG(status.st_mode):
-        msg = f"{str(path)!r} is not a regular file; a file of {what} must be one"
+        msg = f"{str(path)!r} is not a regular file; a file of {content} must be one"
         raise DefinitionError(msg)
     if status.st_uid != os.geteuid():
         msg = f"{str(path)!r} belongs to another user, who could grant access to anyone; use a file of your own"
@@ -356,7 +359,9 @@ def _check_secret_file(status: os.stat_result, path: Path, what: str) -> None:
         raise DefinitionError(msg)
     folder = path.parent.stat()
     if folder.st_mode & OTHERS_WRITE_BITS and not folder.st_mode & stat.S_ISVTX:
-        msg = f"others may write to the folder {str(path.parent)!r}, and so replace the {what} in it; `chmod go-w` it"
+        msg = (
+            f"others may write to the folder {str(path.parent)!r}, and so replace the {content} in it; `chmod go-w` it"
+        )
         raise DefinitionError(msg)
 
 
@@ -397,16 +402,16 @@ def _parse_entries(data: bytes, path: Path) -> tuple[_TokenEntry, ...]:
         raise DataError(msg) from None
 
 
-def _parse_entry(each: Mapping[str, Any]) -> _TokenEntry:
-    digest = bytes.fromhex(each["sha256"])
-    times = [None if each[k] is None else datetime.fromisoformat(each[k]) for k in ("created", "expires")]
+def _parse_entry(fields: Mapping[str, Any]) -> _TokenEntry:
+    digest = bytes.fromhex(fields["sha256"])
+    times = [None if fields[k] is None else datetime.fromisoformat(fields[k]) for k in ("created", "expires")]
     created, expires = times
-    if created is None or not NAME.fullmatch(each["name"]) or not NAME.fullmatch(each["owner"]):
+    if created is None or not NAME.fullmatch(fields["name"]) or not NAME.fullmatch(fields["owner"]):
         raise ValueError
     if len(digest) != hashlib.sha256().digest_size or any(t is not None and t.tzinfo is None for t in times):
         raise ValueError
     known = KnownToken(
-        name=each["name"], owner=each["owner"], scopes=each["scopes"], created=created, expires=expires
+        name=fields["name"], owner=fields["owner"], scopes=fields["scopes"], created=created, expires=expires
     )  # fmt: skip
     return _TokenEntry(digest, known)
 
@@ -489,7 +494,7 @@ class Logins:
         return found.caller if found is not None and self._clock() < found.until else None
 
     def end(self, secret: str) -> None:
-        """End a session."""
+        """End the session of a token; an unknown token is ignored."""
         with self._lock:
             self._sessions.pop(_hash_token(secret[:MAX_TOKEN]), None)
 
@@ -500,13 +505,13 @@ MAX_SESSIONS = 10_000
 
 
 def _add_session_and_evict_old(
-    among: OrderedDict[bytes, _LoginSession], digest: bytes, new: _LoginSession, now: float
+    sessions: OrderedDict[bytes, _LoginSession], digest: bytes, session: _LoginSession, now: float
 ) -> None:
     """Add a session; remove expired ones, and the oldest if there are too many."""
     # All of one kind last equally long, so what ended stands in front.
-    while among and (len(among) >= MAX_SESSIONS or next(iter(among.values())).until <= now):
-        among.popitem(last=False)
-    among[digest] = new
+    while sessions and (len(sessions) >= MAX_SESSIONS or next(iter(sessions.values())).until <= now):
+        sessions.popitem(last=False)
+    sessions[digest] = session
 
 
 # --- the guard ------------------------------------------------------------------------------------------------------
@@ -539,15 +544,15 @@ PREFLIGHT = {
 }
 
 
-def _check_positive(_: object, of: attrs.Attribute[Any], value: object) -> None:
+def _check_positive(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        msg = f"Caps({of.name}={value!r}) must be a number above 0"
+        msg = f"Caps({attribute.name}={value!r}) must be a number above 0"
         raise DefinitionError(msg)
 
 
-def _check_fraction(_: object, of: attrs.Attribute[Any], value: object) -> None:
+def _check_fraction(_: object, attribute: attrs.Attribute[Any], value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-        msg = f"Caps({of.name}={value!r}) must be a number of at least 0 and below 1"
+        msg = f"Caps({attribute.name}={value!r}) must be a number of at least 0 and below 1"
         raise DefinitionError(msg)
 
 
@@ -616,7 +621,7 @@ class Guard:
             raise DefinitionError(msg)
         caps = caps or Caps()
         self.app, self.tokens, self.logins, self.authenticate, self.caps = app, tokens, logins, authenticate, caps
-        self.hosts, self.cors = _check_hosts(hosts), _check_origins(cors)
+        self.hosts, self.cors = _check_and_normalize_hosts(hosts), _check_origins(cors)
         self.open_paths, self.page_paths = tuple(open_paths), tuple(page_paths)
         self._requests = _TokenBuckets(caps.rate, caps.burst, clock)
         self._failures = _TokenBuckets(caps.failures / caps.failure_seconds, caps.failures, clock)
@@ -635,7 +640,7 @@ class Guard:
 
     async def _respond_with_security_headers(self, asked: _RequestFacts, receive: Receive, send: Send) -> None:
         """Pass on a request, add the security headers to its response, and answer an error with a problem document."""
-        more = self._cors_headers(asked)
+        more = self._make_cors_headers(asked)
         has_begun = False
 
         async def send_with_headers(message: Message) -> None:
@@ -655,6 +660,7 @@ class Guard:
             await problem_of(error).response()(asked.scope, receive, send_with_headers)
 
     async def _authenticate_and_dispatch(self, asked: _RequestFacts, receive: Receive, send: Send) -> None:
+        """Check the host, origin, caller and limits of a request; then answer a login or logout, or pass it to the application."""
         if not asked.query().isascii():
             # Applications that decode it would fail at it.
             msg = "the query of this request is not percent-encoded"
@@ -697,6 +703,7 @@ class Guard:
                 await self.app(scope, _replay_body(body, receive), send)
 
     async def _forward_unauthenticated(self, asked: _RequestFacts, receive: Receive, send: Send) -> None:
+        """Pass a request without a caller to the application; the rate of its address and the size of its body are limited."""
         self._spend_rate_tokens(self._requests, f"address {asked.address}")
         body = await self._read_body(asked, receive)
         await self.app(asked.scope, _replay_body(body, receive), send)
@@ -704,6 +711,7 @@ class Guard:
     # --- who it is ---
 
     async def _authenticate(self, asked: _RequestFacts) -> Caller:
+        """Return the caller by token, session or *authenticate*; if there is none, count the failure and raise ``Problem`` 401."""
         bearer = asked.bearer_token()
         if bearer is not None and self.tokens is not None and (caller := self._find_token_caller(self.tokens, bearer)):
             return caller
@@ -712,9 +720,10 @@ class Guard:
         if self.authenticate is not None and (caller := await self._call_authenticate(self.authenticate, asked)):
             self._check_origin(asked, self.cors)
             return caller
-        raise self._count_auth_failure(asked)
+        raise self._count_failure_and_make_problem(asked)
 
     def _find_token_caller(self, tokens: Tokens, bearer: str) -> Caller | None:
+        """Return the caller of a token, or ``None``; raise ``Problem`` 503 if the file of tokens cannot be used."""
         try:
             return tokens.find(bearer)
         except (DefinitionError, DataError) as error:
@@ -723,6 +732,7 @@ class Guard:
             raise Problem(msg, status=503, kind="tokens_unusable") from error
 
     async def _call_authenticate(self, authenticate: Authenticate, asked: _RequestFacts) -> Caller | None:
+        """Call *authenticate*, in a thread unless it is async; raise ``TypeError`` unless it returns a ``Caller`` or ``None``."""
         from starlette.concurrency import run_in_threadpool
         from starlette.requests import Request
 
@@ -739,13 +749,14 @@ class Guard:
             raise TypeError(msg)
         return caller
 
-    def _count_auth_failure(self, asked: _RequestFacts) -> Problem:
-        """Count a failed authentication, and return the problem."""
+    def _count_failure_and_make_problem(self, asked: _RequestFacts) -> Problem:
+        """Count a failed authentication if the request has credentials, and return the problem 401."""
         if asked.has_credentials():
             self._spend_rate_tokens(self._failures, asked.address)
         return _make_unauthenticated_problem()
 
     def _exchange_login_code(self, asked: _RequestFacts, logins: Logins, body: bytes) -> Response:
+        """Return a response with the token of a new session; count a wrong code as a failure, and raise ``Problem`` 401."""
         try:
             code = json.loads(body)["code"]
         except (ValueError, KeyError, TypeError, RecursionError):
@@ -760,6 +771,7 @@ class Guard:
     # --- from where it comes ---
 
     def _check_host(self, asked: _RequestFacts) -> None:
+        """Raise ``Problem`` 421 unless the client used one of the host names of this server."""
         if "*" in self.hosts:
             return
         name, port = asked.host()
@@ -767,16 +779,16 @@ class Guard:
             msg = "this server does not answer to this host name; use one of the host names that it was started with"
             raise Problem(msg, status=421, kind="foreign_host")
 
-    def _check_origin(self, asked: _RequestFacts, others: Collection[str]) -> None:
+    def _check_origin(self, asked: _RequestFacts, allowed_origins: Collection[str]) -> None:
         """Raise for requests that a page of another site makes a browser send in its user's name."""
         site, origin = asked.header("sec-fetch-site"), asked.header("origin")
         if asked.method in SAFE:
             # A link is followed; a script, an image or a frame of another site has no business here.
             is_followed = asked.header("sec-fetch-mode") == "navigate" and asked.header("sec-fetch-dest") == "document"
-            is_fine = site in {None, "same-origin", "none"} or is_followed or origin in others
+            is_fine = site in {None, "same-origin", "none"} or is_followed or origin in allowed_origins
         elif origin is None and site is None:
             is_fine = asked.header("cookie") is None
-        elif origin in others:
+        elif origin in allowed_origins:
             is_fine = True
         else:
             is_fine = site in {None, "same-origin", "none"} and (origin is None or asked.is_same_origin(origin))
@@ -788,7 +800,7 @@ class Guard:
         is_asked = asked.method == "OPTIONS" and asked.header("access-control-request-method") is not None
         return is_asked and asked.header("origin") in self.cors
 
-    def _cors_headers(self, asked: _RequestFacts) -> dict[str, str]:
+    def _make_cors_headers(self, asked: _RequestFacts) -> dict[str, str]:
         if not self.cors:
             return {}
         origin = asked.header("origin")
@@ -813,6 +825,7 @@ class Guard:
 
     @contextmanager
     def _hold_request_slot(self, caller: Caller) -> Iterator[None]:
+        """Count a running request of a caller within the block; raise ``Problem`` if the caller may not have one more."""
         self._require_free_slot(self._answered, caller, "requests", "end some of them first")
         with self._answered.use_slot(caller.name):
             yield
@@ -825,17 +838,15 @@ class Guard:
         stack.enter_context(self._streams.use_slot(caller.name))
         return self._streams.count_used_slots(caller.name)
 
-    def _require_free_slot(self, shares: OwnerShares, caller: Caller, what: str, advice: str) -> None:
-        """Raise ``Problem`` 503 or 429 if the caller may not open one more of *what* now."""
+    def _require_free_slot(self, shares: OwnerShares, caller: Caller, resource: str, advice: str) -> None:
+        """Raise ``Problem`` 503 or 429 if the caller may not open one more of *resource* now."""
         if shares.has_room(caller.name):
             return
         count = shares.count_used_slots(caller.name)
         if not count:
-            msg = f"other callers use all {what} that this server can serve at once; try again in a moment"
+            msg = f"other callers use all {resource} that this server can serve at once; try again in a moment"
             raise Problem(msg, status=503, kind="server_full", headers={"Retry-After": str(RETRY_SECONDS)})
-        msg = (
-            f"this caller has {count:,} {what} open, and the remaining capacity is reserved for other callers; {advice}"
-        )
+        msg = f"this caller has {count:,} {resource} open, and the remaining capacity is reserved for other callers; {advice}"
         raise Problem(msg, status=429, kind="too_many_at_once", headers={"Retry-After": str(RETRY_SECONDS)})
 
     async def _read_body(self, asked: _RequestFacts, receive: Receive) -> bytes:
@@ -863,6 +874,7 @@ class Guard:
         return bytes(body)
 
     async def _append_body_chunk(self, receive: Receive, body: bytearray) -> bool:
+        """Receive a chunk of the body and return whether more follow; raise if the client left or the body is too large."""
         message = await receive()
         if message["type"] == "http.disconnect":
             raise _ClientDisconnected
@@ -994,10 +1006,10 @@ def _empty_response(status: int, headers: Mapping[str, str]) -> Response:
 
 
 def _add_security_headers(
-    headers: Iterable[tuple[bytes, bytes]], more: Mapping[str, str]
+    headers: Iterable[tuple[bytes, bytes]], cors_headers: Mapping[str, str]
 ) -> list[tuple[bytes, bytes]]:  # fmt: skip
     given = [(bytes(name).lower(), bytes(value)) for name, value in headers]
-    added = {**SECURITY, **more}
+    added = {**SECURITY, **cors_headers}
     has = {name for name, _ in given} - {b"vary"}
     return [*given, *[(k.encode(), v.encode("latin-1")) for k, v in added.items() if k.encode() not in has]]
 
@@ -1016,8 +1028,9 @@ def _replay_body(body: bytes, receive: Receive) -> Receive:
     return receive_body
 
 
-def _check_hosts(given: Collection[str]) -> frozenset[str]:
-    names = frozenset(name.lower().rstrip(".") for name in _refuse_single_text("hosts", given))
+def _check_and_normalize_hosts(given: Collection[str]) -> frozenset[str]:
+    """Return host names in lower case; raise ``DefinitionError`` for an invalid one."""
+    names = frozenset(name.lower().rstrip(".") for name in _refuse_single_string("hosts", given))
     for name in names:
         if name != "*" and not HOST.fullmatch(name):
             msg = (
@@ -1029,7 +1042,7 @@ def _check_hosts(given: Collection[str]) -> frozenset[str]:
 
 
 def _check_origins(given: Collection[str]) -> frozenset[str]:
-    for origin in _refuse_single_text("cors", given):
+    for origin in _refuse_single_string("cors", given):
         if not ORIGIN.fullmatch(origin):
             msg = (
                 f"cors= has the invalid origin {origin!r}; use an origin such as 'https://example.com', without a path "
@@ -1039,9 +1052,9 @@ def _check_origins(given: Collection[str]) -> frozenset[str]:
     return frozenset(given)
 
 
-def _refuse_single_text(what: str, given: Collection[str]) -> Collection[str]:
+def _refuse_single_string(option: str, given: Collection[str]) -> Collection[str]:
     if isinstance(given, str):
-        msg = f"{what}={given!r} is a string; pass a list of strings"
+        msg = f"{option}={given!r} is a string; pass a list of strings"
         raise DefinitionError(msg)
     return given
 
@@ -1080,36 +1093,36 @@ def resolve_trusted_path(path: str | os.PathLike[str]) -> Path:
     return place
 
 
-def _find_first_link(place: Path) -> Path | None:
+def _find_first_link(path: Path) -> Path | None:
     """Return the first symbolic link in a path; raise if another user can change one of the folders before it."""
-    for one in [*reversed(place.parents), place]:
+    for one in [*reversed(path.parents), path]:
         try:
             status = one.lstat()
         except (FileNotFoundError, NotADirectoryError):
-            msg = f"there is no {str(place)!r}"
-            raise JournalMissing(msg, path=str(place)) from None
+            msg = f"there is no {str(path)!r}"
+            raise JournalMissing(msg, path=str(path)) from None
         except OSError as error:
             msg = f"{str(one)!r} cannot be checked: {error.strerror or type(error).__name__}"
             raise JournalError(msg) from None
         if status.st_uid not in {0, os.geteuid()}:
-            msg = f"{str(one)!r} belongs to another user, who could replace {str(place)!r}; use a folder of your own"
+            msg = f"{str(one)!r} belongs to another user, who could replace {str(path)!r}; use a folder of your own"
             raise JournalError(msg)
         if stat.S_ISLNK(status.st_mode):
             return one
-        if one != place and status.st_mode & OTHERS_WRITE_BITS and not status.st_mode & stat.S_ISVTX:
-            msg = f"others may write to {str(one)!r}, and so replace {str(place)!r}; `chmod go-w` it"
+        if one != path and status.st_mode & OTHERS_WRITE_BITS and not status.st_mode & stat.S_ISVTX:
+            msg = f"others may write to {str(one)!r}, and so replace {str(path)!r}; `chmod go-w` it"
             raise JournalError(msg)
     return None
 
 
-def _check_type_owner_and_mode(place: Path) -> None:
-    status = place.stat()
+def _check_type_owner_and_mode(path: Path) -> None:
+    status = path.stat()
     if not stat.S_ISDIR(status.st_mode) and not stat.S_ISREG(status.st_mode):
-        msg = f"{str(place)!r} is neither a folder nor a file"
+        msg = f"{str(path)!r} is neither a folder nor a file"
         raise JournalError(msg)
     if status.st_uid != os.geteuid():
-        msg = f"{str(place)!r} belongs to another user, who could change what its runs do next; use one of your own"
+        msg = f"{str(path)!r} belongs to another user, who could change what its runs do next; use one of your own"
         raise JournalError(msg)
     if status.st_mode & OTHERS_WRITE_BITS:
-        msg = f"others may write to {str(place)!r}, and so change what its runs do next; `chmod go-w` it"
+        msg = f"others may write to {str(path)!r}, and so change what its runs do next; `chmod go-w` it"
         raise JournalError(msg)

@@ -64,12 +64,16 @@ async def start_agent_turn(request: Request) -> Response:
     agent, thread = get_path_agent(request), await CallerConversation.load(request, given.thread_id)
     thread.check_not_running()
     asked = asked_of(given, _session_from_state(thread.name, thread.state), shares=request.app.state.shares)
-    _check_may_answer(request, thread, given)
+    _require_may_answer_last_run(request, thread, given)
     results = find_next_page_answer(thread.state, asked.results)
-    of_page = [question for question, answer in results.items() if asked.answers.get(question) == answer]
-    taken = await thread.start_next_turn(agent, asked.prompt, asked.answers, metadata=asked.metadata, of_page=of_page)
-    events = _stream_turns(request, taken, asked)
-    return _stream_response(thread, ag_ui(events, thread_id=asked.thread_id, run_id=asked.run_id, asked=asked))
+    page_questions = [question for question, answer in results.items() if asked.answers.get(question) == answer]
+    taken = await thread.start_next_turn(
+        agent, asked.prompt, asked.answers, metadata=asked.metadata, page_questions=page_questions
+    )
+    events = _stream_turn_and_follow_ups(request, taken, asked)
+    return _make_event_stream_response(
+        thread, ag_ui(events, thread_id=asked.thread_id, run_id=asked.run_id, asked=asked)
+    )
 
 
 async def _parse_agent_run(request: Request) -> Any:
@@ -79,8 +83,8 @@ async def _parse_agent_run(request: Request) -> Any:
     return input_of(plain(await read_json_body(request)))
 
 
-def _check_may_answer(request: Request, thread: CallerConversation, given: Any) -> None:
-    """Raise if the caller may not answer, or answers questions of another run."""
+def _require_may_answer_last_run(request: Request, thread: CallerConversation, given: Any) -> None:
+    """Raise if the caller answers without the scope for it, or answers questions of another run than the last one."""
     asks = thread.state is not None and any(not find_page_tool_name(question) for question in thread.state.pending)
     if given.resume or asks:
         caller_of(request).must("answer")
@@ -90,12 +94,12 @@ def _check_may_answer(request: Request, thread: CallerConversation, given: Any) 
         raise AnswerRejected(msg)
 
 
-async def _stream_turns(request: Request, taken: StartedTurn, asked: Asked) -> AsyncGenerator[Event, None]:
-    """Yield the events of a turn, and of the next turns while the run waits for results that the page has sent; of their ends, the last."""
+async def _stream_turn_and_follow_ups(request: Request, turn: StartedTurn, asked: Asked) -> AsyncGenerator[Event, None]:
+    """Yield the events of a turn, and of further turns that start with results which the page has sent; only the last end."""
     while True:
         results: dict[str, Any] = {}
         try:
-            async for event in taken.events:
+            async for event in turn.events:
                 if isinstance(event, RunFinished) and not event.path:
                     results = (
                         find_next_page_answer(event.result.state, asked.results)
@@ -105,11 +109,11 @@ async def _stream_turns(request: Request, taken: StartedTurn, asked: Asked) -> A
                 if not results:
                     yield event
         finally:
-            await taken.events.aclose()
+            await turn.events.aclose()
         if not results:
             return
         thread = await CallerConversation.load(request, asked.thread_id)
-        taken = await thread.start_next_turn(get_path_agent(request), "", results, of_page=results)
+        turn = await thread.start_next_turn(get_path_agent(request), "", results, page_questions=results)
 
 
 async def reconnect_to_turn(request: Request) -> Response:
@@ -117,15 +121,19 @@ async def reconnect_to_turn(request: Request) -> Response:
     thread = await CallerConversation.load(request, given.thread_id)
     shares = request.app.state.shares
     if thread.last is None or not thread.has_running_run:
-        return _stream_response(thread, connected(given, _session_from_state(thread.name, thread.state), shares=shares))
+        return _make_event_stream_response(
+            thread, connected(given, _session_from_state(thread.name, thread.state), shares=shares)
+        )
     if thread.last.agent != agent:
         msg = f"the agent {thread.last.agent!r} is running in this conversation; connect to that agent, or wait until it ends"
         raise Problem(msg, status=409, kind="under_way", members={"run_id": thread.last.run})
     turn = thread.last.request.get("turn") or {}
-    before = turn.get("after") and await thread.turns.state(await thread.runs.reader.find(thread.caller, turn["after"]))
+    before = turn.get("after") and await thread.turns.load_state(
+        await thread.runs.reader.get_run(thread.caller, turn["after"])
+    )
     session = _session_from_state(thread.name, before or None)
     watched = _ReconnectedTurn([*session.messages, UserMessage(thread.last.request["prompt"])], thread, thread.last)
-    return _stream_response(thread, connected(given, session, watched, shares=shares))
+    return _make_event_stream_response(thread, connected(given, session, watched, shares=shares))
 
 
 @frozen
@@ -147,17 +155,17 @@ def _session_from_state(thread: str, state: AgentState | None) -> Session:
     return Session(info=attrs.evolve(info, agent_id=state.agent_id), messages=state.message_history, state=state)
 
 
-def _stream_response(thread: CallerConversation, shown: AsyncGenerator[Any, None]) -> Response:
+def _make_event_stream_response(thread: CallerConversation, events: AsyncGenerator[Any, None]) -> Response:
     return StreamingResponse(
-        add_ping_comments(_encode_redacted_events(shown), thread.runs.state.stopping),
+        add_ping_comments(_encode_redacted_events(events), thread.runs.state.stopping),
         media_type="text/event-stream",
         headers=HEADERS,
     )
 
 
-async def _encode_redacted_events(shown: AsyncGenerator[Any, None]) -> AsyncGenerator[str, None]:
+async def _encode_redacted_events(events: AsyncGenerator[Any, None]) -> AsyncGenerator[str, None]:
     """Yield events as server-sent events, with secrets redacted."""
-    lines = sse(shown)
+    lines = sse(events)
     try:
         async for line in lines:
             yield str(KNOWN.redact_for_run(line))

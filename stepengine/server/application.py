@@ -175,7 +175,7 @@ def app(
     served = Starlette(
         routes=[_make_route(one) for one in (*operations, *(PAGES if ui else ()))],
         lifespan=lifespan,
-        exception_handlers={Exception: _problem_response, HTTPException: _problem_response},
+        exception_handlers={Exception: _make_problem_response, HTTPException: _make_problem_response},
     )
     _store_app_state(served, kept, hooks, metrics=metrics, shares=shares, reports=shown)
     served.state.script = script
@@ -241,6 +241,7 @@ def _make_run_service(
     sources: EngineSources | None,
     **options: Any,
 ) -> RunService:
+    """Return ``DurableRuns`` for a ``DurableEngine``, else ``Runs``; raise ``DefinitionError`` for options that the engine cannot have."""
     from stepengine.durable import DurableEngine
     from stepengine.server.durable_runs import DurableRuns
 
@@ -290,31 +291,32 @@ class Application(Guard):
         served.state.runs.state.stopping.set()
 
 
-def _make_route(one: Operation) -> Route:
+def _make_route(operation: Operation) -> Route:
+    """Return a route that checks the scope of the caller, calls the handler, and answers errors with problem documents."""
     from starlette.routing import Route
 
-    async def answer(request: Request) -> Response:
-        request.scope.get(ROUTE, []).append(one.name)
+    async def check_scope_and_answer(request: Request) -> Response:
+        request.scope.get(ROUTE, []).append(operation.name)
         try:
-            if one.scope is not None:
-                caller_of(request).must(one.scope)
-            if EVENT_STREAM in one.gives.values():
+            if operation.scope is not None:
+                caller_of(request).must(operation.scope)
+            if EVENT_STREAM in operation.gives.values():
                 # Before anything happens: a turn of a page is a run.
                 request.app.state.runs.quotas.check_event_streams(reserve_event_stream(request))
-            return await one.handler(request)
+            return await operation.handler(request)
         except Exception as error:  # noqa: BLE001 - whatever it is, the client gets a document
             return problem_of(error).response()
 
     # What these are called may hold slashes.
     path = (
-        one.path.replace("{session}", "{session:path}")
+        operation.path.replace("{session}", "{session:path}")
         .replace("{report}", "{report:path}")
         .replace("{part}", "{part:path}")
     )
-    return Route(path, answer, methods=[one.method], name=one.name)
+    return Route(path, check_scope_and_answer, methods=[operation.method], name=operation.name)
 
 
-async def _problem_response(request: Request, error: Exception) -> Response:
+async def _make_problem_response(request: Request, error: Exception) -> Response:
     from starlette.routing import Match
 
     problem = problem_of(error)

@@ -127,9 +127,9 @@ def validate_as(model: type[Model], value: Any) -> Model:
         raise InputError(msg, issues=issues) from None
 
 
-def _format_validation_error(one: Mapping[str, Any]) -> str:
-    where = ".".join([str(part) for part in one["loc"]])
-    return f"{where}: {one['msg']}" if where else str(one["msg"])
+def _format_validation_error(error: Mapping[str, Any]) -> str:
+    where = ".".join([str(part) for part in error["loc"]])
+    return f"{where}: {error['msg']}" if where else str(error["msg"])
 
 
 # --- lists that go on -------------------------------------------------------------------------------------------------
@@ -150,11 +150,11 @@ def parse_limit(request: Request) -> int:
 
 
 def cut_page(
-    found: Sequence[Item], limit: int, get_position: Callable[[Item], tuple[float, str]]
+    items: Sequence[Item], limit: int, get_position: Callable[[Item], tuple[float, str]]
 ) -> tuple[list[Item], str | None]:
     """Return the first *limit* items, and the cursor of the next page if there are more."""
-    shown = list(found[:limit])
-    return shown, encode_cursor(*get_position(shown[-1])) if len(found) > limit else None
+    shown = list(items[:limit])
+    return shown, encode_cursor(*get_position(shown[-1])) if len(items) > limit else None
 
 
 def encode_cursor(at: float, name: str) -> str:

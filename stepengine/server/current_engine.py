@@ -60,7 +60,7 @@ class CurrentEngine:
 
     async def rebuild_if_files_changed(self, *, retry: bool = True) -> None:
         """
-        Rebuild the engine if its files were saved.
+        Rebuild the engine if its files were saved; raise ``Problem`` if they cannot be loaded.
 
         Args:
             retry: Load unchanged files again that could not be loaded before.
@@ -89,7 +89,7 @@ class CurrentEngine:
             self.engine = made
             if self.scheduler is not None:
                 self.scheduler.engine = made
-        await self.close_unused_engines()
+        await self.close_idle_replaced_engines()
 
     async def try_rebuild(self) -> None:
         """Rebuild the engine if its files were saved and can be loaded; otherwise keep it."""
@@ -111,7 +111,7 @@ class CurrentEngine:
         """Whether an engine that was replaced is still open."""
         return bool(self._old)
 
-    async def close_unused_engines(self) -> None:
+    async def close_idle_replaced_engines(self) -> None:
         """Close the replaced engines that execute no run any more."""
         unused = [engine for engine in self._old if not self._in_use[engine] and not engine.active()]
         self._old = [engine for engine in self._old if engine not in unused]

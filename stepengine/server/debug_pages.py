@@ -28,7 +28,7 @@ from stepengine.server.bodies import Body, MessageView, View, make_input_error, 
 from stepengine.server.event_json import PING_SECONDS
 from stepengine.server.openapi import HttpParameter, Operation
 from stepengine.server.problems import Problem
-from stepengine.server.run_parts import find_requested_run, get_run_service
+from stepengine.server.run_parts import get_requested_run, get_run_service
 from stepengine.server.workshop import EvaluationJob, JobKind
 
 if TYPE_CHECKING:
@@ -293,7 +293,8 @@ def _get_inspection_service(request: Request) -> InspectionService:
     return found
 
 
-async def _load_journal(request: Request, row: RunRow) -> MemoryJournal:
+async def _load_journal_copy(request: Request, row: RunRow) -> MemoryJournal:
+    """Return the journal of a run as a copy in memory; raise ``Problem`` 409 if it has no record yet."""
     try:
         content = await get_run_service(request).reader.read_journal_bytes(row)
     except JournalMissing:
@@ -306,13 +307,13 @@ async def _load_journal(request: Request, row: RunRow) -> MemoryJournal:
 
 
 async def list_places(request: Request) -> Response:
-    row = await find_requested_run(request)
-    journal = await _load_journal(request, row)
-    places = await asyncio.to_thread(_list_places, row, journal)
+    row = await get_requested_run(request)
+    journal = await _load_journal_copy(request, row)
+    places = await asyncio.to_thread(_make_place_list, row, journal)
     return places.response()
 
 
-def _list_places(row: RunRow, journal: MemoryJournal) -> PlaceList:
+def _make_place_list(row: RunRow, journal: MemoryJournal) -> PlaceList:
     tape, texts = Tape(journal), SafeTexts()
     waiting = tape.find_waiting_effect()
     order = [*tape.order, *([waiting] if waiting is not None and waiting not in tape.positions else [])]
@@ -333,12 +334,13 @@ def _describe_place(tape: Tape, position: int, address: Address, texts: SafeText
         address=format_address(*address),
         step=tape.get_step_number(address),
         type=kind,
-        name="" if intent is None else texts.clean(_describe_effect(tape.history, intent), NAMED),
+        name="" if intent is None else texts.clean(_get_effect_name(tape.history, intent), NAMED),
         is_step=kind == "model_call" and not address[0],
     )
 
 
-def _describe_effect(history: History, intent: Any) -> str:
+def _get_effect_name(history: History, intent: Any) -> str:
+    """Return the name of an effect: its model, the texts of its questions, or its tool, agent or topic."""
     if intent.type == "model_call":
         return str(history.model(intent))
     form = history.form(intent)
@@ -348,8 +350,8 @@ def _describe_effect(history: History, intent: Any) -> str:
 
 
 async def get_comparison_page_data(request: Request) -> Response:
-    one, other = await find_requested_run(request), await find_requested_run(request, "other")
-    journals = [await _load_journal(request, row) for row in (one, other)]
+    one, other = await get_requested_run(request), await get_requested_run(request, "other")
+    journals = [await _load_journal_copy(request, row) for row in (one, other)]
     sources = [
         PageSource(journal=journal, file=row.run, without="")
         for journal, row in zip(journals, (one, other), strict=True)
@@ -359,8 +361,8 @@ async def get_comparison_page_data(request: Request) -> Response:
 
 
 async def list_run_differences(request: Request) -> Response:
-    one, other = await find_requested_run(request), await find_requested_run(request, "other")
-    a, b = [await _load_journal(request, row) for row in (one, other)]
+    one, other = await get_requested_run(request), await get_requested_run(request, "other")
+    a, b = [await _load_journal_copy(request, row) for row in (one, other)]
     found = await asyncio.to_thread(diff, a, b)
     texts = SafeTexts()
     changes = [_describe_change(change, texts) for change in found.changes[:MOST_CHANGES]]
@@ -375,7 +377,7 @@ async def list_run_differences(request: Request) -> Response:
 async def get_sample_page_data(request: Request) -> Response:
     reports: Reports | None = request.app.state.reports
     report, name = [request.query_params.get(each, "")[:MAX_SAMPLE] for each in ("report", "journal")]
-    journal = None if reports is None else await asyncio.to_thread(reports.journal, report, name)
+    journal = None if reports is None else await asyncio.to_thread(reports.find_sample_journal, report, name)
     if journal is None:
         msg = f"the report {report[:200]!r} has no journal {name[:200]!r}"
         raise Problem(msg, status=404, kind="no_such_sample")
@@ -399,7 +401,7 @@ def _describe_change(change: RunChange, texts: SafeTexts) -> ChangeView:
 
 
 async def start_inspection_stream(request: Request) -> Response:
-    row, at = await find_requested_run(request), request.query_params.get("at", "")
+    row, at = await get_requested_run(request), request.query_params.get("at", "")
     if len(at) > MAX_AT:
         msg = f"at: must have at most {MAX_AT} characters"
         raise make_input_error(msg)
@@ -423,7 +425,7 @@ async def _stream_inspection_events(
     workshop: InspectionService, desk: InspectionProcess, stopping: asyncio.Event
 ) -> AsyncIterator[str]:
     """Yield the events of an inspection as server-sent events; end it when its page disconnects."""
-    events = desk.unsolicited_messages()
+    events = desk.read_unsolicited_messages()
     coming: asyncio.Future[dict[str, Any] | None] = asyncio.ensure_future(anext(events, None))
     ending = asyncio.ensure_future(stopping.wait())
     try:
@@ -450,7 +452,7 @@ def _encode_sse_event(kind: str, data: Mapping[str, Any]) -> str:
     return f"event: {kind}\ndata: {json.dumps(data)}\n\n"
 
 
-def _find_inspection(request: Request) -> InspectionProcess:
+def _get_requested_inspection(request: Request) -> InspectionProcess:
     return _get_inspection_service(request).get_inspection(
         caller_of(request), request.path_params["run"], request.path_params["desk"]
     )
@@ -458,13 +460,13 @@ def _find_inspection(request: Request) -> InspectionProcess:
 
 async def move_inspection(request: Request) -> Response:
     body = await parse_body(request, GoTo)
-    desk = _find_inspection(request)
+    desk = _get_requested_inspection(request)
     return LooksView.model_validate(await desk.send_request("go", at=body.at)).response()
 
 
 async def predict_next_request(request: Request) -> Response:
     """Return the first model request that the record does not answer, under the current code."""
-    return NextView.model_validate(await _find_inspection(request).send_request("next")).response()
+    return NextView.model_validate(await _get_requested_inspection(request).send_request("next")).response()
 
 
 # --- judging ----------------------------------------------------------------------------------------------------------
@@ -478,7 +480,7 @@ async def start_job(request: Request) -> Response:
     if body.kind in ("blame", "pin") and not body.check.strip():
         msg = "check: missing; give the condition for success, such as 'refund' not in tools"
         raise make_input_error(msg)
-    rows = [await get_run_service(request).reader.find(caller, run) for run in dict.fromkeys(body.runs)]
+    rows = [await get_run_service(request).reader.get_run(caller, run) for run in dict.fromkeys(body.runs)]
     asked = {"check": body.check, "samples": body.samples, "name": body.name or rows[0].run[:12]}
     try:
         job = await _get_inspection_service(request).start_job(caller, body.kind, rows, asked)

@@ -51,10 +51,10 @@ class DurableLauncher(RunStarts[RegisteredRun]):
         self._store = store
         self._agents = agents
 
-    async def _check_and_make_row(self, caller: Caller, asked: StartRequest) -> RegisteredRun:
+    async def _check_request_and_make_row(self, caller: Caller, asked: StartRequest) -> RegisteredRun:
         check_not_closing(is_closing=self.is_closing)
         plan = plan_start(caller, asked, self._store.engine.embedded_engine, self._agents, stores_messages=True)
-        return _make_registered_run(caller, plan.agent, plan.request, plan.session, plan.created)
+        return _make_new_run_row(caller, plan.agent, plan.request, plan.session, plan.created)
 
     async def _has_idempotency_key(self, owner: str, key: str, now: float) -> bool:
         return await self._store.register.has_key(owner, key, now)
@@ -68,7 +68,7 @@ class DurableLauncher(RunStarts[RegisteredRun]):
         except InputError as error:
             raise Problem(error.message, status=409, kind="key_reused") from error
 
-    async def _start_or_remove(self, row: RegisteredRun) -> None:
+    async def _start_or_unregister(self, row: RegisteredRun) -> None:
         try:
             await self._submit_registered_run(row)
         except DatabaseUnavailable as error:
@@ -100,7 +100,7 @@ class DurableLauncher(RunStarts[RegisteredRun]):
             LOGGER.error("run %s could not be submitted: %s", row.run, error.message)
             await self._store.register.record_refusal(row.run, cut_end(error.message, 2_000))
 
-    async def ensure_submitted(self, row: RunRow) -> None:
+    async def submit_if_unsubmitted(self, row: RunRow) -> None:
         """Submit the run if its server died before it could, so that there is a run to send messages to."""
         found = await self._store.register.find_run(row.run)
         if found is not None and not found.is_submitted and found.status == "started":
@@ -119,7 +119,7 @@ class DurableLauncher(RunStarts[RegisteredRun]):
             raise make_unsupported_problem(msg)
         engine, operator = self._store.engine, self._store.operator
         if row.status in OPEN:
-            await self.ensure_submitted(row)
+            await self.submit_if_unsubmitted(row)
             if (await operator.run(row.run)).release not in (None, engine.release):
                 with raise_run_errors_as_problems(status=409, kind="not_possible"):
                     await engine.move(row.run)
@@ -161,17 +161,18 @@ class DurableLauncher(RunStarts[RegisteredRun]):
         request = {
             "fork": {"run": row.run, "at": asked.at, "allow_repeat": asked.allow_repeat, **plain(asked.edit_options)}
         }
-        new = _make_registered_run(caller, row.agent, request, None, time.time())
+        new = _make_new_run_row(caller, row.agent, request, None, time.time())
         async with self._quotas.admit_request(new.owner, json_size(request), runs=1):
             await self._store.register.add_run(new, None)
             with raise_run_errors_as_problems(status=422, kind="no_such_place"):
-                await self._start_or_remove(new)
+                await self._start_or_unregister(new)
         return new.run
 
 
-def _make_registered_run(
+def _make_new_run_row(
     caller: Caller, agent: str, request: dict[str, Any], session: str | None, created: float
 ) -> RegisteredRun:
+    """Return the row of a new run with a random id; the caller registers it."""
     return RegisteredRun(
         run=secrets.token_hex(16), owner=caller.name, agent=agent, status="started", created=created,
         request=request, session=session, is_submitted=False,

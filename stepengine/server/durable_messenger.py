@@ -10,7 +10,7 @@ from stepengine.server.durable_store import raise_run_errors_as_problems
 from stepengine.server.ledger import OPEN, RunRow
 from stepengine.server.problems import Problem
 from stepengine.server.quotas import QuotaTable, json_size
-from stepengine.server.run_requests import check_answers, check_not_ended
+from stepengine.server.run_requests import check_and_sign_answers, check_not_ended
 
 if TYPE_CHECKING:
     from stepengine.server.access import Caller
@@ -44,7 +44,7 @@ class DurableMessenger:
         check_not_ended(row)
         asked = await self._store.operator.list_questions(row.run)
         open_ = {question.id: question for each in asked for question in each.questions}
-        await self._store.operator.answer_first(row.run, check_answers(caller, answers, open_))
+        await self._store.operator.answer_first(row.run, check_and_sign_answers(caller, answers, open_))
 
     async def find_answers(self, row: RunRow, questions: Collection[str]) -> list[tuple[str, str, str]]:
         """Return nothing, because the database does not store who answered a question first."""
@@ -57,7 +57,7 @@ class DurableMessenger:
         Errors are those of ``DurableEngine.send_message``, and ``Problem`` over a quota.
         """
         check_not_ended(row)
-        await self._launcher.ensure_submitted(row)
+        await self._launcher.submit_if_unsubmitted(row)
         size = json_size(value)
         async with self._quotas.admit_request(row.owner, size) as use:
             with raise_run_errors_as_problems(status=409, kind="not_possible"):
@@ -71,7 +71,7 @@ class DurableMessenger:
     async def send_user_input(self, row: RunRow, text: str) -> None:
         """Send user input to a run: its next model call gets it."""
         check_not_ended(row)
-        await self._launcher.ensure_submitted(row)
+        await self._launcher.submit_if_unsubmitted(row)
         size = json_size(text)
         async with self._quotas.admit_request(row.owner, size):
             with raise_run_errors_as_problems(status=409, kind="not_possible"):
@@ -82,14 +82,14 @@ class DurableMessenger:
         """Cancel a run and its children; one that has ended stays as it is."""
         if row.status not in OPEN:
             return
-        await self._launcher.ensure_submitted(row)
+        await self._launcher.submit_if_unsubmitted(row)
         if reason:
             await self._store.register.record_cancellation(row.run, reason)
         await self._store.operator.cancel(row.run)
 
     async def deliver_tool_result(self, row: RunRow, call_id: str, result: object, path: str | None) -> None:
         """
-        Refuse the result of a call.
+        Raise ``Problem``: a run in a database has no call of a deferred tool that waits.
 
         Raises:
             Problem: always: a durable run fails at a deferred tool, so none of its calls waits.

@@ -16,7 +16,7 @@ from stepengine.server.durable_store import make_unsupported_problem, raise_run_
 from stepengine.server.ledger import OPEN, RunRow
 from stepengine.server.live_runs import RUNNING
 from stepengine.server.run_reader import MAX_DETAILS, ServedRun
-from stepengine.server.run_requests import require_own_run, resolve_owner
+from stepengine.server.run_requests import get_permitted_owner, require_own_run
 from stepengine.server.run_summaries import (
     MAX_WAITS,
     RunListSummary,
@@ -43,7 +43,7 @@ class DurableReader:
         launcher: Submits a run that a dead server had registered, before it is read.
 
     Attributes:
-        copies_journals: Always ``True``: ``journal`` is made of the rows of the database.
+        copies_journals: Always ``True``: ``get_journal`` is made of the rows of the database.
     """
 
     copies_journals = True
@@ -53,9 +53,9 @@ class DurableReader:
         self._launcher = launcher
         self._details: OrderedDict[tuple[str, str, int], ServedRun] = OrderedDict()
 
-    async def find(self, caller: Caller, run: str) -> RunRow:
+    async def get_run(self, caller: Caller, run: str) -> RunRow:
         """
-        Return a run of *caller*.
+        Return a run by its id, if *caller* owns it or is an admin.
 
         Raises:
             Problem: when there is no such run, or it belongs to somebody else; both look the same.
@@ -84,7 +84,7 @@ class DurableReader:
         if session is not None:
             msg = "runs in a database cannot be listed by conversation; leave out `session`"
             raise make_unsupported_problem(msg)
-        whose = resolve_owner(caller, owner)
+        whose = get_permitted_owner(caller, owner)
         owner = None if owner is None and caller.may("admin") else whose
         if agent is not None and not agent.isprintable():
             return []
@@ -99,9 +99,7 @@ class DurableReader:
             )
             rows = [_run_row_from_registered(row, "suspended" if row.run in suspended else row.status) for row in found]
             shown += [
-                row
-                for row in rows
-                if not statuses or row.status in statuses or _is_started_run_requested(row, statuses)
+                row for row in rows if not statuses or row.status in statuses or _is_requested_as_running(row, statuses)
             ]
             if len(found) < limit or len(shown) >= limit:
                 return shown[:limit]
@@ -111,19 +109,19 @@ class DurableReader:
         """Return the number of runs that servers started, of each agent in each status."""
         return await self._store.register.count_by_agent_and_status()
 
-    async def details(self, row: RunRow) -> ServedRun:
-        """Return the details of a run from the database."""
+    async def load_details(self, row: RunRow) -> ServedRun:
+        """Return the details of a run from the database; those of an ended run are kept in memory."""
         if row.status in OPEN:
-            return await self._unfinished_run_details(row)
+            return await self._load_unfinished_run_details(row)
         key = (row.run, row.status, row.tries)
         known = self._details.get(key)
         if known is not None:
             return attrs.evolve(known, row=row)
-        details = self._details[key] = await self._ended_run_details(row)
+        details = self._details[key] = await self._load_ended_run_details(row)
         remove_oldest_entries(self._details, MAX_DETAILS)
         return details
 
-    async def _unfinished_run_details(self, row: RunRow) -> ServedRun:
+    async def _load_unfinished_run_details(self, row: RunRow) -> ServedRun:
         # Status and questions in one query: with two, a run could be suspended in between, and a client that waits for its
         # question would be told that there is none.
         operator = self._store.operator
@@ -135,10 +133,10 @@ class DurableReader:
             status="suspended" if is_suspended else "running",
             questions=tuple([question for each in asked for question in each.questions]),
             waits_for=(*make_question_waits(asked), *left) if is_suspended else (),
-            parent=_fork_origin(row),
+            parent=_find_fork_origin(row),
         )
 
-    async def _ended_run_details(self, row: RunRow) -> ServedRun:
+    async def _load_ended_run_details(self, row: RunRow) -> ServedRun:
         found = await self._store.register.find_run(row.run)
         if found is not None and not found.is_submitted:
             return ServedRun(row=row, status=row.status, error=row.error)
@@ -158,13 +156,13 @@ class DurableReader:
             error=row.error or ("" if result.error is None else str(result.error)),
             usage=plain(result.usage) if has_result else None,
             cost=str(result.cost) if has_result and result.cost is not None else None,
-            parent=_fork_origin(row),
+            parent=_find_fork_origin(row),
             warnings=result.warnings,
         )
 
-    async def summary(self, row: RunRow) -> RunListSummary:
+    async def load_summary(self, row: RunRow) -> RunListSummary:
         """Return the summary of a run from its details: its journal would have to be copied from the database."""
-        look = await self.details(row)
+        look = await self.load_details(row)
         waits = [describe_wait(one) for one in look.waits_for] or [one.text for one in look.questions]
         times = [one.wakes_at for one in look.waits_for if one.wakes_at is not None]
         return RunListSummary(
@@ -176,7 +174,7 @@ class DurableReader:
             parent=None if look.parent is None else look.parent["run"],
         )
 
-    async def journal(self, row: RunRow) -> MemoryJournal:
+    async def get_journal(self, row: RunRow) -> MemoryJournal:
         """Return the records of a run as a journal in memory."""
         return MemoryJournal(await self.read_journal_bytes(row))
 
@@ -186,11 +184,11 @@ class DurableReader:
 
     async def read_journal_bytes(self, row: RunRow) -> bytes:
         """Return the records of a run as a journal."""
-        await self._launcher.ensure_submitted(row)
+        await self._launcher.submit_if_unsubmitted(row)
         with raise_run_errors_as_problems(status=409, kind="not_possible"):
             return (await self._store.engine.export(row.run)).content()
 
-    async def spending(self, row: RunRow) -> Spending:
+    async def load_spending(self, row: RunRow) -> Spending:
         """Return the tokens and the cost of a run; raise ``Problem`` unless it has ended with a result."""
         if row.status in OPEN or row.status in ("cancelled", "stranded"):
             msg = "the cost of a run in a database is known once the run has ended with a result"
@@ -198,7 +196,7 @@ class DurableReader:
         return (await self._store.engine.result(row.run)).spending
 
 
-def _fork_origin(row: RunRow) -> Mapping[str, str] | None:
+def _find_fork_origin(row: RunRow) -> Mapping[str, str] | None:
     fork = row.request.get("fork")
     return {"run": str(fork["run"]), "at": str(fork["at"])} if isinstance(fork, Mapping) else None
 
@@ -212,6 +210,6 @@ def _run_row_from_registered(found: RegisteredRun, status: str = "") -> RunRow:
     )  # fmt: skip
 
 
-def _is_started_run_requested(row: RunRow, statuses: Sequence[str]) -> bool:
+def _is_requested_as_running(row: RunRow, statuses: Sequence[str]) -> bool:
     """Return whether a run that no worker has yet is requested: it is shown as running."""
     return row.status == "started" and "running" in statuses

@@ -61,19 +61,19 @@ class DurableConversations:
     async def list_sessions(
         self, caller: Caller, *, owner: str | None, before: tuple[float, str] | None, limit: int
     ) -> list[SessionRow]:
-        """Refuse to list conversations."""
+        """Raise ``Problem``: conversations in a database cannot be listed."""
         msg = "conversations in a database are shown only as their runs; see GET /runs"
         raise make_unsupported_problem(msg)
 
     async def get_session(
         self, caller: Caller, session: str, *, owner: str | None
     ) -> tuple[SessionRow, Session | None]:
-        """Refuse to show a conversation."""
+        """Raise ``Problem``: a conversation in a database cannot be shown."""
         msg = "conversations in a database are shown only as their runs; see GET /runs"
         raise make_unsupported_problem(msg)
 
     async def delete_messages(self, caller: Caller, session: str, *, owner: str | None) -> None:
-        """Refuse to delete a conversation."""
+        """Raise ``Problem``: a conversation in a database is deleted only with its runs."""
         msg = "conversations in a database are deleted with their runs, by `stepengine deploy gc`"
         raise make_unsupported_problem(msg)
 
@@ -124,7 +124,7 @@ class DurableRuns:
         known = [agent.id for agent in engine.agents]
         self.agents = tuple(known if agents is None else [engine.embedded_engine.agent(agent).id for agent in agents])
         self._store = store = DurableStore(engine)
-        self.quotas = QuotaTable(quotas or Quotas(), store.usage)
+        self.quotas = QuotaTable(quotas or Quotas(), store.measure_usage)
         self.launcher = DurableLauncher(store, self.agents, self.quotas)
         self.reader = DurableReader(store, self.launcher)
         self.watcher = DurableWatcher(store, self.launcher, wait_for_answers)
@@ -184,7 +184,7 @@ class DurableRuns:
             raise
         self._tasks.spawn(self._submit_orphaned_runs_forever())
         if engine.works:
-            self._tasks.spawn(self._reassign_dead_workers_runs())
+            self._tasks.spawn(self._reassign_orphaned_runs_forever())
         self.state.is_ready = True
 
     async def close(self) -> None:
@@ -201,7 +201,7 @@ class DurableRuns:
         await self._store.engine.aclose()
 
     async def rebuild_engine_if_changed(self) -> None:
-        """Keep the agents: each worker has its own code."""
+        """Do nothing: each worker has its own code."""
 
     async def _submit_orphaned_runs_forever(self) -> None:
         """Repeatedly submit the runs of dead servers, and store whether the database can be reached."""
@@ -220,10 +220,10 @@ class DurableRuns:
                 self.state.is_ready, self.state.is_away = False, True
             except Exception:  # noqa: BLE001 - nobody awaits this loop, and without it registered runs are lost
                 LOGGER.exception("runs could not be checked; the server tries again within seconds")
-            await self.watcher.stop_idle_streams()
+            await self.watcher.stop_following_idle_runs()
             await asyncio.sleep(LOOK_SECONDS)
 
-    async def _reassign_dead_workers_runs(self) -> None:
+    async def _reassign_orphaned_runs_forever(self) -> None:
         """Move the runs of dead workers to live ones; of all servers one does so at a time."""
         async for taken in DeploymentMaintenance(self._store.operator).watch():
             LOGGER.warning("run %s of the dead worker %s: %s", taken.run, taken.executor, taken.outcome)
@@ -232,7 +232,7 @@ class DurableRuns:
         self, row: RunRow, *, at: int | str = -1, dry_run: bool = False, partial: bool = False
     ) -> UndoResult:
         """
-        Refuse to undo.
+        Raise ``Problem``: a run in a database cannot be undone.
 
         Raises:
             Problem: always: only journals of files store what a run overwrote.
@@ -241,7 +241,7 @@ class DurableRuns:
         raise make_unsupported_problem(msg)
 
     async def load_schedule_statuses(self) -> list[ScheduleStatus]:
-        """Return the state of each schedule."""
+        """Return each schedule with its next and last run; raise ``DatabaseUnavailable`` if the database cannot be reached."""
         try:
             return await load_durable_schedule_statuses(self._store.operator, self._schedules, now=datetime.now(UTC))
         except JournalError as error:

@@ -36,8 +36,8 @@ class DurableStore:
         """The table of the runs that servers started: owner, request, idempotency key."""
         return Register(self.engine.operator.deployment)
 
-    async def usage(self, owner: str) -> QuotaUsage:
-        """Return the number of open runs and the stored bytes of an owner."""
+    async def measure_usage(self, owner: str) -> QuotaUsage:
+        """Return the number of open runs and the stored bytes of an owner, counted in the database."""
         return QuotaUsage(*await self.register.count_open_runs_and_bytes(owner))
 
 

@@ -41,7 +41,7 @@ class DurableWatcher:
         self._readers: Counter[tuple[str, int]] = Counter()
         self._left_at: dict[tuple[str, int], float] = {}
 
-    def _get_shared_events(self, row: RunRow) -> SharedEvents:
+    def _get_or_create_shared_events(self, row: RunRow) -> SharedEvents:
         key = row.run, row.tries
         known = self._followed.get(key)
         if known is None:
@@ -58,11 +58,11 @@ class DurableWatcher:
             LimitExceeded: when too many clients watch it.
             StepEngineError: when *after* is not an id of an event of this run.
         """
-        await self._launcher.ensure_submitted(row)
+        await self._launcher.submit_if_unsubmitted(row)
         if self._readers[row.run, row.tries] >= MAX_READERS:
             msg = f"{MAX_READERS} clients already watch this run; try again in a moment"
             raise LimitExceeded(msg, kind="readers", limit=MAX_READERS)
-        shared = self._get_shared_events(row)
+        shared = self._get_or_create_shared_events(row)
         await shared.find_index(after)
         if shared.is_suspended:
             # It may have been answered since, and a client that is told that nothing follows does not ask again.
@@ -81,7 +81,7 @@ class DurableWatcher:
         key = row.run, row.tries
         self._readers[key] += 1
         try:
-            shared = self._get_shared_events(row)
+            shared = self._get_or_create_shared_events(row)
             async with contextlib.aclosing(
                 shared.read(await shared.find_index(after), patience=self._patience)
             ) as events:
@@ -91,7 +91,7 @@ class DurableWatcher:
             self._readers[key] -= 1
             self._left_at[key] = time.monotonic()
 
-    async def stop_idle_streams(self) -> None:
+    async def stop_following_idle_runs(self) -> None:
         """Stop following the runs that no client has watched for a while."""
         for key in list(self._followed):
             if self._readers[key] <= 0 and time.monotonic() - self._left_at[key] > IDLE_SECONDS:

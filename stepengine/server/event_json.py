@@ -26,6 +26,7 @@ INNER = frozenset({"request", "_clean"})
 
 
 def _event_to_dict(event: Event, *, full: bool) -> dict[str, Any]:
+    """Return an event as JSON values; unless *full* without requests to the model and without the final state."""
     told = event.to_json()
     if isinstance(event, RunFinished):
         result = event.result

@@ -115,9 +115,9 @@ class ForeignJournals:
         self._runs = runs
         self._known: OrderedDict[ForeignFile, ForeignSummary] = OrderedDict()
 
-    def journal(self, name: str) -> Journal:
+    def get_journal(self, name: str) -> Journal:
         """
-        Return one of the journals by its name.
+        Return a third-party journal by its name; raise ``Problem`` 404 if there is none.
 
         Raises:
             Problem: when there is none of that name.
@@ -129,9 +129,9 @@ class ForeignJournals:
     def list_summaries(self, before: tuple[float, str] | None, limit: int) -> list[tuple[ForeignFile, ForeignSummary]]:
         """Return summaries of the journals after a position, newest first; each file is read once."""
         found = [one for one in self.foreign.list_files() if before is None or (one.changed, one.name) < before]
-        return [(one, self._summarize_cached(one)) for one in found[:limit]]
+        return [(one, self._get_cached_summary(one)) for one in found[:limit]]
 
-    def _summarize_cached(self, file: ForeignFile) -> ForeignSummary:
+    def _get_cached_summary(self, file: ForeignFile) -> ForeignSummary:
         known = self._known.get(file)
         if known is None or not file.changed:
             known = self._known[file] = _summarize_journal(self.foreign.journal(file.name), file.name)
@@ -145,7 +145,7 @@ class ForeignJournals:
         Raises:
             Problem: when there is none of that name.
         """
-        journal = self.journal(name)
+        journal = self.get_journal(name)
         summary = _summarize_journal(journal, name)
         pending, why = [], summary.error
         if not why:
@@ -243,7 +243,7 @@ async def get_foreign_journal(request: Request) -> Response:
 
 async def get_foreign_page_data(request: Request) -> Response:
     name, views = request.path_params["journal"], _get_shared_page_data(request)
-    journal = await asyncio.to_thread(_get_foreign_journals(request).journal, name)
+    journal = await asyncio.to_thread(_get_foreign_journals(request).get_journal, name)
     after = request.query_params.get("after")
     given = (
         int(after) if after is not None and after.isascii() and after.isdigit() and len(after) <= MAX_DIGITS else None

@@ -166,7 +166,7 @@ class Ledger:
         return made
 
     def find(self, run: str) -> RunRow | None:
-        """Return a run by its id."""
+        """Return a run by its id; ``None`` if it is not registered."""
         rows = self._select_rows("WHERE run = ?", (run,))
         return rows[0] if rows else None
 
@@ -208,7 +208,7 @@ class Ledger:
         known = self._fetch_row("SELECT created FROM served WHERE owner = ? AND key = ?", (owner, key))
         return known is not None and now - known[0] < IDEMPOTENCY_KEY_SECONDS
 
-    def usage(self, owner: str) -> QuotaUsage:
+    def measure_usage(self, owner: str) -> QuotaUsage:
         """Return the open runs of *owner* and their stored bytes: requests, states of conversations, journals and mailboxes."""
         open_runs, stored = self._fetch_row(f"SELECT {COUNTED} FROM served WHERE owner = ?", (owner,), is_long=True)  # noqa: S608 - of names of ours
         stored += self._fetch_row(LEFT, (owner,), is_long=True)[0]
@@ -221,14 +221,14 @@ class Ledger:
         else:
             for (run,) in self.read("SELECT run FROM served WHERE owner = ?", (owner,), is_long=True):
                 journal = self.path.with_name(f"{run}.jsonl")
-                stored += _file_size(journal) + _file_size(mailbox_path(journal))
+                stored += _file_size_or_zero(journal) + _file_size_or_zero(mailbox_path(journal))
         return QuotaUsage(open_runs, stored)
 
     def _fetch_row(self, statement: str, values: Sequence[object], *, is_long: bool = False) -> Any:
         with self._open_shared_database() as known, known.reading(is_long=is_long) as database:
             return database.execute(statement, values).fetchone()
 
-    def list_active_runs(self) -> list[str]:
+    def list_active_run_ids(self) -> list[str]:
         """Return the ids of the runs that are started or running by the ledger, even if their process was killed."""
         with self._open_shared_database() as known, known.reading() as database:
             found = database.execute("SELECT run FROM served WHERE status IN ('started', 'running') ORDER BY run")
@@ -300,10 +300,11 @@ class Ledger:
 
     @contextmanager
     def _open_shared_database(self) -> Iterator[Database]:
+        """Yield the shared database, opened if needed; raise ``JournalError`` for errors of the file or of SQLite."""
         import sqlite3
 
         try:
-            known = self._share_open_database()
+            known = self._open_or_share_database()
             try:
                 yield known
             finally:
@@ -312,7 +313,8 @@ class Ledger:
             msg = f"the server cannot store its runs in {self.path}: {describe_error(error, BUSY_SECONDS)}"
             raise JournalError(msg) from error
 
-    def _share_open_database(self) -> Database:
+    def _open_or_share_database(self) -> Database:
+        """Return a share of the database connection, which the first call opens; raise ``JournalError`` after ``close``."""
         # Calls come from many threads, and those of a cancelled task go on after ``close``: each counts as a user, so that
         # whoever is the last one closes the connection, and nobody opens one that no one closes.
         with self._opening:
@@ -332,7 +334,7 @@ class Ledger:
             return self._database.share()
 
 
-def _file_size(path: Path) -> int:
+def _file_size_or_zero(path: Path) -> int:
     try:
         return path.stat().st_size
     except FileNotFoundError:
@@ -353,14 +355,14 @@ def _run_row_from_columns(row: tuple[Any, ...]) -> RunRow:
 # --- what is written: each of these is one of the acts of `Ledger.write` --------------------------------------------
 
 
-def make_register_act(row: RunRow, key: str | None) -> Act:
+def make_register_run_act(row: RunRow, key: str | None) -> Act:
     """
     Return an act that registers a run, unless the owner used the key in the last day: then it returns the earlier run.
 
     It raises ``InputError`` if the earlier request was a different one.
     """
 
-    def register(database: sqlite3.Connection) -> RunRow | None:
+    def register_run(database: sqlite3.Connection) -> RunRow | None:
         if key is not None:
             old = f"SELECT {ROW} FROM served WHERE owner = ? AND key = ?"  # noqa: S608 - of names of ours
             found = database.execute(old, (row.owner, key)).fetchone()
@@ -392,30 +394,30 @@ def make_register_act(row: RunRow, key: str | None) -> Act:
         )
         return None
 
-    return register
+    return register_run
 
 
-def make_next_turn_act(row: RunRow, after: str | None) -> Act:
+def make_register_turn_act(row: RunRow, after: str | None) -> Act:
     """
     Return an act that registers the next run of a conversation, after the run *after*.
 
     It raises ``InputError`` if the conversation has a newer run: of two concurrent turns one is refused.
     """
 
-    def take(database: sqlite3.Connection) -> None:
+    def register_next_turn(database: sqlite3.Connection) -> None:
         found = database.execute(f"SELECT run FROM served {NEWEST}", (row.session, row.owner)).fetchone()  # noqa: S608 - of names of ours
         if (None if found is None else found[0]) != after:
             msg = "the conversation has a newer turn; reload it, then send the message again"
             raise InputError(msg)
-        make_register_act(row, None)(database)
+        make_register_run_act(row, None)(database)
 
-    return take
+    return register_next_turn
 
 
-def make_conversation_state_act(session: str, run: str, status: str, state: str) -> Act:
+def make_store_conversation_state_act(session: str, run: str, status: str, state: str) -> Act:
     """Return an act that stores the state of an ended or suspended run of a conversation, for its next run."""
 
-    def leave(database: sqlite3.Connection) -> None:
+    def store_state(database: sqlite3.Connection) -> None:
         # A fork has the conversation in its journal, and does not belong to it.
         database.execute(
             "INSERT OR REPLACE INTO served_left SELECT ?, ?, ?, ? WHERE EXISTS "
@@ -423,37 +425,37 @@ def make_conversation_state_act(session: str, run: str, status: str, state: str)
             (session, run, status, state, run, session),
         )
 
-    return leave
+    return store_state
 
 
-def make_shown_message_act(run: str, message: str, place: str) -> Act:
+def make_store_shown_message_act(run: str, message: str, place: str) -> Act:
     """Return an act that stores the id of the page message that shows a run from the event *place* on."""
 
-    def show(database: sqlite3.Connection) -> None:
+    def store_shown_message(database: sqlite3.Connection) -> None:
         database.execute("INSERT OR REPLACE INTO served_shown VALUES (?, ?, ?)", (run, message, place))
 
-    return show
+    return store_shown_message
 
 
-def make_status_act(run: str, status: str, now: float, *, tries: int = 0, error: str = "") -> Act:
+def make_store_status_act(run: str, status: str, now: float, *, tries: int = 0, error: str = "") -> Act:
     """Return an act that stores the status of a run, unless the run has ended."""
 
-    def note(database: sqlite3.Connection) -> None:
+    def update_status(database: sqlite3.Connection) -> None:
         database.execute(
             "UPDATE served SET status = ?, changed = ?, tries = ?, error = ? WHERE run = ? "
             "AND status IN ('started', 'running', 'suspended', 'stranded')",
             (status, now, tries, error, run),
         )
 
-    return note
+    return update_status
 
 
-def make_restore_act(row: RunRow) -> Act:
-    """Return an act that restores the status of a run that could not be resumed."""
-    return make_status_act(row.run, row.status, row.changed, tries=row.tries, error=row.error)
+def make_restore_status_act(row: RunRow) -> Act:
+    """Return an act that stores the status, tries and error of *row* again, for a run that could not be resumed."""
+    return make_store_status_act(row.run, row.status, row.changed, tries=row.tries, error=row.error)
 
 
-def make_decisions_act(run: str, decisions: Mapping[str, Answer]) -> Act:
+def make_store_decisions_act(run: str, decisions: Mapping[str, Answer]) -> Act:
     """
     Return an act that stores a person's decisions about effects in doubt, and marks a suspended run as running.
 
@@ -461,7 +463,7 @@ def make_decisions_act(run: str, decisions: Mapping[str, Answer]) -> Act:
     decision is stored.
     """
 
-    def decide(database: sqlite3.Connection) -> list[str] | None:
+    def store_new_decisions(database: sqlite3.Connection) -> list[str] | None:
         texts = {question: to_compact_json(encode_stored(answer)) for question, answer in decisions.items()}
         known = dict(database.execute("SELECT question, answer FROM served_decided WHERE run = ?", (run,)))
         for question in known.keys() & texts.keys():
@@ -473,52 +475,52 @@ def make_decisions_act(run: str, decisions: Mapping[str, Answer]) -> Act:
         database.execute(UNDER_WAY, (run,))
         return [question for _, question, _ in new] or None
 
-    return decide
+    return store_new_decisions
 
 
-def make_undecide_act(run: str, questions: Iterable[str]) -> Act:
+def make_remove_decisions_act(run: str, questions: Iterable[str]) -> Act:
     """Return an act that removes decisions about effects in doubt whose request was refused."""
 
-    def undecide(database: sqlite3.Connection) -> None:
+    def delete_decisions(database: sqlite3.Connection) -> None:
         database.executemany(
             "DELETE FROM served_decided WHERE run = ? AND question = ?", [(run, question) for question in questions]
         )
 
-    return undecide
+    return delete_decisions
 
 
-def make_message_arrived_act(run: str) -> Act:
+def make_count_message_act(run: str) -> Act:
     """Return an act that counts an arrived message for a run, and marks a suspended run as running."""
 
-    def wake(database: sqlite3.Connection) -> None:
+    def count_message_and_wake(database: sqlite3.Connection) -> None:
         database.execute(UNDER_WAY, (run,))
         database.execute(
             "INSERT INTO served_woken VALUES (?, 1) ON CONFLICT (run) DO UPDATE SET times = times + 1", (run,)
         )
 
-    return wake
+    return count_message_and_wake
 
 
-def make_suspend_act(run: str, now: float, woken: int) -> Act:
+def make_suspend_act(run: str, now: float, known_message_count: int) -> Act:
     """
     Return an act that marks a run as suspended and returns ``True``, unless a message or decision arrived meanwhile.
 
     Args:
         run: The run.
         now: When, in seconds since 1970.
-        woken: What ``Ledger.count_messages_since_suspend`` returned before the mailbox was checked.
+        known_message_count: What ``Ledger.count_messages_since_suspend`` returned before the mailbox was checked.
     """
 
-    def suspend(database: sqlite3.Connection) -> bool:
+    def suspend_unless_woken(database: sqlite3.Connection) -> bool:
         came = database.execute("SELECT times FROM served_woken WHERE run = ?", (run,)).fetchone() or (0,)
         decided = database.execute("SELECT 1 FROM served_decided WHERE run = ?", (run,)).fetchone()
-        if came != (woken,) or decided is not None:
+        if came != (known_message_count,) or decided is not None:
             return False
         database.execute("DELETE FROM served_woken WHERE run = ?", (run,))
-        make_status_act(run, "suspended", now)(database)
+        make_store_status_act(run, "suspended", now)(database)
         return True
 
-    return suspend
+    return suspend_unless_woken
 
 
 def make_resume_act(run: str) -> Act:
@@ -529,7 +531,7 @@ def make_resume_act(run: str) -> Act:
     is asked again.
     """
 
-    def take(database: sqlite3.Connection) -> dict[str, Answer]:
+    def resume_and_take_decisions(database: sqlite3.Connection) -> dict[str, Answer]:
         database.execute(
             "UPDATE served SET status = 'running', tries = 0, error = '' "
             "WHERE run = ? AND status IN ('suspended', 'stranded')",
@@ -542,32 +544,32 @@ def make_resume_act(run: str) -> Act:
         database.execute("DELETE FROM served_decided WHERE run = ?", (run,))
         return found
 
-    return take
+    return resume_and_take_decisions
 
 
-def make_detach_act(session: str) -> Act:
+def make_detach_runs_act(session: str) -> Act:
     """
     Return an act that detaches all runs from a conversation without deleting them.
 
     It raises ``InputError`` while one of them has not ended.
     """
 
-    def forget(database: sqlite3.Connection) -> None:
+    def detach_runs(database: sqlite3.Connection) -> None:
         if database.execute(UNENDED, (session,)).fetchone() is not None:
             msg = "a run of this conversation has not ended"
             raise InputError(msg)
         database.execute("UPDATE served SET session = NULL WHERE session = ?", (session,))
 
-    return forget
+    return detach_runs
 
 
-def make_remove_act(run: str) -> Act:
+def make_delete_run_act(run: str) -> Act:
     """Return an act that deletes the row of a run that never started."""
 
-    def remove(database: sqlite3.Connection) -> None:
+    def delete_row(database: sqlite3.Connection) -> None:
         database.execute("DELETE FROM served WHERE run = ?", (run,))
 
-    return remove
+    return delete_row
 
 
 def _request_to_json(request: object) -> str:

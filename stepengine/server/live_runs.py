@@ -14,7 +14,7 @@ from stepengine.errors import JournalError
 from stepengine.journal.sleepers import read_wake_row
 from stepengine.server.background_tasks import BackgroundTasks
 from stepengine.server.ended_runs import EndedRuns
-from stepengine.server.ledger import RunRow, make_conversation_state_act, make_status_act, make_suspend_act
+from stepengine.server.ledger import RunRow, make_store_conversation_state_act, make_store_status_act, make_suspend_act
 from stepengine.server.owner_shares import OwnerShares
 from stepengine.server.problems import Problem
 from stepengine.server.run_requests import check_not_closing
@@ -89,7 +89,7 @@ class LiveRuns:
         return len(self.handles) + self._reserved < self._max_live and not self.is_closing
 
     def has_room_for(self, owner: str) -> bool:
-        """Return whether one more run of an owner may start: it leaves a part of the others' room free."""
+        """Return whether one more run of an owner may start, and still leave room for other owners."""
         return self.has_room() and self._shares.has_room(owner)
 
     def check_room(self, owner: str) -> None:
@@ -111,7 +111,7 @@ class LiveRuns:
     @contextmanager
     def reserve_room(self, owner: str) -> Iterator[None]:
         """
-        Reserve room for a run of *owner*, which is added at the end of the block.
+        Reserve room for a run of *owner* within the block, which adds the run.
 
         Raises:
             Problem: if no run of *owner* may start here now.
@@ -140,11 +140,13 @@ class LiveRuns:
         task.add_done_callback(lambda _: self._watching.get(run) is task and self._watching.pop(run))
 
     def _forget_ended_run(self, run: str) -> None:
+        """Remove the handle of an ended run, its end time, and the mark that this process resumed it."""
         self._ended.remove(run)
         self._ended_at.pop(run, None)
         self._resumed.discard(run)
 
     def _free_slot(self, run: str) -> None:
+        """Free the slot of a run in the share of its owner, if it has one."""
         slot = self._slots.pop(run, None)
         if slot is not None:
             slot.close()
@@ -161,18 +163,18 @@ class LiveRuns:
         self.handles.pop(run, None)
         self._free_slot(run)
         if self._engines.has_replaced_engines:
-            self.tasks.spawn(self._engines.close_unused_engines())
-        self._store_ended_handle(run, handle)
+            self.tasks.spawn(self._engines.close_idle_replaced_engines())
+        self._store_handle_and_evict_old(run, handle)
         if result is not None:
             error = await self._find_resume_error(run, result)
         if error is not None:
             await self._store.record_failed_resume(run, error)
         # A run that shutdown cut off is resumed by the next process, so no end is recorded.
         elif result is not None and not (self.is_closing and result.status is RunStatus.CANCELLED):
-            await self._record_end(run, handle, result)
+            await self._record_end_or_resume(run, handle, result)
         size = await asyncio.to_thread(self._store.journal(run).size)
         if self._ended.get(run) is handle:
-            self._store_ended_handle(run, handle, size)
+            self._store_handle_and_evict_old(run, handle, size)
 
     async def _find_resume_error(self, run: str, result: RunResult) -> BaseException | None:
         """Return why a run could not be resumed; ``None`` if its journal has the end."""
@@ -182,12 +184,13 @@ class LiveRuns:
         row = await self._store.find(run) if result.status is RunStatus.FAILED else None
         return result.error if row is not None and row.status == "stranded" else None
 
-    def _store_ended_handle(self, run: str, handle: RunHandle, size: int = 0) -> None:
+    def _store_handle_and_evict_old(self, run: str, handle: RunHandle, size: int = 0) -> None:
+        """Store the handle of an ended run, and remove the oldest ones above the limits of number and size."""
         self._ended.put(run, handle, size)
         for one in self._ended.list_excess_runs():
             self._forget_ended_run(one)
 
-    async def _record_end(self, run: str, handle: RunHandle, result: RunResult) -> None:
+    async def _record_end_or_resume(self, run: str, handle: RunHandle, result: RunResult) -> None:
         """
         Store the conversation state and the end or suspension of a run.
 
@@ -195,7 +198,9 @@ class LiveRuns:
         """
         if handle.session_id is not None:
             left = await asyncio.to_thread(encode_state_with_references, result.state, self._store.journal(run))
-            await self._store.write(make_conversation_state_act(handle.session_id, run, result.status.value, left))
+            await self._store.write(
+                make_store_conversation_state_act(handle.session_id, run, result.status.value, left)
+            )
         now = time.time()
         if result.status is RunStatus.SUSPENDED:
             # In this order: the counter shows messages that arrive after it was read, the mailbox those from before. If
@@ -208,7 +213,7 @@ class LiveRuns:
                     self.tasks.spawn(self._resume(row))
                 return
         else:
-            await self._store.write(make_status_act(run, result.status.value, now))
+            await self._store.write(make_store_status_act(run, result.status.value, now))
         if self._ended.get(run) is handle:
             self._ended_at[run] = now
 
@@ -227,7 +232,7 @@ class LiveRuns:
         if task is not None:
             await asyncio.wait((task,))
 
-    async def wait_for_ends(self) -> list[asyncio.Future[Any]]:
+    async def wait_for_run_ends(self) -> list[asyncio.Future[Any]]:
         """Wait up to *drain* seconds for the ends of the runs; return the futures of their ends, some of which may be unfinished."""
         waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(handle.wait()) for handle in self.handles.values()]
         if waits:

@@ -70,7 +70,7 @@ class McpEndpoint:
         await self._runs.rebuild_engine_if_changed()
         async with self._opening:
             if self._answer is None:
-                await self._start_server()
+                await self._start_mcp_server()
             elif self._engine is not self._runs.engine:
                 self._offer_reloaded_agents()
         if self._answer is None or self._runs.state.stopping.is_set():
@@ -78,7 +78,7 @@ class McpEndpoint:
             raise Problem(msg, status=503, kind="stopping", headers={"retry-after": "5"})
         return self._answer
 
-    async def _start_server(self) -> None:
+    async def _start_mcp_server(self) -> None:
         """Start a task with an MCP server that offers the present agents."""
         if find_spec("mcp") is None:
             msg = "this server does not support MCP without the package mcp: pip install 'stepengine[mcp]'"
@@ -147,20 +147,20 @@ class ServerCallRunner:
         )
         with _raise_problems_as_tool_errors():
             run, _ = await self._runs.launcher.start(caller, asked)
-            row = await self._runs.reader.find(caller, run)
+            row = await self._runs.reader.get_run(caller, run)
         events = self._turns.events(caller, row)
-        return _make_offered_call(offered, run), await self._wait_for_end(caller, run, events, on_event)
+        return _make_offered_call(offered, run), await self._wait_for_result(caller, run, events, on_event)
 
     async def answer_and_wait(self, ctx: Any, call: OfferedCall, answers: Mapping[str, AnswerLike]) -> RunResult:
         """Answer a suspended run, and wait until it ends or is suspended again."""
         caller = caller_of(ctx.request)
         with _raise_problems_as_tool_errors():
             caller.must("answer")
-            row = await self._runs.reader.find(caller, call.run)
+            row = await self._runs.reader.get_run(caller, call.run)
             events = await self._turns.answer_and_stream(caller, row, answers)
-        return await self._wait_for_end(caller, row.run, events, _ignore_event)
+        return await self._wait_for_result(caller, row.run, events, _ignore_event)
 
-    async def _wait_for_end(
+    async def _wait_for_result(
         self, caller: Caller, run: str, events: AsyncGenerator[Event, None], on_event: OnEvent
     ) -> RunResult:
         """
@@ -178,7 +178,7 @@ class ServerCallRunner:
         except asyncio.CancelledError:
             # Not when the server ends: the run goes on at its next start.
             if not self._runs.state.stopping.is_set():
-                task = asyncio.create_task(self._cancel(caller, run))
+                task = asyncio.create_task(self._cancel_ignoring_errors(caller, run))
                 self._ending.add(task)
                 task.add_done_callback(self._ending.discard)
             raise
@@ -189,10 +189,10 @@ class ServerCallRunner:
             raise StepEngineError(msg)
         return result
 
-    async def _cancel(self, caller: Caller, run: str) -> None:
+    async def _cancel_ignoring_errors(self, caller: Caller, run: str) -> None:
         with contextlib.suppress(StepEngineError, Problem):
             await self._runs.messenger.cancel(
-                await self._runs.reader.find(caller, run), "the client took its call back"
+                await self._runs.reader.get_run(caller, run), "the client took its call back"
             )
 
     def may_answer(self, ctx: Any) -> bool:
@@ -206,10 +206,10 @@ class ServerCallRunner:
     async def find_waiting_call(self, ctx: Any, key: str) -> WaitingCall | None:
         """Return a run of the caller that waits for answers."""
         try:
-            row = await self._runs.reader.find(caller_of(ctx.request), key)
+            row = await self._runs.reader.get_run(caller_of(ctx.request), key)
         except Problem:
             return None
-        questions = (await self._runs.reader.details(row)).questions
+        questions = (await self._runs.reader.load_details(row)).questions
         if not questions or row.agent not in self._runs.agents:
             return None
         engine = self._runs.engine

@@ -91,8 +91,8 @@ class Metrics:
         """Count an event of a run; an observer of the engine."""
         match event:
             case RunStarted(path=""):
-                self._agent_of[event.run_id] = self._agent_label(event.agent_id)
-                self._started.labels(self._agent_label(event.agent_id), str(event.resumed).lower()).inc()
+                self._agent_of[event.run_id] = self._get_agent_label(event.agent_id)
+                self._started.labels(self._get_agent_label(event.agent_id), str(event.resumed).lower()).inc()
             case RunFinished(path=""):
                 agent = self._agent_of.pop(event.run_id, OTHER)
                 self._finished.labels(agent, event.result.status.value).inc()
@@ -102,7 +102,7 @@ class Metrics:
                 pass
 
     def _count_model_call(self, event: ModelFinished) -> None:
-        model = self._model_label(event.model)
+        model = self._get_model_label(event.model)
         self._calls.labels(model, "failed" if event.reply is None else "completed").inc()
         if event.reply is None:
             return
@@ -112,13 +112,15 @@ class Metrics:
         if event.reply.cost is not None:
             self._cost.labels(model).inc(float(event.reply.cost))
 
-    def _model_label(self, model: str) -> str:
+    def _get_model_label(self, model: str) -> str:
+        """Return the name of a model as its label; ``other`` if 100 other models have labels already."""
         # A handler may choose its model, by what it was asked for if its author lets it.
         if len(self._models) < MOST_MODELS:
             self._models.add(model)
         return model if model in self._models else OTHER
 
-    def _agent_label(self, agent: str) -> str:
+    def _get_agent_label(self, agent: str) -> str:
+        """Return the id of an agent as its label; ``other`` if the engine does not have it."""
         return agent if any(agent == known.id for known in self._runs.engine.agents) else OTHER
 
     def count_received_webhook(self, topic: str, outcome: str) -> None:
@@ -160,7 +162,7 @@ class Metrics:
         told = GaugeMetricFamily("stepengine_runs", "Runs in the store, by agent and status.", labels=("agent", "status"))  # fmt: skip
         counts: dict[tuple[str, str], int] = {}
         for agent, status, count in rows:
-            key = (self._agent_label(agent), status if status in STATUSES else OTHER)
+            key = (self._get_agent_label(agent), status if status in STATUSES else OTHER)
             counts[key] = counts.get(key, 0) + count
         for labels, count in sorted(counts.items()):
             told.add_metric(labels, count)
@@ -190,7 +192,7 @@ async def handle_and_measure(
     begun = time.perf_counter()
     is_watching = False
 
-    async def send_counted(message: Message) -> None:
+    async def send_and_count(message: Message) -> None:
         nonlocal is_watching
         if message["type"] == "http.response.start":
             name = route[0] if route else NONE
@@ -200,7 +202,7 @@ async def handle_and_measure(
         await send(message)
 
     try:
-        await app(scope, receive, send_counted)
+        await app(scope, receive, send_and_count)
     finally:
         metrics.adjust_event_stream_count(-int(is_watching))
 

@@ -101,8 +101,8 @@ class OpenApiDocument:
         self._operations = tuple(operations)
         self._version = version
 
-    def encode(self, base: str) -> SharedResponse:
-        """Return the document for an application below the path *base*, ``""`` for the root of its host."""
+    def make_response(self, base: str) -> SharedResponse:
+        """Return the document as a response for an application below the path *base*, ``""`` for the root of its host."""
         # The path may hold parameters of the client's address, so documents are not stored by it.
         servers = json.dumps([{"url": base or "/"}]).encode()
         return SharedResponse.create(self._json_without_servers + b', "servers": ' + servers + b"}", "application/json")
@@ -147,27 +147,35 @@ def make_document(operations: Iterable[Operation], *, version: str) -> dict[str,
     }
 
 
-def _describe_operation(one: Operation) -> dict[str, Any]:
-    title, _, more = one.about.partition("\n")
+def _describe_operation(operation: Operation) -> dict[str, Any]:
+    title, _, more = operation.about.partition("\n")
     problem = {"application/problem+json": {"schema": {"$ref": REF.format(model="Problem")}}}
     said: dict[str, Any] = {
-        "operationId": one.name,
+        "operationId": operation.name,
         "summary": title,
-        "parameters": [*_describe_path_parameters(one.path), *[_describe_parameter(each) for each in one.parameters]],
-        "responses": {str(status): _describe_response(status, what) for status, what in one.gives.items()},
+        "parameters": [
+            *_describe_path_parameters(operation.path),
+            *[_describe_parameter(each) for each in operation.parameters],
+        ],
+        "responses": {str(status): _describe_response(status, what) for status, what in operation.gives.items()},
     }
     if more.strip():
         said["description"] = " ".join(more.split())
-    refused = {*one.refuses, *BY_GUARD, *(() if one.scope is None else BY_SCOPE), *(BY_BODY if one.body else ())}
+    refused = {
+        *operation.refuses,
+        *BY_GUARD,
+        *(() if operation.scope is None else BY_SCOPE),
+        *(BY_BODY if operation.body else ()),
+    }
     told = {str(status): {"description": HTTPStatus(status).phrase, "content": problem} for status in sorted(refused)}
     said["responses"] = {**told, **said["responses"]}
-    if one.body is not None:
-        schema = {"$ref": REF.format(model=one.body.__name__)}
+    if operation.body is not None:
+        schema = {"$ref": REF.format(model=operation.body.__name__)}
         said["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
-    if one.scope is None:
+    if operation.scope is None:
         said["security"] = []
     else:
-        said["x-scope"] = one.scope
+        said["x-scope"] = operation.scope
     return said
 
 
@@ -176,15 +184,21 @@ def _describe_path_parameters(path: str) -> list[dict[str, Any]]:
     return [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
 
 
-def _describe_parameter(each: HttpParameter) -> dict[str, Any]:
-    schema = TypeAdapter(each.type).json_schema()
-    return {"name": each.name, "in": each.place, "required": False, "description": each.about, "schema": schema}
+def _describe_parameter(parameter: HttpParameter) -> dict[str, Any]:
+    schema = TypeAdapter(parameter.type).json_schema()
+    return {
+        "name": parameter.name,
+        "in": parameter.place,
+        "required": False,
+        "description": parameter.about,
+        "schema": schema,
+    }
 
 
-def _describe_response(status: int, what: type[BaseModel] | str | None) -> dict[str, Any]:
+def _describe_response(status: int, content: type[BaseModel] | str | None) -> dict[str, Any]:
     said: dict[str, Any] = {"description": "Accepted." if status == 202 else "Done."}  # noqa: PLR2004 - it is the status of HTTP
-    if isinstance(what, str):
-        said["content"] = {what: {"schema": {"type": "object" if what == "application/json" else "string"}}}
-    elif what is not None:
-        said["content"] = {"application/json": {"schema": {"$ref": REF.format(model=what.__name__)}}}
+    if isinstance(content, str):
+        said["content"] = {content: {"schema": {"type": "object" if content == "application/json" else "string"}}}
+    elif content is not None:
+        said["content"] = {"application/json": {"schema": {"$ref": REF.format(model=content.__name__)}}}
     return said

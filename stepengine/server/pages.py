@@ -45,7 +45,7 @@ PING = ": ping\n\n"
 
 def require_turns(runs: RunService) -> RunTurns:
     """
-    Return the turns of a server without a database.
+    Return the turns of a server; raise ``Problem`` 501 if its runs are in a database.
 
     Raises:
         Problem: 501, for a server with a database, whose runs do not form conversations yet.
@@ -58,7 +58,7 @@ def require_turns(runs: RunService) -> RunTurns:
 
 def get_path_agent(request: Request) -> str:
     """
-    Return the agent id in the path of a request.
+    Return the agent id in the path of a request; raise ``Problem`` if it is unknown or the runs are in a database.
 
     Raises:
         Problem: 404 for an unknown agent, 501 for a server with a database.
@@ -124,7 +124,7 @@ class CallerConversation:
         runs: RunService = request.app.state.runs
         turns, caller = require_turns(runs), caller_of(request)
         last = await turns.find_newest_run(caller, name)
-        state = None if last is None or last.status in RUNNING else await turns.state(last)
+        state = None if last is None or last.status in RUNNING else await turns.load_state(last)
         return cls(runs, turns, caller, name, last, state)
 
     @property
@@ -153,7 +153,7 @@ class CallerConversation:
         answers: Mapping[str, AnswerLike],
         *,
         metadata: Mapping[str, Any] | None = None,
-        of_page: Collection[str] = (),
+        page_questions: Collection[str] = (),
     ) -> StartedTurn:
         """
         Register and start the next turn: answer the questions of the last run, or start a new run.
@@ -165,7 +165,7 @@ class CallerConversation:
             prompt: What is said.
             answers: Answers, by the ids of their questions.
             metadata: Of a run that is started.
-            of_page: The questions that a tool of the page answers, and not the caller.
+            page_questions: The questions that a tool of the page answers, and not the caller.
 
         Raises:
             AnswerRejected: when an answer does not fit what is asked.
@@ -180,14 +180,17 @@ class CallerConversation:
                 agent=agent, prompt=prompt, metadata=metadata, session=self.name, is_turn=True, after=self.last, is_patient=False
             )  # fmt: skip
             run, _ = await self.runs.launcher.start(self.caller, asked)
-            return StartedTurn(run, self.stream_events(await self.runs.reader.find(self.caller, run)))
+            return StartedTurn(run, self.stream_events(await self.runs.reader.get_run(self.caller, run)))
         await self._check_can_answer(agent, self.last, self.state)
         given = answers or {self.state.pending[0].id: prompt}
-        return await self._resume_with_answers(self.last, given, of_page=of_page, say=prompt if answers else "")
+        return await self._resume_with_answers(
+            self.last, given, page_questions=page_questions, user_input=prompt if answers else ""
+        )
 
     async def _check_can_answer(self, agent: str, last: RunRow, state: AgentState) -> None:
+        """Raise ``Problem`` unless the last run has an open question and is of *agent*."""
         if not state.pending:
-            waits = (await self.turns.result(last)).waits_for
+            waits = (await self.turns.load_result(last)).waits_for
             msg = f"the last run of this conversation has not ended and accepts no message yet. {describe_waits(waits)}"
             raise Problem(msg.strip(), status=409, kind="waits", members={"run_id": last.run})
         if last.agent != agent:
@@ -195,14 +198,16 @@ class CallerConversation:
             raise Problem(msg, status=409, kind="waits", members={"run_id": last.run})
 
     async def _resume_with_answers(
-        self, last: RunRow, given: Mapping[str, AnswerLike], *, of_page: Collection[str], say: str
+        self, last: RunRow, given: Mapping[str, AnswerLike], *, page_questions: Collection[str], user_input: str
     ) -> StartedTurn:
         place = await self.turns.find_last_event_id(last)
-        events = await self.turns.answer_and_stream(self.caller, last, given, after=place, of_page=of_page, say=say)
+        events = await self.turns.answer_and_stream(
+            self.caller, last, given, after=place, page_questions=page_questions, user_input=user_input
+        )
         return StartedTurn(last.run, events, place)
 
     def stream_events(self, row: RunRow, after: str | None = None) -> AsyncGenerator[Event, None]:
-        """Yield the events of a run as ``RunTurns.events`` does."""
+        """Yield the events of a run from the first one, or after the event *after*."""
         return self.turns.events(self.caller, row, after)
 
 

@@ -19,7 +19,7 @@ class PendingStarts:
 
     @contextmanager
     def track(self, run: str) -> Iterator[None]:
-        """Count a start as under way within the block."""
+        """Mark the start of a run as pending within the block."""
         self._ends[run] = end = asyncio.Event()
         try:
             yield
@@ -28,7 +28,7 @@ class PendingStarts:
             end.set()
 
     async def wait_if_pending(self, run: str) -> bool:
-        """Wait for the end of a start, and return whether there was one under way."""
+        """Wait for the end of a pending start, and return whether there was one."""
         end = self._ends.get(run)
         if end is not None:
             await end.wait()

@@ -86,9 +86,9 @@ class Problem(Exception):
         """Return the problem as JSON: ``type``, ``title``, ``status``, ``detail`` and further members, with texts cut and made visible."""
         own = {
             "type": f"{URN}{self.kind}",
-            "title": _status_title(self.status),
+            "title": _get_status_title(self.status),
             "status": self.status,
-            "detail": _clean_text(self.message),
+            "detail": _make_visible_and_cut(self.message),
         }
         return {**_BoundedConverter().convert_value(self.members), **own}
 
@@ -127,7 +127,7 @@ def problem_of(error: Exception, *, members: Mapping[str, Any] = {}) -> Problem:
     if isinstance(error, HTTPException):
         word = OF_STATUS.get(error.status_code, f"http_{error.status_code}")
         return Problem(
-            _status_title(error.status_code), status=error.status_code, kind=word, headers=error.headers or {}
+            _get_status_title(error.status_code), status=error.status_code, kind=word, headers=error.headers or {}
         )
     logger.error("a request failed", exc_info=error)
     said = "the run's agent or its journal failed" if isinstance(error, StepEngineError) else "the server failed"
@@ -242,14 +242,15 @@ TOLD: Mapping[type[StepEngineError], Callable[[Any], Problem]] = {
 # --- values as JSON -------------------------------------------------------------------------------------------------
 
 
-def _status_title(status: int) -> str:
+def _get_status_title(status: int) -> str:
     try:
         return HTTPStatus(status).phrase
     except ValueError:
         return "Problem"
 
 
-def _clean_text(text: str) -> str:
+def _make_visible_and_cut(text: str) -> str:
+    """Return a text with invisible characters made visible, cut after 2,000 characters."""
     shown = visible(text[: MAX_TEXT + 1])
     return cut_after(shown, MAX_TEXT)
 
@@ -261,6 +262,7 @@ class _BoundedConverter:
         self._left = MAX_ITEMS
 
     def convert_value(self, value: object, depth: int = 0) -> Any:
+        """Return a value as JSON: long texts, deep values and all items above the limit are cut or described."""
         self._left -= 1
         match value:
             case None | bool():
@@ -270,11 +272,13 @@ class _BoundedConverter:
             case float():
                 return value if math.isfinite(value) else str(value)
             case str():
-                return _clean_text(value)
+                return _make_visible_and_cut(value)
             case Mapping() if depth < MAX_DEPTH:
                 items = islice(value.items(), max(0, self._left))
                 return {
-                    _clean_text(name): self.convert_value(each, depth + 1) for name, each in items if self._left > 0
+                    _make_visible_and_cut(name): self.convert_value(each, depth + 1)
+                    for name, each in items
+                    if self._left > 0
                 }
             case Sequence() if depth < MAX_DEPTH and not isinstance(value, bytes | bytearray):
                 items = islice(value, max(0, self._left))

@@ -29,7 +29,7 @@ class JsonChildProcess:
         self._child = child
 
     @classmethod
-    async def start(cls, module: str, first: Mapping[str, Any]) -> Self:
+    async def start(cls, module: str, first_message: Mapping[str, Any]) -> Self:
         """Start a module of this package in a process, and send it the first message."""
         child = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -44,7 +44,7 @@ class JsonChildProcess:
         )
         made = cls(child)
         try:
-            await made.send_message(first)
+            await made.send_message(first_message)
         except BaseException:
             await made.terminate()
             raise

@@ -175,7 +175,7 @@ class QuotaTable:
             Problem: when the request exceeds a quota of *owner*.
         """
         known, use, wanted = self._get_owner_usage(owner), AdmittedUse(), QuotaUsage(runs, size)
-        added = await self._check_and_count(owner, known, wanted)
+        added = await self._check_quota_and_count(owner, known, wanted)
         try:
             yield use
         except BaseException:
@@ -188,13 +188,14 @@ class QuotaTable:
                 known.window.remove(size, added)
 
     def _get_owner_usage(self, owner: str) -> _OwnerUsage:
+        """Return the bookkeeping of an owner, created if missing; remove idle owners if there are too many."""
         if owner not in self._owners and len(self._owners) >= OWNERS_KEPT:
             now = self._clock()
             self._owners = {name: one for name, one in self._owners.items() if not one.is_idle(now)}
         return self._owners.setdefault(owner, _OwnerUsage())
 
-    async def _check_and_count(self, owner: str, known: _OwnerUsage, wanted: QuotaUsage) -> float:
-        """Count a request, and return the time; raise ``Problem`` when it exceeds a quota."""
+    async def _check_quota_and_count(self, owner: str, known: _OwnerUsage, wanted: QuotaUsage) -> float:
+        """Count a request and return the time, after a new measurement if needed; raise ``Problem`` if it exceeds a quota."""
         age = self._clock() - known.measured_at
         if age > MAX_AGE_SECONDS or (age > MIN_AGE_SECONDS and self._find_exceeded_quota(known, wanted) is not None):
             # Requests that arrive together share a measurement and continue together: their runs are then registered together.
@@ -203,13 +204,14 @@ class QuotaTable:
         now, exceeded = self._clock(), self._find_exceeded_quota(known, wanted)
         self._check_bytes_per_minute(known, wanted.stored_bytes, now)
         if exceeded is not None:
-            self._raise_exceeded(*exceeded)
+            self._report_and_raise_exceeded(*exceeded)
         known.added += wanted
         known.pending += wanted
         known.window.add(wanted.stored_bytes, now)
         return now
 
     async def _measure_usage(self, owner: str, known: _OwnerUsage) -> None:
+        """Measure what an owner uses in storage; from then on only pending and later uses are added to it."""
         started = self._clock()
         known.added = known.pending
         try:
@@ -221,7 +223,7 @@ class QuotaTable:
         """Raise ``Problem`` if *count* event streams are more than one owner may have."""
         limit = self.quotas.event_streams
         if limit is not None and count > limit:
-            self._raise_exceeded("event_streams", limit)
+            self._report_and_raise_exceeded("event_streams", limit)
 
     def _find_exceeded_quota(self, known: _OwnerUsage, wanted: QuotaUsage) -> tuple[str, int] | None:
         """Return the name and the limit of the quota that *wanted* exceeds."""
@@ -238,11 +240,12 @@ class QuotaTable:
         limit = self.quotas.bytes_per_minute
         # So a journal that is larger than the quota can be forked.
         if limit is not None and size and known.window.total and known.window.total + size > limit:
-            self._raise_exceeded(
+            self._report_and_raise_exceeded(
                 "bytes_per_minute", limit, known.window.seconds_until_at_most(max(0, limit - size), now)
             )
 
-    def _raise_exceeded(self, quota: str, limit: int, seconds: int = RETRY_SECONDS) -> None:
+    def _report_and_raise_exceeded(self, quota: str, limit: int, seconds: int = RETRY_SECONDS) -> None:
+        """Call ``on_refusal``, and raise ``Problem`` 429 with the quota, its limit and when to try again."""
         self.on_refusal(quota)
         # Stored bytes decrease only when runs are deleted, so no time can be named.
         headers = {} if quota == "stored_bytes" else {"retry-after": str(seconds)}

@@ -158,7 +158,7 @@ class Reports:
                 break
         return found
 
-    def find(self, report_id: str) -> Report | None:
+    def find_report(self, report_id: str) -> Report | None:
         """Return a report by its id, with the ids of its runs; ``None`` if it does not exist."""
         place = next((one for one in self._find_report_files() if one.id == report_id), None)
         report = None if place is None else _load_report(place)
@@ -169,14 +169,14 @@ class Reports:
             sample.run_id = _find_run_id(place.file.parent, sample.journal)
         return report
 
-    def journal(self, report_id: str, journal: str) -> FileJournal | None:
+    def find_sample_journal(self, report_id: str, journal: str) -> FileJournal | None:
         """Return the journal of a sample that a report names; ``None`` if it names no such one, or the file is missing."""
         place = next((one for one in self._find_report_files() if one.id == report_id), None)
         report = None if place is None else _load_report(place)
         if place is None or report is None:
             return None
         named = any(sample.journal == journal for case in report.cases for sample in case.samples)
-        return _find_journal(place.file.parent, journal) if named else None
+        return _find_journal_in_folder(place.file.parent, journal) if named else None
 
     def _find_report_files(self) -> Iterator[ReportPlace]:
         """Yield each folder with a report; links are not followed."""
@@ -241,11 +241,11 @@ def _parse_report_file(place: ReportPlace) -> Report | None:
         # Evaluations write the scores of a sample, and not what they come to.
         judges = {row.get("check") for row in report.summary if row.get("judge")}
         for sample in [sample for case in report.cases for sample in case.samples if sample.passed is None]:
-            sample.passed = _did_all_checks_pass(sample, judges)
+            sample.passed = _have_all_checks_passed(sample, judges)
     return report
 
 
-def _did_all_checks_pass(sample: ReportSample, judges: Collection[Any]) -> bool | None:
+def _have_all_checks_passed(sample: ReportSample, judges: Collection[Any]) -> bool | None:
     """Return whether all function checks passed; ``None`` if that is unknown, or there are none."""
     asked = [score.get("passed") for name, score in sample.scores.items() if name not in judges]
     known = [each for each in asked if isinstance(each, bool)]
@@ -263,14 +263,14 @@ def _parse_report(data: bytes) -> Report | None:
 def _find_run_id(folder: Path, journal: str) -> str | None:
     """Return the id of the run in a journal that a report names."""
     try:
-        found = _find_journal(folder, journal)
+        found = _find_journal_in_folder(folder, journal)
         head = None if found is None else found.head()
     except (StepEngineError, OSError, ValueError):
         return None
     return None if head is None else head.run
 
 
-def _find_journal(folder: Path, journal: str) -> FileJournal | None:
+def _find_journal_in_folder(folder: Path, journal: str) -> FileJournal | None:
     """Return a journal below the report's own folder; ``None`` for links and other places."""
     try:
         real = folder.resolve()

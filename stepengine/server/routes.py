@@ -60,7 +60,7 @@ from stepengine.server.openapi import HttpParameter, OpenApiDocument, Operation
 from stepengine.server.pages import CallerConversation
 from stepengine.server.problems import Problem, problem_of
 from stepengine.server.reports import Report, Reports, ReportSummary
-from stepengine.server.run_parts import RunService, find_requested_run, get_run_service
+from stepengine.server.run_parts import RunService, get_requested_run, get_run_service
 from stepengine.server.run_reader import ServedRun
 from stepengine.server.run_requests import ForkRun, ResumeRun, StartRequest
 from stepengine.server.studio import QuestionDetails, RunPageData, get_page, get_page_file
@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     from stepengine.data.messages import Message
     from stepengine.data.usage import Usage
     from stepengine.data.waits import Waits
+    from stepengine.engine.scheduler import ScheduleStatus
 
 __all__ = ("OPERATIONS", "PAGES", "AgentSummaries")
 
@@ -599,8 +600,8 @@ class AgentSummaries:
     def __init__(self) -> None:
         self._known: dict[str, tuple[AgentDefinition, dict[str, Any]]] = {}
 
-    def get(self, agent: AgentDefinition) -> dict[str, Any]:
-        """Return the members of ``AgentView`` that are the same for every caller."""
+    def get_summary(self, agent: AgentDefinition) -> dict[str, Any]:
+        """Return the members of ``AgentView`` that are the same for every caller, made once for each definition."""
         known, summary = self._known.get(agent.id, (None, {}))
         if known is not agent:
             summary = _summarize_agent(agent)
@@ -622,45 +623,47 @@ def _summarize_agent(agent: AgentDefinition) -> dict[str, Any]:
 
 
 async def list_agents(request: Request) -> Response:
-    runs = await _reload_agents(request)
+    runs = await _reload_agents_and_get_runs(request)
     broken = None if runs.load_problem is None else runs.load_problem.message
     is_told, engine = caller_of(request).may("admin"), runs.engine
     # To look for a key may import what a provider needs.
     lacks = await asyncio.to_thread(lambda: [runs.explain_missing_model(id_) if is_told else "" for id_ in runs.agents])
     summaries: AgentSummaries = request.app.state.agent_summaries
     agents = [
-        AgentView(**summaries.get(engine.agent(id_)), missing=lack or None)
+        AgentView(**summaries.get_summary(engine.agent(id_)), missing=lack or None)
         for id_, lack in zip(runs.agents, lacks, strict=True)
     ]
     return AgentList(agents=agents, broken=broken, script=request.app.state.script or None).response()
 
 
-async def _reload_agents(request: Request) -> RunService:
-    """Return the runs, after the agents were reloaded from their files if possible."""
+async def _reload_agents_and_get_runs(request: Request) -> RunService:
+    """Rebuild the engine if the files of its agents were saved and can be loaded; then return the run service."""
     runs = get_run_service(request)
     await runs.rebuild_engine_if_changed()
     return runs
 
 
 async def get_agent(request: Request) -> Response:
-    runs, name = await _reload_agents(request), request.path_params["agent"]
+    runs, name = await _reload_agents_and_get_runs(request), request.path_params["agent"]
     if name not in runs.agents:
         msg = f"there is no agent {name[:200]!r}; GET /agents lists the agents"
         raise Problem(msg, status=404, kind="no_such_agent")
     agent = runs.engine.agent(name)
     more = (
-        await asyncio.to_thread(_describe_agent, runs, agent) if caller_of(request).may("debug") else {"source": None}
+        await asyncio.to_thread(_get_agent_debug_fields, runs, agent)
+        if caller_of(request).may("debug")
+        else {"source": None}
     )
     summaries: AgentSummaries = request.app.state.agent_summaries
-    return AgentDetail(**summaries.get(agent), **more).response()
+    return AgentDetail(**summaries.get_summary(agent), **more).response()
 
 
-def _describe_agent(runs: RunService, agent: AgentDefinition) -> dict[str, Any]:
-    """Return the source, prompts and tools of an agent, for callers with the scope debug."""
+def _get_agent_debug_fields(runs: RunService, agent: AgentDefinition) -> dict[str, Any]:
+    """Return the members of ``AgentDetail`` for callers with the scope debug: source, prompts, tools, policy and settings."""
     known, origin = describe_agent(runs.engine, agent.id), find_agent_origin(agent)
     system = agent.system_prompt if isinstance(agent.system_prompt, str) else None
     return {
-        "source": _handler_source(agent),
+        "source": _find_handler_source(agent),
         "file": None if origin is None else str(origin.file),
         "line": None if origin is None else origin.line,
         "prompts": PromptsView(system=system, instructions=known.instructions, step=agent.step_prompt),
@@ -679,7 +682,7 @@ def _describe_agent(runs: RunService, agent: AgentDefinition) -> dict[str, Any]:
     }
 
 
-def _handler_source(agent: AgentDefinition) -> str | None:
+def _find_handler_source(agent: AgentDefinition) -> str | None:
     if agent.handle_steps is None:
         return None
     try:
@@ -708,7 +711,7 @@ async def start_run(request: Request) -> Response:
         session=body.session_id,
         limits=None if body.limits is None else body.limits.model_dump(exclude_none=True),
         model=body.model,
-        images=tuple([{"mime_type": _resolve_picture_type(one), "data": one.data} for one in body.images]),
+        images=tuple([{"mime_type": _check_and_get_picture_type(one), "data": one.data} for one in body.images]),
     )
     if body.turn and key is not None:
         msg = "turn: leave out the Idempotency-Key; of two requests for the same turn, the second is refused"
@@ -717,7 +720,7 @@ async def start_run(request: Request) -> Response:
     if body.model is not None:
         # Another model is another price and another provider, which the limits of the agent were not written for.
         caller.must("admin")
-    asked = await _add_previous_run(request, body, asked)
+    asked = await _add_previous_run_of_turn(request, body, asked)
     try:
         run, is_new = await get_run_service(request).launcher.start(caller, asked, key=key)
     except MissingKey as error:
@@ -726,11 +729,11 @@ async def start_run(request: Request) -> Response:
         if not caller.may("admin"):
             raise
         raise Problem(error.message, status=503, kind="missing_key") from error
-    return _started_response(request, run, is_new=is_new)
+    return _make_started_response(request, run, is_new=is_new)
 
 
-def _resolve_picture_type(picture: Picture) -> str:
-    """Return the type of a picture; raise ``InputError`` for a type that models do not accept."""
+def _check_and_get_picture_type(picture: Picture) -> str:
+    """Return the media type of a picture by its bytes; raise ``InputError`` for invalid base64 and for types that models do not accept."""
     try:
         data = base64.b64decode(picture.data, validate=True)
     except (binascii.Error, ValueError):
@@ -744,8 +747,8 @@ def _resolve_picture_type(picture: Picture) -> str:
     return kind
 
 
-async def _add_previous_run(request: Request, body: StartRun, asked: StartRequest) -> StartRequest:
-    """Return a request with the previous run of its conversation, unless the engine stores the conversation itself."""
+async def _add_previous_run_of_turn(request: Request, body: StartRun, asked: StartRequest) -> StartRequest:
+    """Return the request of a turn with the last run of its conversation, which must have ended. Return other requests unchanged."""
     keeps = get_run_service(request).conversations.stores_messages
     if keeps and body.images and body.session_id is not None:
         msg = "images: a conversation that this server stores accepts only text"
@@ -768,7 +771,8 @@ async def _add_previous_run(request: Request, body: StartRun, asked: StartReques
     return attrs.evolve(asked, is_turn=True, after=conversation.last)
 
 
-def _started_response(request: Request, run: str, *, is_new: bool) -> Response:
+def _make_started_response(request: Request, run: str, *, is_new: bool) -> Response:
+    """Return a response 202 with the id of a run and the path of its events."""
     # By Starlette's own names a path is only found where nothing mounts this.
     place = f"{request.scope.get('root_path', '')}/runs/{run}/events"
     return StartedRun(run_id=run, events=place, is_new=is_new).response(202)
@@ -791,7 +795,7 @@ async def list_runs(request: Request) -> Response:
         search=_parse_search_text(request),
     )
     shown, following = cut_page(found, parse_limit(request), lambda row: (row.created, row.run))
-    details = [await _run_details(request, row) if _parse_flag(request, "details") else None for row in shown]
+    details = [await _load_run_details(request, row) if _parse_flag(request, "details") else None for row in shown]
     runs = [RunSummary(**_summarize_run(row), details=more) for row, more in zip(shown, details, strict=True)]
     return RunList(runs=runs, next=following).response()
 
@@ -812,8 +816,8 @@ def _parse_flag(request: Request, name: str) -> bool:
     return asked == "1"
 
 
-async def _run_details(request: Request, row: RunRow) -> RunDetails:
-    brief = await get_run_service(request).reader.summary(row)
+async def _load_run_details(request: Request, row: RunRow) -> RunDetails:
+    brief = await get_run_service(request).reader.load_summary(row)
     return RunDetails(
         prompt=_format_prompt_or_params(row.request),
         changed=_format_time(row.changed),
@@ -845,12 +849,12 @@ def _format_time(seconds: float) -> str:
 
 
 async def get_run_page_data(request: Request) -> Response:
-    row, views = await find_requested_run(request), request.app.state.views
+    row, views = await get_requested_run(request), request.app.state.views
     return Response(await views.get_run_page_data(row, _parse_after_offset(request)), media_type="application/json")
 
 
 async def get_run_source_lines(request: Request) -> Response:
-    row, views = await find_requested_run(request), request.app.state.views
+    row, views = await get_requested_run(request), request.app.state.views
     return Response(
         await views.collect_source_lines(row, last=_parse_flag(request, "last")), media_type="application/json"
     )
@@ -882,17 +886,17 @@ async def list_questions(request: Request) -> Response:
             return QuestionList(questions=found, next=following).response()
 
 
-def _make_open_question(row: RunRow, one: QuestionDetails) -> OpenQuestion:
+def _make_open_question(row: RunRow, details: QuestionDetails) -> OpenQuestion:
     summary = _summarize_run(row)
     return OpenQuestion(
-        **question_to_json(one.question),
+        **question_to_json(details.question),
         run_id=row.run,
         agent=row.agent,
         owner=row.owner,
         session_id=summary["session_id"],
         since=_format_time(row.changed),
-        program=one.program or None,
-        line=one.line or None,
+        program=details.program or None,
+        line=details.line or None,
     )
 
 
@@ -907,7 +911,7 @@ def _summarize_run(row: RunRow) -> dict[str, Any]:
     }
 
 
-def _run_view(run: ServedRun) -> RunView:
+def _make_run_view(run: ServedRun) -> RunView:
     told = _summarize_run(run.row) | {"status": run.status}
     return RunView(
         **told,
@@ -919,32 +923,34 @@ def _run_view(run: ServedRun) -> RunView:
         error=run.error,
         usage=run.usage,
         cost_usd=run.cost,
-        waits_for=[_wait_view(one) for one in run.waits_for],
+        waits_for=[_make_wait_view(one) for one in run.waits_for],
         wakes_at=min([one.wakes_at.isoformat() for one in run.waits_for if one.wakes_at is not None], default=None),
         forked_from=None if run.parent is None else ForkOrigin(**run.parent),
         warnings=list(run.warnings),
     )
 
 
-def _wait_view(one: Waits) -> WaitView:
+def _make_wait_view(wait: Waits) -> WaitView:
     return WaitView(
-        kind=one.kind,
-        said=one.description,
-        path=one.path,
-        seq=one.seq,
-        wakes_at=None if one.wakes_at is None else one.wakes_at.isoformat(),
-        question=None if one.question is None else one.question.id,
-        topic=one.topic or None,
-        paths=list(one.children),
+        kind=wait.kind,
+        said=wait.description,
+        path=wait.path,
+        seq=wait.seq,
+        wakes_at=None if wait.wakes_at is None else wait.wakes_at.isoformat(),
+        question=None if wait.question is None else wait.question.id,
+        topic=wait.topic or None,
+        paths=list(wait.children),
     )
 
 
 async def get_run(request: Request) -> Response:
-    return _run_view(await get_run_service(request).reader.details(await find_requested_run(request))).response()
+    return _make_run_view(
+        await get_run_service(request).reader.load_details(await get_requested_run(request))
+    ).response()
 
 
 async def watch_run(request: Request) -> Response:
-    row, runs, full = await find_requested_run(request), get_run_service(request), _parse_flag(request, "full")
+    row, runs, full = await get_requested_run(request), get_run_service(request), _parse_flag(request, "full")
     if full:
         caller_of(request).must("debug")
     after = request.headers.get("last-event-id") or request.query_params.get("after") or None
@@ -973,12 +979,12 @@ async def watch_run(request: Request) -> Response:
 
 
 async def answer_run(request: Request) -> Response:
-    row, runs, body = await find_requested_run(request), get_run_service(request), await _body(request, AnswerQuestions)
+    row, runs, body = await get_requested_run(request), get_run_service(request), await _body(request, AnswerQuestions)
     given = {name: _parse_answer(value) for name, value in body.answers.items()}
     try:
         await runs.messenger.answer(caller_of(request), row, given)
     except AnswerRejected as error:
-        open_ = [question_to_json(one) for one in (await runs.reader.details(row)).questions]
+        open_ = [question_to_json(one) for one in (await runs.reader.load_details(row)).questions]
         first = await runs.messenger.find_answers(row, given.keys() - {one["id"] for one in open_})
         told = [{"id": id_, "by": by, "answer": answer} for id_, by, answer in first]
         raise problem_of(error, members={"open": open_, "answered": told}) from None
@@ -992,7 +998,7 @@ def _parse_answer(value: bool | str | AnswerObject) -> AnswerLike:  # noqa: FBT0
 
 
 async def post_message(request: Request) -> Response:
-    row, body = await find_requested_run(request), await _body(request, PostMessage)
+    row, body = await get_requested_run(request), await _body(request, PostMessage)
     if body.topic in request.app.state.webhooks.topics:
         # The run trusts the signature of a service. Its owner may be who gains by the event, such as who has to pay.
         caller_of(request).must("admin")
@@ -1003,13 +1009,13 @@ async def post_message(request: Request) -> Response:
 
 
 async def send_run_input(request: Request) -> Response:
-    row, body = await find_requested_run(request), await _body(request, SayInput)
+    row, body = await get_requested_run(request), await _body(request, SayInput)
     await get_run_service(request).messenger.send_user_input(row, body.text)
     return Accepted(run_id=row.run).response(202)
 
 
 async def deliver_tool_result(request: Request) -> Response:
-    row, body = await find_requested_run(request), await _body(request, ToolResultBody)
+    row, body = await get_requested_run(request), await _body(request, ToolResultBody)
     await get_run_service(request).messenger.deliver_tool_result(
         row, request.path_params["call"], body.result, body.path
     )
@@ -1017,13 +1023,13 @@ async def deliver_tool_result(request: Request) -> Response:
 
 
 async def cancel_run(request: Request) -> Response:
-    row, body = await find_requested_run(request), await _body(request, CancelRun, may_be_empty=True)
+    row, body = await get_requested_run(request), await _body(request, CancelRun, may_be_empty=True)
     await get_run_service(request).messenger.cancel(row, body.reason)
     return Accepted(run_id=row.run).response(202)
 
 
 async def resume_run(request: Request) -> Response:
-    row, body = await find_requested_run(request), await _body(request, ResumeRun, may_be_empty=True)
+    row, body = await get_requested_run(request), await _body(request, ResumeRun, may_be_empty=True)
     if body.allow_repeat and body.on_divergence != "extend":
         msg = "allow_repeat: needs on_divergence extend"
         raise make_input_error(msg)
@@ -1035,7 +1041,7 @@ async def resume_run(request: Request) -> Response:
 
 
 async def replay_run(request: Request) -> Response:
-    row, caller = await find_requested_run(request), caller_of(request)
+    row, caller = await get_requested_run(request), caller_of(request)
     body, difference, result = await _body(request, ReplayRun, may_be_empty=True), None, None
     try:
         live = parse_live_kinds(body.live, has_pace=False)
@@ -1071,11 +1077,11 @@ def _describe_divergence(error: ReplayDivergence) -> DivergenceView:
 
 
 async def fork_run(request: Request) -> Response:
-    row, caller, body = await find_requested_run(request), caller_of(request), await _body(request, ForkRun)
+    row, caller, body = await get_requested_run(request), caller_of(request), await _body(request, ForkRun)
     body.check_members_and_scopes(caller)
     made = await get_run_service(request).launcher.fork(caller, row, body)
     if isinstance(made, str):
-        return _started_response(request, made, is_new=True)
+        return _make_started_response(request, made, is_new=True)
     new, report = made
     refused = report.refused
     return ForkReportView(
@@ -1091,7 +1097,7 @@ async def fork_run(request: Request) -> Response:
 
 
 async def undo_run(request: Request) -> Response:
-    row, body = await find_requested_run(request), await _body(request, UndoRun, may_be_empty=True)
+    row, body = await get_requested_run(request), await _body(request, UndoRun, may_be_empty=True)
     done = await get_run_service(request).undo(row, at=body.at, dry_run=body.dry_run, partial=body.partial)
     return UndoneView(
         restored=list(done.restored),
@@ -1106,8 +1112,8 @@ async def undo_run(request: Request) -> Response:
 
 
 async def get_run_cost(request: Request) -> Response:
-    row = await find_requested_run(request)
-    spent = await get_run_service(request).reader.spending(row)
+    row = await get_requested_run(request)
+    spent = await get_run_service(request).reader.load_spending(row)
     of_agents, of_models = spent.cost_by_agent, spent.cost_by_model
     return CostView(
         run_id=row.run,
@@ -1123,7 +1129,7 @@ def _spending_to_dict(usage: Usage, cost: Decimal | None) -> dict[str, Any]:
 
 
 async def download_journal(request: Request) -> Response:
-    row = await find_requested_run(request)
+    row = await get_requested_run(request)
     # A journal of somebody else has any name that a file can have.
     headers = {"content-disposition": f"attachment; filename*=UTF-8''{quote(row.run, safe='')}.jsonl"}
     return Response(
@@ -1136,7 +1142,7 @@ async def download_journal(request: Request) -> Response:
 # --- conversations ----------------------------------------------------------------------------------------------------
 
 
-def _session_fields(row: SessionRow) -> dict[str, Any]:
+def _make_session_fields(row: SessionRow) -> dict[str, Any]:
     return {
         "session_id": row.session.partition(":")[2],
         "owner": row.owner,
@@ -1154,16 +1160,18 @@ async def list_sessions(request: Request) -> Response:
         caller_of(request), owner=given.get("owner"), before=before, limit=limit + 1
     )
     shown, following = cut_page(found, limit, lambda row: (row.changed, row.session))
-    return SessionList(sessions=[SessionSummary(**_session_fields(row)) for row in shown], next=following).response()
+    return SessionList(
+        sessions=[SessionSummary(**_make_session_fields(row)) for row in shown], next=following
+    ).response()
 
 
 async def get_session(request: Request) -> Response:
     name, owner = request.path_params["session"], request.query_params.get("owner")
     row, kept = await get_run_service(request).conversations.get_session(caller_of(request), name, owner=owner)
     said = None if kept is None else list(kept.messages)
-    last = None if said is None else [_message_view(one) for one in said[-MOST_SAID:]]
+    last = None if said is None else [_make_message_view(one) for one in said[-MOST_SAID:]]
     return SessionView(
-        **_session_fields(row),
+        **_make_session_fields(row),
         turns=None if kept is None else kept.turns,
         usage=None if kept is None else plain(kept.usage),
         messages=last,
@@ -1171,7 +1179,8 @@ async def get_session(request: Request) -> Response:
     ).response()
 
 
-def _message_view(message: Message) -> MessageView:
+def _make_message_view(message: Message) -> MessageView:
+    """Return the role and the text of a message; a long text is cut."""
     text = message_text(message)
     shown = cut_after(text, MOST_CHARS)
     return MessageView(role=message.role, text=shown)
@@ -1197,7 +1206,7 @@ async def list_reports(request: Request) -> Response:
 async def get_report(request: Request) -> Response:
     reports: Reports | None = request.app.state.reports
     name = request.path_params["report"]
-    found = None if reports is None else await asyncio.to_thread(reports.find, name)
+    found = None if reports is None else await asyncio.to_thread(reports.find_report, name)
     if found is None:
         msg = f"there is no report {name[:200]!r}; GET /reports lists the reports"
         raise Problem(msg, status=404, kind="no_such_report")
@@ -1209,21 +1218,21 @@ async def get_report(request: Request) -> Response:
 
 async def list_schedules(request: Request) -> Response:
     return ScheduleList(
-        schedules=[_schedule_view(one) for one in await get_run_service(request).load_schedule_statuses()]
+        schedules=[_make_schedule_view(one) for one in await get_run_service(request).load_schedule_statuses()]
     ).response()
 
 
-def _schedule_view(one: Any) -> ScheduleView:
-    last = one.last
+def _make_schedule_view(schedule_status: ScheduleStatus) -> ScheduleView:
+    last = schedule_status.last
     return ScheduleView(
-        id=one.schedule.id,
-        agent=one.schedule.agent_id,
-        cron=one.schedule.cron,
-        timezone=one.schedule.timezone,
-        enabled=one.schedule.enabled,
-        next=None if one.next is None else one.next.isoformat(),
+        id=schedule_status.schedule.id,
+        agent=schedule_status.schedule.agent_id,
+        cron=schedule_status.schedule.cron,
+        timezone=schedule_status.schedule.timezone,
+        enabled=schedule_status.schedule.enabled,
+        next=None if schedule_status.next is None else schedule_status.next.isoformat(),
         last=None if last is None else {"at": last.at.isoformat(), "run": last.run, "status": last.status},
-        missed=one.missed,
+        missed=schedule_status.missed,
     )
 
 
@@ -1239,7 +1248,7 @@ async def report_readiness(request: Request) -> Response:
 
 async def get_openapi_document(request: Request) -> Response:
     document: OpenApiDocument = request.app.state.openapi
-    return document.encode(request.scope.get("root_path", "")).response(request)
+    return document.make_response(request.scope.get("root_path", "")).response(request)
 
 
 AFTER = (

@@ -8,10 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from stepengine.errors import InputError
-from stepengine.server.ledger import OPEN, SessionRow, make_detach_act
+from stepengine.server.ledger import OPEN, SessionRow, make_detach_runs_act
 from stepengine.server.problems import Problem
 from stepengine.server.run_messenger import SUSPEND_PAUSE_SECONDS, SUSPEND_SECONDS
-from stepengine.server.run_requests import resolve_owner, session_key
+from stepengine.server.run_requests import get_permitted_owner, make_owner_session_key
 
 if TYPE_CHECKING:
     from stepengine.server.access import Caller
@@ -53,7 +53,7 @@ class RunConversations:
         Raises:
             Problem: when *owner* is somebody else, and *caller* no admin.
         """
-        whose = None if owner is None and caller.may("admin") else resolve_owner(caller, owner)
+        whose = None if owner is None and caller.may("admin") else get_permitted_owner(caller, owner)
         read = partial(self._store.ledger.list_sessions, owner=whose, before=before, limit=limit)
         return await self._store.run_long_read(caller.name, read)
 
@@ -66,8 +66,8 @@ class RunConversations:
         Raises:
             Problem: when there is no such conversation.
         """
-        whose = resolve_owner(caller, owner)
-        key = session_key(whose, session)
+        whose = get_permitted_owner(caller, owner)
+        key = make_owner_session_key(whose, session)
         read = partial(self._store.ledger.list_sessions, owner=whose, before=None, limit=1, session=key)
         found = await self._store.run_long_read(caller.name, read)
         if not found:
@@ -90,7 +90,7 @@ class RunConversations:
             msg = "the messages of this conversation are not stored, or their store does not delete messages"
             raise Problem(msg, status=409, kind="not_possible")
         try:
-            await self._store.write(make_detach_act(row.session))
+            await self._store.write(make_detach_runs_act(row.session))
         except InputError as error:
             raise _make_run_not_ended_problem() from error
 
@@ -112,7 +112,7 @@ class RunConversations:
         )
         until = time.monotonic() + SUSPEND_SECONDS
         while rows := await asyncio.to_thread(unended):
-            statuses = [(await self._reader.details(row)).status for row in rows]
+            statuses = [(await self._reader.load_details(row)).status for row in rows]
             if time.monotonic() > until or any(status in OPEN for status in statuses):
                 raise _make_run_not_ended_problem()
             await asyncio.sleep(SUSPEND_PAUSE_SECONDS)

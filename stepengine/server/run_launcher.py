@@ -26,13 +26,13 @@ from stepengine.journal.questions import make_doubt_questions
 from stepengine.journal.show import status_of
 from stepengine.server.ledger import (
     RunRow,
-    make_decisions_act,
-    make_next_turn_act,
-    make_register_act,
-    make_remove_act,
-    make_restore_act,
+    make_delete_run_act,
+    make_register_run_act,
+    make_register_turn_act,
+    make_restore_status_act,
     make_resume_act,
-    make_status_act,
+    make_store_decisions_act,
+    make_store_status_act,
 )
 from stepengine.server.live_runs import RUNNING
 from stepengine.server.problems import Problem
@@ -42,7 +42,7 @@ from stepengine.server.run_requests import (
     ResumeRun,
     StartRequest,
     check_not_ended,
-    error_for_client,
+    make_client_error,
     start_options_from_request,
 )
 from stepengine.server.run_starts import RunStarts, plan_start
@@ -93,7 +93,7 @@ class RunLauncher(RunStarts[RunRow]):
 
     # --- starting -----------------------------------------------------------------------------------------------------
 
-    async def _check_and_make_row(self, caller: Caller, asked: StartRequest) -> RunRow:
+    async def _check_request_and_make_row(self, caller: Caller, asked: StartRequest) -> RunRow:
         await self._engines.rebuild_if_files_changed()
         engine = self._engines.engine
         plan = plan_start(caller, asked, engine, self._engines.agents, stores_messages=engine.sessions is not None)
@@ -110,7 +110,7 @@ class RunLauncher(RunStarts[RunRow]):
     async def _is_registered(self, run: str) -> bool:
         return await self._store.find(run) is not None
 
-    async def _start_or_remove(self, row: RunRow) -> None:
+    async def _start_or_unregister(self, row: RunRow) -> None:
         try:
             await self._start_registered_run(row)
         except JournalLocked:
@@ -121,29 +121,30 @@ class RunLauncher(RunStarts[RunRow]):
             # cost 30 ms a run where a thousand were started at once.
             is_started = await asyncio.to_thread(self._store.journal(row.run).is_there)
             if not is_started:
-                await self._store.write(make_remove_act(row.run))
+                await self._store.write(make_delete_run_act(row.run))
             if not (is_started and isinstance(error, JournalError)):
                 raise
 
     async def _register_or_find_earlier_run(self, row: RunRow, key: str | None) -> str | None:
         if "turn" in row.request:
             try:
-                await self._store.write(make_next_turn_act(row, row.request["turn"]["after"]))
+                await self._store.write(make_register_turn_act(row, row.request["turn"]["after"]))
             except InputError as error:
                 raise Problem(error.message, status=409, kind="under_way") from error
             return None
         try:
-            known: RunRow | None = await self._store.write(make_register_act(row, key))
+            known: RunRow | None = await self._store.write(make_register_run_act(row, key))
         except InputError as error:
             raise Problem(error.message, status=409, kind="key_reused") from error
         return None if known is None else known.run
 
     async def _start_registered_run(self, row: RunRow) -> None:
+        """Start a registered run in the current engine, from the state of the run before it if it is a turn."""
         request, options = row.request, dict[str, Any]()
         turn = request.get("turn")
         if turn is not None and turn["after"] is not None:
             before = await self._store.find(turn["after"])
-            options["previous"] = None if before is None else await self._reader.state(before)
+            options["previous"] = None if before is None else await self._reader.load_state(before)
         options |= start_options_from_request(request, options.get("previous"))
         handle = self._engines.engine.start(
             row.agent,
@@ -154,12 +155,12 @@ class RunLauncher(RunStarts[RunRow]):
             session_id=row.session,
             user_id=row.owner or None,
             journal=self._store.journal(row.run),
-            wait_for_answers=self._seconds_to_wait_for_answers(row),
+            wait_for_answers=self._get_answer_wait_seconds(row),
             **options,
         )
         self._live.add_and_record_end(row.run, handle, row.owner)
 
-    def _seconds_to_wait_for_answers(self, row: RunRow) -> float:
+    def _get_answer_wait_seconds(self, row: RunRow) -> float:
         """Return how many seconds a question of the run waits in memory."""
         return self._patience if row.request.get("is_patient", True) else 0.0
 
@@ -167,7 +168,7 @@ class RunLauncher(RunStarts[RunRow]):
         """Register a run that a schedule started. It has no owner, so only admins see it."""
         now = time.time()
         request: dict[str, Any] = {"prompt": "", "params": None, "metadata": None}
-        await self._store.write(make_register_act(RunRow(run, "", agent, "running", now, now, request), None))
+        await self._store.write(make_register_run_act(RunRow(run, "", agent, "running", now, now, request), None))
         self._live.add_and_record_end(run, handle, "")
 
     # --- resuming -----------------------------------------------------------------------------------------------------
@@ -202,6 +203,7 @@ class RunLauncher(RunStarts[RunRow]):
             await self._store.record_failed_resume(row.run, error)
 
     async def _resume_or_start(self, row: RunRow, asked: ResumeRun | None = None) -> None:
+        """Resume a run, or start one that has no journal, in reserved room. If it is live here, do nothing, or refuse *asked*."""
         lock = self._resuming.setdefault(row.run, asyncio.Lock())
         try:
             async with lock:
@@ -215,6 +217,7 @@ class RunLauncher(RunStarts[RunRow]):
                 self._resuming.pop(row.run, None)
 
     async def _resume_or_start_in_reserved_room(self, row: RunRow, asked: ResumeRun | None) -> None:
+        """Read the present row and journal of a run; then resume it, start it, or store the end in its journal."""
         # The caller saw the row earlier: the run may have ended or been suspended again since, or just now.
         await self._live.wait_until_end_recorded(row.run)
         known = await self._store.find(row.run)
@@ -225,34 +228,35 @@ class RunLauncher(RunStarts[RunRow]):
             return
         journal = self._store.journal(row.run)
         try:
-            ended = await asyncio.to_thread(find_recorded_end, journal)
+            ended = await asyncio.to_thread(find_recorded_final_status, journal)
         except JournalMissing:
             if known.status != "started" and (known.status, known.tries) != ("stranded", NEVER_STARTED):
                 raise
-            await self._start_again(row, known)
+            await self._start_run_without_journal(row, known)
             return
         if ended is not None:
-            await self._store.write(make_status_act(row.run, ended, time.time()))
+            await self._store.write(make_store_status_act(row.run, ended, time.time()))
             _check_is_resumable(attrs.evolve(known, status=ended))
             return
-        options = None if asked is None else await self._record_divergent_resume(row, journal, asked)
+        options = None if asked is None else await self._store_divergent_resume_status(row, journal, asked)
         try:
             await self._resume_journal(row, journal, options)
         except BaseException as error:
             # Another process that has the run also records its status.
             if asked is not None or not isinstance(error, JournalLocked):
-                await self._store.write(make_restore_act(known))
+                await self._store.write(make_restore_status_act(known))
             raise
 
-    async def _start_again(self, row: RunRow, known: RunRow) -> None:
+    async def _start_run_without_journal(self, row: RunRow, known: RunRow) -> None:
         """Start a run that was registered and has no journal; *known* is its present row."""
         await self._start_registered_run(row)
         # Not before: the recovery would see a run that has started and that no process has.
         if known.status == "stranded":
-            await self._store.write(make_status_act(row.run, "started", known.changed))
+            await self._store.write(make_store_status_act(row.run, "started", known.changed))
 
     async def _resume_journal(self, row: RunRow, journal: Journal, divergence: dict[str, Any] | None = None) -> None:
-        options: dict[str, Any] = {"in_doubt": "ask", "wait_for_answers": self._seconds_to_wait_for_answers(row)}
+        """Resume a run from its journal, with its stored decisions, in the current engine; store the decisions again if that fails."""
+        options: dict[str, Any] = {"in_doubt": "ask", "wait_for_answers": self._get_answer_wait_seconds(row)}
         if "changes" in row.request:
             options["on_divergence"] = "keep"
         options |= divergence or {}
@@ -271,11 +275,11 @@ class RunLauncher(RunStarts[RunRow]):
         except BaseException:
             # The next resumption needs the decisions: that of the process that has the run, or one after the error is corrected.
             if decided:
-                await self._store.write(make_decisions_act(row.run, decided))
+                await self._store.write(make_store_decisions_act(row.run, decided))
             raise
         self._live.add_and_record_end(row.run, handle, row.owner, is_resumed=True)
 
-    async def _record_divergent_resume(self, row: RunRow, journal: Journal, asked: ResumeRun) -> dict[str, Any]:
+    async def _store_divergent_resume_status(self, row: RunRow, journal: Journal, asked: ResumeRun) -> dict[str, Any]:
         """
         Store the status of a run whose code differs from its record, and return the options of its resume.
 
@@ -292,7 +296,7 @@ class RunLauncher(RunStarts[RunRow]):
                 raise JournalLocked(msg)
             status, options["wait_for_answers"] = "stranded", 0.0
         # A failure is the last one: the recovery would try it again without what was asked for.
-        await self._store.write(make_status_act(row.run, status, row.changed, tries=MAX_RESUME_TRIES))
+        await self._store.write(make_store_status_act(row.run, status, row.changed, tries=MAX_RESUME_TRIES))
         return options
 
     async def resume_foreign_journal(self, caller: Caller, run: str, *, listed_agent: str, listed_prompt: str) -> None:
@@ -350,12 +354,15 @@ class RunLauncher(RunStarts[RunRow]):
                             return new, report
                         handle = await self._start_fork(engine, source, new, asked)
                 except JournalError as error:
-                    raise error_for_client(error, JournalError, row, source, status=422, kind="no_such_place") from None
+                    raise make_client_error(
+                        error, JournalError, row, source, status=422, kind="no_such_place"
+                    ) from None
                 await self._register_or_find_earlier_run(new, None)
                 self._live.add_and_record_end(run, handle, caller.name, is_resumed=True)
         return run
 
     async def _start_fork(self, engine: Engine, source: Journal, new: RunRow, asked: ForkRun) -> RunHandle:
+        """Start a fork and return its handle; if the agent is changed, copy the journal first and resume the copy."""
         into, changed = self._store.journal(new.run), _make_changed_agent_options(new, engine)
         options: dict[str, Any] = {"at": asked.at, "run_id": new.run, "into": into, **asked.edit_options}
         options["allow_repeat"] = asked.allow_repeat
@@ -415,7 +422,7 @@ class RunLauncher(RunStarts[RunRow]):
             error.message = error.message.replace(journal.name, "its record")
             raise
         except JournalError as error:
-            raise error_for_client(error, JournalError, row, journal, status=409, kind="not_possible") from None
+            raise make_client_error(error, JournalError, row, journal, status=409, kind="not_possible") from None
 
 
 def _check_is_resumable(row: RunRow) -> None:
@@ -444,7 +451,7 @@ def _make_changed_agent_options(row: RunRow, engine: Engine) -> dict[str, Any]:
     return {"agent": agent, **model}
 
 
-def find_recorded_end(journal: Journal) -> str | None:
+def find_recorded_final_status(journal: Journal) -> str | None:
     """
     Return the final status of a run in its journal; ``None`` if it has not ended.
 

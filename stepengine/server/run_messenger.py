@@ -15,10 +15,16 @@ from stepengine.errors import AnswerRejected, InputError, JournalMissing, StepEn
 from stepengine.journal.mailbox import MailboxMessage
 from stepengine.journal.messages import send_tool_result
 from stepengine.journal.sleepers import wake_for_mailbox_message
-from stepengine.server.ledger import OPEN, RunRow, make_decisions_act, make_message_arrived_act, make_undecide_act
+from stepengine.server.ledger import (
+    OPEN,
+    RunRow,
+    make_count_message_act,
+    make_remove_decisions_act,
+    make_store_decisions_act,
+)
 from stepengine.server.problems import Problem
 from stepengine.server.quotas import QuotaTable, json_size
-from stepengine.server.run_requests import check_answers, check_not_ended, error_for_client
+from stepengine.server.run_requests import check_and_sign_answers, check_not_ended, make_client_error
 
 if TYPE_CHECKING:
     from stepengine.journal.sources import JournalLike
@@ -72,7 +78,8 @@ class RunMessenger:
         self._resuming: dict[str, asyncio.Task[Any]] = {}
 
     async def answer(
-        self, caller: Caller, row: RunRow, answers: Mapping[str, AnswerLike], *, of_page: Collection[str] = (), say: str = ""
+        self, caller: Caller, row: RunRow, answers: Mapping[str, AnswerLike], *, page_questions: Collection[str] = (),
+        user_input: str = "",
     ) -> None:  # fmt: skip
         """
         Answer open questions, all or none of them.
@@ -81,35 +88,35 @@ class RunMessenger:
             caller: Who answers.
             row: The run.
             answers: By the ids of their questions.
-            of_page: The questions that a tool of the page answers, and not *caller*.
-            say: User input that the next model call gets with the answers.
+            page_questions: The questions that a tool of the page answers, and not *caller*.
+            user_input: User input that the next model call gets with the answers.
 
         Raises:
             AnswerRejected: when a question is not open, or the answer does not fit it.
             Problem: when *caller* may not give such an answer.
         """
         check_not_ended(row)
-        given = check_answers(caller, answers, await self._find_open_questions(row, answers), of_page)
+        given = check_and_sign_answers(caller, answers, await self._find_open_questions(row, answers), page_questions)
         letters = [
             # The same id for two people who answer one question at the same time, so that the second is refused.
             MailboxMessage(kind="answer", topic=question, value=encode_stored(answer), id=f"{question}@{row.changed}")
             for question, answer in given.items()
             if not question.startswith(DOUBT)
         ]
-        if say:
-            letters.append(MailboxMessage(kind="input", value=say, id=f"input:{min(given)}@{row.changed}"))
+        if user_input:
+            letters.append(MailboxMessage(kind="input", value=user_input, id=f"input:{min(given)}@{row.changed}"))
         # In the ledger and not in the mailbox: a run that is killed while it repeats an effect would find the decision
         # there again, and repeat the effect once more.
         decided = {question: answer for question, answer in given.items() if question.startswith(DOUBT)}
         new: list[str] | None = None
         try:
             if decided:
-                new = await self._store.write(make_decisions_act(row.run, decided))
+                new = await self._store.write(make_store_decisions_act(row.run, decided))
             if letters:
                 await asyncio.to_thread(self._write_mailbox_messages, row, letters)
         except InputError:
             if new:
-                await self._store.write(make_undecide_act(row.run, new))
+                await self._store.write(make_remove_decisions_act(row.run, new))
             msg = f"somebody else has answered {' or '.join(map(repr, given))} in the meantime"
             raise AnswerRejected(msg) from None
         await self._notify_or_resume_run(row)
@@ -119,7 +126,8 @@ class RunMessenger:
         return await asyncio.to_thread(_find_mailbox_answers, self._store.journal(row.run), questions)
 
     async def answer_and_find_handle(
-        self, caller: Caller, row: RunRow, answers: Mapping[str, AnswerLike], *, of_page: Collection[str] = (), say: str = ""
+        self, caller: Caller, row: RunRow, answers: Mapping[str, AnswerLike], *, page_questions: Collection[str] = (),
+        user_input: str = "",
     ) -> RunHandle | None:  # fmt: skip
         """
         Answer a suspended run, and return the handle of its resumption; ``None`` if no run of this process resumes it.
@@ -127,18 +135,18 @@ class RunMessenger:
         Arguments and errors are those of ``answer``.
         """
         before = self._live.find_ended_handle(row.run)
-        await self.answer(caller, row, answers, of_page=of_page, say=say)
+        await self.answer(caller, row, answers, page_questions=page_questions, user_input=user_input)
         if row.run in self._resuming:
             await asyncio.wait((self._resuming[row.run],))
         handle = self._live.handles.get(row.run) or self._live.find_ended_handle(row.run)
         return None if handle is before else handle
 
     async def _find_open_questions(self, row: RunRow, wanted: Iterable[str]) -> dict[str, Question]:
-        """Return the open questions of a run, those in *wanted* also while the run is being suspended."""
+        """Return the open questions of a run; while it is being suspended, wait up to 30 s for those in *wanted*."""
         until = time.monotonic() + SUSPEND_SECONDS
         while True:
             is_live = row.run in self._live
-            known = {question.id: question for question in (await self._reader.details(row)).questions}
+            known = {question.id: question for question in (await self._reader.load_details(row)).questions}
             missing = set(wanted) - known.keys()
             if not (is_live and missing) or time.monotonic() > until:
                 return known
@@ -169,7 +177,7 @@ class RunMessenger:
                     # It was suspended in the meantime, and still has its mailbox.
                     is_new = await self._engines.engine.send_message(journal, topic, value, id=id, path=path)
             except StepEngineError as error:
-                raise error_for_client(error, StepEngineError, row, journal, status=409, kind="not_possible") from None
+                raise make_client_error(error, StepEngineError, row, journal, status=409, kind="not_possible") from None
             if not is_new:
                 use.refund()
         await self._notify_or_resume_run(row)
@@ -212,7 +220,7 @@ class RunMessenger:
         except ToolError as error:
             raise Problem(error.message, status=409, kind="no_such_call") from error
         except StepEngineError as error:
-            raise error_for_client(error, StepEngineError, row, journal, status=409, kind="not_possible") from None
+            raise make_client_error(error, StepEngineError, row, journal, status=409, kind="not_possible") from None
         await self._notify_or_resume_run(row)
 
     async def _send_mailbox_message(self, row: RunRow, message: MailboxMessage) -> MailboxMessage | None:
@@ -229,13 +237,14 @@ class RunMessenger:
         return message
 
     def _write_mailbox_messages(self, row: RunRow, messages: Iterable[MailboxMessage]) -> None:
+        """Write all messages to the mailbox next to the journal of a run, or none of them."""
         self._store.journal(row.run).mailbox().send_all(messages)
 
     async def _notify_or_resume_run(self, row: RunRow) -> None:
         """Make a run read its mailbox: notify it if this process runs it, resume it if no process does."""
         # In the ledger first, also for a run of this process, which may be suspended at this moment: if this process dies
         # now, the run is resumed.
-        await self._store.write(make_message_arrived_act(row.run))
+        await self._store.write(make_count_message_act(row.run))
         handle = self._live.handles.get(row.run)
         if handle is not None:
             await handle.fetch_mail()

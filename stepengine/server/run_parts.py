@@ -75,10 +75,10 @@ class ReaderPart(Protocol):
 
     @property
     def copies_journals(self) -> bool:
-        """Whether ``journal`` makes a copy, which does not grow with the run."""
+        """Whether ``get_journal`` makes a copy, which does not grow with the run."""
 
-    async def find(self, caller: Caller, run: str) -> RunRow:
-        """Return a run of *caller*."""
+    async def get_run(self, caller: Caller, run: str) -> RunRow:
+        """Return a run by its id; raise ``Problem`` 404 if it is missing or *caller* may not see it."""
 
     async def list_runs(
         self,
@@ -97,14 +97,14 @@ class ReaderPart(Protocol):
     async def count_by_agent_and_status(self) -> list[tuple[str, str, int]]:
         """Return the number of runs of each agent in each status."""
 
-    async def details(self, row: RunRow) -> ServedRun:
-        """Return the details of a run."""
+    async def load_details(self, row: RunRow) -> ServedRun:
+        """Return the status, open questions, result and cost of a run."""
 
-    async def summary(self, row: RunRow) -> RunListSummary:
-        """Return the summary of a run in a list."""
+    async def load_summary(self, row: RunRow) -> RunListSummary:
+        """Return the steps, cost, waits and output of a run for a list."""
 
-    async def journal(self, row: RunRow) -> Journal:
-        """Return the journal of a run."""
+    async def get_journal(self, row: RunRow) -> Journal:
+        """Return the journal of a run, or a copy of it."""
 
     def engine_for(self, row: RunRow) -> Engine:
         """Return the engine that executes a run, or else would resume it."""
@@ -112,7 +112,7 @@ class ReaderPart(Protocol):
     async def read_journal_bytes(self, row: RunRow) -> bytes:
         """Return the bytes of the journal of a run."""
 
-    async def spending(self, row: RunRow) -> Spending:
+    async def load_spending(self, row: RunRow) -> Spending:
         """Return the tokens and the cost of a run."""
 
 
@@ -259,7 +259,7 @@ class RunService(Protocol):
         """Restore the files that a run wrote: all of them or none, unless *partial*."""
 
     async def load_schedule_statuses(self) -> list[ScheduleStatus]:
-        """Return the state of each schedule."""
+        """Return each schedule with its next and last run."""
 
 
 def get_run_service(request: Request) -> RunService:
@@ -268,6 +268,6 @@ def get_run_service(request: Request) -> RunService:
     return found
 
 
-async def find_requested_run(request: Request, name: str = "run") -> RunRow:
+async def get_requested_run(request: Request, name: str = "run") -> RunRow:
     """Return the run that the member *name* of a request's path names, if it is the caller's; otherwise raise ``Problem``."""
-    return await get_run_service(request).reader.find(caller_of(request), request.path_params[name])
+    return await get_run_service(request).reader.get_run(caller_of(request), request.path_params[name])

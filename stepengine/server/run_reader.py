@@ -22,7 +22,7 @@ from stepengine.journal.questions import make_doubt_questions
 from stepengine.journal.show import find_root_end, spending_of, status_of
 from stepengine.server.ledger import OPEN, RunRow
 from stepengine.server.live_runs import RUNNING
-from stepengine.server.run_requests import require_own_run, resolve_owner, session_key
+from stepengine.server.run_requests import get_permitted_owner, make_owner_session_key, require_own_run
 from stepengine.server.run_summaries import RunSummaries, remove_oldest_entries
 from stepengine.server.stored_states import decode_state_with_references
 
@@ -88,7 +88,7 @@ class RunReader:
         engines: The engine, which replays a journal whose state is stored nowhere else.
 
     Attributes:
-        copies_journals: Always ``False``: ``journal`` returns what runs write.
+        copies_journals: Always ``False``: ``get_journal`` returns what runs write.
     """
 
     copies_journals = False
@@ -100,9 +100,9 @@ class RunReader:
         self._summaries = RunSummaries(store.journal)
         self._details: OrderedDict[tuple[str, str, float], ServedRun] = OrderedDict()
 
-    async def find(self, caller: Caller, run: str) -> RunRow:
+    async def get_run(self, caller: Caller, run: str) -> RunRow:
         """
-        Return a run of *caller*; if it has just ended in this process, wait until its end is recorded.
+        Return a run that *caller* may see; if it has just ended in this process, wait until its end is recorded.
 
         Raises:
             Problem: when there is no such run, or it belongs to somebody else; both look the same.
@@ -137,7 +137,7 @@ class RunReader:
         Raises:
             Problem: when *owner* is somebody else and *caller* no admin.
         """
-        whose = resolve_owner(caller, owner)
+        whose = get_permitted_owner(caller, owner)
         is_everybodys = owner is None and session is None and caller.may("admin")
         return await self._store.run_long_read(
             caller.name,
@@ -148,7 +148,7 @@ class RunReader:
                 statuses=statuses,
                 before=before,
                 limit=limit,
-                session=None if session is None else session_key(whose, session),
+                session=None if session is None else make_owner_session_key(whose, session),
                 search=search,
             ),
         )
@@ -158,7 +158,7 @@ class RunReader:
         query = "SELECT agent, status, count(*) FROM served GROUP BY agent, status"
         return await asyncio.to_thread(self._store.ledger.read, query)
 
-    async def details(self, row: RunRow) -> ServedRun:
+    async def load_details(self, row: RunRow) -> ServedRun:
         """Return the details of a run: from its handle if this process has it, else from its journal."""
         handle = self._live.handles.get(row.run)
         if handle is not None:
@@ -168,7 +168,7 @@ class RunReader:
                 phase=handle.phase.value,
                 epoch=handle.epoch,
                 questions=handle.questions,
-                parent=await asyncio.to_thread(_read_parent, self._store.journal(row.run)),
+                parent=await asyncio.to_thread(_find_fork_parent, self._store.journal(row.run)),
             )
         # A run that does not run does not change, so its journal is read once.
         key = (row.run, row.status, row.changed)
@@ -204,7 +204,7 @@ class RunReader:
         handle = self._live.find_ended_handle(row.run)
         return ServedRun(
             row=row,
-            status=_find_status(row, history),
+            status=_compute_status(row, history),
             epoch=None if handle is None else handle.epoch,
             questions=tuple(questions),
             output=None if ended is None else plain(ended.output),
@@ -218,7 +218,7 @@ class RunReader:
             warnings=() if ended is None else ended.warnings,
         )
 
-    async def state(self, row: RunRow) -> AgentState:
+    async def load_state(self, row: RunRow) -> AgentState:
         """
         Return the last state of a run that is not running.
 
@@ -244,13 +244,13 @@ class RunReader:
         with contextlib.suppress(StepEngineError):
             return (await replay(journal, on_divergence="stop")).state
         before = await self._store.find((row.request.get("turn") or {}).get("after") or "")
-        return AgentState() if before is None else await self.state(before)
+        return AgentState() if before is None else await self.load_state(before)
 
-    async def summary(self, row: RunRow) -> RunListSummary:
+    async def load_summary(self, row: RunRow) -> RunListSummary:
         """Return the summary of a run from its journal; an empty one if it cannot be read."""
-        return await self._summaries.get(row)
+        return await self._summaries.load_summary(row)
 
-    async def journal(self, row: RunRow) -> Journal:
+    async def get_journal(self, row: RunRow) -> Journal:
         """Return the journal of a run, which grows while the run is executed."""
         return self._store.journal(row.run)
 
@@ -262,7 +262,7 @@ class RunReader:
         """Return the bytes of the journal of a run."""
         return await asyncio.to_thread(lambda: self._store.journal(row.run).content())
 
-    async def spending(self, row: RunRow) -> Spending:
+    async def load_spending(self, row: RunRow) -> Spending:
         """Return the tokens and the cost of a run according to its journal."""
         journal = self._store.journal(row.run)
         try:
@@ -271,7 +271,7 @@ class RunReader:
             return Spending()
 
 
-def _read_parent(journal: Journal) -> Mapping[str, str] | None:
+def _find_fork_parent(journal: Journal) -> Mapping[str, str] | None:
     """Return the parent of a fork that is executed; ``None`` for other runs, and before a journal has its first record."""
     try:
         head = journal.head()
@@ -280,7 +280,8 @@ def _read_parent(journal: Journal) -> Mapping[str, str] | None:
     return None if head is None else head.parent
 
 
-def _find_status(row: RunRow, history: History) -> str:
+def _compute_status(row: RunRow, history: History) -> str:
+    """Return the status of a run by its row and its journal, which may be newer than the row."""
     if history.is_complete:
         return status_of(history)
     if row.status not in OPEN:

@@ -124,7 +124,7 @@ class RunRecovery:
     def _find_orphaned_runs(self, live: Collection[str], *, at_once: bool) -> list[RunRow]:
         """Return the runs whose process died, so that no process holds their locks. Locks are checked before the rows are read."""
         ledger = self._store.ledger
-        others = [run for run in ledger.list_active_runs() if run not in live]
+        others = [run for run in ledger.list_active_run_ids() if run not in live]
         free = [
             row for run in others if not self._store.journal(run).is_held() and (row := ledger.find(run)) is not None
         ]

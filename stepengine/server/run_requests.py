@@ -163,8 +163,8 @@ class StartRequest:
     is_patient: bool = True
 
 
-def resolve_agent(agents: Sequence[str], name: str) -> str:
-    """Return the id of the agent *name*; raise ``InputError`` if clients may not start it."""
+def require_listed_agent(agents: Sequence[str], name: str) -> str:
+    """Return *name* if it is one of the ids *agents* that clients may start; otherwise raise ``InputError``."""
     # Exactly as listed: the engine itself would also accept paths and other spellings.
     if name not in agents:
         msg = f"there is no agent {name[:200]!r} here; available agents: {list_names(sorted(agents), name)}"
@@ -225,15 +225,15 @@ def check_may_continue_session(caller: Caller, asked: StartRequest, *, stores_me
         raise Problem(msg, status=403, kind="scope_missing", members={"scope": "answer"})
 
 
-def make_session_key(caller: Caller, session: str | None) -> str | None:
+def make_checked_session_key(caller: Caller, session: str | None) -> str | None:
     """Return the key of a conversation of *caller*; raise ``InputError`` for a name that cannot be in a URL."""
     if session is not None and not session.isprintable():
         msg = "the name of a conversation must have only printable characters, because it can be part of a URL"
         raise InputError(msg, issues=(f"session_id: {msg}",))
-    return None if session is None else session_key(caller.name, session)
+    return None if session is None else make_owner_session_key(caller.name, session)
 
 
-def session_key(owner: str, session: str) -> str:
+def make_owner_session_key(owner: str, session: str) -> str:
     """Return the key of a conversation of *owner*; names of other owners never have the same key."""
     return f"{hashlib.sha256(owner.encode()).hexdigest()[:16]}:{session}"
 
@@ -246,7 +246,7 @@ def require_own_run(caller: Caller, run: str, row: RunRow | None) -> RunRow:
     return row
 
 
-def resolve_owner(caller: Caller, owner: str | None) -> str:
+def get_permitted_owner(caller: Caller, owner: str | None) -> str:
     """Return *caller*'s name, or for an admin the given *owner*; raise ``Problem`` if another caller gives an owner."""
     if owner is None or owner == caller.name:
         return caller.name
@@ -268,12 +268,15 @@ def check_not_ended(row: RunRow) -> None:
         raise Problem(msg, status=409, kind="ended", members={"run_status": row.status})
 
 
-def check_answers(
-    caller: Caller, answers: Mapping[str, AnswerLike], open_: Mapping[str, Question], of_page: Collection[str] = ()
+def check_and_sign_answers(
+    caller: Caller,
+    answers: Mapping[str, AnswerLike],
+    open_: Mapping[str, Question],
+    page_questions: Collection[str] = (),
 ) -> dict[str, Answer]:
-    """Return the answers as those of *caller*, or of the page; raise unless each fits an open question and *caller* may give it."""
+    """Return the answers with *caller*, or the page, as their author; raise unless each fits an open question and *caller* may give it."""
     given = {
-        question: attrs.evolve(answer, by=PAGE) if question in of_page else answer
+        question: attrs.evolve(answer, by=PAGE) if question in page_questions else answer
         for question, answer in match_answers(answers, open_, by=caller.name).items()
     }
     needs_admin = any(
@@ -289,21 +292,21 @@ def check_answers(
     return given
 
 
-def error_for_client(
-    error: StepEngineError, own: type[StepEngineError], row: RunRow, journal: Journal, *, status: int, kind: str
+def make_client_error(
+    error: StepEngineError, expected: type[StepEngineError], row: RunRow, journal: Journal, *, status: int, kind: str
 ) -> Exception:
     """
     Return the error that a client receives if a request about a run fails.
 
     Args:
         error: The error.
-        own: Errors of exactly this class say that the run cannot do what was requested.
+        expected: Errors of exactly this class say that the run cannot do what was requested.
         row: The run.
         journal: Its journal, whose path the client must not see.
-        status: The HTTP status for errors of class *own*.
-        kind: The kind of problem for errors of class *own*.
+        status: The HTTP status for errors of class *expected*.
+        kind: The kind of problem for errors of class *expected*.
     """
     message = error.message.replace(journal.name, f"run {row.run}")
     if isinstance(error, InputError):
         return InputError(message, issues=(message,))
-    return Problem(message, status=status, kind=kind) if type(error) is own else error
+    return Problem(message, status=status, kind=kind) if type(error) is expected else error

@@ -54,7 +54,7 @@ class RunSchedules:
         await self._stack.aclose()
 
     async def load_statuses(self) -> list[ScheduleStatus]:
-        """Return the state of each schedule."""
+        """Return each schedule with its next and last run."""
         return await asyncio.to_thread(
             load_schedule_statuses, self._schedules, runs=self._store.place, now=datetime.now(UTC)
         )

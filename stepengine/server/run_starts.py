@@ -19,9 +19,9 @@ from stepengine.server.quotas import QuotaTable, json_size
 from stepengine.server.run_requests import (
     StartRequest,
     check_may_continue_session,
-    make_session_key,
+    make_checked_session_key,
     request_to_json,
-    resolve_agent,
+    require_listed_agent,
 )
 
 if TYPE_CHECKING:
@@ -69,13 +69,13 @@ def plan_start(
         InputError: when it names an agent, limit or conversation that cannot be used.
         Problem: when *caller* may not continue a conversation.
     """
-    agent = resolve_agent(agents, asked.agent)
+    agent = require_listed_agent(agents, asked.agent)
     check_may_continue_session(caller, asked, stores_messages=stores_messages)
     request, now = request_to_json(engine.agent(agent).limits, asked), time.time()
     if asked.after is not None:
         # The newest run of a conversation is the one that was created last, also if the clocks of two servers differ.
         now = max(now, asked.after.created + 0.001)
-    return StartPlan(agent, request, make_session_key(caller, asked.session), now)
+    return StartPlan(agent, request, make_checked_session_key(caller, asked.session), now)
 
 
 class RunStarts(ABC, Generic[Row]):
@@ -100,7 +100,7 @@ class RunStarts(ABC, Generic[Row]):
             Problem: when there is no such agent, too many runs are executed, the server stops, the caller's quota is exceeded,
                 or the key belongs to another request.
         """
-        row = await self._check_and_make_row(caller, asked)
+        row = await self._check_request_and_make_row(caller, asked)
         is_repeat = key is not None and await self._has_idempotency_key(row.owner, key, row.created)
         # A repeated request starts nothing: it is answered also where a new one would be refused.
         size = 0 if is_repeat else json_size(row.request)
@@ -111,7 +111,7 @@ class RunStarts(ABC, Generic[Row]):
                 with self._pending.track(row.run):
                     known = await self._register_or_find_earlier_run(row, key)
                     if known is None:
-                        await self._start_or_remove(row)
+                        await self._start_or_unregister(row)
                         return row.run, True
                 use.refund()
         if await self._pending.wait_if_pending(known) and not await self._is_registered(known):
@@ -124,8 +124,8 @@ class RunStarts(ABC, Generic[Row]):
         return nullcontext()
 
     @abstractmethod
-    async def _check_and_make_row(self, caller: Caller, asked: StartRequest) -> Row:
-        """Check a request, and return its run."""
+    async def _check_request_and_make_row(self, caller: Caller, asked: StartRequest) -> Row:
+        """Check a request to start a run, and return the row of the run, which is not registered yet."""
 
     @abstractmethod
     async def _has_idempotency_key(self, owner: str, key: str, now: float) -> bool:
@@ -136,8 +136,8 @@ class RunStarts(ABC, Generic[Row]):
         """Register a run; return the id of the earlier run with the same key instead, if there is one."""
 
     @abstractmethod
-    async def _start_or_remove(self, row: Row) -> None:
-        """Start a run that was registered just now; one that cannot be started is removed."""
+    async def _start_or_unregister(self, row: Row) -> None:
+        """Start a run that was just registered; if it cannot be started, remove its registration and raise."""
 
     @abstractmethod
     async def _is_registered(self, run: str) -> bool:

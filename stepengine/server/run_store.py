@@ -18,7 +18,7 @@ from stepengine.journal.sources import parse_database_path
 from stepengine.journal.sqlite import SqliteJournal
 from stepengine.runtime.logs import LOGGER
 from stepengine.server.access import resolve_trusted_path
-from stepengine.server.ledger import Act, Ledger, RunRow, make_status_act
+from stepengine.server.ledger import Act, Ledger, RunRow, make_store_status_act
 
 if TYPE_CHECKING:
     from stepengine.server.quotas import QuotaUsage
@@ -70,7 +70,7 @@ class RunStore:
         resolve_trusted_path(folder)
         if self.is_database and self.place.exists():
             resolve_trusted_path(self.place)
-        self.ledger.list_active_runs()
+        self.ledger.list_active_run_ids()
         with open_wake_index(self.place) as index:
             index.list_all()
 
@@ -88,9 +88,9 @@ class RunStore:
         """Return the row of a run, or ``None``."""
         return await asyncio.to_thread(self.ledger.find, run)
 
-    async def usage(self, owner: str) -> QuotaUsage:
-        """Return the open runs and stored bytes of an owner."""
-        return await self.run_long_read(owner, partial(self.ledger.usage, owner))
+    async def measure_usage(self, owner: str) -> QuotaUsage:
+        """Return the open runs and stored bytes of an owner, counted in the ledger and its files."""
+        return await self.run_long_read(owner, partial(self.ledger.measure_usage, owner))
 
     async def run_long_read(self, owner: str, work: Callable[[], Made]) -> Made:
         """Execute a read of the ledger that may take seconds; each owner has one at a time, and all of them have one thread."""
@@ -143,7 +143,7 @@ class RunStore:
             status = "stranded"
             if row.status == "started" and not await asyncio.to_thread(self._has_record, run):
                 tries = NEVER_STARTED
-        await self.write(make_status_act(run, status, now, tries=tries, error=self._shorten_error(run, reason)))
+        await self.write(make_store_status_act(run, status, now, tries=tries, error=self._shorten_error(run, reason)))
 
     def _has_record(self, run: str) -> bool:
         try:

@@ -81,8 +81,8 @@ class RunSummaries:
         self._followed: OrderedDict[str, tuple[_JournalSummary, asyncio.Lock]] = OrderedDict()
         self._known: OrderedDict[tuple[str, str, float], RunListSummary] = OrderedDict()
 
-    async def get(self, row: RunRow) -> RunListSummary:
-        """Return the summary of a run; an empty one if its journal cannot be read."""
+    async def load_summary(self, row: RunRow) -> RunListSummary:
+        """Return the summary of a run, from memory if it did not change; an empty one if its journal cannot be read."""
         key = (row.run, row.status, row.changed)
         if key in self._known:
             self._known.move_to_end(key)
@@ -118,6 +118,7 @@ class _JournalSummary:
         self._cost: Decimal | None = Decimal(0)
 
     def refresh(self) -> RunListSummary:
+        """Read the new records of the journal, and return the updated summary."""
         is_behind = True
         while is_behind:
             news = self._follower.read_new()

@@ -13,9 +13,9 @@ from stepengine.errors import StepEngineError
 from stepengine.journal.event_stream import FIRST_PAUSE_SECONDS, JournalWatch, next_pause
 from stepengine.journal.pending_items import find_waits
 from stepengine.journal.show import find_root_end, spending_of
-from stepengine.server.ledger import OPEN, RunRow, make_shown_message_act
+from stepengine.server.ledger import OPEN, RunRow, make_store_shown_message_act
 from stepengine.server.live_runs import RUNNING
-from stepengine.server.run_requests import make_session_key
+from stepengine.server.run_requests import make_checked_session_key
 
 if TYPE_CHECKING:
     from stepengine.data.events import Event
@@ -47,7 +47,7 @@ class RunTurns:
 
     async def find_newest_run(self, caller: Caller, session: str) -> RunRow | None:
         """Return the last run of a conversation of *caller*; one that has just ended once its end is in the ledger."""
-        read = partial(self._store.ledger.find_newest_run, caller.name, make_session_key(caller, session))
+        read = partial(self._store.ledger.find_newest_run, caller.name, make_checked_session_key(caller, session))
         row = await asyncio.to_thread(read)
         handle = None if row is None else self._live.handles.get(row.run)
         if row is not None and (handle.done if handle is not None else row.status in RUNNING):
@@ -55,13 +55,13 @@ class RunTurns:
             row = await asyncio.to_thread(read)
         return row
 
-    async def state(self, row: RunRow) -> AgentState:
-        """Return the last state of a run that is not running; errors are those of ``RunReader.state``."""
-        return await self._reader.state(row)
+    async def load_state(self, row: RunRow) -> AgentState:
+        """Return the last state of a run that is not running; errors are those of ``RunReader.load_state``."""
+        return await self._reader.load_state(row)
 
-    async def result(self, row: RunRow) -> RunResult:
-        """Return the result of a run that is not running; errors are those of ``state``."""
-        state = await self.state(row)
+    async def load_result(self, row: RunRow) -> RunResult:
+        """Return the result of a run that is not running; errors are those of ``load_state``."""
+        state = await self.load_state(row)
         return await asyncio.to_thread(_result_from_state, self._store.journal(row.run).history, row, state)
 
     async def find_last_event_id(self, row: RunRow) -> str | None:
@@ -75,8 +75,8 @@ class RunTurns:
         answers: Mapping[str, AnswerLike],
         *,
         after: str | None = None,
-        of_page: Collection[str] = (),
-        say: str = "",
+        page_questions: Collection[str] = (),
+        user_input: str = "",
     ) -> AsyncGenerator[Event, None]:
         """
         Answer a suspended run, and return the events of its resumption.
@@ -86,12 +86,14 @@ class RunTurns:
             row: The run.
             answers: By the ids of their questions.
             after: The last event that the client has, for a run that another process resumes.
-            of_page: The questions that a tool of the page answers, and not *caller*.
-            say: User input that the next model call gets with the answers.
+            page_questions: The questions that a tool of the page answers, and not *caller*.
+            user_input: User input that the next model call gets with the answers.
 
         Errors are those of ``RunMessenger.answer``.
         """
-        handle = await self._messenger.answer_and_find_handle(caller, row, answers, of_page=of_page, say=say)
+        handle = await self._messenger.answer_and_find_handle(
+            caller, row, answers, page_questions=page_questions, user_input=user_input
+        )
         if handle is None:
             return self._follow_journal(caller, row.run, after)
         return self._delay_last_event(row.run, handle.events())
@@ -121,8 +123,8 @@ class RunTurns:
                 break
             pause = next_pause(pause, has_news=bool(events))
             await asyncio.sleep(0 if watch.is_behind else pause)
-        row = await self._reader.find(caller, run)
-        yield RunFinished(result=await self.result(row), run_id=run)
+        row = await self._reader.get_run(caller, run)
+        yield RunFinished(result=await self.load_result(row), run_id=run)
 
     async def _is_idle(self, run: str) -> bool:
         """Return whether no process executes the run, so that its state only changes when it is resumed."""
@@ -141,7 +143,7 @@ class RunTurns:
 
     async def store_shown_message(self, run: str, message: str, place: str) -> None:
         """Store the id of the newest message that shows a run on a page, which starts after the event *place*."""
-        await self._store.write(make_shown_message_act(run, message, place))
+        await self._store.write(make_store_shown_message_act(run, message, place))
 
     async def find_shown_message(self, run: str) -> tuple[str, str] | None:
         """Return the message id and the event that ``store_shown_message`` stored for a run."""

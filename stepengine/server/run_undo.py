@@ -12,7 +12,7 @@ from stepengine.journal.file_undo import undo
 from stepengine.journal.provenance import is_written_by_user
 from stepengine.runtime.logs import LOGGER
 from stepengine.server.problems import Problem
-from stepengine.server.run_requests import error_for_client
+from stepengine.server.run_requests import make_client_error
 
 if TYPE_CHECKING:
     from stepengine.journal.file_undo import UndoResult
@@ -65,7 +65,7 @@ async def restore_files(
         # Trusted, because the state folder of this machine need not know journals of other servers of the storage location.
         return await asyncio.to_thread(undo, journal, roots, trust=True, at=at, dry_run=dry_run, partial=partial)
     except JournalError as error:
-        raise error_for_client(error, JournalError, row, journal, status=422, kind="no_such_place") from None
+        raise make_client_error(error, JournalError, row, journal, status=422, kind="no_such_place") from None
     except DefinitionError as error:
         LOGGER.error("the folders that runs write in cannot be used: %s", error.message)
         msg = "the folders that runs write in cannot be used"

@@ -45,14 +45,14 @@ class RunWatcher:
         """
         had, handle = ReaderPosition.parse(after), self._live.find_newest_handle(row)
         if handle is None:
-            return self._shared.get_followed_events(row.run).events(had, stay=row.status in RUNNING)
+            return self._shared.get_or_create_followed_events(row.run).events(had, stay=row.status in RUNNING)
         is_its = had.place is not None and had.place.epoch == handle.epoch
         after = had.last_event_id if is_its else None
         if (is_its and not (had.is_mixed and had.marks)) or (
             had.place is None and not self._live.was_resumed_here(row.run)
         ):
             return handle.events(after=after)
-        following = self._shared.get_followed_events(row.run)
+        following = self._shared.get_or_create_followed_events(row.run)
         if row.run in self._live:
             return stream_recorded_then_live_events(handle.events(after=after), following, had)
         return following.events(had, stay=False)
@@ -72,9 +72,9 @@ class RunWatcher:
         """
         return ReaderPosition.parse(after)
 
-    def stop_idle_streams(self) -> None:
-        """Stop following the journals that no client reads."""
-        self._shared.stop_idle_streams()
+    def stop_following_idle_runs(self) -> None:
+        """Stop following the journals that no client has read for a while."""
+        self._shared.stop_following_idle_runs()
 
     def close(self) -> None:
         """Stop following all journals. Streams end when ``ServiceState.stopping`` is set, not by this."""

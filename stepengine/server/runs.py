@@ -94,9 +94,11 @@ class Runs:
     ) -> None:
         self.state = ServiceState()
         self.store = store = RunStore(place)
-        self.quotas = QuotaTable(quotas or Quotas(), store.usage)
+        self.quotas = QuotaTable(quotas or Quotas(), store.measure_usage)
         self.engines = engines = CurrentEngine(engine, agents, sources)
-        self.live = live = LiveRuns(store, engines, max_live=max_live, drain=drain, resume=self._resume)
+        self.live = live = LiveRuns(
+            store, engines, max_live=max_live, drain=drain, resume=self._resume_and_record_failure
+        )
         self.reader = reader = RunReader(store, live, engines)
         self.launcher = RunLauncher(store, live, engines, reader, self.quotas, wait_for_answers=wait_for_answers)
         self.watcher = RunWatcher(store, live)
@@ -107,10 +109,10 @@ class Runs:
         self.turns = RunTurns(store, live, reader, self.messenger)
         self.foreign = ForeignRuns(store, self.launcher)
         self._schedules = RunSchedules(store, engines, self.launcher, schedules)
-        self._recovery = RunRecovery(store, live, self.launcher, self.watcher.stop_idle_streams)
+        self._recovery = RunRecovery(store, live, self.launcher, self.watcher.stop_following_idle_runs)
         self._roots = tuple(roots)
 
-    async def _resume(self, row: RunRow) -> None:
+    async def _resume_and_record_failure(self, row: RunRow) -> None:
         # The launcher needs the live runs, so they get it through this method.
         await self.launcher.resume_and_record_failure(row)
 
@@ -170,7 +172,7 @@ class Runs:
         self.live.is_closing, self.state.is_ready = True, False
         self.state.stopping.set()
         await self._schedules.stop()
-        waits = await self.live.wait_for_ends()
+        waits = await self.live.wait_for_run_ends()
         # `stopping` has ended the streams before the runs are interrupted: a client reconnects to the next process.
         self.watcher.close()
         await self.live.interrupt_all()
@@ -190,7 +192,7 @@ class Runs:
         await self.engines.try_rebuild()
 
     async def load_schedule_statuses(self) -> list[ScheduleStatus]:
-        """Return the state of each schedule."""
+        """Return each schedule with its next and last run."""
         return await self._schedules.load_statuses()
 
     async def undo(

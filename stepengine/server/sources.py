@@ -56,11 +56,11 @@ class EngineSources:
 
     def record_file_hashes(self) -> None:
         """Record the contents of the files imported so far."""
-        self._marks = {file: self._hash_unless_saved_since(file) for file in self._watched_files()}
+        self._marks = {file: self._hash_unless_saved_since(file) for file in self._list_watched_files()}
 
     def has_changed_files(self, *, retry: bool = True) -> bool:
         """Return whether a file differs from its imported version; unless *retry*, a version that failed to load is ignored."""
-        now = {file: _hash_file(file) for file in self._watched_files()}
+        now = {file: _hash_file(file) for file in self._list_watched_files()}
         for file in now.keys() - self._marks.keys():
             # A handler may import something while it is at work.
             self._marks[file] = self._hash_unless_saved_since(file)
@@ -103,7 +103,7 @@ class EngineSources:
         Raises:
             Problem: when they make none.
         """
-        since, before = time.time_ns(), {file: _hash_file(file) for file in self._watched_files()}
+        since, before = time.time_ns(), {file: _hash_file(file) for file in self._list_watched_files()}
         held = self._unload_author_modules()
         try:
             with _ignore_bytecode():
@@ -115,16 +115,19 @@ class EngineSources:
             raise _make_source_problem(error_text(error), file, line) from error
         # A file that is saved while it is imported is seen the next time.
         self._since, self._refused = since, None
-        self._marks = {file: before.get(file) or self._hash_unless_saved_since(file) for file in self._watched_files()}
+        self._marks = {
+            file: before.get(file) or self._hash_unless_saved_since(file) for file in self._list_watched_files()
+        }
         return engine
 
-    def _watched_files(self) -> set[str]:
+    def _list_watched_files(self) -> set[str]:
         return {
             *files_imported_since(self._known),
             *[str(Path(file).resolve()) for file in self._maker.iter_watched_files()],
         }
 
     def _hash_unless_saved_since(self, file: str) -> bytes:
+        """Return the hash of a file; a mark that no hash equals if it was saved after the import began."""
         try:
             is_later = Path(file).stat().st_mtime_ns > self._since - COARSE
         except OSError:
@@ -153,16 +156,16 @@ def _hash_file(file: str) -> bytes:
         return b""
 
 
-def _make_source_problem(said: str, file: str, line: int) -> Problem:
+def _make_source_problem(message: str, file: str, line: int) -> Problem:
     where = f"{file}:{line}"
-    said = said if not file or where in said else f"{where}: {said}"
-    msg = f"the agents' files cannot be loaded, so the server uses the last version that loaded: {said}"
+    message = message if not file or where in message else f"{where}: {message}"
+    msg = f"the agents' files cannot be loaded, so the server uses the last version that loaded: {message}"
     return Problem(msg, status=409, kind="broken_code", members={"file": file, "line": line})
 
 
 @contextlib.contextmanager
 def _ignore_bytecode() -> Iterator[None]:
-    """Import sources without bytecode while the block runs, since bytecode is matched by second and size only."""
+    """Import only sources within the block: ignore and write no bytecode, which is matched by second and size only."""
     before = sys.dont_write_bytecode, sys.pycache_prefix
     sys.dont_write_bytecode, sys.pycache_prefix = True, f"{tempfile.gettempdir()}/none-{os.urandom(8).hex()}"
     importlib.invalidate_caches()

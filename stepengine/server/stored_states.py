@@ -45,7 +45,7 @@ def encode_state_with_references(state: AgentState, journal: FileJournal | Sqlit
     packed = pack_texts(codec.to_json(state), texts, SHARED_CHARS)
     if texts:
         with suppress(JournalError, ValueError):
-            recorded = _read_texts(journal)
+            recorded = _read_texts_by_fingerprint(journal)
             texts = {fp: text for fp, text in texts.items() if fp not in recorded}
     return to_compact_json({"state": packed, "texts": texts})
 
@@ -69,23 +69,24 @@ def decode_state_with_references(stored: str, journal: FileJournal | SqliteJourn
 
 def _unpack_with_journal(packed: Any, texts: Mapping[str, object], journal: FileJournal | SqliteJournal) -> object:
     try:
-        return unpack_texts(packed, {**_read_texts(journal), **texts})
+        return unpack_texts(packed, {**_read_texts_by_fingerprint(journal), **texts})
     except (KeyError, ValueError) as error:
         msg = f"{journal.name} lacks a text of the last state of its run"
         raise JournalError(msg) from error
 
 
-def _read_texts(journal: FileJournal | SqliteJournal) -> dict[str, str]:
-    """Return the texts of a journal by their fingerprints."""
+def _read_texts_by_fingerprint(journal: FileJournal | SqliteJournal) -> dict[str, str]:
+    """Return the long texts of a journal by their fingerprints."""
     return {
         fingerprint(text): text
         for line in journal.content().splitlines()
-        for text in _find_texts(json.loads(line))
+        for text in _iter_texts(json.loads(line))
         if len(text) > SHARED_CHARS
     }
 
 
-def _find_texts(value: Any) -> Iterator[str]:
+def _iter_texts(value: Any) -> Iterator[str]:
+    """Yield all texts in a JSON value, but no keys."""
     waiting = [value]
     while waiting:
         one = waiting.pop()

@@ -67,7 +67,7 @@ NEAR = 4
 
 @cache
 def _load_page_files() -> dict[str, SharedResponse]:
-    """Return the files of the page by name."""
+    """Return the files of the page by name; they are read once."""
     folder, found = files(__package__ or __name__) / "page", dict[str, bytes]()
     waiting = [("", folder)]
     for before, place in waiting:
@@ -132,7 +132,7 @@ class RunPageData:
             JournalError: when the journal cannot be read.
         """
         try:
-            journal = await self._runs.reader.journal(row)
+            journal = await self._runs.reader.get_journal(row)
             if self._runs.reader.copies_journals:
                 # Not followed in pieces: it does not grow.
                 return await asyncio.to_thread(_read_page_data_once, journal, row.run, after)
@@ -166,7 +166,7 @@ class RunPageData:
             JournalError: when the journal cannot be read.
         """
         reader = self._runs.reader
-        journal, engine = await reader.journal(row), reader.engine_for(row)
+        journal, engine = await reader.get_journal(row), reader.engine_for(row)
         work = _collect_current_lines if last else _collect_source_lines_and_variables
         try:
             async with self._walking:
@@ -182,7 +182,7 @@ class RunPageData:
         found = self._asked.get(key)
         if found is None:
             try:
-                found = (await self._runs.reader.details(row)).questions
+                found = (await self._runs.reader.load_details(row)).questions
             except JournalError:
                 return ()
             # In a database the row of a waiting run stays the same when it asks something else.
@@ -191,16 +191,18 @@ class RunPageData:
                 remove_oldest_entries(self._asked, ASKED_KEPT)
         if self._runs.reader.copies_journals or not any(one.path for one in found):
             return tuple([QuestionDetails(one) for one in found])
-        return await asyncio.to_thread(_add_asking_programs, await self._runs.reader.journal(row), found)
+        return await asyncio.to_thread(_add_asking_programs, await self._runs.reader.get_journal(row), found)
 
 
 def _read_followed_page_data(following: FollowedJournal, after: int | None) -> bytes:
+    """Read the new records of a journal; return its page data as JSON, or with *after* only the changes since."""
     following.read_new_records()
     # In here, where nobody else reads: what is told are the lists themselves, which grow.
-    return json.dumps(_make_whole_payload(following) if after is None else following.changes_after(after)).encode()
+    return json.dumps(_make_full_page_data(following) if after is None else following.changes_after(after)).encode()
 
 
-def _make_whole_payload(following: FollowedJournal) -> dict[str, Any]:
+def _make_full_page_data(following: FollowedJournal) -> dict[str, Any]:
+    """Return all page data of a journal, without the notes about lines of handlers, which are requested separately."""
     told = following.make_page_data()
     # Where handlers stood is asked for by itself.
     told["missing"] = [one for one in told["missing"] if not one.get("handler")]
@@ -212,7 +214,7 @@ def _read_page_data_once(journal: Journal, name: str, after: int | None) -> byte
     following = FollowedJournal(journal, name)
     told: dict[str, Any] = {"after": after}
     if after is None:
-        told = _make_whole_payload(following)
+        told = _make_full_page_data(following)
     elif after != following.offset:
         told = following.changes_after(0)
     return json.dumps(told).encode()
@@ -291,6 +293,7 @@ class QuestionDetails:
 
 
 def _add_asking_programs(journal: Journal, questions: Iterable[Question]) -> tuple[QuestionDetails, ...]:
+    """Return questions with the programs that ask them; without programs if the journal cannot be read."""
     try:
         history = journal.history()
         asked = {question.id: address for question_id, (address, question) in open_questions(history).items()}

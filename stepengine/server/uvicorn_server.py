@@ -48,21 +48,21 @@ async def serve_until_signal(served: Application, host: str, port: int, on_liste
     server = uvicorn.Server(config)
     begin = server.startup
 
-    async def started(sockets: Any = None) -> None:
+    async def start_and_report_url(sockets: Any = None) -> None:
         await begin(sockets)
         if server.started:
-            on_listening(_find_server_url(server))
+            on_listening(_get_server_url(server))
 
-    def stop() -> None:
+    def stop_server() -> None:
         server.should_exit = True
         served.end_event_streams()
 
-    server.startup = started  # type: ignore[method-assign]
+    server.startup = start_and_report_url  # type: ignore[method-assign]
     # By uvicorn's own way a signal is raised again behind its end, and the process would be killed by it.
     server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
+        loop.add_signal_handler(number, stop_server)
     try:
         async with served.lifespan():
             # uvicorn raises SystemExit where it cannot listen.
@@ -74,6 +74,6 @@ async def serve_until_signal(served: Application, host: str, port: int, on_liste
     return server.started
 
 
-def _find_server_url(server: Any) -> str:
+def _get_server_url(server: Any) -> str:
     host, port = server.servers[0].sockets[0].getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -49,7 +49,7 @@ async def start_chat_turn(request: Request) -> Response:
     if answers or asks:
         caller_of(request).must("answer")
     if answers:
-        _check_answers_last_run(chat, body.messages[-1])
+        _require_answers_for_last_run(chat, body.messages[-1])
     taken = await chat.start_next_turn(agent, prompt, answers)
     message = taken.run
     if answers:  # what comes of them goes into the message that asks
@@ -57,10 +57,10 @@ async def start_chat_turn(request: Request) -> Response:
     elif taken.place is not None:
         message = f"{taken.run}-{taken.place.rpartition('-')[2]}"
         await chat.turns.store_shown_message(taken.run, message, taken.place)
-    return _stream_response(chat, taken.events, message, version)
+    return _make_event_stream_response(chat, taken.events, message, version)
 
 
-def _check_answers_last_run(chat: CallerConversation, message: dict[str, Any]) -> None:
+def _require_answers_for_last_run(chat: CallerConversation, message: dict[str, Any]) -> None:
     """Raise for answers to questions of another run."""
     given = [p["approval"]["id"] for p in message["parts"] if p.get("state") == "approval-responded"]
     runs = {run for run, colon, _ in [id_.partition(":") for id_ in given] if colon}
@@ -75,7 +75,7 @@ async def reconnect_to_chat(request: Request) -> Response:
     if chat.last is None or chat.last.agent != agent:
         return Response(status_code=204)
     message, after = await chat.turns.find_shown_message(chat.last.run) or (chat.last.run, None)
-    return _stream_response(chat, chat.stream_events(chat.last, after), message, version)
+    return _make_event_stream_response(chat, chat.stream_events(chat.last, after), message, version)
 
 
 def _parse_protocol_version(request: Request) -> int:
@@ -86,7 +86,7 @@ def _parse_protocol_version(request: Request) -> int:
     return int(given)
 
 
-def _stream_response(
+def _make_event_stream_response(
     chat: CallerConversation, events: AsyncGenerator[Event, None], message: str, version: int
 ) -> Response:
     chunks = vercel(events, message_id=message, version=version)

@@ -141,6 +141,7 @@ def is_in_both_streams(event: Event) -> bool:
 
 
 def _advances_mark(event: Event, mark: Mark | None) -> bool:
+    """Return whether an event replaces the mark of its path: both streams have it, and it is not an earlier start."""
     if not is_in_both_streams(event):
         return False
     # What is begun a second time after a restart stands in the journal where it was begun first.
@@ -276,7 +277,7 @@ class FollowedEvents:
 
     async def read_unread_events(self, had: ReaderPosition) -> tuple[UnreadEvents, Sequence[Event], int]:
         """
-        Return the recorded events for a reader of another stream.
+        Return the recorded events that a reader of another stream lacks, all events compared, and the place of the last one.
 
         Returns:
             It, the events among which it was looked for, and the place of the last of them.
@@ -296,6 +297,7 @@ class FollowedEvents:
             self._remove_reader()
 
     def _remove_reader(self) -> None:
+        """Count one reader less and store the time; without readers, a closed stream stops reading."""
         self.readers -= 1
         if self._is_closed and not self.readers:
             self.close()
@@ -304,30 +306,31 @@ class FollowedEvents:
     async def _stream_until_end(self, had: ReaderPosition, *, stay: bool) -> AsyncGenerator[Event, None]:
         await self._read_remaining_records()
         if self._task is None:
-            self._task = asyncio.create_task(self._read_forever())
+            self._task = asyncio.create_task(self._poll_journal_forever())
         turn = self._turn
-        waiting, place, marks = await self._find_start(had)
+        waiting, place, marks = await self._find_first_events(had)
         while True:
             for event in waiting:
                 yield event
             if turn != self._turn:
                 turn, marks, place = self._turn, {}, min(place, self._kept - 1)
                 yield EventsDropped(count=self._lost, reason="journal")
-            news, found = self._news, await self._events_after(place)
+            news, found = self._news, await self._get_events_after(place)
             waiting = [event for event in found if _is_new_and_drop_mark(marks, event)]
             place += len(found)
             if waiting or turn != self._turn or place + 1 < self._end_index:
                 continue
-            if self._has_ended(stay=stay):
+            if self._has_ended_or_raise(stay=stay):
                 return
             await news.wait()
 
-    def _has_ended(self, *, stay: bool) -> bool:
+    def _has_ended_or_raise(self, *, stay: bool) -> bool:
+        """Return whether no more events follow; raise the error if the journal could not be read."""
         if self._error is not None:
             raise self._error
         return self._watch.is_over(stay=stay)
 
-    async def _find_start(self, had: ReaderPosition) -> tuple[Sequence[Event], int, dict[str, Mark]]:
+    async def _find_first_events(self, had: ReaderPosition) -> tuple[Sequence[Event], int, dict[str, Mark]]:
         """Return the first events for a reader, its position, and its marks that the journal lacks."""
         if had.place is None:
             return (), -1, {}
@@ -343,7 +346,7 @@ class FollowedEvents:
 
     # --- looking ------------------------------------------------------------------------------------------------------
 
-    async def _read_forever(self) -> None:
+    async def _poll_journal_forever(self) -> None:
         pause = FIRST_PAUSE_SECONDS
         try:
             while True:
@@ -369,22 +372,24 @@ class FollowedEvents:
         """Read new records and return whether there were any; the caller holds the lock."""
         if self._reading is not None:
             # Who asked for it has gone, but its thread reads on: with two at once records would come twice, or be lost.
-            await self._await_reading(self._reading)
+            await self._await_shared_reading(self._reading)
         watch = self._watch
         if not (watch.is_behind or watch.follower.may_have_new_records()):
             return False
-        self._reading = asyncio.create_task(self._append_new_events())
+        self._reading = asyncio.create_task(self._read_and_append_events())
         self._reading.add_done_callback(_retrieve_error)
-        return await self._await_reading(self._reading)
+        return await self._await_shared_reading(self._reading)
 
-    async def _await_reading(self, reading: asyncio.Task[bool]) -> bool:
+    async def _await_shared_reading(self, reading: asyncio.Task[bool]) -> bool:
+        """Wait for a read that continues if this caller is cancelled, and return whether it found events."""
         try:
             return await asyncio.shield(reading)
         finally:
             if reading.done():
                 self._reading = None
 
-    async def _append_new_events(self) -> bool:
+    async def _read_and_append_events(self) -> bool:
+        """Read new events from the journal into memory, notify the readers, and return whether there were any."""
         watch = self._watch
         before = watch.follower.offset
         found = await asyncio.to_thread(watch.read_new_events)
@@ -400,6 +405,7 @@ class FollowedEvents:
         return bool(found)
 
     def _drop_oldest_events(self) -> None:
+        """Remove the oldest events from memory while the limits of number or bytes are exceeded."""
         size = sum([size for _, size in self._pieces])
         while len(self._pieces) > 1 and (len(self._events) > MOST_KEPT or size > MAX_BYTES):
             count, bytes_ = self._pieces.pop(0)
@@ -420,7 +426,8 @@ class FollowedEvents:
     def _epoch(self) -> str:
         return self._events[-1].epoch if self._events else ""
 
-    async def _events_after(self, place: int) -> Sequence[Event]:
+    async def _get_events_after(self, place: int) -> Sequence[Event]:
+        """Return the events after a place; events no longer in memory are read again from the journal."""
         if place + 1 >= self._start:
             return self._events[place + 1 - self._start :]
         return await self._reread_events(place + 1, self._start)
@@ -467,15 +474,15 @@ class SharedJournals:
         self._journal = journal
         self._known: OrderedDict[str, FollowedEvents] = OrderedDict()
 
-    def get_followed_events(self, run: str) -> FollowedEvents:
-        """Return the shared ``FollowedEvents`` of a run's journal."""
+    def get_or_create_followed_events(self, run: str) -> FollowedEvents:
+        """Return the shared ``FollowedEvents`` of a run's journal; create one if there is none, or if it failed."""
         found = self._known.get(run)
         if found is None or found.has_failed:
             found = self._known[run] = FollowedEvents(self._journal(run))
         self._known.move_to_end(run)
         return found
 
-    def stop_idle_streams(self) -> None:
+    def stop_following_idle_runs(self) -> None:
         """Stop following the journals that no client has read for a while."""
         now = asyncio.get_running_loop().time()
         idle = [run for run, one in self._known.items() if not one.readers]

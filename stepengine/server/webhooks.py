@@ -124,17 +124,17 @@ def _compute_standard_signature(key: bytes, body: bytes, id_: str, t: str) -> st
 
 
 def _is_recent_timestamp(text: str, now: float) -> bool:
-    return _is_number(text) and abs(now - int(text)) <= TOLERANCE
+    return _is_short_digits(text) and abs(now - int(text)) <= TOLERANCE
 
 
-def _is_number(text: str) -> bool:
+def _is_short_digits(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS
 
 
-def _has_matching_signature(right: list[str], given: list[str]) -> bool:
+def _has_matching_signature(valid: list[str], given: list[str]) -> bool:
     # Each with each: neither how many there are nor which one fits is told by the time that it takes.
     tried = [one.encode("utf-8", "surrogatepass") for one in given[:MAX_SIGNATURES]]
-    found = [hmac.compare_digest(one.encode(), other) for one in right for other in tried]
+    found = [hmac.compare_digest(one.encode(), other) for one in valid for other in tried]
     return len(given) <= MAX_SIGNATURES and any(found)
 
 
@@ -148,7 +148,7 @@ def _parse_standard_key(secret: str) -> bytes | None:
 # --- the file -------------------------------------------------------------------------------------------------------
 
 
-def _check_pointer(text: str) -> str:
+def _check_json_pointer(text: str) -> str:
     if not text.startswith("/") or text.count("/") > MAX_POINTER:
         msg = f"use a JSON pointer of at most {MAX_POINTER} steps, such as /data/object/metadata/run"
         raise ValueError(msg)
@@ -166,7 +166,7 @@ def _check_url(text: str) -> str:
     return text
 
 
-Pointer = Annotated[str, Field(max_length=200), AfterValidator(_check_pointer)]
+Pointer = Annotated[str, Field(max_length=200), AfterValidator(_check_json_pointer)]
 Url = Annotated[str, Field(max_length=2_000), AfterValidator(_check_url)]
 Secret = Annotated[SecretStr, Field(min_length=16, max_length=500)]
 Secrets = Annotated[tuple[Secret, ...], Field(min_length=1, max_length=MAX_SECRETS)]
@@ -333,7 +333,9 @@ def _make_signature_problem() -> Problem:
     return Problem(msg, status=401, kind="not_signed", headers=headers)
 
 
-async def _store_event(request: Request, name: str, topic: Topic, body: bytes, signed: str) -> MessageReceipt | None:
+async def _store_event(
+    request: Request, topic_name: str, topic: Topic, body: bytes, signed_id: str
+) -> MessageReceipt | None:
     """
     Store an event in the mailbox of its run, and return the receipt; ``None`` if the event names no run.
 
@@ -345,12 +347,13 @@ async def _store_event(request: Request, name: str, topic: Topic, body: bytes, s
     if run is None:
         return None
     runs: RunService = request.app.state.runs
-    row = await runs.reader.find(SENDER, run)
-    id_ = _make_message_id(name, signed or _find_event_id(value, topic, body))
-    return MessageReceipt(run_id=row.run, is_new=await _send_event_when_started(runs, row, name, value, id_))
+    row = await runs.reader.get_run(SENDER, run)
+    id_ = _make_message_id(topic_name, signed_id or _get_event_id_or_hash(value, topic, body))
+    return MessageReceipt(run_id=row.run, is_new=await _send_event_when_started(runs, row, topic_name, value, id_))
 
 
 async def _send_event_when_started(runs: RunService, row: RunRow, topic: str, value: object, id_: str) -> bool:
+    """Send an event to a run; while the run has no mailbox, try again for 2 s, then raise ``Problem`` 503."""
     until = time.monotonic() + BEGIN_SECONDS
     while True:
         try:
@@ -372,6 +375,7 @@ def _parse_event(body: bytes) -> Any:
 
 
 def _find_event_run_id(value: object, topic: Topic) -> str | None:
+    """Return the run id in an event, or ``None``; raise ``Problem`` 404 if the topic has no pointer to it."""
     if topic.run is None:
         msg = (
             "events of this topic name no run: send them to /hooks/TOPIC/RUN, or set `run` in the file of webhooks to the JSON "
@@ -382,7 +386,8 @@ def _find_event_run_id(value: object, topic: Topic) -> str | None:
     return found if isinstance(found, str) and found else None
 
 
-def _find_event_id(value: object, topic: Topic, body: bytes) -> str:
+def _get_event_id_or_hash(value: object, topic: Topic, body: bytes) -> str:
+    """Return the id in an event as text; the hash of the body if the event has none."""
     found = _get_pointer_value(value, topic.id)
     if isinstance(found, str | int) and not isinstance(found, bool) and str(found)[:1]:
         return str(found)
@@ -390,6 +395,7 @@ def _find_event_id(value: object, topic: Topic, body: bytes) -> str:
 
 
 def _make_message_id(topic: str, id_: str) -> str:
+    """Return the topic with the event's id; an id that is long or not printable is replaced by its hash."""
     # With its topic: two senders who both begin to count at 1 do not take each other's place.
     if len(id_) > MAX_ID or not id_.isprintable():
         id_ = hashlib.sha256(id_.encode("utf-8", "surrogatepass")).hexdigest()
@@ -402,7 +408,7 @@ def _get_pointer_value(value: Any, pointer: str) -> Any:
         name = part.replace("~1", "/").replace("~0", "~")
         if isinstance(value, dict):
             value = value.get(name)
-        elif isinstance(value, list) and _is_number(name) and int(name) < len(value):
+        elif isinstance(value, list) and _is_short_digits(name) and int(name) < len(value):
             value = value[int(name)]
         else:
             return None
@@ -552,50 +558,56 @@ class WebhookSender:
         self._since = max(self._since, now - OVERLAP)
         return found
 
-    async def _send_run_messages(self, one: _RunWithWebhooks) -> None:
+    async def _send_run_messages(self, claimed: _RunWithWebhooks) -> None:
+        """Send the pending messages of a claimed run; then mark them as sent, or postpone them."""
         try:
-            row = await asyncio.to_thread(self._ledger.find, one.run)
+            row = await asyncio.to_thread(self._ledger.find, claimed.run)
             # One that goes on by now comes again when it rests.
-            known = {id_ for (id_,) in await asyncio.to_thread(self._ledger.read, RECEIPTS, (one.run,))}
-            messages = [] if row is None or row.changed != one.changed else await self._make_messages(row, known)
+            known = {id_ for (id_,) in await asyncio.to_thread(self._ledger.read, RECEIPTS, (claimed.run,))}
+            messages = [] if row is None or row.changed != claimed.changed else await self._make_messages(row, known)
             is_told = True
             for message in messages:
                 # Behind one that is not taken the others would not be, either, and each of them costs ten seconds.
-                is_told = is_told and (message.id in known or await self._send_message(one, message))
+                is_told = is_told and (message.id in known or await self._send_message(claimed, message))
         except StepEngineError as error:
-            LOGGER.warning("the webhooks of run %s cannot be sent now: %s", one.run, error)
+            LOGGER.warning("the webhooks of run %s cannot be sent now: %s", claimed.run, error)
             is_told = False
-        await asyncio.to_thread(self._ledger.write, [_make_sent_act(one) if is_told else self._make_retry_act(one)])
+        await asyncio.to_thread(
+            self._ledger.write, [_make_mark_sent_act(claimed) if is_told else self._make_next_try_act(claimed)]
+        )
 
-    def _make_retry_act(self, one: _RunWithWebhooks) -> Act:
-        has_more = one.tries < len(self._retries)
+    def _make_next_try_act(self, claimed: _RunWithWebhooks) -> Act:
+        """Return an act that postpones the webhooks of a run to their next try; after the last one, to the next start."""
+        has_more = claimed.tries < len(self._retries)
         if not has_more:
             LOGGER.warning(
                 "run %s: the webhook failed %d times; the server sends it again at the next start",
-                one.run,
-                one.tries + 1,
+                claimed.run,
+                claimed.tries + 1,
             )
-        return _make_postpone_act(one, time.time() + self._retries[one.tries] if has_more else NEVER)
+        return _make_postpone_act(claimed, time.time() + self._retries[claimed.tries] if has_more else NEVER)
 
-    async def _make_messages(self, row: RunRow, known: Collection[str]) -> list[_WebhookMessage]:
+    async def _make_messages(self, row: RunRow, receipts: Collection[str]) -> list[_WebhookMessage]:
+        """Return the messages for the open questions of a suspended run, or for the end of a run, as far as configured."""
         if row.status in ("started", "running"):
             return []
-        look = await self._runs.reader.details(row)
+        look = await self._runs.reader.load_details(row)
         if row.status == "suspended":
-            return self._make_question_messages(look, known) if "question" in self._target.events else []
+            return self._make_question_messages(look, receipts) if "question" in self._target.events else []
         return [self._make_result_message(look)] if "finished" in self._target.events else []
 
-    def _make_question_messages(self, run: ServedRun, known: Collection[str]) -> list[_WebhookMessage]:
+    def _make_question_messages(self, run: ServedRun, receipts: Collection[str]) -> list[_WebhookMessage]:
+        """Return a message for each open question; a question that is asked again or replaced gets a new id."""
         row = run.row
         made = []
         for question in run.questions:
             shown, part = question_to_json(question), question.id
-            asked = f"{part}@{_compute_digest(shown)}"
+            asked = f"{part}@{_compute_short_digest(shown)}"
             # What is in doubt is asked anew after each crash, under one id.
             if part.startswith(DOUBT):
                 part = asked = f"{part}@{row.changed}"
             # After an extension another question may have the id of one that was sent.
-            elif any(id_.startswith(f"{row.run}:{part}@") for id_ in known) and f"{row.run}:{asked}" not in known:
+            elif any(id_.startswith(f"{row.run}:{part}@") for id_ in receipts) and f"{row.run}:{asked}" not in receipts:
                 part = asked
             # From the file alone: this message is not made for a request, so there is none whose host could be taken,
             # and one that could be would be the sender's choice (a forged Host header would send people's answers
@@ -613,15 +625,15 @@ class WebhookSender:
         return self._make_message(row, "finished", row.status, {"status": row.status, "run_url": url})
 
     def _make_message(
-        self, row: RunRow, kind: str, part: str, more: Mapping[str, Any], *, receipt: str = ""
+        self, row: RunRow, kind: str, id_suffix: str, members: Mapping[str, Any], *, receipt: str = ""
     ) -> _WebhookMessage:
         # Made of what it tells of, so that the same message has the same id each time that it is sent, by whichever
         # server of the place: the receiver can throw the second one away.
-        id_ = f"{row.run}:{part}"
-        told = {"id": id_, "type": kind, "run_id": row.run, "agent_id": row.agent, **more}
-        return _WebhookMessage(id_, KNOWN.redact_for_run(told), (id_, f"{row.run}:{receipt or part}"))
+        id_ = f"{row.run}:{id_suffix}"
+        told = {"id": id_, "type": kind, "run_id": row.run, "agent_id": row.agent, **members}
+        return _WebhookMessage(id_, KNOWN.redact_for_run(told), (id_, f"{row.run}:{receipt or id_suffix}"))
 
-    async def _send_message(self, one: _RunWithWebhooks, message: _WebhookMessage) -> bool:
+    async def _send_message(self, claimed: _RunWithWebhooks, message: _WebhookMessage) -> bool:
         """Try once to send a message, and record its receipt; return whether it was accepted."""
         body = json.dumps(message.content, ensure_ascii=True, separators=(",", ":")).encode()
         now = int(time.time())
@@ -642,23 +654,25 @@ class WebhookSender:
         if problem:
             # Not its address: that of some services is as good as a password.
             host = urlsplit(self._target.url).hostname
-            LOGGER.warning("the webhook %s to %s failed (try %d): %s", message.id, host, one.tries + 1, problem)
+            LOGGER.warning("the webhook %s to %s failed (try %d): %s", message.id, host, claimed.tries + 1, problem)
             return False
-        await asyncio.to_thread(self._ledger.write, [_make_receipts_act(one.run, message.receipts, time.time())])
+        await asyncio.to_thread(
+            self._ledger.write, [_make_store_receipts_act(claimed.run, message.receipts, time.time())]
+        )
         return True
 
 
 RECEIPTS = "SELECT message FROM served_receipts WHERE run = ?"
 
 
-def _compute_digest(content: object) -> str:
+def _compute_short_digest(content: object) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _make_signature_headers(known: tuple[str, ...], id_: str, body: bytes, now: int) -> dict[str, str]:
+def _make_signature_headers(secret_texts: tuple[str, ...], id_: str, body: bytes, now: int) -> dict[str, str]:
     """Return the signature headers of a message, also those of Standard Webhooks for such secrets."""
-    made = {"stepengine-signature": sign(known, body, now)}
-    keys = [key for key in map(_parse_standard_key, known) if key]
+    made = {"stepengine-signature": sign(secret_texts, body, now)}
+    keys = [key for key in map(_parse_standard_key, secret_texts) if key]
     if keys:
         signed = " ".join([f"v1,{_compute_standard_signature(key, body, id_, str(now))}" for key in keys])
         made |= {"webhook-id": id_, "webhook-timestamp": str(now), "webhook-signature": signed}
@@ -674,7 +688,7 @@ async def _cancel_and_wait(task: asyncio.Task[None]) -> None:
 def _make_setup_act(now: float) -> Act:
     """Return an act that creates the tables, retries given-up webhooks, and returns when webhooks were first enabled."""
 
-    def begin(database: sqlite3.Connection) -> float:
+    def create_tables_and_retry(database: sqlite3.Connection) -> float:
         for table in TABLES.split(";"):
             database.execute(table)
         database.execute("UPDATE served_told SET due = 0, tries = 0 WHERE is_told = 0")
@@ -683,7 +697,7 @@ def _make_setup_act(now: float) -> Act:
         (begun,) = database.execute("SELECT changed FROM served_told WHERE run = ''").fetchone()
         return float(begun)
 
-    return begin
+    return create_tables_and_retry
 
 
 def _make_claim_act(now: float, since: float, begun: float) -> Act:
@@ -693,7 +707,7 @@ def _make_claim_act(now: float, since: float, begun: float) -> Act:
     It first adds the runs that were suspended or ended since *since*, without ends before *begun*.
     """
 
-    def claim(database: sqlite3.Connection) -> list[_RunWithWebhooks]:
+    def claim_due_runs(database: sqlite3.Connection) -> list[_RunWithWebhooks]:
         database.execute(
             f"INSERT INTO served_told SELECT run, changed, 0, 0, 0 {NEWS} "
             "ON CONFLICT (run) DO UPDATE SET changed = excluded.changed, due = 0, tries = 0, is_told = 0",
@@ -707,29 +721,31 @@ def _make_claim_act(now: float, since: float, begun: float) -> Act:
             database.execute("UPDATE served_told SET due = ? WHERE run = ?", (now + LEASE, one.run))
         return found
 
-    return claim
+    return claim_due_runs
 
 
-def _make_sent_act(one: _RunWithWebhooks) -> Act:
-    def tell(database: sqlite3.Connection) -> None:
+def _make_mark_sent_act(claimed: _RunWithWebhooks) -> Act:
+    def mark_as_sent(database: sqlite3.Connection) -> None:
         # Only if the run has not changed since: a run that asked again while the message was under way has something
         # new to tell.
-        database.execute("UPDATE served_told SET is_told = 1 WHERE run = ? AND changed = ?", (one.run, one.changed))
+        database.execute(
+            "UPDATE served_told SET is_told = 1 WHERE run = ? AND changed = ?", (claimed.run, claimed.changed)
+        )
 
-    return tell
+    return mark_as_sent
 
 
-def _make_postpone_act(one: _RunWithWebhooks, due: float) -> Act:
-    def put_off(database: sqlite3.Connection) -> None:
-        values = (due, one.tries + 1, one.run, one.changed)
+def _make_postpone_act(claimed: _RunWithWebhooks, due: float) -> Act:
+    def postpone(database: sqlite3.Connection) -> None:
+        values = (due, claimed.tries + 1, claimed.run, claimed.changed)
         database.execute("UPDATE served_told SET due = ?, tries = ? WHERE run = ? AND changed = ?", values)
 
-    return put_off
+    return postpone
 
 
-def _make_receipts_act(run: str, receipts: Iterable[str], now: float) -> Act:
-    def receive(database: sqlite3.Connection) -> None:
+def _make_store_receipts_act(run: str, receipts: Iterable[str], now: float) -> Act:
+    def insert_receipts(database: sqlite3.Connection) -> None:
         rows = [(run, receipt, now) for receipt in receipts]
         database.executemany("INSERT OR IGNORE INTO served_receipts VALUES (?, ?, ?)", rows)
 
-    return receive
+    return insert_receipts

@@ -58,6 +58,7 @@ class InspectionProcess:
         self._hearing = asyncio.get_running_loop().create_task(self._dispatch_messages())
 
     async def _dispatch_messages(self) -> None:
+        """Read the messages of the process until it ends: set replies on their futures, and queue the others."""
         try:
             async for told in self._process.read_messages():
                 number = told.pop("id", None)
@@ -100,13 +101,13 @@ class InspectionProcess:
             raise Problem(told["refused"], status=422, kind="no_such_place")
         return told
 
-    async def unsolicited_messages(self) -> AsyncGenerator[dict[str, Any], None]:
+    async def read_unsolicited_messages(self) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the unsolicited messages of the process until it ends."""
         while (told := await self._events.get()) is not None:
             yield told
 
     async def close(self) -> None:
-        """End the process."""
+        """Terminate the process, and delete its folder."""
         await self._process.terminate()
         self._hearing.cancel()
         await asyncio.gather(self._hearing, return_exceptions=True)
@@ -238,10 +239,13 @@ class InspectionService:
         await inspection.close()
 
     async def _start_child_process(
-        self, what: str, rows: Sequence[RunRow], told: Callable[[Mapping[str, str]], Mapping[str, Any]]
+        self,
+        module_name: str,
+        rows: Sequence[RunRow],
+        make_first_message: Callable[[Mapping[str, str]], Mapping[str, Any]],
     ) -> tuple[JsonChildProcess, Path]:
         """
-        Start a process with the journals of runs as files, even if a database holds them.
+        Start a module of ``stepengine.debugging`` as a process with the journals of runs as files, even if a database holds them.
 
         Return it, and the folder of the files, which is gone where the process cannot be started.
         """
@@ -249,14 +253,17 @@ class InspectionService:
         folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="stepengine-"))
         files = {run: folder / f"{run}.jsonl" for run in contents}
 
-        def write() -> None:
+        def write_journals() -> None:
             for run, content in contents.items():
                 files[run].write_bytes(content)
 
         try:
-            await asyncio.to_thread(write)
-            first = {"maker": attrs.asdict(self.maker), **told({run: str(file) for run, file in files.items()})}
-            return await JsonChildProcess.start(f"stepengine.debugging.{what}", first), folder
+            await asyncio.to_thread(write_journals)
+            first = {
+                "maker": attrs.asdict(self.maker),
+                **make_first_message({run: str(file) for run, file in files.items()}),
+            }
+            return await JsonChildProcess.start(f"stepengine.debugging.{module_name}", first), folder
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -264,7 +271,7 @@ class InspectionService:
     # --- jobs ---------------------------------------------------------------------------------------------------------
 
     async def start_job(
-        self, caller: Caller, kind: JobKind, rows: Sequence[RunRow], asked: Mapping[str, Any]
+        self, caller: Caller, kind: JobKind, rows: Sequence[RunRow], options: Mapping[str, Any]
     ) -> EvaluationJob:
         """
         Start to evaluate runs; a job that costs money waits for approval.
@@ -279,7 +286,7 @@ class InspectionService:
         job = EvaluationJob(secrets.token_hex(8), caller.name, kind, tuple([row.run for row in rows]))
         # It counts from now on: others ask for jobs while this one is made.
         self._jobs[job.id] = job
-        more = {"kind": kind, "asked": {**asked, "folder": str(self._pins)}}
+        more = {"kind": kind, "asked": {**options, "folder": str(self._pins)}}
         try:
             job.process, folder = await self._start_child_process("jobs", rows, lambda files: {"files": files, **more})
             job.task = asyncio.get_running_loop().create_task(self._read_job_messages(job, job.process, folder))
@@ -294,6 +301,7 @@ class InspectionService:
         return job
 
     async def _read_job_messages(self, job: EvaluationJob, process: JsonChildProcess, folder: Path) -> None:
+        """Update a job from the messages of its process until that ends; a job without a result fails. Delete its files."""
         try:
             async for told in process.read_messages():
                 job.update_from_message(told)
@@ -340,6 +348,7 @@ class InspectionService:
         await self._end_job(job)
 
     async def _end_job(self, job: EvaluationJob) -> None:
+        """Terminate the process of a job once it has started, and wait until its messages are read."""
         await job.is_started.wait()
         if job.process is not None:
             await job.process.terminate()

@@ -271,14 +271,16 @@ def test_session_with_waiting_run_or_without_deletion_is_kept(tmp_path: Path) ->
 
 def test_session_deletion_is_refused_while_a_run_starts(tmp_path: Path) -> None:
     from stepengine.errors import InputError
-    from stepengine.server.ledger import RunRow, make_detach_act, make_register_act
+    from stepengine.server.ledger import RunRow, make_detach_runs_act, make_register_run_act
 
     ledger = Ledger(tmp_path)
     rows = [
         RunRow(name, "anna", "quick", status, 1.0, 1.0, {}, "s")
         for name, status in (("a", "completed"), ("b", "started"))
     ]
-    made = ledger.write([make_register_act(rows[0], None), make_register_act(rows[1], None), make_detach_act("s")])
+    made = ledger.write(
+        [make_register_run_act(rows[0], None), make_register_run_act(rows[1], None), make_detach_runs_act("s")]
+    )
     left = [row.session for row in ledger.list_runs(owner=None, agent=None, statuses=(), before=None, limit=9)]
     ledger.close()
 
@@ -369,7 +371,7 @@ def test_report_links_no_run_outside_its_folder(house: House, journal: str) -> N
     ]
     (folder / "results.json").write_text(json.dumps(told))
     try:
-        found = Reports(house.folder / "evals").find("tried/odd")
+        found = Reports(house.folder / "evals").find_report("tried/odd")
     finally:
         (folder / "results.json").unlink()
 
@@ -382,7 +384,7 @@ def test_report_in_the_folder_itself_has_the_folder_name(house: House) -> None:
     found = Reports(folder)
 
     assert ["one"] == [place.id for place, _ in found.list_summaries(None, 9)]
-    assert found.find("one") is not None
+    assert found.find_report("one") is not None
 
 
 @pytest.mark.spec("studio:SV33")
@@ -501,7 +503,7 @@ def test_question_is_listed_again_after_its_journal_was_unreadable(
         question_of(anna, run)
         until(lambda: anna.get(f"/runs/{run}").json()["status"] == "suspended")
         with monkeypatch.context() as failing:
-            failing.setattr(RunReader, "details", raise_journal_error)
+            failing.setattr(RunReader, "load_details", raise_journal_error)
             without = anna.get("/questions").json()["questions"]
         listed = anna.get("/questions").json()["questions"]
 

@@ -18,7 +18,7 @@ from stepengine import AgentDefinition, Engine
 from stepengine.data.models import ModelReply
 from stepengine.data.usage import Usage
 from stepengine.server import Tokens, app
-from stepengine.server.ledger import Ledger, RunRow, make_register_act
+from stepengine.server.ledger import Ledger, RunRow, make_register_run_act
 from stepengine.testing import ScriptedModel
 from tests.waits import until
 
@@ -123,12 +123,14 @@ async def test_model_metrics_count_calls_tokens_and_cost_with_bounded_labels(tmp
         served = app(engine, runs=tmp_path / "runs", tokens=tmp_path / "tokens.json")
         ledger = Ledger(tmp_path / "runs")
         (tmp_path / "runs").mkdir(mode=0o700)
-        ledger.write([make_register_act(RunRow("r", "ann", "an-agent-of-last-year", "completed", 1.0, 1.0, {}), None)])
+        ledger.write(
+            [make_register_run_act(RunRow("r", "ann", "an-agent-of-last-year", "completed", 1.0, 1.0, {}), None)]
+        )
         ledger.close()
         await engine.run(agent, "Hi.")
         counted: metrics.Metrics = served.app.state.metrics  # type: ignore[attr-defined]
         for number in range(2 * metrics.MOST_MODELS):
-            counted._model_label(f"some/model-{number}")
+            counted._get_model_label(f"some/model-{number}")
         headers = {"authorization": f"Bearer {token}"}
         transport = httpx2.ASGITransport(app=served)
         async with (
@@ -145,5 +147,5 @@ async def test_model_metrics_count_calls_tokens_and_cost_with_bounded_labels(tmp
     assert {"input": 7, "output": 3, "cache_read": 0, "cache_write": 0, "reasoning": 0} == tokens
     assert 0.25 == value(found, "stepengine_model_cost_usd_total", model="anthropic/claude-sonnet-4-5")
     assert 1 == value(found, "stepengine_runs", agent="other", status="completed")
-    assert "other" == counted._model_label("some/more")
+    assert "other" == counted._get_model_label("some/more")
     assert metrics.MOST_MODELS == len(counted._models)

@@ -149,7 +149,7 @@ def test_matching_etag_gets_304(house: House, tags: str) -> None:
 @pytest.mark.smoke
 def test_document_names_its_mount_path() -> None:
     document = openapi.OpenApiDocument(OPERATIONS, version="1")
-    root, mounted = [document.encode(base) for base in ("", '/a"b')]
+    root, mounted = [document.make_response(base) for base in ("", '/a"b')]
 
     assert [{"url": "/"}] == json.loads(root.body)["servers"]
     assert [{"url": '/a"b'}] == json.loads(mounted.body)["servers"]

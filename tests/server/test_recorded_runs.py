@@ -22,7 +22,7 @@ from stepengine.errors import JournalError
 from stepengine.journal import SqliteJournal
 from stepengine.journal.run_writer import RunWriter
 from stepengine.server import Quotas, Tokens, run_launcher, run_recovery
-from stepengine.server.ledger import Ledger, RunRow, make_register_act, make_status_act
+from stepengine.server.ledger import Ledger, RunRow, make_register_run_act, make_store_status_act
 from stepengine.server.live_runs import LiveRuns
 from stepengine.server.run_reader import RunReader
 from stepengine.server.run_store import RunStore
@@ -258,7 +258,7 @@ def test_edited_waiting_run_is_resumed_as_an_admin_says(shop: Shop) -> None:
 @pytest.mark.spec("studio:SV36")
 def test_resume_requested_before_the_end_reports_the_end(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run ends after the request has looked it up, and before it resumes it."""
-    looked_up, has_ended, find = Event(), Event(), RunReader.find
+    looked_up, has_ended, find = Event(), Event(), RunReader.get_run
 
     async def find_before_the_end(self: RunReader, caller: Any, run: str) -> RunRow:
         row = await find(self, caller, run)
@@ -267,7 +267,7 @@ def test_resume_requested_before_the_end_reports_the_end(shop: Shop, monkeypatch
             await asyncio.to_thread(has_ended.wait, SECONDS)
         return row
 
-    monkeypatch.setattr(RunReader, "find", find_before_the_end)
+    monkeypatch.setattr(RunReader, "get_run", find_before_the_end)
     with shop.open(), shop.client("dora") as dora, shop.client("root") as root, ThreadPoolExecutor() as pool:
         run = started(dora, "deployer")
         question_of(dora, run)
@@ -660,7 +660,7 @@ def test_registered_run_without_journal_starts_once_it_can(shop: Shop, monkeypat
     run = "0" * 32
     ledger = Ledger(shop.folder / "runs")
     request = {"prompt": "hi", "params": None, "metadata": None}
-    ledger.write([make_register_act(RunRow(run, "dora", "pricer", "started", 1.0, 1.0, request), None)])
+    ledger.write([make_register_run_act(RunRow(run, "dora", "pricer", "started", 1.0, 1.0, request), None)])
     ledger.close()
     shop.removed = "pricer"
     with shop.open(), shop.client("dora") as dora:
@@ -769,8 +769,10 @@ async def test_failures_hours_apart_strand_no_run(tmp_path: Path) -> None:
     for seconds in (10.0, 86_400.0):
         run = f"failed-{seconds:g}-ago"
         row = RunRow(run, "dora", "pricer", "running", 1.0, 1.0, request)
-        await store.write(make_register_act(row, None))
-        await store.write(make_status_act(run, "running", time.time() - seconds, tries=2, error="the disk was full"))
+        await store.write(make_register_run_act(row, None))
+        await store.write(
+            make_store_status_act(run, "running", time.time() - seconds, tries=2, error="the disk was full")
+        )
         await store.record_failed_resume(run, JournalError("its agent is missing"))
         statuses.append((row := await store.find(run)) and row.status)
     await store.close()

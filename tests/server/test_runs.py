@@ -708,9 +708,9 @@ async def test_of_two_answers_around_a_resume_one_is_accepted(tmp_path: Path) ->
         await runs.close()
         runs = Runs(engine, tmp_path / "runs", wait_for_answers=60, drain=0)
         await runs.start()
-        before = await runs.reader.find(caller, run)
+        before = await runs.reader.get_run(caller, run)
         await runs.launcher.resume(before)
-        after = await runs.reader.find(caller, run)
+        after = await runs.reader.get_run(caller, run)
         (question,) = [one.id for one in await until_async(lambda: runs.live.handles[run].questions)]
         answers = [runs.messenger.answer(caller, row, {question: text}) for row, text in ((before, "a"), (after, "b"))]
         told = await asyncio.gather(*answers, return_exceptions=True)
@@ -754,7 +754,7 @@ def test_ended_run_is_completed_even_while_its_row_is_read(tmp_path: Path) -> No
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Ledger, "find", slowly)
-            statuses = [(await runs.reader.find(caller, run)).status for _ in range(2)]
+            statuses = [(await runs.reader.get_run(caller, run)).status for _ in range(2)]
         await runs.close()
         await engine.aclose()
         return statuses
@@ -786,13 +786,13 @@ async def test_answer_refused_for_one_question_answers_no_other(tmp_path: Path, 
         await runs.start()
         run, _ = await runs.launcher.start(caller, StartRequest(agent="asking-twice"))
         await runs.live.wait_until_end_recorded(run)
-        row = await runs.reader.find(caller, run)
+        row = await runs.reader.get_run(caller, run)
         box = runs.store.journal(run).mailbox()
         box.send(MailboxMessage(kind="answer", topic="q1", value="noon", id=f"q1@{row.changed}"))
         with pytest.raises(AnswerRejected, match="somebody else has answered"):
             await runs.messenger.answer(caller, row, {"q0": "Monday", "q1": "six"})
         stored = [letter.topic for letter in box.read()[0]]
-        resumed = await runs.messenger.answer_and_find_handle(caller, row, {"q0": "Friday"}, say="Hurry.")
+        resumed = await runs.messenger.answer_and_find_handle(caller, row, {"q0": "Friday"}, user_input="Hurry.")
         assert resumed is not None
         result = await resumed.result()
         await runs.close()
@@ -810,8 +810,8 @@ async def test_page_result_and_human_answer_name_their_answerers(tmp_path: Path)
         await runs.start()
         run, _ = await runs.launcher.start(caller, StartRequest(agent="asking-twice"))
         await runs.live.wait_until_end_recorded(run)
-        row = await runs.reader.find(caller, run)
-        await runs.messenger.answer(caller, row, {"q0": "Monday", "q1": "six"}, of_page=["q1"])
+        row = await runs.reader.get_run(caller, run)
+        await runs.messenger.answer(caller, row, {"q0": "Monday", "q1": "six"}, page_questions=["q1"])
         found = await runs.messenger.find_answers(row, ["q0", "q1"])
         await runs.close()
 

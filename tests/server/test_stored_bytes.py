@@ -170,10 +170,10 @@ def test_stored_session_state_counts_as_stored_bytes(house: House) -> None:
     place = Path(house.options.get("runs", house.folder / "runs"))
     ledger = Ledger(place)
     try:
-        before = ledger.usage("bob").stored_bytes
+        before = ledger.measure_usage("bob").stored_bytes
         more = "UPDATE served_left SET state = state || 'abc' WHERE run = ?"
         ledger.write([lambda database: database.execute(more, (name,))])
-        after = ledger.usage("bob").stored_bytes
+        after = ledger.measure_usage("bob").stored_bytes
     finally:
         ledger.close()
 

@@ -128,7 +128,7 @@ def test_journal_reader_gets_the_remaining_events_live_once() -> None:
             shared = SharedJournals(lambda _: kept)  # noqa: B023
             rest = await all_of(
                 stream_recorded_then_live_events(
-                    shown_live(), shared.get_followed_events("r"), ReaderPosition.parse(id_after(seen))
+                    shown_live(), shared.get_or_create_followed_events("r"), ReaderPosition.parse(id_after(seen))
                 )
             )
 
@@ -304,7 +304,7 @@ def test_late_reader_gets_evicted_events_from_the_journal(tmp_path: Path, monkey
 
     async def main() -> None:
         shared = SharedJournals(lambda _: FileJournal(path))
-        following = shared.get_followed_events("r")
+        following = shared.get_or_create_followed_events("r")
         first = asyncio.create_task(all_of(following.events(ReaderPosition.parse(None), stay=True)))
         await write_in_parts(path, journal, following)
         assert whole[-1].id == (await first)[-1].id

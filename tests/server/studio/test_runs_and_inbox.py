@@ -77,7 +77,7 @@ def test_run_list_is_live_and_filters_are_in_the_address(page: Page) -> None:
 
 @pytest.mark.spec("studio:ST1")
 def test_ten_thousand_runs_scroll_with_few_rows(own: Any, tmp_path: Any) -> None:
-    from stepengine.server.ledger import Ledger, RunRow, make_register_act
+    from stepengine.server.ledger import Ledger, RunRow, make_register_run_act
 
     stage = Stage(tmp_path)
     stage.place.mkdir(mode=0o700)
@@ -94,7 +94,7 @@ def test_ten_thousand_runs_scroll_with_few_rows(own: Any, tmp_path: Any) -> None
         )
         for n in range(10_000)
     ]
-    ledger.write([make_register_act(row, None) for row in rows])
+    ledger.write([make_register_run_act(row, None) for row in rows])
     ledger.close()
     page = own(stage)
     page.go("#/runs", ".row-link")
