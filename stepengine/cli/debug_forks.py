@@ -71,7 +71,7 @@ def fork_run(screen: DebugScreen, typed: str, forked: ForkedWalk | None) -> str:
     into = asked.into or _find_free_path(Path((parse_database_path(source) or (source, ""))[0]))
     act = partial(_run_fork_to_json, screen, asked, into)
     if asked.live:
-        _confirm_cost(screen, asked)
+        _confirm_live_cost(screen, asked)
     if forked is None:
         told = json.loads(act())
     else:
@@ -94,8 +94,8 @@ def fork_run(screen: DebugScreen, typed: str, forked: ForkedWalk | None) -> str:
     return into
 
 
-def _confirm_cost(screen: DebugScreen, asked: ForkRequest) -> None:
-    """Ask the person to confirm the estimated cost of live model calls."""
+def _confirm_live_cost(screen: DebugScreen, asked: ForkRequest) -> None:
+    """Ask the person to confirm the estimated cost of live model calls, unless ``--yes`` was typed; raise ``RefusedCommand`` otherwise."""
     from stepengine.evaluation.samples import summarize_run_from
 
     stepper = screen.debugger.stepper
@@ -113,7 +113,7 @@ def _confirm_cost(screen: DebugScreen, asked: ForkRequest) -> None:
     if screen.asked.is_scripted or not can_ask():
         msg = f"{action}: this needs your approval, and there is no terminal; add --yes to --live"
         raise RefusedCommand(msg)
-    if not confirm(screen.clean(f"{action}?")):
+    if not confirm(screen.redact_and_escape(f"{action}?")):
         msg = "no model was called"
         raise RefusedCommand(msg)
 
@@ -153,7 +153,7 @@ def _run_fork_to_json(screen: DebugScreen, asked: ForkRequest, into: str) -> str
     why = "" if result.error is None else str(result.error)
     if why and not asked.live:
         why += "\n   the models are scripted: --script FILE supplies replies, --live calls the models"
-    return json.dumps({"status": status_of(history), "steps": steps, "said": screen.clean(why)})
+    return json.dumps({"status": status_of(history), "steps": steps, "said": screen.redact_and_escape(why)})
 
 
 def _find_free_path(source: Path) -> str:
@@ -190,15 +190,15 @@ def _parse_fork_options(text: str) -> ForkRequest:
         elif name == "--script":
             given["replies"] = load_script(value)
         else:
-            given["edit"] = _parse_edit(name, value)
+            given["edit"] = _parse_outcome_option(name, value)
     if given.get("live") and "replies" in given:
         msg = "--live and --script exclude each other; pass one of them"
         raise RefusedCommand(msg)
     return ForkRequest(**given)
 
 
-def _parse_edit(name: str, value: str) -> object:
-    """Parse an option to an outcome: a reply, a JSON result or an error."""
+def _parse_outcome_option(name: str, value: str) -> object:
+    """Parse ``--reply``, ``--result`` or ``--raise`` to an outcome: a text, a JSON value or an error."""
     if name == "--raise":
         kind, _, said = value.partition(":")
         return _make_error_of_kind(kind, said)
@@ -212,11 +212,11 @@ def _parse_edit(name: str, value: str) -> object:
         return value
 
 
-def _make_error_of_kind(kind: str, said: str) -> StepEngineError:
+def _make_error_of_kind(kind: str, message: str) -> StepEngineError:
     known = {n: c for n, c in vars(errors).items() if isinstance(c, type) and issubclass(c, StepEngineError)}
     if kind not in known:
         msg = (
             f"there is no error class {kind[:40]!r}; pass KIND:TEXT, such as ToolError:gone{did_you_mean(kind, known)}"
         )
         raise RefusedCommand(msg)
-    return known[kind](said)
+    return known[kind](message)

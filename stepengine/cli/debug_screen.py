@@ -133,8 +133,8 @@ class DebugScreen:
         """The width of the terminal in columns."""
         return shutil.get_terminal_size().columns
 
-    def clean(self, text: str) -> str:
-        """Return *text* without control characters and secrets."""
+    def redact_and_escape(self, text: str) -> str:
+        """Return *text* with secrets redacted and control characters escaped."""
         return self.debugger.texts.clean(text)
 
     def print_result(self, text: str, data: Mapping[str, object]) -> None:
@@ -148,7 +148,7 @@ class DebugScreen:
         """Report a divergence between the code and the record."""
         self.tally.record_failure(Exit.DIVERGED)
         if self.is_json:
-            self.print_result("", {"error": self.clean(said), "diverged": True})
+            self.print_result("", {"error": self.redact_and_escape(said), "diverged": True})
         print_error(f"{said}\n  {NO_MORE}", Exit.DIVERGED)
 
     def report_failure(self, said: str) -> None:
@@ -156,8 +156,8 @@ class DebugScreen:
         if self.asked.is_scripted:
             self.tally.record_failure(Exit.FAILED)
         if self.is_json:
-            self.print_result("", {"error": self.clean(said), "diverged": False})
-        print_error(self.clean(said))
+            self.print_result("", {"error": self.redact_and_escape(said), "diverged": False})
+        print_error(self.redact_and_escape(said))
 
     def show_position(self) -> None:
         """Print the current position of the run."""
@@ -189,8 +189,8 @@ class DebugScreen:
             yield f"{moment.agent_id}: no code of the agent is suspended here"
         line = getattr(moment.effect, "program_line", 0)
         at = f"  (line {line})" if line and any(f.kind == "program" and f.line != line for f in frames) else ""
-        yield f" asked     {truncate_text(self.clean(moment.asked), self.width)}{at}"
-        yield f" answer    {truncate_text(self._describe_answer(moment), self.width)}"
+        yield f" asked     {truncate_text(self.redact_and_escape(moment.asked), self.width)}{at}"
+        yield f" answer    {truncate_text(self._describe_outcome(moment), self.width)}"
         yield from self._variable_lines(selected)
 
     def _variable_lines(self, frame: Frame | None) -> Iterator[str]:
@@ -211,7 +211,7 @@ class DebugScreen:
         if variables:
             yield f" variables {truncate_text('  '.join([f'{n}={truncate_text(v, SHORT)}' for n, v in variables.items()]), self.width)}"
 
-    def _describe_answer(self, moment: Moment) -> str:
+    def _describe_outcome(self, moment: Moment) -> str:
         from stepengine.debugging.debugger import format_outcome
 
         if moment.outcome is not None:
@@ -227,7 +227,7 @@ class DebugScreen:
         if frame.kind == "program":
             yield f"the program of {self._program_call_address()}, written by a model"
         else:
-            yield f"{self.clean(_make_path_relative(frame.file))}  {frame.function}{' (package)' if frame.kind == 'package' else ''}"
+            yield f"{self.redact_and_escape(_make_path_relative(frame.file))}  {frame.function}{' (package)' if frame.kind == 'package' else ''}"
         if frame.kind == "opaque":
             yield "  the suspended code here cannot be inspected"
             return
@@ -237,7 +237,7 @@ class DebugScreen:
         if not lines:
             yield f"  > {frame.line}  (the file cannot be read)"
         for number, line in lines:
-            yield f" {'>' if number == frame.line else ' '} {number:<4} {truncate_text(self.clean(line), self.width)}"
+            yield f" {'>' if number == frame.line else ' '} {number:<4} {truncate_text(self.redact_and_escape(line), self.width)}"
 
     def _program_call_address(self) -> str:
         """Return the address of the tool call that runs the program."""
@@ -250,7 +250,7 @@ class DebugScreen:
         return (
             f"of {self._program_call_address()}"
             if frame.kind == "program"
-            else self.clean(_make_path_relative(frame.file))
+            else self.redact_and_escape(_make_path_relative(frame.file))
         )
 
     def _has_file_changed(self, file: str) -> bool:

@@ -37,7 +37,7 @@ LISTED = 5
 MOST = 20
 
 
-def watch_place(options: Options, at: str, *, prints: bool) -> Exit:
+def watch_position(options: Options, at: str, *, prints: bool) -> Exit:
     """
     Show a position again after each change of the code, until the user quits.
 
