@@ -227,7 +227,10 @@ class DebugScreen:
         if frame.kind == "program":
             yield f"the program of {self._program_call_address()}, written by a model"
         else:
-            yield f"{self.redact_and_escape(_make_path_relative(frame.file))}  {frame.function}{' (package)' if frame.kind == 'package' else ''}"
+            yield (
+                f"{self.redact_and_escape(_make_path_relative(frame.file))}  {frame.function}"
+                f"{' (package)' if frame.kind == 'package' else ''}"
+            )
         if frame.kind == "opaque":
             yield "  the suspended code here cannot be inspected"
             return
