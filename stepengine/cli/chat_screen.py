@@ -397,7 +397,7 @@ class Chat:
         pressed = partial(signal.raise_signal, signal.SIGINT)
         with (
             call_on_interrupts(stop, again) as received,
-            self.terminal.show_during_turn(self._render_live_text, pressed),
+            self.terminal.set_turn_display_and_interrupt(self._render_live_text, pressed),
         ):
             yield received
 

@@ -264,7 +264,7 @@ def prompt_in(folder: Path, typed: str = "") -> PromptReader:
 def test_paste_containing_a_placeholder_is_sent_unchanged(folder: Path) -> None:
     prompt = prompt_in(folder)
     texts = ["[paste 2: 12 lines]\n" * 10 + "end", "line\n" * 11 + "end"]
-    words = [prompt._fold_paste(text) for text in texts]
+    words = [prompt._store_long_paste(text) for text in texts]
 
     assert " ".join(texts) == prompt._expand_pastes(" ".join(words))
     assert "[paste 3: 1 lines]" == prompt._expand_pastes("[paste 3: 1 lines]")
@@ -275,10 +275,10 @@ def test_short_paste_stays_as_it_is_and_oversized_is_dropped(folder: Path) -> No
     prompt = prompt_in(folder)
     short, wide = "line\n" * 9 + "end", "x" * 2_000
 
-    assert [short, wide, ""] == [prompt._fold_paste(pasted) for pasted in (short, wide, "x" * (PASTE_BYTES + 1))]
+    assert [short, wide, ""] == [prompt._store_long_paste(pasted) for pasted in (short, wide, "x" * (PASTE_BYTES + 1))]
     assert ["[paste 1: 11 lines]", "[paste 2: 1 lines]"] == [
-        prompt._fold_paste(f"{short}\n"),
-        prompt._fold_paste(f"{wide}x"),
+        prompt._store_long_paste(f"{short}\n"),
+        prompt._store_long_paste(f"{wide}x"),
     ]
 
 

@@ -727,7 +727,7 @@ def test_markdown_is_split_into_blocks_as_commonmark_has_them(reply: str, size: 
     screen, file = screen_on()
     for start in range(0, len(reply), size):
         screen.on_event(ev.TextDelta(text=reply[start : start + size]))
-    screen.close_line()
+    screen.close_line_or_block()
     whole = io.StringIO()
     print_markdown(Console(file=whole, force_terminal=True, width=80, highlight=False, color_system="standard"), reply)
 
@@ -788,13 +788,13 @@ def test_splitting_markdown_takes_bounded_time(piece: str, monkeypatch: pytest.M
 def test_notes_wait_until_the_streaming_text_ends(markdown: bool) -> None:
     out = io.StringIO()
     screen = Screen(Console(file=out, width=80), markdown=markdown)
-    screen.print_between_texts("(before)")
+    screen.print_or_delay_note("(before)")
     for piece in ("One ", "sentence.\n\nAnd ", "another."):
         screen.on_event(ev.TextDelta(text=piece))
-        screen.print_between_texts(f"(during {piece[:3].strip()})")
+        screen.print_or_delay_note(f"(during {piece[:3].strip()})")
     while_open = out.getvalue()
     screen.on_event(ev.TextCompleted(text="One sentence.\n\nAnd another."))
-    screen.print_between_texts("(after)")
+    screen.print_or_delay_note("(after)")
     lines = [line.rstrip() for line in out.getvalue().splitlines() if line.strip()]
 
     assert "during" not in while_open

@@ -131,7 +131,7 @@ class PromptReader(Terminal):
         self._session: Any = None
         self._answers: Any = None
         if not plain:
-            self._session, self._answers = self._make_sessions(commands, root, history)
+            self._session, self._answers = self._make_prompt_sessions(commands, root, history)
         self._draft = ""
         self._accepted: str | None = None
         self._pastes: list[str] = []
@@ -169,7 +169,9 @@ class PromptReader(Terminal):
                 termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
 
     @contextlib.contextmanager
-    def show_during_turn(self, live: Callable[[], str], interrupt: Callable[[], object]) -> Iterator[None]:
+    def set_turn_display_and_interrupt(
+        self, live: Callable[[], str], interrupt: Callable[[], object]
+    ) -> Iterator[None]:
         """
         Show the text of *live* above the input while the block runs, and call *interrupt* at Ctrl-C and at the first Esc.
 
@@ -227,7 +229,7 @@ class PromptReader(Terminal):
             return await super().read_line_with_prompt(prompt)
         while True:
             try:
-                answer: str = await self._read_session_line(self._answers, prompt, keeps=False)
+                answer: str = await self._read_session_line(self._answers, prompt, keeps_draft=False)
             except EOFError:
                 return None
             except KeyboardInterrupt:
@@ -281,7 +283,7 @@ class PromptReader(Terminal):
         """Queue messages that a run did not read, before lines typed later."""
         self._unsent[:0] = [f"/{text}" if text.startswith("/") else text for text in texts]
 
-    def handle_refused_line(self, text: str, error: StepEngineError) -> None:
+    def print_or_queue_refused_line(self, text: str, error: StepEngineError) -> None:
         """Queue a line that the run refused, usually because it had just ended, for the next turn. Print nothing."""
         self._unsent.append(text)
 
@@ -297,14 +299,14 @@ class PromptReader(Terminal):
         return []
 
     async def _read_session_line(
-        self, session: Any, message: object, *, keeps: bool = True, refresh_interval: float = 0
+        self, session: Any, message: object, *, keeps_draft: bool = True, refresh_interval: float = 0
     ) -> str:
-        """Read a line. Unsent text is stored when a question interrupts, and restored at the next read."""
-        self.was_pasted, self._accepted = self.was_pasted and keeps and bool(self._draft), None
+        """Read a line with prompt_toolkit; with *keeps_draft*, text that is unsent when the read is cancelled returns at the next read."""
+        self.was_pasted, self._accepted = self.was_pasted and keeps_draft and bool(self._draft), None
         self._above.reading = session.app
         session.bottom_toolbar = (lambda: [("class:bottom-toolbar.text", self.status())]) if self.status() else None
         session.app.erase_when_done = bool(refresh_interval)
-        draft = self._draft if keeps else ""
+        draft = self._draft if keeps_draft else ""
         sent = False
         try:
             said: str = await session.prompt_async(
@@ -320,13 +322,13 @@ class PromptReader(Terminal):
             said, sent = self._accepted, True  # Enter was faster than whoever wanted the terminal
         finally:
             self._above.reading = None
-            if keeps:
+            if keeps_draft:
                 self._draft = "" if sent else session.default_buffer.text
         return self._expand_pastes(said)
 
     # --- keys ---------------------------------------------------------------------------------------------------------
 
-    def _make_sessions(self, commands: Sequence[str], root: Path, history: PromptHistory) -> tuple[Any, Any]:
+    def _make_prompt_sessions(self, commands: Sequence[str], root: Path, history: PromptHistory) -> tuple[Any, Any]:
         """Return the prompt_toolkit sessions for prompts and for answers; ``None`` twice without prompt_toolkit."""
         try:
             from prompt_toolkit import PromptSession
@@ -384,12 +386,12 @@ class PromptReader(Terminal):
 
     def _insert_pasted_text(self, event: Any) -> None:
         self.was_pasted = True
-        event.current_buffer.insert_text(self._fold_paste(event.data.replace("\r\n", "\n").replace("\r", "\n")))
+        event.current_buffer.insert_text(self._store_long_paste(event.data.replace("\r\n", "\n").replace("\r", "\n")))
 
     # --- pastes -------------------------------------------------------------------------------------------------------
 
-    def _fold_paste(self, pasted: str) -> str:
-        """Return a short paste as it is; replace a long one by a placeholder until it is sent."""
+    def _store_long_paste(self, pasted: str) -> str:
+        """Return a short paste as it is; store a long one and return its placeholder; discard one above 1 MiB and return ``""``."""
         lines = pasted.count("\n") + 1
         if len(pasted.encode(errors="replace")) > PASTE_BYTES:
             self.print_text(
@@ -427,8 +429,8 @@ def _erase_line_and_interrupt(event: Any) -> None:
     event.app.exit(exception=KeyboardInterrupt())
 
 
-def _make_stored_history(history: PromptHistory, unfolded: Callable[[str], str]) -> Any:
-    """Return the stored history as a prompt_toolkit history."""
+def _make_stored_history(history: PromptHistory, expand_pastes: Callable[[str], str]) -> Any:
+    """Return a prompt_toolkit history that loads and appends *history*, with pastes expanded and secrets redacted."""
     from prompt_toolkit.history import History as Shown
 
     class Kept(Shown):
@@ -438,7 +440,7 @@ def _make_stored_history(history: PromptHistory, unfolded: Callable[[str], str])
             return reversed(history.load())
 
         def store_string(self, string: str) -> None:
-            history.append_redacted(unfolded(string))
+            history.append_redacted(expand_pastes(string))
 
     return Kept()
 
@@ -463,9 +465,9 @@ def _make_completer(commands: Sequence[str], root: Path) -> Any:
     return Names()
 
 
-def _complete_path(root: Path, begun: str) -> list[str]:
+def _complete_path(root: Path, typed: str) -> list[str]:
     """Return the paths below *root* that start with the typed text; nothing if they cannot be listed."""
-    folder, _, start = begun.rpartition("/")
+    folder, _, start = typed.rpartition("/")
     if ".." in Path(folder).parts or Path(folder).is_absolute():
         return []
     try:
