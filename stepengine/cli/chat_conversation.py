@@ -105,7 +105,7 @@ class ChatConversation:
         self.filled = self.estimate_prompt_tokens()
 
     def fork_after_turn(self, turn: int) -> None:
-        """Drop the turns after number *turn*, and continue as a new conversation."""
+        """Drop the turns after number *turn*, and continue with a new session id, so that lasting approvals end."""
         self.states, self.session_id = self.states[:turn], _make_session_id()
         self.filled = self.estimate_prompt_tokens()
 
@@ -137,16 +137,16 @@ class ChatConversation:
         """Return the estimated tokens of the next prompt; ``None`` before the first turn."""
         return sum(self.prompt_tokens_by_kind().values()) if self.states else None
 
-    def total_cost(self, more: Decimal | None) -> Decimal | None:
-        """Return the cost of all turns and of *more*; ``None`` if a part of it is unknown."""
+    def total_cost(self, current: Decimal | None) -> Decimal | None:
+        """Return the cost of all ended turns plus the *current* one; ``None`` if a part of it is unknown."""
         for result in self.results:
-            more = add_cost(more, result.cost)
-        return more
+            current = add_cost(current, result.cost)
+        return current
 
     # --- the agent and its permissions --------------------------------------------------------------------------------
 
     async def switch_engine(self, options: Options, agent: AgentDefinition) -> None:
-        """Use other options or another agent from the next turn on."""
+        """Make an engine for *options* and *agent*, and use them from the next turn on."""
         made = make_engine_setup(options, agent, is_new=True)
         await self.engines.enter_async_context(made.engine)
         self.options, self.bench, self.agent = options, made, agent

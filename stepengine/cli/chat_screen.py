@@ -30,7 +30,7 @@ from stepengine.cli.perform import (
     FinishedRun,
     explain_run_ending,
     format_resume_command,
-    print_follow_up,
+    print_waits_and_warnings,
     print_warnings,
 )
 from stepengine.cli.screen.confirm import NO, YES
@@ -55,7 +55,7 @@ from stepengine.cli.screen.prompt import (
 )
 from stepengine.cli.screen.render import format_cost, format_error, one_line, truncate_text, visible
 from stepengine.cli.settings import UsageProblem
-from stepengine.cli.state_folder import RunRecording, chat_history_file, fill_options_from_recorded
+from stepengine.cli.state_folder import RunRecording, fill_options_from_recorded, find_chat_history_file
 from stepengine.data.alike import find_nearest
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.questions import Question
@@ -131,7 +131,7 @@ class Chat:
         self.console = console
         self.terminal = PromptReader(
             console, lines, above, commands=[f"/{name}" for name in commands], root=options.cwd.resolve(),
-            history=PromptHistory(chat_history_file()), plain=plain,
+            history=PromptHistory(find_chat_history_file()), plain=plain,
         )  # fmt: skip
         self.terminal.keys = {"c-o": self._print_last_full_output, "s-tab": self._schedule_and_print_next_mode}
         self.terminal.run_if_immediate = self._run_command_if_immediate
@@ -150,7 +150,7 @@ class Chat:
         self._questions: Sequence[Question] = ()
 
     def load_and_show_recorded_turn(self, last: RunResult, entry: RecordedRun) -> None:
-        """Continue after the *last* turn, recorded as *entry*, or with this turn if it is not over. Show its last messages."""
+        """Load the recorded turn *entry* with its result, and show its last messages; ``resume_turn`` resumes it if it has not ended."""
         self.conversation.load_recorded_turn(last, entry)
         self._waiting = entry if entry.status in GOES_ON else None
         self._questions = last.pending_questions
@@ -190,13 +190,13 @@ class Chat:
         return code
 
     async def _run_command_or_turn(self, said: str, code: Exit) -> Exit:
-        """Handle one input: a command, a shell command or a prompt. Return its exit code, or *code* if it has none."""
+        """Run one input as a slash command, a shell command or a turn; return its exit code, or *code* if it has none."""
         if self.conversation.wanted_mode:
             await self.conversation.switch_permission_mode(self.conversation.wanted_mode)
         if said.startswith("/") and not said.startswith("//"):
             return await self._run_slash_command(said)
         if said.startswith("!"):
-            await self._run_shell_input(said)
+            await self._run_and_note_shell_command(said)
         elif said.strip():
             said = said.removeprefix("/") if said.startswith("//") else said
             return await self.run_turn(self.compose_prompt_and_clear_notes(said), title=said)
@@ -211,8 +211,8 @@ class Chat:
         self.conversation.notes.clear()
         return sent
 
-    async def _run_shell_input(self, said: str) -> None:
-        """Run a shell command of the person; only input typed at a terminal is accepted."""
+    async def _run_and_note_shell_command(self, said: str) -> None:
+        """Run a shell command typed at a terminal and print its output; note it for the agent unless it starts with ``!!``."""
         if self.terminal.was_pasted:
             self.print_text(PASTED, "yellow")
             return
@@ -292,7 +292,7 @@ class Chat:
         while code is Exit.SUSPENDED:
             answers: dict[str, Any] = {}
             for question in questions:
-                if not await self._ask_recorded_question(question, answers):
+                if not await self._ask_and_store_answer(question, answers):
                     return Exit.SUSPENDED
             try:
                 handle = await chat.bench.engine.start_resume(
@@ -309,8 +309,8 @@ class Chat:
                 break  # it waits for no person: nobody here could end that
         return code
 
-    async def _ask_recorded_question(self, question: Question, answers: dict[str, Any]) -> bool:
-        """Ask a recorded question; return whether it was answered."""
+    async def _ask_and_store_answer(self, question: Question, answers: dict[str, Any]) -> bool:
+        """Ask a recorded question and store the answer in *answers*; return whether it was answered."""
 
         def answer(said: Any) -> None:
             answers[question.id] = validate_typed_answer(said, question)
@@ -324,7 +324,7 @@ class Chat:
     async def _show_and_record_turn(
         self, handle: RunHandle, recording: RunRecording, options: Options, *, settled: Collection[str] = ()
     ) -> Exit:
-        """Show a turn to its end, and store its result for the next turn."""
+        """Show a turn to its end, record and store its result, and queue unread messages; return the exit code."""
         chat, screen = self.conversation, Screen(self.console, **self._shown)
         self.screen = screen
         for question in self._questions:
@@ -410,7 +410,7 @@ class Chat:
         left = self._remaining_context_percent(model_name_or_substitute(chat))
         spent = self.screen.counts.cost if self.is_working and self.screen is not None else Decimal(0)
         after = [*([] if left is None else [f"{left} % of context left"]), format_cost(chat.total_cost(spent))]
-        return _shorten_status_line(
+        return _format_short_status_line(
             model_name_or_substitute(chat), chat.mode, chat.options.cwd.resolve(), after, self.console.width
         )
 
@@ -444,7 +444,7 @@ def _print_turn_ending(run: FinishedRun, unread: int, options: Options, bench: E
     if run.code is Exit.INTERRUPTED:
         print_warnings(result)
         return
-    print_follow_up(result, options)
+    print_waits_and_warnings(result, options)
     if run.code is not Exit.COMPLETED:
         print_error(explain_run_ending(run, options, bench))
 
@@ -479,8 +479,8 @@ def _exit_on_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _shorten_status_line(model: str, mode: str, folder: Path, after: Sequence[str], width: int) -> str:
-    """Return the parts of the status line, shortened to one line of less than *width* characters."""
+def _format_short_status_line(model: str, mode: str, folder: Path, after: Sequence[str], width: int) -> str:
+    """Join the parts of the status line to less than *width* characters; shorten the model first, then the folder."""
     with contextlib.suppress(ValueError, RuntimeError):  # elsewhere, or nobody's home
         folder = Path("~") / folder.relative_to(Path.home())
     name, place, room = one_line(model, 60), one_line(str(folder), 200), 0

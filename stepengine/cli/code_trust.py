@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stepengine.cli.exits import Exit, print_error
-from stepengine.cli.screen.confirm import can_ask, confirm
+from stepengine.cli.screen.confirm import can_ask_at_terminal, confirm
 from stepengine.cli.screen.render import to_ascii_json, visible
 from stepengine.cli.settings import UsageProblem
 from stepengine.errors import DefinitionError
@@ -173,7 +173,7 @@ class _TrustGate:
         if request not in self._agreed:
             missing = find_unapproved_access(request)
             self._agreed[request] = missing == () or (
-                self._asks and can_ask() and _ask_to_approve_package(request, missing)
+                self._asks and can_ask_at_terminal() and _ask_to_approve_package(request, missing)
             )
             if self._agreed[request] and missing != ():
                 approve_access(request)
@@ -199,7 +199,7 @@ class _TrustGate:
                 return True
             msg = f"--trust is {self._content}, but the hash of {foreign} is {there}; check what has changed, then pass the new hash"
             raise UsageProblem(msg)
-        if self._asks and can_ask() and _ask_to_trust_folder(foreign):
+        if self._asks and can_ask_at_terminal() and _ask_to_trust_folder(foreign):
             keep(foreign.folder)
             return True
         self.print_message(

@@ -18,7 +18,7 @@ from stepengine.cli.debug_navigation import LOOK_SECONDS
 from stepengine.cli.debug_screen import DebugScreen, RefusedCommand, hide_or_redirect_handler_output
 from stepengine.cli.journals import create_journal, load_recorded_agent
 from stepengine.cli.options import read_value_file
-from stepengine.cli.screen.confirm import can_ask, confirm
+from stepengine.cli.screen.confirm import can_ask_at_terminal, confirm
 from stepengine.cli.screen.render import format_cost, format_count
 from stepengine.cli.scripts import load_script
 from stepengine.cli.settings import UsageProblem
@@ -110,7 +110,7 @@ def _confirm_live_cost(screen: DebugScreen, asked: ForkRequest) -> None:
     if asked.is_agreed:
         return
     action = f"call {', '.join(models) or 'the model'} for real, for {price}"
-    if screen.asked.is_scripted or not can_ask():
+    if screen.asked.is_scripted or not can_ask_at_terminal():
         msg = f"{action}: this needs your approval, and there is no terminal; add --yes to --live"
         raise RefusedCommand(msg)
     if not confirm(screen.redact_and_escape(f"{action}?")):

@@ -26,7 +26,7 @@ from stepengine.cli.journals import (
     recorded_hook_names,
 )
 from stepengine.cli.options import Options
-from stepengine.cli.screen.confirm import can_ask, confirm
+from stepengine.cli.screen.confirm import can_ask_at_terminal, confirm
 from stepengine.cli.screen.interrupt_keys import call_on_interrupts
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.definition import AgentDefinition
@@ -158,7 +158,7 @@ def require_user_confirmation(said: str) -> None:
     Raises:
         UsageProblem: when nobody is there to be asked, or the answer is no.
     """
-    if not can_ask():
+    if not can_ask_at_terminal():
         msg = f"{said}; pass --yes, --budget USD, or --script FILE for free replies"
         raise UsageProblem(msg)
     if not confirm(f"stepengine: {said}. Continue?"):

@@ -27,7 +27,7 @@ from typer.testing import CliRunner, Result
 from stepengine.cli import bench
 from stepengine.cli.app import app
 from stepengine.cli.chat_conversation import ChatConversation
-from stepengine.cli.chat_screen import Chat, _shorten_status_line
+from stepengine.cli.chat_screen import Chat, _format_short_status_line
 from stepengine.cli.commands.chat_commands import UNDONE
 from stepengine.cli.options import Options
 from stepengine.cli.screen.console import Screen, TypedLines, make_console, print_markdown, show_run
@@ -41,7 +41,7 @@ from stepengine.cli.screen.prompt import (
     expand_attachments,
 )
 from stepengine.cli.settings import load_settings
-from stepengine.cli.state_folder import chat_history_file, list_recorded_runs
+from stepengine.cli.state_folder import find_chat_history_file, list_recorded_runs
 from stepengine.data import events as ev
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.usage import Usage
@@ -221,7 +221,7 @@ WORDS = st.text("ab/.", min_size=1, max_size=150)
 @given(st.sampled_from(["openai/gpt-5", f"a/{'m' * 90}"]), WORDS, st.integers(20, 200))
 def test_status_line_fits_and_drops_the_provider_before_the_folder(model: str, folder: str, width: int) -> None:
     after = ["87 % of context left", "$0.0123"]
-    line = _shorten_status_line(model, "plan", Path("/", folder), after, width)
+    line = _format_short_status_line(model, "plan", Path("/", folder), after, width)
     whole = " | ".join([model, "plan", str(Path("/", folder)), *after])
 
     assert len(line) < width
@@ -255,7 +255,7 @@ def test_markdown_has_no_extra_empty_lines_and_code_is_unchanged() -> None:
 
 def prompt_in(folder: Path, typed: str = "") -> PromptReader:
     above = AbovePromptStream(io.StringIO())
-    lines, history = TypedLines(io.StringIO(typed)), PromptHistory(chat_history_file())
+    lines, history = TypedLines(io.StringIO(typed)), PromptHistory(find_chat_history_file())
     console = make_console(cast("Any", above))
     return PromptReader(console, lines, above, commands=["/help"], root=folder, history=history, plain=False)
 
@@ -514,11 +514,11 @@ async def test_agent_sees_shell_commands_unless_hidden_or_pasted(folder: Path) -
     Only what somebody typed is run: a paste is not, and neither is what comes through a pipe.
     """
     chat, said = chat_in(folder)
-    await chat._run_shell_input("!cat a.txt; head -c 20000 /dev/zero | tr '\\0' x")
-    await chat._run_shell_input("!!echo quiet")
-    await chat._run_shell_input("!echo a\0b")
+    await chat._run_and_note_shell_command("!cat a.txt; head -c 20000 /dev/zero | tr '\\0' x")
+    await chat._run_and_note_shell_command("!!echo quiet")
+    await chat._run_and_note_shell_command("!echo a\0b")
     chat.terminal.was_pasted = True
-    await chat._run_shell_input("!touch pasted")
+    await chat._run_and_note_shell_command("!touch pasted")
 
     (note,) = chat.conversation.notes
     assert note.startswith("(I ran `cat a.txt; ")
@@ -1049,7 +1049,7 @@ def test_keys_complete_switch_mode_and_stop_a_shell_command(somebody: Any, folde
 @pytest.mark.spec("interfaces:IF71")
 def test_prompt_history_stores_no_secret(folder: Path) -> None:
     secret = "sk-ant-api03-" + "a1B2" * 23 + "AA"
-    history = PromptHistory(chat_history_file())
+    history = PromptHistory(find_chat_history_file())
     history.append_redacted(f"My key is {secret}, use it")
     history.append_redacted("next")
 

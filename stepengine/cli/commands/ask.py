@@ -12,7 +12,7 @@ import typer
 from stepengine.cli import bench
 from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.options import ApiKeyEnv, Config, Options, Price
-from stepengine.cli.perform import FinishedRun, add_advice, describe_ending, run_agent_to_end
+from stepengine.cli.perform import FinishedRun, add_price_or_key_advice, describe_ending, run_agent_to_end
 from stepengine.cli.screen.render import format_cost, format_tokens, one_line, result_to_json, to_ascii_json, visible
 from stepengine.data import events as ev
 from stepengine.data.definition import AgentDefinition
@@ -106,7 +106,7 @@ def _print_result(run: FinishedRun, options: Options, talk: CallDisplay, seconds
     elif result.text:
         print(visible(result.text))
     if run.code is not Exit.COMPLETED:
-        print_error(add_advice(describe_ending(run), run, options))
+        print_error(add_price_or_key_advice(describe_ending(run), run, options))
     if result.usage.requests and not as_json:
         spent = [
             one_line(talk.model),

@@ -25,7 +25,7 @@ from stepengine.cli.journals import (
 )
 from stepengine.cli.options import Answers, File, Last, Options, Repeat, Sign, TrustJournal, with_shared_options
 from stepengine.cli.perform import format_resume_command, print_questions, print_result
-from stepengine.cli.screen.confirm import can_ask
+from stepengine.cli.screen.confirm import can_ask_at_terminal
 from stepengine.cli.scripts import ScriptFile
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.state_folder import RunRecording, find_recorded_run_by_journal
@@ -147,7 +147,9 @@ def resume(
             trusts=trust_journal,
         )  # fmt: skip
     how = {
-        "in_doubt": check_choice("--in-doubt", in_doubt or ("ask" if can_ask() else "fail"), ("fail", "retry", "ask")),
+        "in_doubt": check_choice(
+            "--in-doubt", in_doubt or ("ask" if can_ask_at_terminal() else "fail"), ("fail", "retry", "ask")
+        ),
         "on_divergence": check_choice("--on-divergence", on_divergence, ("raise", "stop", "keep", "extend")),
         "allow_repeat": allow_repeat,
         "now": now,
@@ -207,7 +209,7 @@ def _run_resume(options: Options, answers: Iterable[str], how: dict[str, Any], *
     limits = make_resume_limits(journal, options)
     if not extends:
         _refuse_missing_results(history, given)
-    if how["in_doubt"] == "ask" and can_ask():
+    if how["in_doubt"] == "ask" and can_ask_at_terminal():
         given |= asyncio.run(_ask_in_doubt_questions(history, given, options.settings.get("display.color")))
     how |= {"agent": agent, "limits": limits, "trust": trusts or (False if again else None)}
     models = options.models or None
