@@ -90,24 +90,26 @@ def trust(
     foreign = kept.find_untrusted_folder(local)
     real = kept.trust_folder(local)
     if as_json:
-        print(to_ascii_json({"folder": str(real), "owner": real.stat().st_uid, "content": _hash_content(real)}))
+        print(
+            to_ascii_json({"folder": str(real), "owner": real.stat().st_uid, "content": _hash_folder_or_reason(real)})
+        )
         return Exit.COMPLETED
     files = ", ".join(foreign.files) if foreign is not None else "trusted before, or no agent files yet"
     print(f"{visible(str(real), strict=True)} is trusted: {visible(files, strict=True)}")
-    print(f"for CI, with the current hash of its files: --trust={_hash_content(real)}")
+    print(f"for CI, with the current hash of its files: --trust={_hash_folder_or_reason(real)}")
     return Exit.COMPLETED
 
 
-def refuse_inside_tool(what: str) -> None:
+def refuse_inside_tool(action: str) -> None:
     """
-    Raise if a tool runs this command, because only a person may do *what*.
+    Raise if a tool of an agent started this command, because only a person may do *action*.
 
     Raises:
         DefinitionError: inside of such a command.
     """
     from stepengine.engine import trust
 
-    trust.refuse_inside_tool(what)
+    trust.refuse_inside_tool(action)
 
 
 def refuse_untrusted_module(module: str) -> None:
@@ -161,7 +163,7 @@ class _TrustGate:
         self._told: set[str] = set()
 
     def allows(self, foreign: UntrustedFolder) -> bool:
-        """Return whether a folder may run: its content is trusted, or the person at the terminal approves it."""
+        """Return whether the files of a folder may run, by the hash in ``--trust`` or the person at the terminal; decide once."""
         if foreign.folder not in self._known:
             self._known[foreign.folder] = self._decide_folder_trust(foreign)
         return self._known[foreign.folder]
@@ -191,9 +193,10 @@ class _TrustGate:
             print_error(message)
 
     def _decide_folder_trust(self, foreign: UntrustedFolder) -> bool:
+        """Compare the folder with the hash of ``--trust`` and raise if it differs; else ask, store an approval, or print a refusal."""
         from stepengine.engine.trust import trust_folder as keep
 
-        there = _hash_content(foreign.folder)
+        there = _hash_folder_or_reason(foreign.folder)
         if self._content:
             if there == self._content:
                 return True
@@ -209,7 +212,8 @@ class _TrustGate:
         return False
 
 
-def _hash_content(folder: Path) -> str:
+def _hash_folder_or_reason(folder: Path) -> str:
+    """Return the hash of the agent files in *folder*, or ``none`` with the reason why there is none."""
     from stepengine.engine.trust import hash_folder
 
     try:

@@ -63,7 +63,7 @@ def resume_all_due_runs(
         trusts: Whether recorded approvals count, regardless of their author.
     """
     options = attrs.evolve(options, quiet=True).with_settings()
-    where = _find_store_path(store)
+    where = _get_store_path(store)
     given = _AgentFinder.from_arguments(agents, options, starts=bool(store))
     made = _DueRunResumer(options, where, given, is_ours=not store, trusts=trusts)
     if not where.exists() and not (every is not None and not store):
@@ -75,7 +75,7 @@ def resume_all_due_runs(
         return print_error(error.message, Exit.FAILED)
 
 
-def _find_store_path(text: str) -> Path:
+def _get_store_path(text: str) -> Path:
     """
     Return the folder or SQLite file of runs that *text* names; for an empty text, the folder of recorded runs.
 
@@ -126,7 +126,7 @@ class _AgentFinder:
 
 
 def _load_schedules(folders: Sequence[Path], options: Options, *, is_given: bool) -> Iterator[Schedule]:
-    """Yield the schedules of the files in folders; problems are printed."""
+    """Yield the schedules of the agent files in the given folders, else in the agent folders; print problems."""
     from stepengine.engine.loader import find_agent_folders, load_folder
 
     for folder in folders if is_given else find_agent_folders(options.settings.agent_folders):
@@ -194,6 +194,7 @@ class _DueRunResumer:
         return Exit.COMPLETED if received else self._code
 
     async def _make_scheduler(self, stack: contextlib.AsyncExitStack, schedule: Schedule) -> Scheduler:
+        """Return a scheduler for the agent of *schedule*; *stack* closes its engine."""
         from stepengine.engine import load_agent
         from stepengine.engine.scheduler import Scheduler
 
@@ -213,10 +214,10 @@ class _DueRunResumer:
 
     # --- one run ------------------------------------------------------------------------------------------------------
 
-    async def resume_run(self, journal: Journal, one: Sleeping) -> RunResult:
-        """Resume one run. If this process has to stop, interrupt the run as Ctrl-C does."""
+    async def resume_run(self, journal: Journal, sleeping: Sleeping) -> RunResult:
+        """Resume one run, record its end and return its result; if this process has to stop, interrupt the run as Ctrl-C does."""
         # Loading agents takes a moment, and so does reading a long journal.
-        start, entry = await asyncio.to_thread(self._make_resume_arguments, journal, one)
+        start, entry = await asyncio.to_thread(self._make_resume_arguments, journal, sleeping)
         bench, asked = start
         async with bench.engine:
             handle = await bench.engine.start_resume(journal, **asked)
@@ -230,11 +231,11 @@ class _DueRunResumer:
         RunRecording(journal, entry).record_end(result)
         return result
 
-    def _make_resume_arguments(self, journal: Journal, one: Sleeping) -> tuple[tuple[Any, dict[str, Any]], Any]:
+    def _make_resume_arguments(self, journal: Journal, sleeping: Sleeping) -> tuple[tuple[Any, dict[str, Any]], Any]:
         """Return the engine setup and arguments for resuming a run, and its recorded run, if there is one."""
-        options, entry = attrs.evolve(self._options, journal=str(self._place / one.run)), None
+        options, entry = attrs.evolve(self._options, journal=str(self._place / sleeping.run)), None
         if self._is_ours:
-            entry = find_recorded_run(self._place, Path(one.run).stem)
+            entry = find_recorded_run(self._place, Path(sleeping.run).stem)
         if entry is not None:
             options = fill_options_from_recorded(options, entry).with_settings()
         history = journal.history()

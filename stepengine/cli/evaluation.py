@@ -74,7 +74,7 @@ class RecordedCase:
 
 
 def load_recorded_case(
-    file: str, options: Options, *, performs: bool, beside: Iterable[RecordedCase] = ()
+    file: str, options: Options, *, performs: bool, share_engines_of: Iterable[RecordedCase] = ()
 ) -> RecordedCase:
     """
     Return a recorded run with its agent and engine, and print the file of the agent.
@@ -83,7 +83,7 @@ def load_recorded_case(
         file: The journal.
         options: What was typed.
         performs: Whether tools may be called.
-        beside: Other runs; those of the same agent with the same hooks are performed with the same engine.
+        share_engines_of: Cases loaded before; the engine of one with the same agent and hooks is used again.
 
     Raises:
         StepEngineError: when the journal cannot be read, or its agent is not found.
@@ -95,7 +95,7 @@ def load_recorded_case(
     journal = open_journal(file)
     history = journal.history()
     agent, hooks = load_recorded_agent(options, history), recorded_hook_names(history)
-    same = next((case for case in beside if (case.agent, case.hooks) == (agent, hooks)), None)
+    same = next((case for case in share_engines_of if (case.agent, case.hooks) == (agent, hooks)), None)
     if same is not None:
         return RecordedCase(file, journal, same.agent, hooks, same.bench)
     if not options.quiet:
@@ -151,17 +151,17 @@ def confirm_cost(estimate: CostEstimate, *, yes: bool) -> None:
     require_user_confirmation(said)
 
 
-def require_user_confirmation(said: str) -> None:
+def require_user_confirmation(announcement: str) -> None:
     """
-    Ask the person for confirmation before models are called.
+    Ask the person at the terminal to confirm *announcement* before models are called.
 
     Raises:
         UsageProblem: when nobody is there to be asked, or the answer is no.
     """
     if not can_ask_at_terminal():
-        msg = f"{said}; pass --yes, --budget USD, or --script FILE for free replies"
+        msg = f"{announcement}; pass --yes, --budget USD, or --script FILE for free replies"
         raise UsageProblem(msg)
-    if not confirm(f"stepengine: {said}. Continue?"):
+    if not confirm(f"stepengine: {announcement}. Continue?"):
         msg = "no model was called"
         raise UsageProblem(msg)
 
@@ -226,7 +226,7 @@ def run_reporting_errors(command: Callable[[], Exit]) -> Exit:
     return run_explaining_errors(run_command)
 
 
-def redact_lines(lines: Iterable[str] | Sequence[str]) -> str:
+def join_and_redact_lines(lines: Iterable[str] | Sequence[str]) -> str:
     """Return lines as one text with secrets redacted."""
     return str(redact_report("\n".join(lines)))
 

@@ -131,15 +131,15 @@ def _run_reporting_failures(command: Callable[[Options], Exit], options: Options
 
 
 def ended_at_crash(journal: Journal, replayed: RunResult) -> bool:
-    """Return whether a replay ended where a crash cut off the record, without a cancellation."""
+    """Return whether a replay ended because a crash had cut off the record, and not because the run was cancelled."""
     history = journal.history()
     stopped = any(record.input.get("type") == "stop" for record in history.inputs)
     return replayed.status is RunStatus.CANCELLED and not history.is_complete and not stopped
 
 
 @contextlib.contextmanager
-def journal_errors_as_usage() -> Iterator[None]:
-    """Raise a ``JournalError`` of the block as wrong usage, since the journal is intact and nothing was run."""
+def raise_journal_errors_as_usage() -> Iterator[None]:
+    """Raise a ``JournalError`` of the block as ``UsageProblem``, because the journal is intact and nothing was run."""
     try:
         yield
     except JournalError as error:
@@ -323,9 +323,9 @@ def parse_answers(texts: Iterable[str]) -> dict[str, AnswerLike]:
 
 def run_cancelling_on_signal(bench: EngineSetup, make: Callable[[], Coroutine[object, Any, RunResult]]) -> FinishedRun:
     """
-    Run a coroutine that records nothing before its end in a new event loop.
+    Run the coroutine of *make* in a new event loop and return its result.
 
-    Ctrl-C and SIGTERM cancel it, a second one ends the process.
+    It records nothing before its end. Ctrl-C and SIGTERM cancel it and raise ``Interrupted``; a second one ends the process.
     """
 
     async def run_to_end() -> FinishedRun:

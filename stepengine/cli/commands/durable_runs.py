@@ -101,7 +101,7 @@ def import_run(
     Examples:
       stepengine journal import run.jsonl --agents my_agents.py
     """
-    from stepengine.cli.journals import journal_errors_as_usage, open_journal, refuse_untrusted_approvals
+    from stepengine.cli.journals import open_journal, raise_journal_errors_as_usage, refuse_untrusted_approvals
     from stepengine.journal.unknown_calls import refuse_unknown_calls
 
     if trust_journal:
@@ -109,7 +109,7 @@ def import_run(
     else:
         journal = open_journal(file)
         refuse_untrusted_approvals(journal, journal.history())
-        with journal_errors_as_usage():
+        with raise_journal_errors_as_usage():
             refuse_unknown_calls(journal)
 
     async def submit_journal(engine: DurableEngine) -> Exit:

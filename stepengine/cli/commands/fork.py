@@ -20,11 +20,11 @@ from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.journals import (
     check_choice,
     create_journal,
-    journal_errors_as_usage,
     load_recorded_agent,
     make_resume_limits,
     open_journal,
     parse_answers,
+    raise_journal_errors_as_usage,
     refuse_untrusted_approvals,
     run_cancelling_on_signal,
     run_on_journal,
@@ -201,7 +201,7 @@ def _make_live_fork_runner(
         "allow_repeat": allow_repeat,
         "restore_files": options.cwd if restore_files else None,
     }
-    with journal_errors_as_usage():
+    with raise_journal_errors_as_usage():
         address = parse_result_address(history, at)
     refuse_untrusted_approvals(journal, history, address, edited=edit is not None)
     return lambda bench, asked, new: start_run_and_wait(
@@ -226,10 +226,10 @@ def _make_recorded_fork_runner(
     from stepengine.journal.recorded_forks import ForkTools, find_address_after
 
     check_choice("--tools", tools, get_args(ForkTools))
-    with journal_errors_as_usage():
+    with raise_journal_errors_as_usage():
         find_address_after(journal, at or None)
     if tools != "recorded":
-        with journal_errors_as_usage():
+        with raise_journal_errors_as_usage():
             refuse_approvals_of_others(journal, history)
     given: dict[str, Any] = {
         "tools": tools,

@@ -17,9 +17,9 @@ from stepengine.cli.evaluation import (
     Tools,
     Yes,
     confirm_cost,
+    join_and_redact_lines,
     load_recorded_case,
     parse_budget,
-    redact_lines,
     redact_report,
     run_and_close_engines,
     run_reporting_errors,
@@ -28,7 +28,7 @@ from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.journals import check_choice, expand_to_journals
 from stepengine.cli.options import Files, Options, with_shared_options
 from stepengine.cli.screen.render import print_visible, to_ascii_json, truncate_text, visible
-from stepengine.cli.scripts import ScriptFile, make_scripted_models
+from stepengine.cli.scripts import ScriptFile, make_scripted_model_factory
 from stepengine.cli.settings import UsageProblem
 from stepengine.errors import DataError, DefinitionError, StepEngineError
 
@@ -103,7 +103,7 @@ def impact(
             msg = f"--fail-on: {error.message}"
             raise UsageProblem(msg) from None
         check_choice("--tools", tools, ("recorded", "idempotent"))
-        models, shared = make_scripted_models(script), parse_budget(budget)
+        models, shared = make_scripted_model_factory(script), parse_budget(budget)
         report = _measure_impact(
             files, own, n=n, budget=shared, models=models, tools=tools, reuse=not fresh,
             simulate=load_function(simulate) if simulate else None,
@@ -116,7 +116,7 @@ def impact(
         elif markdown:
             print(_format_markdown_comment(report, holding))
         else:
-            print_visible(redact_lines([*report.lines(), *_report_lines(report)]), hang=4)
+            print_visible(join_and_redact_lines([*report.lines(), *_report_lines(report)]), hang=4)
         for gate in holding:
             print_error(f"--fail-on {gate} holds")
         return _choose_exit_code(report, holding, strict=strict)
@@ -145,7 +145,7 @@ def _measure_impact(
     unread: list[RepeatedJournal] = []
     for file in expand_to_journals(files):
         try:
-            own.append(load_recorded_case(file, options, performs=tools != "recorded", beside=own))
+            own.append(load_recorded_case(file, options, performs=tools != "recorded", share_engines_of=own))
         except StepEngineError as error:
             what = "its agent cannot be loaded" if isinstance(error, DefinitionError) else "its journal cannot be read"
             unread.append(RepeatedJournal(file, "unreadable", message=f"{what}: {error.message}"))

@@ -11,9 +11,9 @@ import typer
 
 from stepengine.cli.bench import make_model_registry_for_agents, make_pricing
 from stepengine.cli.evaluation import (
+    join_and_redact_lines,
     make_result_folder_path,
     make_sample_engine,
-    redact_lines,
     redact_report,
     run_and_close_engines,
     run_reporting_errors,
@@ -146,4 +146,4 @@ def _print_report(made: Improvement, *, as_json: bool, writes: bool) -> None:
         if writes and not made.is_written:
             done = f"not changed, because it was edited during the search; to merge both, run {patch}"
         lines += [*made.diff.rstrip("\n").split("\n"), f"{made.file}: {done}"]
-    print_visible(redact_lines([*lines, f"spent ${made.spent}; results: {made.folder}"]), hang=4)
+    print_visible(join_and_redact_lines([*lines, f"spent ${made.spent}; results: {made.folder}"]), hang=4)

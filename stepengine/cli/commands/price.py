@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepengine.cli.evaluation import redact_lines, redact_report, run_reporting_errors
+from stepengine.cli.evaluation import join_and_redact_lines, redact_report, run_reporting_errors
 from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.journals import expand_to_journals, open_journal
 from stepengine.cli.options import Config, Files, Json, Options
@@ -70,7 +70,7 @@ def _print_prices(files: list[str], models: list[str], options: Options, *, as_j
             _describe_price("together", _sum_prices(name, [made[n] for _, made in rows]))
             for n, name in enumerate(names)
         ]
-        print_visible(redact_lines([*lines, *(sums if len(rows) > 1 else [])]), hang=4)
+        print_visible(join_and_redact_lines([*lines, *(sums if len(rows) > 1 else [])]), hang=4)
         print_error("another model would also act differently; to call it, run `stepengine compare impact --model`")
     unknown = [one.model for _, made in rows for one in made if one.low is None]
     if unknown:

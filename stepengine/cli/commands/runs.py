@@ -13,7 +13,7 @@ import typer
 
 from stepengine.cli.conversations import format_run_age
 from stepengine.cli.exits import Exit, print_error
-from stepengine.cli.journals import find_files_and_journals, journal_errors_as_usage
+from stepengine.cli.journals import find_files_and_journals, raise_journal_errors_as_usage
 from stepengine.cli.schedules import list_and_print_schedules
 from stepengine.cli.screen.render import format_cost, one_line, print_visible, to_ascii_json
 from stepengine.cli.settings import UsageProblem
@@ -126,7 +126,7 @@ def _find_runs(files: Sequence[str], *, everywhere: bool, waiting: bool) -> list
 
 def _list_runs_of_files(files: Iterable[str]) -> list[dict[str, Any]]:
     """Return the runs in journals, SQLite files and folders, newest first."""
-    with journal_errors_as_usage():
+    with raise_journal_errors_as_usage():
         journals = {
             name: journal for file in files for name, journal in find_files_and_journals(file) if journal is not None
         }
