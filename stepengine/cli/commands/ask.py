@@ -82,7 +82,7 @@ class CallDisplay:
         self._quiet = quiet
 
     def on_event(self, event: ev.Event) -> None:
-        """Show *event*."""
+        """Print text, retries and a discarded reply as they come, and store the model that answered."""
         if isinstance(event, ev.ModelFinished) and event.reply is not None:
             self.model = event.reply.model or self.model
         elif isinstance(event, ev.ModelRetry):

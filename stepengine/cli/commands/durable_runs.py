@@ -34,6 +34,7 @@ Agents: TypeAlias = Annotated[
 def _run_with_durable_engine(
     module: str, db: str, act: Callable[[DurableEngine], Awaitable[Exit]], *, app: str, pool: str, release: str = ""
 ) -> Exit:
+    """Run *act* with a durable engine that has the agents of *module* and executes no runs; return the exit code."""
     refuse_untrusted_module(module)
     offered = load_module_contents(module)
 

@@ -199,8 +199,8 @@ SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|<>~@-])")
 def _format_markdown_comment(report: Impact, holding: Sequence[ImpactGate]) -> str:
     """Return the report as a Markdown table; texts of journals are escaped as code."""
     lines = [MARK, f"### What this change does to {len(report.journals)} recorded runs", ""]
-    lines += [f"- {_shorten_and_escape_markdown(line)}" for line in report.lines()]
-    lines += [f"- **{_shorten_and_escape_markdown(f'--fail-on {gate} holds')}**" for gate in holding]
+    lines += [f"- {_redact_and_escape_markdown(line)}" for line in report.lines()]
+    lines += [f"- **{_redact_and_escape_markdown(f'--fail-on {gate} holds')}**" for gate in holding]
     lines += ["", "| run | first difference | samples | another tool | left the record |", "|---|---|---|---|---|"]
     length = sum(len(line) + 1 for line in lines)
     for number, one in enumerate(report.journals):
@@ -227,13 +227,13 @@ def _count_changed_and_left(samples: Sequence[Any]) -> tuple[int, int]:
     return sum(each.changed for each in samples), sum(each.has_left_record for each in samples)
 
 
-def _shorten_and_escape_markdown(text: str) -> str:
-    """Escape all Markdown characters of a text."""
+def _redact_and_escape_markdown(text: str) -> str:
+    """Return a text with secrets redacted, shortened, and all Markdown characters escaped."""
     return SPECIAL.sub(r"\\\1", _redact_and_shorten(text))
 
 
 def _format_code_span(text: str) -> str:
-    """Return text as Markdown code, with a longer fence than any in it, and without cell separators."""
+    """Return a redacted, shortened text as a Markdown code span for a table cell."""
     short = _redact_and_shorten(text)
     longest = max((len(run) for run in re.findall("`+", short)), default=0)
     fence = "`" * (longest + 1)

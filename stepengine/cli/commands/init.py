@@ -132,7 +132,7 @@ def _create_package(folder: Path) -> Exit:
 
 
 def find_activation_command() -> str:
-    """Return the command after which ``python`` is the one that runs this; ``""`` where it is so already, or none is known."""
+    """Return the shell command that activates this Python environment; ``""`` if it is active or has no such command."""
     scripts = Path(sys.executable).parent
     found = shutil.which("python")
     if found is not None and Path(found).parent == scripts:

@@ -63,7 +63,7 @@ def serve(
     if token_env and not http:
         msg = "--token-env needs --http; a process that you start yourself needs no token"
         raise UsageProblem(msg)
-    address, token = (_parse_address(http), _read_token(token_env)) if http else (None, "")
+    address, token = (_parse_http_address(http), _read_token_variable(token_env)) if http else (None, "")
     return _serve_agents(attrs.evolve(options, model=model).with_settings(), agents, journals, address, token)
 
 
@@ -138,7 +138,7 @@ def _parse_timeout(given: str) -> float:
     return seconds
 
 
-def _parse_address(given: str) -> tuple[str, int]:
+def _parse_http_address(given: str) -> tuple[str, int]:
     host, _, port = given.rpartition(":")
     if not port.isascii() or not port.isdecimal() or len(port) > len("65535"):
         msg = f"--http must be a port, or HOST:PORT, such as 8000 or 127.0.0.1:8000, not {given!r}"
@@ -146,7 +146,7 @@ def _parse_address(given: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
 
 
-def _read_token(name: str) -> str:
+def _read_token_variable(name: str) -> str:
     if name and not os.environ.get(name):
         msg = f"--token-env {name}: the environment variable is not set, or is empty"
         raise UsageProblem(msg)
@@ -180,6 +180,7 @@ def _serve_agents(
 
 
 async def _await_and_close_engines(serving: Coroutine[Any, Any, None], engines: list[Any]) -> None:
+    """Await *serving*, and close *engines* at its end or error."""
     try:
         await serving
     finally:
@@ -188,7 +189,7 @@ async def _await_and_close_engines(serving: Coroutine[Any, Any, None], engines: 
 
 
 async def _serve_http(server: Any, engines: list[Any], host: str, port: int, token: str) -> Exit:
-    """Serve over HTTP until Ctrl-C or SIGTERM."""
+    """Serve over HTTP until Ctrl-C or SIGTERM, close *engines*, and return the exit code."""
 
     def print_url(url: str) -> None:
         print(f"listening at {url}", file=sys.stderr, flush=True)
@@ -221,7 +222,7 @@ def _print_server_tools(server: list[str], header: list[str], env: list[str], *,
         name="server",
         prompts=True,
         headers=dict([_parse_header(one) for one in header]) or None,
-        env=dict([_parse_variable(one) for one in env]) or None,
+        env=dict([_parse_environment_variable(one) for one in env]) or None,
         start_timeout=timeout,
         timeout=timeout,
     )
@@ -253,7 +254,7 @@ def _parse_header(given: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
-def _parse_variable(given: str) -> tuple[str, str]:
+def _parse_environment_variable(given: str) -> tuple[str, str]:
     name, sign, value = given.partition("=")
     if not name or (not sign and name not in os.environ):
         msg = f"--env {name}: the environment variable is not set; pass a value with NAME=VALUE"

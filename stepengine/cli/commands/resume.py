@@ -167,7 +167,7 @@ def resume(
 
 
 def _refuse_missing_results(history: History, given: Collection[str]) -> None:
-    """Raise if the run waits for the result of an external tool call, which no command receives."""
+    """Raise ``UsageProblem`` if the run waits for the result of an external tool call that *given* lacks."""
     from stepengine.journal.questions import make_pending_call_questions
 
     open_ = [
