@@ -151,7 +151,7 @@ class Chat:
 
     def load_and_show_recorded_turn(self, last: RunResult, entry: RecordedRun) -> None:
         """Load the recorded turn *entry* with its result, and show its last messages; ``resume_turn`` resumes it if it has not ended."""
-        self.conversation.load_recorded_turn(last, entry)
+        self.conversation.replace_turns_by_recorded(last, entry)
         self._waiting = entry if entry.status in GOES_ON else None
         self._questions = last.pending_questions
         for message in self.conversation.visible_messages()[-SHOWN_TURNS:]:
@@ -300,7 +300,9 @@ class Chat:
                 )  # fmt: skip
             except StepEngineError as error:
                 return print_error(visible(format_error(error)))
-            code = await self._show_and_record_turn(handle, RunRecording(journal, entry), chat.options, settled=answers)
+            code = await self._show_and_record_turn(
+                handle, RunRecording(journal, entry), chat.options, answered_ids=answers
+            )
             if questions:
                 break
             # The resume found an interrupted effect in the journal and asked about it: ask the person and resume again.
@@ -322,7 +324,7 @@ class Chat:
         return await self.terminal.ask_until_answered(question, answer, other)
 
     async def _show_and_record_turn(
-        self, handle: RunHandle, recording: RunRecording, options: Options, *, settled: Collection[str] = ()
+        self, handle: RunHandle, recording: RunRecording, options: Options, *, answered_ids: Collection[str] = ()
     ) -> Exit:
         """Show a turn to its end, record and store its result, and queue unread messages; return the exit code."""
         chat, screen = self.conversation, Screen(self.console, **self._shown)
@@ -331,8 +333,10 @@ class Chat:
             screen.record_shown_diff(question)
         self._questions = ()
         # Without a terminal, the engine denies calls that need the approval of a person.
-        permits = self.terminal.lines.is_terminal
-        turn = asyncio.ensure_future(show_run(handle, screen, self.terminal, permits=permits, settled=settled))
+        asks_permissions = self.terminal.lines.is_terminal
+        turn = asyncio.ensure_future(
+            show_run(handle, screen, self.terminal, asks_permissions=asks_permissions, answered_ids=answered_ids)
+        )
         self.is_working = True
         with self._interrupt_turn_on_ctrl_c(handle, turn) as received:
             await asyncio.wait((turn,))
@@ -360,11 +364,11 @@ class Chat:
             self.leaves = True
             return Exit.TERMINATED
         if received and self.terminal.queued_lines:
-            await self._ask_about_queued_lines()
+            await self._ask_to_send_queued_lines()
         return run.code
 
-    async def _ask_about_queued_lines(self) -> None:
-        """After Ctrl-C, ask whether the queued lines are still to be sent."""
+    async def _ask_to_send_queued_lines(self) -> None:
+        """Ask whether the queued lines are still to be sent; else drop them or put them back into the input line."""
         for line in self.terminal.queued_lines:
             self.print_text(f"not sent yet: {one_line(line, 200)}", "yellow")
         said = (
@@ -373,7 +377,7 @@ class Chat:
             .lower()
         )
         if said not in YES:
-            self.terminal.clear_queue(to_line=said not in NO)
+            self.terminal.clear_queue(to_input_line=said not in NO)
 
     @contextlib.contextmanager
     def _interrupt_turn_on_ctrl_c(self, handle: RunHandle, turn: asyncio.Task[Any]) -> Iterator[list[int]]:

@@ -128,25 +128,26 @@ def refuse_untrusted_module(module: str) -> None:
 
 
 @contextmanager
-def enforce_trust(*, asks: bool, content: str) -> Iterator[None]:
+def enforce_trust(*, asks: bool, trusted_hash: str) -> Iterator[None]:
     """
-    Check the trust of files in the working folder while the block runs.
+    Check the trust of agent files and packages while the block runs; each folder or package is decided once.
 
     Args:
         asks: Whether a person at a terminal is asked.
-        content: The content that was trusted on the command line; ``""`` for none.
+        trusted_hash: The hash of ``--trust``; ``""`` for none.
 
     Raises:
-        UsageProblem: when that is not a digest, or a tool's command gives it.
+        UsageProblem: when *trusted_hash* is not a hash.
+        DefinitionError: when a tool of an agent started this command and passes ``--trust``.
     """
     from stepengine.engine.trust import GATE
 
-    if content:
+    if trusted_hash:
         refuse_inside_tool("--trust")
-        if CONTENT.fullmatch(content) is None:
-            msg = f"--trust is {content!r}; expected sha256: and 64 hexadecimal digits, as in the message that asks for trust"
+        if CONTENT.fullmatch(trusted_hash) is None:
+            msg = f"--trust is {trusted_hash!r}; expected sha256: and 64 hexadecimal digits, as in the message that asks for trust"
             raise UsageProblem(msg)
-    token = GATE.set(_TrustGate(asks=asks, content=content))
+    token = GATE.set(_TrustGate(asks=asks, content=trusted_hash))
     try:
         yield
     finally:

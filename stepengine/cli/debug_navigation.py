@@ -98,7 +98,7 @@ class DebugNavigation:
         self.go_to_position(self.parse_position(typed))
 
     def go_to_first_or_last(self, *, last: bool) -> None:
-        """Move to the first or the last position."""
+        """Move to the first or the last position and show it."""
         self._move_and_show(self._debugger.last if last else 0)
 
     def _move_and_show(self, position: int, *, ignores_breakpoints: bool = True) -> None:
@@ -137,7 +137,7 @@ class DebugNavigation:
         self._show_found_position()
 
     def _search_in_child_process(self, condition: str, first: int, last: int, *, backwards: bool) -> dict[str, Any]:
-        """Search for a condition in a child process, because expressions may change the run."""
+        """Search for a condition in a child process, because expressions may change the run; return the found position and problems."""
         from stepengine.debugging.expressions import call_in_fork, parse_condition
 
         def search() -> str:
@@ -187,7 +187,7 @@ class DebugNavigation:
             self._forked.wake_nearest_and_exit(start - 1, search=[typed, start, 0, ""])
 
     def search_back_and_move(self, condition: str, before: int, looked_at: int, problem: str) -> None:
-        """Search backwards from *before* to here and move there. Without a match, an earlier process searches, or this one moves to the start."""
+        """Search back from *before* to here and move to the match; without one, an earlier process continues, or move to the start."""
         here = self._debugger.position
         told = self._search_in_child_process(condition, here, before - 1, backwards=True)
         looked_at, problem = looked_at + told["looked_at"], problem or told["problem"]
@@ -205,12 +205,12 @@ class DebugNavigation:
         self._move_and_show(self._debugger.places.follow_child(typed, self._debugger.position))
 
     def follow_all_runs(self, _: str) -> None:
-        """Let the debugger follow all runs again."""
+        """End the restriction to one child run, and print that."""
         self._debugger.places.followed_path = None
         self._screen.print_result("following all runs again", {"inside": None})
 
     def diff_positions(self, typed: str) -> None:
-        """Print the differences between two positions."""
+        """Print the differences between the two typed positions, and return to the current one."""
         places = typed.split()
         if len(places) != 2:  # noqa: PLR2004
             msg = "diff compares two positions: diff 3 5, diff #2 3.2#1"

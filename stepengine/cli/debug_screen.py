@@ -145,7 +145,7 @@ class DebugScreen:
             print_visible(text)
 
     def report_divergence(self, said: str) -> None:
-        """Report a divergence between the code and the record."""
+        """Print a divergence between the code and the record; the debugger then exits with ``DIVERGED``."""
         self.tally.record_failure(Exit.DIVERGED)
         if self.is_json:
             self.print_result("", {"error": self.redact_and_escape(said), "diverged": True})

@@ -455,7 +455,7 @@ def _remove_runs_over_limits(folder: Path, keep_runs: int, keep_bytes: int) -> N
 
 
 def _remove_runs_while_locked(folder: Path, keep_runs: int, keep_bytes: int) -> None:
-    """Remove old runs while the lock is held."""
+    """Remove the oldest ended runs until both limits hold; the caller holds the lock of the folder."""
     files = _list_run_files(folder)
     # This is called before every run: companions are read only if a limit is exceeded.
     if len(files) <= keep_runs and sum([sum(of.values()) for of in files.values()]) <= keep_bytes:

@@ -236,7 +236,7 @@ def test_stop_returns_waiting_words_but_no_command_among_them(folder: Path) -> N
         for to_line in (True, False):
             prompt = prompt_in(folder)
             prompt._unsent = [*waiting]
-            prompt.clear_queue(to_line=to_line)
+            prompt.clear_queue(to_input_line=to_line)
 
             assert ((), line if to_line else "") == (prompt.queued_lines, prompt._draft)
 
@@ -692,7 +692,7 @@ async def test_every_mode_of_a_resumed_turn_has_a_next(
     agent = AgentDefinition("talker", model="scripted/m")
     talk = ChatConversation(options, agent)
     async with talk.engines:
-        await talk.switch_engine(attrs.evolve(options, policy=None, policy_changes=Policy([], resumed)), agent)
+        await talk.switch_to_new_engine(attrs.evolve(options, policy=None, policy_changes=Policy([], resumed)), agent)
         first = talk.mode
         modes = [talk.schedule_next_permission_mode() for _ in talk.modes]
 

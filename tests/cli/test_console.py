@@ -41,8 +41,8 @@ from stepengine.cli.screen.console import (
     Screen,
     Terminal,
     TypedLines,
+    _format_permission_prompt,
     _parse_question_answer,
-    _permission_prompt,
     _split_markdown_blocks,
     make_console,
     print_markdown,
@@ -222,7 +222,7 @@ def test_permission_prompt_fits_one_line_with_room_to_type(name: str, path: str,
     diff = "--- a\n+++ b\n@@ @@\n" + "+--x\n" * added + "--- y\n-x\n"
     preview = {"action": "Do", "details": {"unified_diff": diff}}
     question = Question("q", "May it?", tool_name=name, details={"path": path}, preview=preview)
-    prompt = _permission_prompt(question, width)
+    prompt = _format_permission_prompt(question, width)
     size = f" +{added} -2: "
 
     assert len(prompt) + TYPED <= width

@@ -73,7 +73,7 @@ async def _show_or_set_model(chat: Chat, model: str) -> None:
         return
     options = attrs.evolve(talk.options, model=[m for m in talk.options.model or () if "=" in m] + [model])
     bench.make_model_registry(options).check(model)
-    await talk.switch_engine(options, talk.agent)
+    await talk.switch_to_new_engine(options, talk.agent)
     chat.print_text(
         f"model from the next turn on: {one_line(model)}; lasting approvals no longer hold, so you are asked again"
     )
@@ -124,7 +124,7 @@ async def _show_or_switch_agent(chat: Chat, name: str) -> None:
         return
     agent = load_agent(name, folders=talk.options.settings.agent_folders)
     agent = convert_to_code_mode(agent) if talk.options.code_mode else agent
-    await talk.switch_engine(attrs.evolve(talk.options, agent=name), agent)
+    await talk.switch_to_new_engine(attrs.evolve(talk.options, agent=name), agent)
     chat.print_text(f"{agent.id}: {one_line(agent.description, 200)}".rstrip(": "))
     await _start_new_conversation(chat, "")
 
@@ -295,7 +295,7 @@ async def _resume_conversation(chat: Chat, number_or_name: str) -> Exit | None:
     last = await asyncio.to_thread(replay_turn, entry, recorded)
     if entry.status in GOES_ON:
         options = attrs.evolve(options, policy=None, policy_changes=read_policy_changes(entry))
-    await talk.switch_engine(options, convert_to_code_mode(agent) if code_mode else agent)
+    await talk.switch_to_new_engine(options, convert_to_code_mode(agent) if code_mode else agent)
     talk.notes.clear()
     talk.journal = None
     chat.print_text(f"{talk.agent.id}: continues {entry.stem}; files do not change")

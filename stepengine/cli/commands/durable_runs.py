@@ -193,11 +193,13 @@ def move_runs_to_release(
     return _run_with_durable_engine(agents, db, move_runs, app=app, pool=pool, release=to)
 
 
-async def _move_run_if_replayable(engine: DurableEngine, run: str, of: str, *, check: bool) -> tuple[str, str]:
+async def _move_run_if_replayable(
+    engine: DurableEngine, run: str, from_release: str, *, check: bool
+) -> tuple[str, str]:
     """Move a run; return ``moved``, ``would move``, ``diverges`` (it was left alone) or ``ended``, and where it diverges."""
     view = await engine.operator.run(run)
-    if view.release != of:
-        msg = f"the run {run!r} belongs to release {view.release}, not to {of}"
+    if view.release != from_release:
+        msg = f"the run {run!r} belongs to release {view.release}, not to {from_release}"
         raise JournalError(msg)
     differs = await engine.fits(run)
     if differs is not None:

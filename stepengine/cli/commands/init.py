@@ -141,11 +141,11 @@ def find_activation_command() -> str:
     return f". {shlex.quote(str(script))}" if script.is_file() else ""
 
 
-def _trust_agents(made: Path) -> None:
+def _trust_agents(folder: Path) -> None:
     """Trust the created agent files; if that cannot be stored, print why."""
     from stepengine.engine.trust import trust_folder
 
     try:
-        trust_folder(made)
+        trust_folder(folder)
     except DefinitionError as error:
         print_error(error.message)

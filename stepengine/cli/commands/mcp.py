@@ -102,7 +102,7 @@ def inspect_server(
     """
     server, more = _split_server_and_options(server)
     given = {"timeout": timeout, "as_json": as_json, **more, "header": [*(header or []), *more["header"]]}
-    return _print_server_tools(server, env=env or [], **given)
+    return _connect_and_print_tools(server, env=env or [], **given)
 
 
 def _split_server_and_options(words: list[str]) -> tuple[list[str], dict[str, Any]]:
@@ -207,7 +207,9 @@ async def _serve_http(server: Any, engines: list[Any], host: str, port: int, tok
     return Exit.COMPLETED
 
 
-def _print_server_tools(server: list[str], header: list[str], env: list[str], *, timeout: float, as_json: bool) -> Exit:
+def _connect_and_print_tools(
+    server: list[str], header: list[str], env: list[str], *, timeout: float, as_json: bool
+) -> Exit:
     from stepengine.adapters.mcp import mcp_tools
 
     is_address = len(server) == 1 and server[0].startswith(("http://", "https://"))

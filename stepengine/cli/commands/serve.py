@@ -21,7 +21,7 @@ import typer
 from attrs import frozen
 
 from stepengine.cli.bench import add_guard_rules, choose_policy, make_engine_setup
-from stepengine.cli.commands.undo import find_write_root
+from stepengine.cli.commands.undo import get_write_root
 from stepengine.cli.commands.worker import load_module_contents
 from stepengine.cli.deployment import resolve_database, run_deployment_command
 from stepengine.cli.exits import Exit, print_error
@@ -234,7 +234,7 @@ def serve_runs(options: Options, wanted: ServeOptions) -> Exit:
     _require_tokens_for_public_host(wanted)
     _refuse_unusable_script(options, wanted)
     sources, left_out = None, list[str]()
-    if wanted.ui and not _parse_function_name(wanted.module):
+    if wanted.ui and not _parse_engine_function_name(wanted.module):
         sources = _make_engine_sources(wanted.module, options, left_out)
     engine, schedules = load_engine_and_schedules(wanted.module, options, left_out.append)
     for problem in left_out:
@@ -255,7 +255,7 @@ def serve_runs(options: Options, wanted: ServeOptions) -> Exit:
                 script=Path(options.script).name,
                 sources=sources,
                 schedules=schedules if wanted.schedules else (),
-                roots=[find_write_root(options)],
+                roots=[get_write_root(options)],
                 reports=wanted.reports,
                 drain=wanted.drain,
                 webhooks=wanted.webhooks,
@@ -294,7 +294,7 @@ def _refuse_unusable_script(options: Options, wanted: ServeOptions) -> None:
     if not options.script:
         return
     refuse_script_with_server(options)
-    if _parse_function_name(wanted.module):
+    if _parse_engine_function_name(wanted.module):
         msg = (
             f"--script replaces the models of agents in files, but {wanted.module} returns an engine with its own models; "
             "leave --script out"
@@ -369,7 +369,7 @@ def _make_engine_sources(module: str, options: Options, left_out: list[str]) -> 
     return EngineSources(load_engine, make_engine_spec(module, options))
 
 
-def _parse_function_name(module: str) -> str:
+def _parse_engine_function_name(module: str) -> str:
     """Return the function in ``MODULE:FUNCTION``; ``""`` for files."""
     function = module.rpartition(":")[2]
     return function if ":" in module and function.isidentifier() and not Path(module).exists() else ""
@@ -387,7 +387,7 @@ def load_engine_and_schedules(
     from stepengine.adapters.ag_ui import page_hooks
     from stepengine.engine import Engine
 
-    if function := _parse_function_name(module):
+    if function := _parse_engine_function_name(module):
         if options.guard:
             msg = "--guard is for agents; give your engine permissions=Policy.guard_injection(), or add injection_rules() to its policy"
             raise UsageProblem(msg)

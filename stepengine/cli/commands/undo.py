@@ -134,9 +134,9 @@ def _print_and_confirm_changes(journal: Journal, plan: UndoResult) -> bool:
 def _open_write_root(options: Options, cwd: Path | None, workspace: str) -> Iterator[Path | Workspace]:
     """Yield the folder or workspace where writes are undone: the named one, else that of the run."""
     if workspace:
-        root = find_write_root(attrs.evolve(options, workspace=workspace, cwd=options.cwd if cwd is None else cwd))
+        root = get_write_root(attrs.evolve(options, workspace=workspace, cwd=options.cwd if cwd is None else cwd))
     else:
-        root = find_write_root(options) if cwd is None else cwd
+        root = get_write_root(options) if cwd is None else cwd
     try:
         yield root
     finally:
@@ -144,7 +144,7 @@ def _open_write_root(options: Options, cwd: Path | None, workspace: str) -> Iter
             root.close()
 
 
-def find_write_root(options: Options) -> Path | Workspace:
+def get_write_root(options: Options) -> Path | Workspace:
     """Return the folder or workspace that the tools of a run write to."""
     if not options.workspace:
         return options.cwd

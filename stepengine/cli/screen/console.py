@@ -327,14 +327,14 @@ class Screen(ProgressDisplay):
         self._is_open = not text.endswith("\n") if text else self._is_open
 
     def flush_text(self, path: str) -> None:
-        """End the text of a run."""
+        """End the text of a run: print the held-back line of a child, or end the line or block of the root."""
         if path:
             super().flush_text(path)
         else:
             self.close_line_or_block()
 
     def print_line(self, path: str, text: str, style: str = "") -> None:
-        """Print a line, after the end of the root's text."""
+        """End the streaming text of the root, then print a line of a run."""
         self.close_line_or_block()
         self._is_after_block = False
         super().print_line(path, text, style)
@@ -347,6 +347,7 @@ class Screen(ProgressDisplay):
         super().discard_text(path)
 
     def _show_event(self, event: ev.Event) -> None:
+        """Show an event; while the run is stopping, hide failed tools and the notice of a discarded reply."""
         if self.is_stopping and isinstance(event, ev.ReplyDiscarded):
             self.discard_text(event.path)
         elif not (self.is_stopping and isinstance(event, ev.ToolFinished) and event.result.is_error):
@@ -355,6 +356,7 @@ class Screen(ProgressDisplay):
             self.print_delayed_notes()
 
     def _summary_parts(self, result: RunResult) -> list[str]:
+        """Return the parts of the summary; after an interruption only that word, the steps and the cost."""
         if not self.is_stopping or result.status is not RunStatus.CANCELLED:
             return super()._summary_parts(result)
         return ["interrupted", *super()._summary_parts(result)[1:2], format_cost(result.cost, of=result.usage)]
@@ -547,7 +549,7 @@ class Terminal:
         return False
 
     def message_from_line(self, text: str) -> str:
-        """Return the message to the run in a line that was typed while it runs."""
+        """Return the message that a typed line sends to the run; here the line itself."""
         return text
 
     async def run_or_queue_chat_command(self, text: str) -> bool:
@@ -579,7 +581,9 @@ class Terminal:
         for line in self.drain_typed_lines():
             await handle_other_line(line)
         is_whole = self._print_question(question, self._max_subject_lines())
-        prompt = _permission_prompt(question, self._console.width, is_whole=is_whole) if question.tool_name else "> "
+        prompt = (
+            _format_permission_prompt(question, self._console.width, is_whole=is_whole) if question.tool_name else "> "
+        )
         prompt = LATER if may_skip else prompt
         while (typed := await self.read_line_with_prompt(prompt)) is not None and not (
             may_skip and typed.strip() in ("", SKIP)
@@ -727,7 +731,7 @@ def _find_edits_rule(question: Question) -> JsonDict | None:
     return next((rule for rule in question.wider if allows_all_edits(rule)), None)
 
 
-def _permission_prompt(question: Question, width: int, *, is_whole: bool = False) -> str:
+def _format_permission_prompt(question: Question, width: int, *, is_whole: bool = False) -> str:
     """
     Return the prompt of a permission question: its subject on one line, shortened if necessary.
 
@@ -860,16 +864,16 @@ async def show_run(
     screen: Screen,
     terminal: Terminal,
     *,
-    permits: bool = True,
-    settled: Collection[str] = (),
+    asks_permissions: bool = True,
+    answered_ids: Collection[str] = (),
 ) -> RunResult:
     """
     Show a run to its end, ask its questions and send typed lines; see ``ConsoleRenderer``.
 
-    Without *permits* nobody is asked whether a tool may run: somebody else decides that. Nobody is asked the questions with the
-    ids in *settled*, which were answered before the run went on.
+    Without *asks_permissions* the person is not asked whether a tool may run: the engine decides that. Questions with the ids in
+    *answered_ids* were answered before the run was resumed and are not asked.
     """
-    somebody = _ConsoleInput(handle, screen, terminal, settled)
+    somebody = _ConsoleInput(handle, screen, terminal, answered_ids)
     terminal.note = screen.print_or_delay_note
     person = asyncio.create_task(somebody.ask_questions_and_read_input())
     is_over = False
@@ -883,7 +887,7 @@ async def show_run(
         try:
             async with asyncio.timeout(None) as shown:
                 # In this task, so that somebody is there before the run gets to its first question.
-                await _show_events_and_queue_questions(handle, screen, somebody, permits=permits)
+                await _show_events_and_queue_questions(handle, screen, somebody, asks_permissions=asks_permissions)
         finally:
             is_over = True
             person.cancel()
@@ -897,14 +901,14 @@ async def show_run(
 
 
 async def _show_events_and_queue_questions(
-    handle: RunHandle, screen: Screen, somebody: _ConsoleInput, *, permits: bool
+    handle: RunHandle, screen: Screen, somebody: _ConsoleInput, *, asks_permissions: bool
 ) -> None:
     """Show each event of a run and queue its questions for the person; return early if the run waits and the console does not."""
     async with contextlib.aclosing(handle.events(answers=True)) as events:
         async for event in events:
             screen.on_event(event)
             if isinstance(event, ev.QuestionAsked) or (
-                permits and isinstance(event, ev.PermissionRequested) and not event.question.problem
+                asks_permissions and isinstance(event, ev.PermissionRequested) and not event.question.problem
             ):
                 somebody.news.put_nowait(event.question)
             elif isinstance(event, ev.AnswerReceived):
@@ -929,12 +933,14 @@ class _ConsoleInput:
         news: The questions that are open; ``None`` when the run is idle.
     """
 
-    def __init__(self, handle: RunHandle, screen: Screen, terminal: Terminal, settled: Collection[str] = ()) -> None:
+    def __init__(
+        self, handle: RunHandle, screen: Screen, terminal: Terminal, answered_ids: Collection[str] = ()
+    ) -> None:
         self._handle = handle
         self._screen = screen
         self._terminal = terminal
         self.news: asyncio.Queue[Question | None] = asyncio.Queue()
-        self._settled = set(settled)
+        self._answered_ids = set(answered_ids)
         self._asking: tuple[str, asyncio.Task[bool]] | None = None
 
     def decide_wait_and_print_hint(self, wait: ev.WaitStarted) -> bool:
@@ -955,7 +961,7 @@ class _ConsoleInput:
 
     def stop_asking_question(self, question_id: str) -> None:
         """Stop asking a question that was answered, here or elsewhere."""
-        self._settled.add(question_id)
+        self._answered_ids.add(question_id)
         if self._asking is not None and self._asking[0] == question_id:
             self._asking[1].cancel()
 
@@ -1026,7 +1032,7 @@ class _ConsoleInput:
         def answer(said: Any) -> None:
             self._handle.answer(question.id, said)
 
-        if question.id in self._settled:
+        if question.id in self._answered_ids:
             return True
         self._screen.record_shown_diff(question)
         asking = asyncio.create_task(

@@ -264,14 +264,14 @@ class PromptReader(Terminal):
         """The queued lines, which are sent after the turn."""
         return tuple(self._unsent)
 
-    def clear_queue(self, *, to_line: bool) -> None:
+    def clear_queue(self, *, to_input_line: bool) -> None:
         """
-        Remove all queued lines; with *to_line* and prompt_toolkit, put messages back into the input line.
+        Remove all queued lines; with *to_input_line* and prompt_toolkit, put messages back into the input line.
 
         Queued commands are dropped; only if there are no messages, the last command is put back.
         """
         words = [text for text in self._unsent if not self.is_chat_command(text)] or self._unsent[-1:]
-        if to_line and self.is_rich:
+        if to_input_line and self.is_rich:
             self._draft = "\n".join([*words, *([self._draft] if self._draft else [])])
         self._unsent.clear()
 
@@ -424,7 +424,7 @@ def _make_answer_bindings() -> Any:
 
 
 def _erase_line_and_interrupt(event: Any) -> None:
-    """Discard the empty line and remove it from the screen."""
+    """End the read of an empty line with ``KeyboardInterrupt``, and remove the line from the screen."""
     event.app.erase_when_done = True
     event.app.exit(exception=KeyboardInterrupt())
 
@@ -536,8 +536,8 @@ def expand_attachments(said: str, folder: Path) -> tuple[str, list[str]]:
     notes: list[str] = []
     left = ALL_BYTES
     for name in names:
-        read, kind = (_list_folder, "folder") if os.path.isdir(folder / name) else (_read_file, "file")  # noqa: PTH112  (never raises)
-        content = _read_or_return_error(folder, read, name, min(left, FILE_BYTES))
+        read, kind = (_list_folder, "folder") if os.path.isdir(folder / name) else (_read_small_file, "file")  # noqa: PTH112  (never raises)
+        content = _read_attachment_or_error(folder, read, name, min(left, FILE_BYTES))
         if isinstance(content, str):
             left -= len(content.encode())
             notes.append(f"+ {name} ({len(content.encode()):,} bytes)")
@@ -549,36 +549,40 @@ def expand_attachments(said: str, folder: Path) -> tuple[str, list[str]]:
     return "\n\n".join([said, *parts]), notes
 
 
-def _read_or_return_error(folder: Path, read: Callable[[Root, str, int], str], name: str, most: int) -> str | Exception:
+def _read_attachment_or_error(
+    folder: Path, read: Callable[[Root, str, int], str], name: str, max_bytes: int
+) -> str | Exception:
     """Call *read* for *name* below *folder*; return its text, or the error."""
     from stepengine.workspace.path_policy import PathPolicy
     from stepengine.workspace.root import Root
 
     try:
         with contextlib.closing(Root(folder, PathPolicy(allow_wide_root=True))) as root:
-            return read(root, name, most)
+            return read(root, name, max_bytes)
     except UnicodeDecodeError:
         return ValueError("it is not UTF-8 text")
     except (ToolError, OSError, ValueError) as error:
         return error
 
 
-def _read_file(root: Root, name: str, most: int) -> str:
+def _read_small_file(root: Root, name: str, max_bytes: int) -> str:
+    """Return the text of a file; raise ``ValueError`` if it has more than *max_bytes*."""
     from stepengine.workspace import calls
     from stepengine.workspace.text import read_capped
 
     fd = root.open_file(name).fd
     try:
-        content = read_capped(fd, most)
+        content = read_capped(fd, max_bytes)
     finally:
         calls.close(fd)
     if content is None:
-        msg = f"it has more than {most:,} bytes"
+        msg = f"it has more than {max_bytes:,} bytes"
         raise ValueError(msg)
     return content.decode()
 
 
-def _list_folder(root: Root, name: str, most: int) -> str:
+def _list_folder(root: Root, name: str, max_bytes: int) -> str:
+    """Return the sorted names in a folder except secret files; raise ``ValueError`` if they have more than *max_bytes*."""
     from stepengine.workspace import calls
 
     opened = root.open_folder(name)
@@ -592,8 +596,8 @@ def _list_folder(root: Root, name: str, most: int) -> str:
     finally:
         calls.close(opened.fd)
     listed = "\n".join(sorted(names))
-    if len(listed.encode(errors="replace")) > most:
-        msg = f"the names in this folder have more than {most:,} bytes"
+    if len(listed.encode(errors="replace")) > max_bytes:
+        msg = f"the names in this folder have more than {max_bytes:,} bytes"
         raise ValueError(msg)
     return visible(listed)
 
