@@ -314,14 +314,14 @@ class Chat:
     async def _ask_and_store_answer(self, question: Question, answers: dict[str, Any]) -> bool:
         """Ask a recorded question and store the answer in *answers*; return whether it was answered."""
 
-        def answer(said: Any) -> None:
-            answers[question.id] = validate_typed_answer(said, question)
+        def store_answer(answer: Any) -> None:
+            answers[question.id] = validate_typed_answer(answer, question)
 
-        async def other(typed: str) -> None:
+        async def run_or_queue_line(typed: str) -> None:
             if typed.strip() and not await self.terminal.run_or_queue_chat_command(typed):
                 self.terminal.queue_messages_first([self.terminal.message_from_line(typed)])
 
-        return await self.terminal.ask_until_answered(question, answer, other)
+        return await self.terminal.ask_until_answered(question, store_answer, run_or_queue_line)
 
     async def _show_and_record_turn(
         self, handle: RunHandle, recording: RunRecording, options: Options, *, answered_ids: Collection[str] = ()
@@ -385,22 +385,22 @@ class Chat:
         loop = asyncio.get_running_loop()
         last = loop.time()
 
-        def stop() -> None:
+        def interrupt_run() -> None:
             nonlocal last
             last = loop.time()
             handle.interrupt(grace=GRACE)
             loop.call_soon_threadsafe(_print_stopping_notice, handle, self.screen, self.terminal)
 
-        def again() -> None:
+        def leave_or_interrupt_again() -> None:
             if loop.time() - last < SOON:
                 loop.call_soon_threadsafe(turn.cancel)
             else:
-                stop()
+                interrupt_run()
 
         # The keys of a terminal that is read key by key are no signals.
         pressed = partial(signal.raise_signal, signal.SIGINT)
         with (
-            call_on_interrupts(stop, again) as received,
+            call_on_interrupts(interrupt_run, leave_or_interrupt_again) as received,
             self.terminal.set_turn_display_and_interrupt(self._render_live_text, pressed),
         ):
             yield received

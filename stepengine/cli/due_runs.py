@@ -177,11 +177,11 @@ class _DueRunResumer:
                 work = [loop.create_task(scheduler.run_forever()) for scheduler in schedulers]
                 work.append(loop.create_task(waker.watch(every)))
 
-            def stop() -> None:
+            def cancel_work() -> None:
                 for task in work:
                     loop.call_soon_threadsafe(task.cancel)
 
-            with call_on_interrupts(stop) as received:
+            with call_on_interrupts(cancel_work) as received:
                 await asyncio.wait(work, return_when=asyncio.FIRST_EXCEPTION)
                 for task in work:
                     task.cancel()

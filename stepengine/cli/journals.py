@@ -376,13 +376,13 @@ def start_run_and_wait(
         async with bench.engine:
             starting = asyncio.ensure_future(start())
 
-            def stop() -> None:
+            def interrupt_or_cancel_start() -> None:
                 if starting.done():
                     interrupt_run(starting.result(), loop)
                 else:
                     loop.call_soon_threadsafe(starting.cancel)
 
-            with call_on_interrupts(stop) as received:
+            with call_on_interrupts(interrupt_or_cancel_start) as received:
                 try:
                     async with await starting as handle:
                         result = await await_result_or_limit(handle.result())

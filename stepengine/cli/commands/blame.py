@@ -75,7 +75,7 @@ def blame(
       stepengine compare blame --last --check checks:is_polite -n 4 --steps 3:9
     """
 
-    def search() -> Exit:
+    def search_and_report() -> Exit:
         from stepengine.evaluation.blame import blame as find_step
         from stepengine.evaluation.checks import Check, load_function
 
@@ -98,7 +98,7 @@ def blame(
             return Exit.LIMIT
         return Exit.FAILED if report.blamed is None else Exit.COMPLETED
 
-    return run_reporting_errors(search)
+    return run_reporting_errors(search_and_report)
 
 
 def _suggest_commands(report: Blame, options: Options) -> list[str]:

@@ -159,19 +159,19 @@ def _print_changes_and_next_steps(diff: str, cost: str) -> None:
 
     console = Console(highlight=False)
 
-    def show(text: str, style: str = "", *, hang: int = 0) -> None:
+    def print_styled(text: str, style: str = "", *, hang: int = 0) -> None:
         line = wrap_lines(text, console.width, hang) if console.is_terminal else text
         # Wrapped above, with the indent of its kind; rich would break it once more, without one.
         console.print(Text(line, style=style), soft_wrap=True)
 
-    show("\nWhat changed", "bold")
+    print_styled("\nWhat changed", "bold")
     for line, style in style_diff_lines(diff):
-        show(line, style, hang=HANG)
-    show("\nThe handler of the agent (agents/editor.py)", "bold")
-    show(_handler_source(), hang=HANG)
-    show(CAUSE)
-    show(f"{cost}\n")
-    show(NEXT.replace("stepengine ", f"{_find_command_name()} "))
+        print_styled(line, style, hang=HANG)
+    print_styled("\nThe handler of the agent (agents/editor.py)", "bold")
+    print_styled(_handler_source(), hang=HANG)
+    print_styled(CAUSE)
+    print_styled(f"{cost}\n")
+    print_styled(NEXT.replace("stepengine ", f"{_find_command_name()} "))
 
 
 def _find_command_name() -> str:

@@ -91,7 +91,7 @@ def impact(
       stepengine compare impact journals/ --fail-on 'changed > 0.1' --markdown
     """
 
-    def measure() -> Exit:
+    def measure_and_report() -> Exit:
         from stepengine.engine import load_agent
         from stepengine.evaluation.checks import load_function
         from stepengine.evaluation.impact import ImpactGate
@@ -121,7 +121,7 @@ def impact(
             print_error(f"--fail-on {gate} holds")
         return _choose_exit_code(report, holding, strict=strict)
 
-    return run_reporting_errors(measure)
+    return run_reporting_errors(measure_and_report)
 
 
 def _choose_exit_code(report: Impact, holding: Sequence[ImpactGate], *, strict: bool) -> Exit:

@@ -100,7 +100,7 @@ def improve(
           --continue improvements/mine/20260102-101500
     """
 
-    def search() -> Exit:
+    def search_and_report() -> Exit:
         from stepengine.engine.agent_family import find_agent_family
         from stepengine.engine.loader import locate_agent
         from stepengine.evaluation import improve as search_version
@@ -132,7 +132,7 @@ def improve(
             return Exit.LIMIT
         return Exit.COMPLETED if made.is_better and made.is_written == writes else Exit.FAILED
 
-    return run_reporting_errors(search)
+    return run_reporting_errors(search_and_report)
 
 
 def _print_report(made: Improvement, *, as_json: bool, writes: bool) -> None:

@@ -878,11 +878,11 @@ async def show_run(
     person = asyncio.create_task(somebody.ask_questions_and_read_input())
     is_over = False
 
-    def stop_waiting(_: object) -> None:
+    def stop_showing_events(_: object) -> None:
         if not is_over:
             shown.reschedule(0)
 
-    person.add_done_callback(stop_waiting)
+    person.add_done_callback(stop_showing_events)
     with contextlib.suppress(TimeoutError):
         try:
             async with asyncio.timeout(None) as shown:
@@ -1029,14 +1029,14 @@ class _ConsoleInput:
     async def _ask_question(self, question: Question) -> bool:
         """Ask a question; return ``False`` at the end of the input."""
 
-        def answer(said: Any) -> None:
-            self._handle.answer(question.id, said)
+        def send_answer(answer: Any) -> None:
+            self._handle.answer(question.id, answer)
 
         if question.id in self._answered_ids:
             return True
         self._screen.record_shown_diff(question)
         asking = asyncio.create_task(
-            self._terminal.ask_until_answered(question, answer, self._send_line_or_run_command)
+            self._terminal.ask_until_answered(question, send_answer, self._send_line_or_run_command)
         )
         self._asking = question.id, asking
         try:
@@ -1084,14 +1084,16 @@ class TerminalInteractor:
         """Return the typed answer; ``None`` at the end of the input, or if an effect in doubt is left undecided."""
         answers: list[object] = []
 
-        def answer(said: Any) -> None:
-            answers.append(validate_typed_answer(said, question))
+        def store_answer(answer: Any) -> None:
+            answers.append(validate_typed_answer(answer, question))
 
         held = contextlib.nullcontext() if self._progress is None else self._progress.hide_status_line()
         async with self._one_at_a_time:
             with held:
                 may_skip = is_about_effect_in_doubt(question.id)
-                await self._terminal.ask_until_answered(question, answer, self._print_unsent_line, may_skip=may_skip)
+                await self._terminal.ask_until_answered(
+                    question, store_answer, self._print_unsent_line, may_skip=may_skip
+                )
         if self._progress is not None:
             self._progress.record_shown_diff(question)
         return answers[0] if answers else None

@@ -209,13 +209,13 @@ class PromptReader(Terminal):
         if self._session is None:
             return await super().read_line_during_run()
 
-        def message() -> Any:
+        def make_prompt() -> Any:
             from prompt_toolkit.formatted_text import ANSI
 
             live = self._live()
             return ANSI(f"{live}\n> " if live else "> ")
 
-        said = await self._read_session_line(self._session, message, refresh_interval=REFRESH)
+        said = await self._read_session_line(self._session, make_prompt, refresh_interval=REFRESH)
         self._hidden = "\n".join([f"> {line}" for line in visible(said).splitlines()])
         return said
 
@@ -536,7 +536,7 @@ def expand_attachments(said: str, folder: Path) -> tuple[str, list[str]]:
     notes: list[str] = []
     left = ALL_BYTES
     for name in names:
-        read, kind = (_list_folder, "folder") if os.path.isdir(folder / name) else (_read_small_file, "file")  # noqa: PTH112  (never raises)
+        read, kind = (_list_folder, "folder") if os.path.isdir(folder / name) else (_read_file, "file")  # noqa: PTH112  (never raises)
         content = _read_attachment_or_error(folder, read, name, min(left, FILE_BYTES))
         if isinstance(content, str):
             left -= len(content.encode())
@@ -565,7 +565,7 @@ def _read_attachment_or_error(
         return error
 
 
-def _read_small_file(root: Root, name: str, max_bytes: int) -> str:
+def _read_file(root: Root, name: str, max_bytes: int) -> str:
     """Return the text of a file; raise ``ValueError`` if it has more than *max_bytes*."""
     from stepengine.workspace import calls
     from stepengine.workspace.text import read_capped
@@ -611,7 +611,7 @@ async def run_shell_command(command: str, folder: Path) -> str:
     is_ended = False
     ended = ""
 
-    def end() -> None:
+    def kill_command() -> None:
         nonlocal is_ended
         is_ended = True
         if process is not None:
@@ -619,13 +619,13 @@ async def run_shell_command(command: str, folder: Path) -> str:
                 os.killpg(process.pid, signal.SIGKILL)
 
     said, total = b"", 0
-    with call_on_interrupts(end):  # before it is started: Ctrl-C may come as soon as it runs
+    with call_on_interrupts(kill_command):  # before it is started: Ctrl-C may come as soon as it runs
         process = await asyncio.create_subprocess_shell(
             command, cwd=folder, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
         if is_ended:
-            end()
+            kill_command()
         try:
             async with asyncio.timeout(SHELL_SECONDS):
                 while process.stdout is not None and (chunk := await process.stdout.read(65_536)):
@@ -633,7 +633,7 @@ async def run_shell_command(command: str, folder: Path) -> str:
                     said = (said + chunk)[:SHELL_BYTES]
                 code = await process.wait()
         except TimeoutError:
-            end()
+            kill_command()
             code = await process.wait()
             ended = f"\n(ended after {SHELL_SECONDS} s)"
     missing = f"\n({total - len(said):,} more bytes are not shown)" if total > len(said) else ""
