@@ -189,29 +189,29 @@ class Chat:
                 said = await self.terminal.read_next_prompt()
         return code
 
-    async def _run_command_or_turn(self, said: str, code: Exit) -> Exit:
+    async def _run_command_or_turn(self, typed: str, code: Exit) -> Exit:
         """Run one input as a slash command, a shell command or a turn; return its exit code, or *code* if it has none."""
         if self.conversation.wanted_mode:
             await self.conversation.switch_permission_mode(self.conversation.wanted_mode)
-        if said.startswith("/") and not said.startswith("//"):
-            return await self._run_slash_command(said)
-        if said.startswith("!"):
-            await self._run_and_note_shell_command(said)
-        elif said.strip():
-            said = said.removeprefix("/") if said.startswith("//") else said
-            return await self.run_turn(self.compose_prompt_and_clear_notes(said), title=said)
+        if typed.startswith("/") and not typed.startswith("//"):
+            return await self._run_slash_command(typed)
+        if typed.startswith("!"):
+            await self._run_and_note_shell_command(typed)
+        elif typed.strip():
+            typed = typed.removeprefix("/") if typed.startswith("//") else typed
+            return await self.run_turn(self.compose_prompt_and_clear_notes(typed), title=typed)
         return code
 
-    def compose_prompt_and_clear_notes(self, said: str) -> str:
+    def compose_prompt_and_clear_notes(self, typed: str) -> str:
         """Return the prompt of notes, input and named files; print which files are sent, and clear the notes."""
-        text, notes = expand_attachments(said, self.conversation.options.cwd.resolve())
+        text, notes = expand_attachments(typed, self.conversation.options.cwd.resolve())
         for note in notes:
             self.print_text(f"  {visible(note)}", "dim")
         sent = "\n\n".join([*self.conversation.notes, text])
         self.conversation.notes.clear()
         return sent
 
-    async def _run_and_note_shell_command(self, said: str) -> None:
+    async def _run_and_note_shell_command(self, typed: str) -> None:
         """Run a shell command typed at a terminal and print its output; note it for the agent unless it starts with ``!!``."""
         if self.terminal.was_pasted:
             self.print_text(PASTED, "yellow")
@@ -219,31 +219,31 @@ class Chat:
         if not self.terminal.lines.is_terminal:
             print_error("!command needs a terminal; nothing was run")
             return
-        command = said.lstrip("!").strip()
+        command = typed.lstrip("!").strip()
         try:
             output = await run_shell_command(command, self.conversation.options.cwd.resolve())
         except (OSError, ValueError) as error:  # the folder is gone, or there is a NUL in it
             self.print_text(f"the command was not run: {visible(str(error))}", "yellow")
             return
         self.print_text(visible(output))
-        if not said.startswith("!!"):
+        if not typed.startswith("!!"):
             self.conversation.notes.append(f"(I ran `{command}` myself. It printed:)\n{cut_end(output, SENT_CHARS)}")
 
-    async def _run_command_if_immediate(self, said: str) -> bool:
+    async def _run_command_if_immediate(self, typed: str) -> bool:
         """Execute a command that is possible during a turn or a question; return ``False`` for commands that must wait."""
-        name, _, rest = said[1:].strip().partition(" ")
+        name, _, rest = typed[1:].strip().partition(" ")
         command = self.commands.get(name)
         if command is not None and (command.at_once == "no" or (command.at_once == "alone" and rest.strip())):
             return False
         if self.screen is not None:
             self.screen.end_plain_text_line()
         self.terminal.print_typed_line(now=True)
-        await self._run_slash_command(said)
+        await self._run_slash_command(typed)
         return True
 
-    async def _run_slash_command(self, said: str) -> Exit:
+    async def _run_slash_command(self, typed: str) -> Exit:
         """Execute a slash command and report its error; return its exit code."""
-        name, _, rest = said[1:].strip().partition(" ")
+        name, _, rest = typed[1:].strip().partition(" ")
         command = self.commands.get(name)
         if command is None:
             near = find_nearest(name, self.commands, n=1)
@@ -483,14 +483,14 @@ def _exit_on_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _format_short_status_line(model: str, mode: str, folder: Path, after: Sequence[str], width: int) -> str:
+def _format_short_status_line(model: str, mode: str, folder: Path, last_parts: Sequence[str], width: int) -> str:
     """Join the parts of the status line to less than *width* characters; shorten the model first, then the folder."""
     with contextlib.suppress(ValueError, RuntimeError):  # elsewhere, or nobody's home
         folder = Path("~") / folder.relative_to(Path.home())
     name, place, room = one_line(model, 60), one_line(str(folder), 200), 0
     for shown in (name, name.rpartition("/")[2]):
-        room = width - 1 - len(" | ".join([shown, mode, "", *after]))
+        room = width - 1 - len(" | ".join([shown, mode, "", *last_parts]))
         if len(place) <= room:
-            return " | ".join([shown, mode, place, *after])
+            return " | ".join([shown, mode, place, *last_parts])
     place = f"...{place[3 - room :]}" if room > len("...") else ""
-    return truncate_text(" | ".join([part for part in (shown, mode, place, *after) if part]), max(1, width - 1))
+    return truncate_text(" | ".join([part for part in (shown, mode, place, *last_parts) if part]), max(1, width - 1))

@@ -94,7 +94,7 @@ def fork_run(screen: DebugScreen, typed: str, forked: ForkedWalk | None) -> str:
     return into
 
 
-def _confirm_live_cost(screen: DebugScreen, asked: ForkRequest) -> None:
+def _confirm_live_cost(screen: DebugScreen, request: ForkRequest) -> None:
     """Ask the person to confirm the estimated cost of live model calls, unless ``--yes`` was typed; raise ``RefusedCommand`` otherwise."""
     from stepengine.evaluation.samples import summarize_run_from
 
@@ -107,7 +107,7 @@ def _confirm_live_cost(screen: DebugScreen, asked: ForkRequest) -> None:
         if left is None
         else f"about {format_cost(left)} to {format_cost(2 * left)}, estimated from the recorded part after this"
     )
-    if asked.is_agreed:
+    if request.is_agreed:
         return
     action = f"call {', '.join(models) or 'the model'} for real, for {price}"
     if screen.asked.is_scripted or not can_ask_at_terminal():
@@ -118,7 +118,7 @@ def _confirm_live_cost(screen: DebugScreen, asked: ForkRequest) -> None:
         raise RefusedCommand(msg)
 
 
-def _run_fork_to_json(screen: DebugScreen, asked: ForkRequest, into: str) -> str:
+def _run_fork_to_json(screen: DebugScreen, request: ForkRequest, into: str) -> str:
     """Run the fork to its end, and return its status, steps and error as JSON."""
     from stepengine.journal.show import status_of
     from stepengine.testing import ScriptedModel
@@ -128,8 +128,8 @@ def _run_fork_to_json(screen: DebugScreen, asked: ForkRequest, into: str) -> str
         history = screen.debugger.stepper.tape.history
         agent = load_recorded_agent(options, history)
         bench = make_engine_setup(options, agent, into=target.address, recorded=history)
-        models = None if asked.live else ScriptedModel(asked.replies)
-        edit = asked.edit
+        models = None if request.live else ScriptedModel(request.replies)
+        edit = request.edit
 
         async def fork_to_end() -> Any:
             async with bench.engine:
@@ -138,9 +138,9 @@ def _run_fork_to_json(screen: DebugScreen, asked: ForkRequest, into: str) -> str
                     engine=bench.engine,
                     models=models,
                     into=target,
-                    allow_repeat=asked.allow_repeat,
-                    served=asked.served,
-                    trust=asked.trusts or None,
+                    allow_repeat=request.allow_repeat,
+                    served=request.served,
+                    trust=request.trusts or None,
                 )
 
         with hide_or_redirect_handler_output(screen.asked, as_json=screen.is_json):
@@ -151,7 +151,7 @@ def _run_fork_to_json(screen: DebugScreen, asked: ForkRequest, into: str) -> str
     history = target.history()
     steps = sum(i.type == "model_call" and not i.path for i in history.intents.values())
     why = "" if result.error is None else str(result.error)
-    if why and not asked.live:
+    if why and not request.live:
         why += "\n   the models are scripted: --script FILE supplies replies, --live calls the models"
     return json.dumps({"status": status_of(history), "steps": steps, "said": screen.redact_and_escape(why)})
 

@@ -76,12 +76,12 @@ class SharedCounters:
 
 
 @contextlib.contextmanager
-def hide_or_redirect_handler_output(asked: DebugOptions, *, as_json: bool) -> Iterator[None]:
+def hide_or_redirect_handler_output(debug_options: DebugOptions, *, as_json: bool) -> Iterator[None]:
     """While the block runs, discard what the handler prints or send it to stderr, if requested."""
-    if not (asked.quiet_handler or as_json):
+    if not (debug_options.quiet_handler or as_json):
         yield
         return
-    with contextlib.redirect_stdout(io.StringIO() if asked.quiet_handler else sys.stderr):
+    with contextlib.redirect_stdout(io.StringIO() if debug_options.quiet_handler else sys.stderr):
         yield
 
 
@@ -144,20 +144,20 @@ class DebugScreen:
         else:
             print_visible(text)
 
-    def report_divergence(self, said: str) -> None:
+    def report_divergence(self, message: str) -> None:
         """Print a divergence between the code and the record; the debugger then exits with ``DIVERGED``."""
         self.tally.record_failure(Exit.DIVERGED)
         if self.is_json:
-            self.print_result("", {"error": self.redact_and_escape(said), "diverged": True})
-        print_error(f"{said}\n  {NO_MORE}", Exit.DIVERGED)
+            self.print_result("", {"error": self.redact_and_escape(message), "diverged": True})
+        print_error(f"{message}\n  {NO_MORE}", Exit.DIVERGED)
 
-    def report_failure(self, said: str) -> None:
+    def report_failure(self, message: str) -> None:
         """Print that a command failed; a scripted session then ends with ``FAILED``."""
         if self.asked.is_scripted:
             self.tally.record_failure(Exit.FAILED)
         if self.is_json:
-            self.print_result("", {"error": self.redact_and_escape(said), "diverged": False})
-        print_error(self.redact_and_escape(said))
+            self.print_result("", {"error": self.redact_and_escape(message), "diverged": False})
+        print_error(self.redact_and_escape(message))
 
     def show_position(self) -> None:
         """Print the current position of the run."""
@@ -220,8 +220,8 @@ class DebugScreen:
             return "none: the run differs from its record here"
         return "none is recorded" if moment.effect is not None else ""
 
-    def source_lines(self, frame: Frame, most: int) -> Iterator[str]:
-        """Yield a heading and up to *most* source lines around the line of a frame."""
+    def source_lines(self, frame: Frame, max_lines: int) -> Iterator[str]:
+        """Yield a heading and up to *max_lines* source lines around the line of a frame."""
         from stepengine.debugging.debugger import lines_around
 
         if frame.kind == "program":
@@ -234,7 +234,7 @@ class DebugScreen:
         if frame.kind == "opaque":
             yield "  the suspended code here cannot be inspected"
             return
-        lines = list(lines_around(frame, most))
+        lines = list(lines_around(frame, max_lines))
         if frame.file and self._has_file_changed(frame.file):
             yield "  (the file was changed after its code was loaded)"
         if not lines:

@@ -45,19 +45,19 @@ Run: TypeAlias = Annotated[
 ]
 
 
-def resolve_database(given: str) -> str:
+def resolve_database(typed: str) -> str:
     """
     Return the database of ``--db``, else of the environment variable; warn about a password in ``--db``.
 
     Raises:
         UsageProblem: when there is none.
     """
-    if given:
-        if "://" in given and urlsplit(given).password:
+    if typed:
+        if "://" in typed and urlsplit(typed).password:
             print_error(
                 f"other users can read the password of --db in the list of processes; use {VARIABLE} or --db @FILE instead"
             )
-        return given
+        return typed
     named = os.environ.get(VARIABLE, "").strip()
     if not named:
         msg = f"no database given; set {VARIABLE}, or pass --db URL or --db @FILE with the URL in it"

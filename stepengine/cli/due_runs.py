@@ -108,20 +108,20 @@ class _AgentFinder:
     schedules: tuple[Schedule, ...] = ()
 
     @classmethod
-    def from_arguments(cls, given: Sequence[str], options: Options, *, starts: bool) -> _AgentFinder:
+    def from_arguments(cls, paths: Sequence[str], options: Options, *, starts: bool) -> _AgentFinder:
         """Return a finder for the given agents and folders. With *starts* it also loads schedules."""
         from stepengine.engine.loader import load_agents, load_schedules
         from stepengine.engine.schedules import require_unique_ids
 
         files: dict[str, str] = {}
         schedules: list[Schedule] = []
-        folders = [Path(text) for text in given if Path(text).is_dir()]
-        for text in [text for text in given if not Path(text).is_dir()]:
+        folders = [Path(text) for text in paths if Path(text).is_dir()]
+        for text in [text for text in paths if not Path(text).is_dir()]:
             for agent in load_agents(text):
                 files[agent.id] = text if "#" in text else f"{text}#{agent.id}"
             schedules += load_schedules(text) if starts else []
         if starts:
-            schedules += _load_schedules(folders, options, is_given=bool(given))
+            schedules += _load_schedules(folders, options, is_given=bool(paths))
         return cls(files, tuple(folders), tuple(require_unique_ids(schedules)))
 
 

@@ -37,12 +37,12 @@ def list_and_print_schedules(
         return print_error(error.message, Exit.FAILED)
 
 
-def _print_durable_schedules(found: Sequence[Schedule], db: str, *, app: str, as_json: bool) -> Exit:
+def _print_durable_schedules(schedules: Sequence[Schedule], db: str, *, app: str, as_json: bool) -> Exit:
     async def print_states(operator: Operator) -> Exit:
         from stepengine.durable.schedules import load_durable_schedule_statuses
 
         return _print_schedule_states(
-            await load_durable_schedule_statuses(operator, found, now=datetime.now(UTC)), as_json=as_json
+            await load_durable_schedule_statuses(operator, schedules, now=datetime.now(UTC)), as_json=as_json
         )
 
     try:
@@ -85,15 +85,15 @@ def _load_schedules_of_files(files: Iterable[str], folders: Iterable[Path]) -> t
     return found, problems
 
 
-def _load_schedule_states(found: Sequence[Schedule], runs: str) -> list[ScheduleStatus]:
+def _load_schedule_states(schedules: Sequence[Schedule], runs: str) -> list[ScheduleStatus]:
     """Return the status of each schedule: its next time and, with a store in *runs*, its last run and missed times."""
     from stepengine.engine.scheduler import ScheduleStatus, load_schedule_statuses
     from stepengine.engine.schedules import require_unique_ids
 
     now = datetime.now(UTC)
     if runs:
-        return load_schedule_statuses(found, runs=runs, now=now)
-    return [ScheduleStatus(one, one.next_after(now) if one.enabled else None) for one in require_unique_ids(found)]
+        return load_schedule_statuses(schedules, runs=runs, now=now)
+    return [ScheduleStatus(one, one.next_after(now) if one.enabled else None) for one in require_unique_ids(schedules)]
 
 
 def _schedule_state_to_dict(status: ScheduleStatus) -> dict[str, object]:

@@ -96,12 +96,12 @@ class CallDisplay:
             print_error("the reply was interrupted and discarded")
 
 
-def _print_result(run: FinishedRun, options: Options, talk: CallDisplay, seconds: float, *, as_json: bool) -> Exit:
+def _print_result(run: FinishedRun, options: Options, display: CallDisplay, seconds: float, *, as_json: bool) -> Exit:
     result = run.result
     if as_json:
         told = result_to_json(result)
-        print(to_ascii_json({"model": talk.model, **{name: told[name] for name in SHOWN}}))
-    elif talk.streamed:
+        print(to_ascii_json({"model": display.model, **{name: told[name] for name in SHOWN}}))
+    elif display.streamed:
         print(flush=True)
     elif result.text:
         print(visible(result.text))
@@ -109,7 +109,7 @@ def _print_result(run: FinishedRun, options: Options, talk: CallDisplay, seconds
         print_error(add_price_or_key_advice(describe_ending(run), run, options))
     if result.usage.requests and not as_json:
         spent = [
-            one_line(talk.model),
+            one_line(display.model),
             format_tokens(result.usage),
             format_cost(result.cost, of=result.usage),
             f"{seconds:.1f} s",

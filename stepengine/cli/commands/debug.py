@@ -120,7 +120,7 @@ def _find_run_fork_problem(engine: Engine, history: History) -> str:
     return "handlers in the sandbox do not run in forked processes" if is_theirs else ""
 
 
-def _load_and_debug(options: Options, asked: DebugOptions, tally: SharedCounters) -> Exit:
+def _load_and_debug(options: Options, debug_options: DebugOptions, counters: SharedCounters) -> Exit:
     """Load a run and its agent, and debug it until the user leaves; return the exit code."""
     from stepengine.debugging.debugger import Debugger
     from stepengine.debugging.walks import ForkedWalk, PausedWalk, Rewound, find_fork_problem
@@ -130,18 +130,18 @@ def _load_and_debug(options: Options, asked: DebugOptions, tally: SharedCounters
         history = journal.history()
         agent = load_recorded_agent(options, history)
         bench = make_engine_setup(options, agent, performs=False, recorded=history)
-        with hide_or_redirect_handler_output(asked, as_json=options.as_json):
+        with hide_or_redirect_handler_output(debug_options, as_json=options.as_json):
             stepper = bench.engine.stepper(journal, agent=agent)
     except ReplayDivergence:
         raise
     except JournalError as error:
         # There is no run to stand in: that is not a failure of one.
         return print_error(error.message)
-    why = "--no-fork" if asked.no_fork else _find_run_fork_problem(bench.engine, history) or find_fork_problem()
+    why = "--no-fork" if debug_options.no_fork else _find_run_fork_problem(bench.engine, history) or find_fork_problem()
     forked = None if why else ForkedWalk(stepper)
     debugger = Debugger(bench.engine, forked or PausedWalk(stepper), agent)
     hook = sys.breakpointhook
-    session = DebugSession(DebugScreen(debugger, options, asked, tally), forked)
+    session = DebugSession(DebugScreen(debugger, options, debug_options, counters), forked)
     session.print_overview(f"snapshots: {'fork' if forked else f'paused replays ({why})'}")
     code: int | None
     try:

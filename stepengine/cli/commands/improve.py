@@ -135,15 +135,15 @@ def improve(
     return run_reporting_errors(search_and_report)
 
 
-def _print_report(made: Improvement, *, as_json: bool, writes: bool) -> None:
+def _print_report(improvement: Improvement, *, as_json: bool, writes: bool) -> None:
     if as_json:
-        print(to_ascii_json(redact_report(made.to_json())))
+        print(to_ascii_json(redact_report(improvement.to_json())))
         return
-    lines = [made.describe()]
-    if made.is_better:
-        patch = f"`patch -p1 < {made.folder / 'improvement.diff'}`"
-        done = "changed" if made.is_written else f"not changed; to apply this, pass --write or run {patch}"
-        if writes and not made.is_written:
+    lines = [improvement.describe()]
+    if improvement.is_better:
+        patch = f"`patch -p1 < {improvement.folder / 'improvement.diff'}`"
+        done = "changed" if improvement.is_written else f"not changed; to apply this, pass --write or run {patch}"
+        if writes and not improvement.is_written:
             done = f"not changed, because it was edited during the search; to merge both, run {patch}"
-        lines += [*made.diff.rstrip("\n").split("\n"), f"{made.file}: {done}"]
-    print_visible(join_and_redact_lines([*lines, f"spent ${made.spent}; results: {made.folder}"]), hang=4)
+        lines += [*improvement.diff.rstrip("\n").split("\n"), f"{improvement.file}: {done}"]
+    print_visible(join_and_redact_lines([*lines, f"spent ${improvement.spent}; results: {improvement.folder}"]), hang=4)

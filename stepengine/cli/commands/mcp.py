@@ -127,21 +127,21 @@ def _split_server_and_options(words: list[str]) -> tuple[list[str], dict[str, An
     return rest, later
 
 
-def _parse_timeout(given: str) -> float:
+def _parse_timeout(text: str) -> float:
     try:
-        seconds = float(given)
+        seconds = float(text)
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
-        msg = f"--timeout must be a number of seconds above 0, not {given!r}"
+        msg = f"--timeout must be a number of seconds above 0, not {text!r}"
         raise UsageProblem(msg)
     return seconds
 
 
-def _parse_http_address(given: str) -> tuple[str, int]:
-    host, _, port = given.rpartition(":")
+def _parse_http_address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
     if not port.isascii() or not port.isdecimal() or len(port) > len("65535"):
-        msg = f"--http must be a port, or HOST:PORT, such as 8000 or 127.0.0.1:8000, not {given!r}"
+        msg = f"--http must be a port, or HOST:PORT, such as 8000 or 127.0.0.1:8000, not {text!r}"
         raise UsageProblem(msg)
     return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
 
@@ -246,18 +246,18 @@ def _connect_and_print_tools(
     return Exit.COMPLETED
 
 
-def _parse_header(given: str) -> tuple[str, str]:
+def _parse_header(text: str) -> tuple[str, str]:
     """Parse a typed header; its value may be a secret and is in no message."""
-    name, colon, value = given.partition(":")
-    fits = name.strip().isascii() and name.strip() and not set(given) & set("\r\n\0")
+    name, colon, value = text.partition(":")
+    fits = name.strip().isascii() and name.strip() and not set(text) & set("\r\n\0")
     if not colon or not fits:
         msg = "--header must be a name and a value, such as --header 'Authorization: Bearer ...'"
         raise UsageProblem(msg)
     return name.strip(), value.strip()
 
 
-def _parse_environment_variable(given: str) -> tuple[str, str]:
-    name, sign, value = given.partition("=")
+def _parse_environment_variable(text: str) -> tuple[str, str]:
+    name, sign, value = text.partition("=")
     if not name or (not sign and name not in os.environ):
         msg = f"--env {name}: the environment variable is not set; pass a value with NAME=VALUE"
         raise UsageProblem(msg)

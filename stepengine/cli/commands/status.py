@@ -182,8 +182,8 @@ def _describe_turn_state(turn: TurnView) -> str:
     return "no answer" if turn.rejected else "queued" if turn.is_waiting else turn.state
 
 
-def _print_questions(run: str, asked: Sequence[Waiting]) -> None:
-    for waiting in asked:
+def _print_questions(run: str, open_questions: Sequence[Waiting]) -> None:
+    for waiting in open_questions:
         for question in waiting.questions:
             print(f"  ? {one_line(question.id, 60)}: {one_line(question.text, 120)}")
             print(

@@ -901,7 +901,7 @@ async def show_run(
 
 
 async def _show_events_and_queue_questions(
-    handle: RunHandle, screen: Screen, somebody: _ConsoleInput, *, asks_permissions: bool
+    handle: RunHandle, screen: Screen, console_input: _ConsoleInput, *, asks_permissions: bool
 ) -> None:
     """Show each event of a run and queue its questions for the person; return early if the run waits and the console does not."""
     async with contextlib.aclosing(handle.events(answers=True)) as events:
@@ -910,19 +910,19 @@ async def _show_events_and_queue_questions(
             if isinstance(event, ev.QuestionAsked) or (
                 asks_permissions and isinstance(event, ev.PermissionRequested) and not event.question.problem
             ):
-                somebody.news.put_nowait(event.question)
+                console_input.news.put_nowait(event.question)
             elif isinstance(event, ev.AnswerReceived):
-                somebody.stop_asking_question(event.question_id)
+                console_input.stop_asking_question(event.question_id)
             elif (
                 isinstance(event, ev.WaitStarted)
                 and event.kind != "child"
-                and not somebody.decide_wait_and_print_hint(event)
+                and not console_input.decide_wait_and_print_hint(event)
             ):
                 return
             elif isinstance(event, ev.RunFinished):
                 screen.print_run_summary(event.result)
             elif isinstance(event, ev.PhaseChanged) and not event.path and event.phase is RunPhase.IDLE:
-                somebody.news.put_nowait(None)
+                console_input.news.put_nowait(None)
 
 
 class _ConsoleInput:

@@ -404,14 +404,14 @@ class PromptReader(Terminal):
         self._pastes.append(pasted)
         return f"[paste {len(self._pastes)}: {lines} lines]"
 
-    def _expand_pastes(self, said: str) -> str:
+    def _expand_pastes(self, typed: str) -> str:
         """Return the typed text with its placeholders replaced by the pastes."""
         known = {
             f"[paste {number}: {pasted.count(chr(10)) + 1} lines]": pasted
             for number, pasted in enumerate(self._pastes, start=1)
         }
         # In one go: a paste is not searched for another one.
-        return PASTE.sub(lambda word: known.get(word[0], word[0]), said)
+        return PASTE.sub(lambda word: known.get(word[0], word[0]), typed)
 
 
 def _make_answer_bindings() -> Any:
@@ -505,12 +505,12 @@ class PromptHistory:
                 said += [text] if isinstance(text := json.loads(line), str) else []
         return said
 
-    def append_redacted(self, said: str) -> None:
+    def append_redacted(self, typed: str) -> None:
         """Append an input to the file, with secrets redacted; ignore write errors."""
         file = self._file
-        if file is None or len(said) > HISTORY_CHARS:
+        if file is None or len(typed) > HISTORY_CHARS:
             return
-        kept = [*self.load(), ANY.text(said)][-HISTORY_LINES:]
+        kept = [*self.load(), ANY.text(typed)][-HISTORY_LINES:]
         with contextlib.suppress(OSError):
             file.parent.mkdir(0o700, parents=True, exist_ok=True)
             made = file.with_suffix(f".{os.getpid()}.tmp")
@@ -523,14 +523,14 @@ class PromptHistory:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def expand_attachments(said: str, folder: Path) -> tuple[str, list[str]]:
+def expand_attachments(message: str, folder: Path) -> tuple[str, list[str]]:
     """
     Return a message with the content of the files named ``@path`` at word starts, and a note about each file.
 
     ``@@`` is a plain ``@``. Only files inside *folder* that the file tools would read are added, up to 64 KiB each and
     256 KiB together. For a folder, the names of its entries are added.
     """
-    words = [word for word in said.split() if word.startswith("@") and len(word) > 1]
+    words = [word for word in message.split() if word.startswith("@") and len(word) > 1]
     names = list(dict.fromkeys([word[1:].rstrip(",.;:)") for word in words if not word.startswith("@@")]))
     parts: list[str] = []
     notes: list[str] = []
@@ -545,8 +545,8 @@ def expand_attachments(said: str, folder: Path) -> tuple[str, list[str]]:
         else:
             notes.append(f"{name} is not attached: {content}")
     for word in {word for word in words if word.startswith("@@")}:
-        said = said.replace(word, word[1:])
-    return "\n\n".join([said, *parts]), notes
+        message = message.replace(word, word[1:])
+    return "\n\n".join([message, *parts]), notes
 
 
 def _read_attachment_or_error(
