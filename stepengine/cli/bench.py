@@ -89,7 +89,7 @@ def make_engine_setup(
     agent: AgentDefinition,
     *,
     performs: bool = True,
-    into: str = "",
+    hidden_journal: str = "",
     is_new: bool = False,
     observers: Sequence[Callable[[Event], object]] = (),
     headless: bool | None = None,
@@ -107,7 +107,7 @@ def make_engine_setup(
         agent: The agent.
         performs: Whether tools and models will really be called; a replay calls none, so nothing has to be allowed for it,
             and it reads no script.
-        into: A second journal that tools must not show, in addition to that of the options.
+        hidden_journal: A second journal that tools must not show, in addition to that of the options.
         is_new: Whether the run is new. A new run gets the models that the settings name for agents; a recorded run keeps its own.
         observers: Further observers of the events of runs.
         headless: Whether questions are denied at once. By default a new run without a journal denies them if no one can be asked.
@@ -165,7 +165,9 @@ def make_engine_setup(
     file_tools = load_module_tools(options, agents) if tools is None else tools
     can_ask = not unattended and not denies and (recorded is None or had_command_line_policy(recorded, agent))
     policy = choose_policy(options)
-    request = ToolRequest(families, file_tools, (options.journal, into), can_ask=can_ask, is_judged=policy is not None)
+    request = ToolRequest(
+        families, file_tools, (options.journal, hidden_journal), can_ask=can_ask, is_judged=policy is not None
+    )
     root = options.cwd.resolve()
     place = make_allowed_workspace(options, request) if performs else None
     given = (

@@ -127,7 +127,7 @@ def _run_fork_to_json(screen: DebugScreen, request: ForkRequest, into: str) -> s
         target, options = create_journal(into), screen.options
         history = screen.debugger.stepper.tape.history
         agent = load_recorded_agent(options, history)
-        bench = make_engine_setup(options, agent, into=target.address, recorded=history)
+        bench = make_engine_setup(options, agent, hidden_journal=target.address, recorded=history)
         models = None if request.live else ScriptedModel(request.replies)
         edit = request.edit
 

@@ -177,13 +177,15 @@ def redact_report(report: object) -> object:
 # --- to the end -----------------------------------------------------------------------------------------------------
 
 
-def run_and_close_engines(make: Callable[[], Coroutine[object, Any, Made]], engines: Iterable[Engine]) -> Made:
+def run_and_close_engines(
+    make_coroutine: Callable[[], Coroutine[object, Any, Made]], engines: Iterable[Engine]
+) -> Made:
     """Run a coroutine in a new event loop and close *engines*. Ctrl-C and SIGTERM cancel it."""
-    return run_until_signal(make, engines)[0]
+    return run_until_signal(make_coroutine, engines)[0]
 
 
 def run_until_signal(
-    make: Callable[[], Coroutine[object, Any, Made]], engines: Iterable[Engine]
+    make_coroutine: Callable[[], Coroutine[object, Any, Made]], engines: Iterable[Engine]
 ) -> tuple[Made, int | None]:
     """
     Run a coroutine like ``run_and_close_engines``, and return also the signal after which it returned a partial result.
@@ -196,7 +198,7 @@ def run_until_signal(
         async with AsyncExitStack() as stack:
             for engine in dict.fromkeys(engines):
                 await stack.enter_async_context(engine)
-            task = asyncio.ensure_future(make())
+            task = asyncio.ensure_future(make_coroutine())
             with call_on_interrupts(lambda: loop.call_soon_threadsafe(task.cancel)) as received:
                 try:
                     return await task, received[0] if received else None

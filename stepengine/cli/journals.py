@@ -321,9 +321,11 @@ def parse_answers(texts: Iterable[str]) -> dict[str, AnswerLike]:
     return answers
 
 
-def run_cancelling_on_signal(bench: EngineSetup, make: Callable[[], Coroutine[object, Any, RunResult]]) -> FinishedRun:
+def run_cancelling_on_signal(
+    bench: EngineSetup, make_coroutine: Callable[[], Coroutine[object, Any, RunResult]]
+) -> FinishedRun:
     """
-    Run the coroutine of *make* in a new event loop and return its result.
+    Run the coroutine of *make_coroutine* in a new event loop and return its result.
 
     It records nothing before its end. Ctrl-C and SIGTERM cancel it and raise ``Interrupted``; a second one ends the process.
     """
@@ -331,7 +333,7 @@ def run_cancelling_on_signal(bench: EngineSetup, make: Callable[[], Coroutine[ob
     async def run_to_end() -> FinishedRun:
         loop = asyncio.get_running_loop()
         async with bench.engine:
-            task = asyncio.ensure_future(make())
+            task = asyncio.ensure_future(make_coroutine())
             with call_on_interrupts(lambda: loop.call_soon_threadsafe(task.cancel)) as received:
                 try:
                     return FinishedRun(await await_result_or_limit(task))

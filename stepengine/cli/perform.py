@@ -68,18 +68,18 @@ def run_agent_to_end(
     prompt: str,
     progress: ProgressDisplay | None,
     *,
-    started: Callable[[str], object] = str,
+    on_start: Callable[[str], object] = str,
     **options: Any,
 ) -> FinishedRun:
     """
     Run *agent* to its end; Ctrl-C and SIGTERM end it gracefully, a second one at once.
 
-    *started* is called with the id of the run when it has started.
+    *on_start* is called with the id of the run when it has started.
     """
 
     async def run_to_end() -> FinishedRun:
         async with engine, engine.start(agent, prompt, wait_for_answers=0, **options) as handle:
-            started(handle.run_id)
+            on_start(handle.run_id)
             loop = asyncio.get_running_loop()
             with call_on_interrupts(lambda: interrupt_run(handle, loop)) as received:
                 result = await await_result_or_limit(handle.result())

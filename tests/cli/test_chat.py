@@ -578,7 +578,7 @@ def test_resumed_conversation_asks_each_open_question_in_turn(
     """
 
     async def late(handle: Any, *given: Any, **more: Any) -> Any:
-        while more["settled"] and not (handle.questions or handle.done):  # noqa: ASYNC110 - nobody tells of it
+        while more["answered_ids"] and not (handle.questions or handle.done):  # noqa: ASYNC110 - nobody tells of it
             await asyncio.sleep(0)
         return await show_run(handle, *given, **more)
 

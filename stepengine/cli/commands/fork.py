@@ -168,7 +168,7 @@ def _run_fork(
     perform = make_runner(options, journal, history)
     target = _create_fork_journal(options, at, into)
     agent = load_recorded_agent(options, history)
-    bench = make_engine_setup(options, agent, into="" if target is None else target.address, recorded=history)
+    bench = make_engine_setup(options, agent, hidden_journal="" if target is None else target.address, recorded=history)
     about = {"agent_id": agent.id, "prompt": str(history.root.get("prompt", ""))}
     origin = {"stem": options.stem or None, "at": at}
     with RunRecording.create(options, target, command="fork", forked_from=origin, **about) as recording:
