@@ -42,7 +42,7 @@ from stepengine.adapters.external import remote
 from stepengine.adapters.mcp.lenient_messages import MessageRepair
 from stepengine.adapters.mcp.results import make_result
 from stepengine.adapters.mcp.stdio import ANSWER, ID, Pipe, ServerProgram
-from stepengine.cli.commands.fork import _parse_edit
+from stepengine.cli.commands.fork import _make_edit_function
 from stepengine.cli.commands.send import parse_json_message
 from stepengine.cli.screen.prompt import PASTE
 from stepengine.cli.settings import UsageProblem
@@ -1662,7 +1662,7 @@ JSON_READERS: tuple[tuple[str, Callable[[str], Any]], ...] = (
     ("adapters/external/remote.py", of_bytes(remote_said)),
     ("adapters/mcp/http.py", served),
     ("adapters/mcp/results.py", result_text),
-    ("cli/commands/fork.py", _parse_edit),
+    ("cli/commands/fork.py", _make_edit_function),
     ("cli/commands/send.py", _sent),
     ("data/wire.py", imported_call),
     ("durable/deployment.py", lambda text: parse_recorded_json(text, "x")),

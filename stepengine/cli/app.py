@@ -72,7 +72,7 @@ def _wrap_with_trust_and_exit(name: str, command: Callable[..., Exit]) -> Callab
         content = given.pop("trust", "") if name in LOCAL else ""
 
         def run_trusted() -> Exit:
-            with enforce_trust(asks=name in ASKING, content=content):
+            with enforce_trust(asks=name in ASKING, trusted_hash=content):
                 return command(**given)
 
         raise_exit_unless_completed(run_explaining_errors(run_trusted))

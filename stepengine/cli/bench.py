@@ -89,7 +89,7 @@ def make_engine_setup(
     agent: AgentDefinition,
     *,
     performs: bool = True,
-    into: str = "",
+    hidden_journal: str = "",
     is_new: bool = False,
     observers: Sequence[Callable[[Event], object]] = (),
     headless: bool | None = None,
@@ -100,14 +100,14 @@ def make_engine_setup(
     tools: Sequence[ToolLike | ToolSource] | None = None,
 ) -> EngineSetup:
     """
-    Return an engine for *agent* and those that it may spawn.
+    Return the engine for *agent* and the agents that it may spawn, its progress display, and the error message for a missing model.
 
     Args:
         options: The options.
         agent: The agent.
         performs: Whether tools and models will really be called; a replay calls none, so nothing has to be allowed for it,
             and it reads no script.
-        into: A second journal that tools must not show, in addition to that of the options.
+        hidden_journal: A second journal that tools must not show, in addition to that of the options.
         is_new: Whether the run is new. A new run gets the models that the settings name for agents; a recorded run keeps its own.
         observers: Further observers of the events of runs.
         headless: Whether questions are denied at once. By default a new run without a journal denies them if no one can be asked.
@@ -143,7 +143,7 @@ def make_engine_setup(
     ]
     progress = make_progress_display(options)
     is_chat = options.asks and is_new
-    somebody = _find_terminal_interactor(progress, options) if performs and not (is_chat or asks_nobody) else None
+    somebody = _make_terminal_interactor(progress, options) if performs and not (is_chat or asks_nobody) else None
     alone = not sys.stdin.isatty() if is_chat else somebody is None
     # Every run is recorded automatically, so only a journal that was named means that someone may resume the run with an answer.
     denies = True if headless is None and is_new and not options.journal and alone else headless
@@ -165,7 +165,9 @@ def make_engine_setup(
     file_tools = load_module_tools(options, agents) if tools is None else tools
     can_ask = not unattended and not denies and (recorded is None or had_command_line_policy(recorded, agent))
     policy = choose_policy(options)
-    request = ToolRequest(families, file_tools, (options.journal, into), can_ask=can_ask, is_judged=policy is not None)
+    request = ToolRequest(
+        families, file_tools, (options.journal, hidden_journal), can_ask=can_ask, is_judged=policy is not None
+    )
     root = options.cwd.resolve()
     place = make_allowed_workspace(options, request) if performs else None
     given = (
@@ -181,7 +183,7 @@ def make_engine_setup(
         observers=[*([progress] if progress else []), *observers],
         default_model=default,
         agent_models=_choose_model_overrides(options, agents, is_new=is_new),
-        hooks=_make_hooks(recorded, agent),
+        hooks=_make_command_line_hooks(recorded, agent),
         permissions=add_guard_rules(
             options, policy or (request.make_approval_policy(options, recorded) if can_ask else None), recorded
         ),
@@ -207,8 +209,8 @@ def _parse_workspace_option(options: Options) -> Workspace | None:
         raise UsageProblem(msg) from None
 
 
-def _make_hooks(history: History | None, agent: AgentDefinition) -> Hooks:
-    """Return the hooks of the command line; for a recorded run only those that its record has besides the agent's."""
+def _make_command_line_hooks(history: History | None, agent: AgentDefinition) -> Hooks:
+    """Return the hooks that the command line adds to those of *agent*; for a recorded run only the ones in its record."""
     from stepengine.context import require_finished_todos, summarize
     from stepengine.data.hooks import Hooks
     from stepengine.journal.encoding import name_of
@@ -273,7 +275,7 @@ def make_asking_policy() -> Policy:
     return Policy([Rule.allow_category("read"), Rule.allow_tool("ask_user"), *read_only_commands()])
 
 
-def _find_terminal_interactor(progress: ProgressDisplay | None, options: Options) -> TerminalInteractor | None:
+def _make_terminal_interactor(progress: ProgressDisplay | None, options: Options) -> TerminalInteractor | None:
     """Return an interactor that asks the person at the terminal; ``None`` without a terminal."""
     if not (sys.stdin.isatty() and is_terminal()):
         return None
@@ -436,7 +438,7 @@ def make_model_registry_for_agents(options: Options, agents: Iterable[AgentDefin
 
 
 def _default_model_or_problem(models: Models | Provider, settings: Settings) -> tuple[str | None, str]:
-    """Return the model of the settings, or the reason it cannot be used."""
+    """Return the model of the settings and ``""``, or ``None`` and the reason why it cannot be used; both empty without one."""
     model = settings.get("model")
     if not model:
         return None, ""

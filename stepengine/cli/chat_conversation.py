@@ -91,21 +91,21 @@ class ChatConversation:
             limits=choose_limits(options, agent),
         )
 
-    def store_turn_result(self, result: RunResult, filled: int) -> None:
-        """Store the result of a turn; the conversation continues after it unless it failed."""
+    def store_turn_result(self, result: RunResult, prompt_tokens: int) -> None:
+        """Store the result of a turn; unless it failed, store also its state, from which the next turn continues."""
         self.results.append(result)
         if result.status is not RunStatus.FAILED:
             self.states.append(result.state)
-            self.filled = filled or self.estimate_prompt_tokens()
+            self.filled = prompt_tokens or self.estimate_prompt_tokens()
 
-    def load_recorded_turn(self, last: RunResult, entry: RecordedRun) -> None:
+    def replace_turns_by_recorded(self, last: RunResult, entry: RecordedRun) -> None:
         """Replace the turns by a recorded one, from whose end the conversation continues."""
         self.states = [last.state]
         self.session_id = entry.get_text("session_id") or self.session_id
         self.filled = self.estimate_prompt_tokens()
 
     def fork_after_turn(self, turn: int) -> None:
-        """Drop the turns after number *turn*, and continue as a new conversation."""
+        """Drop the turns after number *turn*, and continue with a new session id, so that lasting approvals end."""
         self.states, self.session_id = self.states[:turn], _make_session_id()
         self.filled = self.estimate_prompt_tokens()
 
@@ -137,16 +137,16 @@ class ChatConversation:
         """Return the estimated tokens of the next prompt; ``None`` before the first turn."""
         return sum(self.prompt_tokens_by_kind().values()) if self.states else None
 
-    def total_cost(self, more: Decimal | None) -> Decimal | None:
-        """Return the cost of all turns and of *more*; ``None`` if a part of it is unknown."""
+    def total_cost(self, current: Decimal | None) -> Decimal | None:
+        """Return the cost of all ended turns plus the *current* one; ``None`` if a part of it is unknown."""
         for result in self.results:
-            more = add_cost(more, result.cost)
-        return more
+            current = add_cost(current, result.cost)
+        return current
 
     # --- the agent and its permissions --------------------------------------------------------------------------------
 
-    async def switch_engine(self, options: Options, agent: AgentDefinition) -> None:
-        """Use other options or another agent from the next turn on."""
+    async def switch_to_new_engine(self, options: Options, agent: AgentDefinition) -> None:
+        """Make an engine for *options* and *agent*, and use them from the next turn on."""
         made = make_engine_setup(options, agent, is_new=True)
         await self.engines.enter_async_context(made.engine)
         self.options, self.bench, self.agent = options, made, agent
@@ -156,7 +156,7 @@ class ChatConversation:
         """The permission policy of the next turn."""
         return bench.choose_policy(self.options) or bench.make_asking_policy()
 
-    async def switch_policy(self, policy: Policy) -> None:
+    async def switch_policy_keeping_approvals(self, policy: Policy) -> None:
         """Use *policy* from the next turn on, with the lasting approvals of this conversation except those of a category."""
         from stepengine.permissions import Category
 
@@ -164,7 +164,7 @@ class ChatConversation:
             if isinstance(rule.matcher, Category):
                 continue  # all edits: the mode says that, and another mode ends it
             policy = policy.with_session_rule(self.session_id, rule)
-        await self.switch_engine(attrs.evolve(self.options, policy=policy, policy_changes=None), self.agent)
+        await self.switch_to_new_engine(attrs.evolve(self.options, policy=policy, policy_changes=None), self.agent)
 
     @property
     def mode(self) -> str:
@@ -181,7 +181,7 @@ class ChatConversation:
     async def switch_permission_mode(self, mode: str) -> None:
         """Set the permission mode, and forget a scheduled one."""
         self.wanted_mode = ""
-        await self.switch_policy(attrs.evolve(self.policy, mode=cast("Any", mode)))
+        await self.switch_policy_keeping_approvals(attrs.evolve(self.policy, mode=cast("Any", mode)))
 
     def list_approval_rules(self) -> list[Rule]:
         """Return the lasting approvals of files and of this conversation."""
@@ -194,7 +194,7 @@ class ChatConversation:
         policy = self.policy
         if rule in (*policy.rules, *policy.remembered):
             rules, remembered = [[r for r in kept if r != rule] for kept in (policy.rules, policy.remembered)]
-            await self.switch_policy(attrs.evolve(policy, rules=rules, remembered=remembered))
+            await self.switch_policy_keeping_approvals(attrs.evolve(policy, rules=rules, remembered=remembered))
         else:
             self.bench.engine.remove_rules(self.session_id, rule.id)
 

@@ -30,7 +30,7 @@ from stepengine.cli.perform import (
     FinishedRun,
     explain_run_ending,
     format_resume_command,
-    print_follow_up,
+    print_waits_and_warnings,
     print_warnings,
 )
 from stepengine.cli.screen.confirm import NO, YES
@@ -55,7 +55,7 @@ from stepengine.cli.screen.prompt import (
 )
 from stepengine.cli.screen.render import format_cost, format_error, one_line, truncate_text, visible
 from stepengine.cli.settings import UsageProblem
-from stepengine.cli.state_folder import RunRecording, chat_history_file, fill_options_from_recorded
+from stepengine.cli.state_folder import RunRecording, fill_options_from_recorded, find_chat_history_file
 from stepengine.data.alike import find_nearest
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.questions import Question
@@ -131,7 +131,7 @@ class Chat:
         self.console = console
         self.terminal = PromptReader(
             console, lines, above, commands=[f"/{name}" for name in commands], root=options.cwd.resolve(),
-            history=PromptHistory(chat_history_file()), plain=plain,
+            history=PromptHistory(find_chat_history_file()), plain=plain,
         )  # fmt: skip
         self.terminal.keys = {"c-o": self._print_last_full_output, "s-tab": self._schedule_and_print_next_mode}
         self.terminal.run_if_immediate = self._run_command_if_immediate
@@ -150,8 +150,8 @@ class Chat:
         self._questions: Sequence[Question] = ()
 
     def load_and_show_recorded_turn(self, last: RunResult, entry: RecordedRun) -> None:
-        """Continue after the *last* turn, recorded as *entry*, or with this turn if it is not over. Show its last messages."""
-        self.conversation.load_recorded_turn(last, entry)
+        """Load the recorded turn *entry* with its result, and show its last messages; ``resume_turn`` resumes it if it has not ended."""
+        self.conversation.replace_turns_by_recorded(last, entry)
         self._waiting = entry if entry.status in GOES_ON else None
         self._questions = last.pending_questions
         for message in self.conversation.visible_messages()[-SHOWN_TURNS:]:
@@ -189,61 +189,61 @@ class Chat:
                 said = await self.terminal.read_next_prompt()
         return code
 
-    async def _run_command_or_turn(self, said: str, code: Exit) -> Exit:
-        """Handle one input: a command, a shell command or a prompt. Return its exit code, or *code* if it has none."""
+    async def _run_command_or_turn(self, typed: str, code: Exit) -> Exit:
+        """Run one input as a slash command, a shell command or a turn; return its exit code, or *code* if it has none."""
         if self.conversation.wanted_mode:
             await self.conversation.switch_permission_mode(self.conversation.wanted_mode)
-        if said.startswith("/") and not said.startswith("//"):
-            return await self._run_slash_command(said)
-        if said.startswith("!"):
-            await self._run_shell_input(said)
-        elif said.strip():
-            said = said.removeprefix("/") if said.startswith("//") else said
-            return await self.run_turn(self.compose_prompt_and_clear_notes(said), title=said)
+        if typed.startswith("/") and not typed.startswith("//"):
+            return await self._run_slash_command(typed)
+        if typed.startswith("!"):
+            await self._run_and_note_shell_command(typed)
+        elif typed.strip():
+            typed = typed.removeprefix("/") if typed.startswith("//") else typed
+            return await self.run_turn(self.compose_prompt_and_clear_notes(typed), title=typed)
         return code
 
-    def compose_prompt_and_clear_notes(self, said: str) -> str:
+    def compose_prompt_and_clear_notes(self, typed: str) -> str:
         """Return the prompt of notes, input and named files; print which files are sent, and clear the notes."""
-        text, notes = expand_attachments(said, self.conversation.options.cwd.resolve())
+        text, notes = expand_attachments(typed, self.conversation.options.cwd.resolve())
         for note in notes:
             self.print_text(f"  {visible(note)}", "dim")
         sent = "\n\n".join([*self.conversation.notes, text])
         self.conversation.notes.clear()
         return sent
 
-    async def _run_shell_input(self, said: str) -> None:
-        """Run a shell command of the person; only input typed at a terminal is accepted."""
+    async def _run_and_note_shell_command(self, typed: str) -> None:
+        """Run a shell command typed at a terminal and print its output; note it for the agent unless it starts with ``!!``."""
         if self.terminal.was_pasted:
             self.print_text(PASTED, "yellow")
             return
         if not self.terminal.lines.is_terminal:
             print_error("!command needs a terminal; nothing was run")
             return
-        command = said.lstrip("!").strip()
+        command = typed.lstrip("!").strip()
         try:
             output = await run_shell_command(command, self.conversation.options.cwd.resolve())
         except (OSError, ValueError) as error:  # the folder is gone, or there is a NUL in it
             self.print_text(f"the command was not run: {visible(str(error))}", "yellow")
             return
         self.print_text(visible(output))
-        if not said.startswith("!!"):
+        if not typed.startswith("!!"):
             self.conversation.notes.append(f"(I ran `{command}` myself. It printed:)\n{cut_end(output, SENT_CHARS)}")
 
-    async def _run_command_if_immediate(self, said: str) -> bool:
+    async def _run_command_if_immediate(self, typed: str) -> bool:
         """Execute a command that is possible during a turn or a question; return ``False`` for commands that must wait."""
-        name, _, rest = said[1:].strip().partition(" ")
+        name, _, rest = typed[1:].strip().partition(" ")
         command = self.commands.get(name)
         if command is not None and (command.at_once == "no" or (command.at_once == "alone" and rest.strip())):
             return False
         if self.screen is not None:
             self.screen.end_plain_text_line()
         self.terminal.print_typed_line(now=True)
-        await self._run_slash_command(said)
+        await self._run_slash_command(typed)
         return True
 
-    async def _run_slash_command(self, said: str) -> Exit:
+    async def _run_slash_command(self, typed: str) -> Exit:
         """Execute a slash command and report its error; return its exit code."""
-        name, _, rest = said[1:].strip().partition(" ")
+        name, _, rest = typed[1:].strip().partition(" ")
         command = self.commands.get(name)
         if command is None:
             near = find_nearest(name, self.commands, n=1)
@@ -292,7 +292,7 @@ class Chat:
         while code is Exit.SUSPENDED:
             answers: dict[str, Any] = {}
             for question in questions:
-                if not await self._ask_recorded_question(question, answers):
+                if not await self._ask_and_store_answer(question, answers):
                     return Exit.SUSPENDED
             try:
                 handle = await chat.bench.engine.start_resume(
@@ -300,7 +300,9 @@ class Chat:
                 )  # fmt: skip
             except StepEngineError as error:
                 return print_error(visible(format_error(error)))
-            code = await self._show_and_record_turn(handle, RunRecording(journal, entry), chat.options, settled=answers)
+            code = await self._show_and_record_turn(
+                handle, RunRecording(journal, entry), chat.options, answered_ids=answers
+            )
             if questions:
                 break
             # The resume found an interrupted effect in the journal and asked about it: ask the person and resume again.
@@ -309,30 +311,32 @@ class Chat:
                 break  # it waits for no person: nobody here could end that
         return code
 
-    async def _ask_recorded_question(self, question: Question, answers: dict[str, Any]) -> bool:
-        """Ask a recorded question; return whether it was answered."""
+    async def _ask_and_store_answer(self, question: Question, answers: dict[str, Any]) -> bool:
+        """Ask a recorded question and store the answer in *answers*; return whether it was answered."""
 
-        def answer(said: Any) -> None:
-            answers[question.id] = validate_typed_answer(said, question)
+        def store_answer(answer: Any) -> None:
+            answers[question.id] = validate_typed_answer(answer, question)
 
-        async def other(typed: str) -> None:
+        async def run_or_queue_line(typed: str) -> None:
             if typed.strip() and not await self.terminal.run_or_queue_chat_command(typed):
                 self.terminal.queue_messages_first([self.terminal.message_from_line(typed)])
 
-        return await self.terminal.ask_until_answered(question, answer, other)
+        return await self.terminal.ask_until_answered(question, store_answer, run_or_queue_line)
 
     async def _show_and_record_turn(
-        self, handle: RunHandle, recording: RunRecording, options: Options, *, settled: Collection[str] = ()
+        self, handle: RunHandle, recording: RunRecording, options: Options, *, answered_ids: Collection[str] = ()
     ) -> Exit:
-        """Show a turn to its end, and store its result for the next turn."""
+        """Show a turn to its end, record and store its result, and queue unread messages; return the exit code."""
         chat, screen = self.conversation, Screen(self.console, **self._shown)
         self.screen = screen
         for question in self._questions:
             screen.record_shown_diff(question)
         self._questions = ()
         # Without a terminal, the engine denies calls that need the approval of a person.
-        permits = self.terminal.lines.is_terminal
-        turn = asyncio.ensure_future(show_run(handle, screen, self.terminal, permits=permits, settled=settled))
+        asks_permissions = self.terminal.lines.is_terminal
+        turn = asyncio.ensure_future(
+            show_run(handle, screen, self.terminal, asks_permissions=asks_permissions, answered_ids=answered_ids)
+        )
         self.is_working = True
         with self._interrupt_turn_on_ctrl_c(handle, turn) as received:
             await asyncio.wait((turn,))
@@ -360,11 +364,11 @@ class Chat:
             self.leaves = True
             return Exit.TERMINATED
         if received and self.terminal.queued_lines:
-            await self._ask_about_queued_lines()
+            await self._ask_to_send_queued_lines()
         return run.code
 
-    async def _ask_about_queued_lines(self) -> None:
-        """After Ctrl-C, ask whether the queued lines are still to be sent."""
+    async def _ask_to_send_queued_lines(self) -> None:
+        """Ask whether the queued lines are still to be sent; else drop them or put them back into the input line."""
         for line in self.terminal.queued_lines:
             self.print_text(f"not sent yet: {one_line(line, 200)}", "yellow")
         said = (
@@ -373,7 +377,7 @@ class Chat:
             .lower()
         )
         if said not in YES:
-            self.terminal.clear_queue(to_line=said not in NO)
+            self.terminal.clear_queue(to_input_line=said not in NO)
 
     @contextlib.contextmanager
     def _interrupt_turn_on_ctrl_c(self, handle: RunHandle, turn: asyncio.Task[Any]) -> Iterator[list[int]]:
@@ -381,23 +385,23 @@ class Chat:
         loop = asyncio.get_running_loop()
         last = loop.time()
 
-        def stop() -> None:
+        def interrupt_run() -> None:
             nonlocal last
             last = loop.time()
             handle.interrupt(grace=GRACE)
             loop.call_soon_threadsafe(_print_stopping_notice, handle, self.screen, self.terminal)
 
-        def again() -> None:
+        def leave_or_interrupt_again() -> None:
             if loop.time() - last < SOON:
                 loop.call_soon_threadsafe(turn.cancel)
             else:
-                stop()
+                interrupt_run()
 
         # The keys of a terminal that is read key by key are no signals.
         pressed = partial(signal.raise_signal, signal.SIGINT)
         with (
-            call_on_interrupts(stop, again) as received,
-            self.terminal.show_during_turn(self._render_live_text, pressed),
+            call_on_interrupts(interrupt_run, leave_or_interrupt_again) as received,
+            self.terminal.set_turn_display_and_interrupt(self._render_live_text, pressed),
         ):
             yield received
 
@@ -410,7 +414,7 @@ class Chat:
         left = self._remaining_context_percent(model_name_or_substitute(chat))
         spent = self.screen.counts.cost if self.is_working and self.screen is not None else Decimal(0)
         after = [*([] if left is None else [f"{left} % of context left"]), format_cost(chat.total_cost(spent))]
-        return _shorten_status_line(
+        return _format_short_status_line(
             model_name_or_substitute(chat), chat.mode, chat.options.cwd.resolve(), after, self.console.width
         )
 
@@ -444,7 +448,7 @@ def _print_turn_ending(run: FinishedRun, unread: int, options: Options, bench: E
     if run.code is Exit.INTERRUPTED:
         print_warnings(result)
         return
-    print_follow_up(result, options)
+    print_waits_and_warnings(result, options)
     if run.code is not Exit.COMPLETED:
         print_error(explain_run_ending(run, options, bench))
 
@@ -479,14 +483,14 @@ def _exit_on_sigterm() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _shorten_status_line(model: str, mode: str, folder: Path, after: Sequence[str], width: int) -> str:
-    """Return the parts of the status line, shortened to one line of less than *width* characters."""
+def _format_short_status_line(model: str, mode: str, folder: Path, last_parts: Sequence[str], width: int) -> str:
+    """Join the parts of the status line to less than *width* characters; shorten the model first, then the folder."""
     with contextlib.suppress(ValueError, RuntimeError):  # elsewhere, or nobody's home
         folder = Path("~") / folder.relative_to(Path.home())
     name, place, room = one_line(model, 60), one_line(str(folder), 200), 0
     for shown in (name, name.rpartition("/")[2]):
-        room = width - 1 - len(" | ".join([shown, mode, "", *after]))
+        room = width - 1 - len(" | ".join([shown, mode, "", *last_parts]))
         if len(place) <= room:
-            return " | ".join([shown, mode, place, *after])
+            return " | ".join([shown, mode, place, *last_parts])
     place = f"...{place[3 - room :]}" if room > len("...") else ""
-    return truncate_text(" | ".join([part for part in (shown, mode, place, *after) if part]), max(1, width - 1))
+    return truncate_text(" | ".join([part for part in (shown, mode, place, *last_parts) if part]), max(1, width - 1))

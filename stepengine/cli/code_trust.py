@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stepengine.cli.exits import Exit, print_error
-from stepengine.cli.screen.confirm import can_ask, confirm
+from stepengine.cli.screen.confirm import can_ask_at_terminal, confirm
 from stepengine.cli.screen.render import to_ascii_json, visible
 from stepengine.cli.settings import UsageProblem
 from stepengine.errors import DefinitionError
@@ -90,24 +90,26 @@ def trust(
     foreign = kept.find_untrusted_folder(local)
     real = kept.trust_folder(local)
     if as_json:
-        print(to_ascii_json({"folder": str(real), "owner": real.stat().st_uid, "content": _hash_content(real)}))
+        print(
+            to_ascii_json({"folder": str(real), "owner": real.stat().st_uid, "content": _hash_folder_or_reason(real)})
+        )
         return Exit.COMPLETED
     files = ", ".join(foreign.files) if foreign is not None else "trusted before, or no agent files yet"
     print(f"{visible(str(real), strict=True)} is trusted: {visible(files, strict=True)}")
-    print(f"for CI, with the current hash of its files: --trust={_hash_content(real)}")
+    print(f"for CI, with the current hash of its files: --trust={_hash_folder_or_reason(real)}")
     return Exit.COMPLETED
 
 
-def refuse_inside_tool(what: str) -> None:
+def refuse_inside_tool(action: str) -> None:
     """
-    Raise if a tool runs this command, because only a person may do *what*.
+    Raise if a tool of an agent started this command, because only a person may do *action*.
 
     Raises:
         DefinitionError: inside of such a command.
     """
     from stepengine.engine import trust
 
-    trust.refuse_inside_tool(what)
+    trust.refuse_inside_tool(action)
 
 
 def refuse_untrusted_module(module: str) -> None:
@@ -126,25 +128,26 @@ def refuse_untrusted_module(module: str) -> None:
 
 
 @contextmanager
-def enforce_trust(*, asks: bool, content: str) -> Iterator[None]:
+def enforce_trust(*, asks: bool, trusted_hash: str) -> Iterator[None]:
     """
-    Check the trust of files in the working folder while the block runs.
+    Check the trust of agent files and packages while the block runs; each folder or package is decided once.
 
     Args:
         asks: Whether a person at a terminal is asked.
-        content: The content that was trusted on the command line; ``""`` for none.
+        trusted_hash: The hash of ``--trust``; ``""`` for none.
 
     Raises:
-        UsageProblem: when that is not a digest, or a tool's command gives it.
+        UsageProblem: when *trusted_hash* is not a hash.
+        DefinitionError: when a tool of an agent started this command and passes ``--trust``.
     """
     from stepengine.engine.trust import GATE
 
-    if content:
+    if trusted_hash:
         refuse_inside_tool("--trust")
-        if CONTENT.fullmatch(content) is None:
-            msg = f"--trust is {content!r}; expected sha256: and 64 hexadecimal digits, as in the message that asks for trust"
+        if CONTENT.fullmatch(trusted_hash) is None:
+            msg = f"--trust is {trusted_hash!r}; expected sha256: and 64 hexadecimal digits, as in the message that asks for trust"
             raise UsageProblem(msg)
-    token = GATE.set(_TrustGate(asks=asks, content=content))
+    token = GATE.set(_TrustGate(asks=asks, content=trusted_hash))
     try:
         yield
     finally:
@@ -161,7 +164,7 @@ class _TrustGate:
         self._told: set[str] = set()
 
     def allows(self, foreign: UntrustedFolder) -> bool:
-        """Return whether a folder may run: its content is trusted, or the person at the terminal approves it."""
+        """Return whether the files of a folder may run, by the hash in ``--trust`` or the person at the terminal; decide once."""
         if foreign.folder not in self._known:
             self._known[foreign.folder] = self._decide_folder_trust(foreign)
         return self._known[foreign.folder]
@@ -173,7 +176,7 @@ class _TrustGate:
         if request not in self._agreed:
             missing = find_unapproved_access(request)
             self._agreed[request] = missing == () or (
-                self._asks and can_ask() and _ask_to_approve_package(request, missing)
+                self._asks and can_ask_at_terminal() and _ask_to_approve_package(request, missing)
             )
             if self._agreed[request] and missing != ():
                 approve_access(request)
@@ -191,15 +194,16 @@ class _TrustGate:
             print_error(message)
 
     def _decide_folder_trust(self, foreign: UntrustedFolder) -> bool:
+        """Compare the folder with the hash of ``--trust`` and raise if it differs; else ask, store an approval, or print a refusal."""
         from stepengine.engine.trust import trust_folder as keep
 
-        there = _hash_content(foreign.folder)
+        there = _hash_folder_or_reason(foreign.folder)
         if self._content:
             if there == self._content:
                 return True
             msg = f"--trust is {self._content}, but the hash of {foreign} is {there}; check what has changed, then pass the new hash"
             raise UsageProblem(msg)
-        if self._asks and can_ask() and _ask_to_trust_folder(foreign):
+        if self._asks and can_ask_at_terminal() and _ask_to_trust_folder(foreign):
             keep(foreign.folder)
             return True
         self.print_message(
@@ -209,7 +213,8 @@ class _TrustGate:
         return False
 
 
-def _hash_content(folder: Path) -> str:
+def _hash_folder_or_reason(folder: Path) -> str:
+    """Return the hash of the agent files in *folder*, or ``none`` with the reason why there is none."""
     from stepengine.engine.trust import hash_folder
 
     try:

@@ -18,7 +18,7 @@ from stepengine.cli.debug_navigation import LOOK_SECONDS
 from stepengine.cli.debug_screen import DebugScreen, RefusedCommand, hide_or_redirect_handler_output
 from stepengine.cli.journals import create_journal, load_recorded_agent
 from stepengine.cli.options import read_value_file
-from stepengine.cli.screen.confirm import can_ask, confirm
+from stepengine.cli.screen.confirm import can_ask_at_terminal, confirm
 from stepengine.cli.screen.render import format_cost, format_count
 from stepengine.cli.scripts import load_script
 from stepengine.cli.settings import UsageProblem
@@ -71,7 +71,7 @@ def fork_run(screen: DebugScreen, typed: str, forked: ForkedWalk | None) -> str:
     into = asked.into or _find_free_path(Path((parse_database_path(source) or (source, ""))[0]))
     act = partial(_run_fork_to_json, screen, asked, into)
     if asked.live:
-        _confirm_cost(screen, asked)
+        _confirm_live_cost(screen, asked)
     if forked is None:
         told = json.loads(act())
     else:
@@ -94,8 +94,8 @@ def fork_run(screen: DebugScreen, typed: str, forked: ForkedWalk | None) -> str:
     return into
 
 
-def _confirm_cost(screen: DebugScreen, asked: ForkRequest) -> None:
-    """Ask the person to confirm the estimated cost of live model calls."""
+def _confirm_live_cost(screen: DebugScreen, request: ForkRequest) -> None:
+    """Ask the person to confirm the estimated cost of live model calls, unless ``--yes`` was typed; raise ``RefusedCommand`` otherwise."""
     from stepengine.evaluation.samples import summarize_run_from
 
     stepper = screen.debugger.stepper
@@ -107,18 +107,18 @@ def _confirm_cost(screen: DebugScreen, asked: ForkRequest) -> None:
         if left is None
         else f"about {format_cost(left)} to {format_cost(2 * left)}, estimated from the recorded part after this"
     )
-    if asked.is_agreed:
+    if request.is_agreed:
         return
     action = f"call {', '.join(models) or 'the model'} for real, for {price}"
-    if screen.asked.is_scripted or not can_ask():
+    if screen.asked.is_scripted or not can_ask_at_terminal():
         msg = f"{action}: this needs your approval, and there is no terminal; add --yes to --live"
         raise RefusedCommand(msg)
-    if not confirm(screen.clean(f"{action}?")):
+    if not confirm(screen.redact_and_escape(f"{action}?")):
         msg = "no model was called"
         raise RefusedCommand(msg)
 
 
-def _run_fork_to_json(screen: DebugScreen, asked: ForkRequest, into: str) -> str:
+def _run_fork_to_json(screen: DebugScreen, request: ForkRequest, into: str) -> str:
     """Run the fork to its end, and return its status, steps and error as JSON."""
     from stepengine.journal.show import status_of
     from stepengine.testing import ScriptedModel
@@ -127,9 +127,9 @@ def _run_fork_to_json(screen: DebugScreen, asked: ForkRequest, into: str) -> str
         target, options = create_journal(into), screen.options
         history = screen.debugger.stepper.tape.history
         agent = load_recorded_agent(options, history)
-        bench = make_engine_setup(options, agent, into=target.address, recorded=history)
-        models = None if asked.live else ScriptedModel(asked.replies)
-        edit = asked.edit
+        bench = make_engine_setup(options, agent, hidden_journal=target.address, recorded=history)
+        models = None if request.live else ScriptedModel(request.replies)
+        edit = request.edit
 
         async def fork_to_end() -> Any:
             async with bench.engine:
@@ -138,9 +138,9 @@ def _run_fork_to_json(screen: DebugScreen, asked: ForkRequest, into: str) -> str
                     engine=bench.engine,
                     models=models,
                     into=target,
-                    allow_repeat=asked.allow_repeat,
-                    served=asked.served,
-                    trust=asked.trusts or None,
+                    allow_repeat=request.allow_repeat,
+                    served=request.served,
+                    trust=request.trusts or None,
                 )
 
         with hide_or_redirect_handler_output(screen.asked, as_json=screen.is_json):
@@ -151,9 +151,9 @@ def _run_fork_to_json(screen: DebugScreen, asked: ForkRequest, into: str) -> str
     history = target.history()
     steps = sum(i.type == "model_call" and not i.path for i in history.intents.values())
     why = "" if result.error is None else str(result.error)
-    if why and not asked.live:
+    if why and not request.live:
         why += "\n   the models are scripted: --script FILE supplies replies, --live calls the models"
-    return json.dumps({"status": status_of(history), "steps": steps, "said": screen.clean(why)})
+    return json.dumps({"status": status_of(history), "steps": steps, "said": screen.redact_and_escape(why)})
 
 
 def _find_free_path(source: Path) -> str:
@@ -190,15 +190,15 @@ def _parse_fork_options(text: str) -> ForkRequest:
         elif name == "--script":
             given["replies"] = load_script(value)
         else:
-            given["edit"] = _parse_edit(name, value)
+            given["edit"] = _parse_outcome_option(name, value)
     if given.get("live") and "replies" in given:
         msg = "--live and --script exclude each other; pass one of them"
         raise RefusedCommand(msg)
     return ForkRequest(**given)
 
 
-def _parse_edit(name: str, value: str) -> object:
-    """Parse an option to an outcome: a reply, a JSON result or an error."""
+def _parse_outcome_option(name: str, value: str) -> object:
+    """Parse ``--reply``, ``--result`` or ``--raise`` to an outcome: a text, a JSON value or an error."""
     if name == "--raise":
         kind, _, said = value.partition(":")
         return _make_error_of_kind(kind, said)
@@ -212,11 +212,11 @@ def _parse_edit(name: str, value: str) -> object:
         return value
 
 
-def _make_error_of_kind(kind: str, said: str) -> StepEngineError:
+def _make_error_of_kind(kind: str, message: str) -> StepEngineError:
     known = {n: c for n, c in vars(errors).items() if isinstance(c, type) and issubclass(c, StepEngineError)}
     if kind not in known:
         msg = (
             f"there is no error class {kind[:40]!r}; pass KIND:TEXT, such as ToolError:gone{did_you_mean(kind, known)}"
         )
         raise RefusedCommand(msg)
-    return known[kind](said)
+    return known[kind](message)

@@ -26,13 +26,13 @@ def show_source(screen: DebugScreen, typed: str) -> None:
     """Print the source around the current line."""
     frame = screen.get_selected_frame()
     said = "\n".join(screen.source_lines(frame, parse_count(typed) if typed else 2 * AROUND))
-    screen.print_result(said, {"file": frame.file, "line": frame.line, "source": screen.clean(said)})
+    screen.print_result(said, {"file": frame.file, "line": frame.line, "source": screen.redact_and_escape(said)})
 
 
-def select_frame(screen: DebugScreen, typed: str, by: int = -1) -> None:
-    """Select the frame that is the typed number of levels outwards, or inwards with *by* 1, and print its source."""
+def select_frame(screen: DebugScreen, typed: str, direction: int = -1) -> None:
+    """Select the frame that is the typed number of levels outwards, or inwards with *direction* 1, and print its source."""
     frames = screen.list_frames()
-    chosen = screen.frame + by * parse_count(typed)
+    chosen = screen.frame + direction * parse_count(typed)
     if not 0 <= chosen < len(frames):
         msg = f"there is no frame {chosen}: 0 is the outermost, {len(frames) - 1} the innermost"
         raise RefusedCommand(msg)
@@ -54,7 +54,7 @@ def show_locals(screen: DebugScreen, _: str) -> None:
 
 
 def print_expression(screen: DebugScreen, typed: str, *, pretty: bool = False) -> None:
-    """Evaluate an expression in the current frame and print its value."""
+    """Evaluate an expression in the selected frame and print its value; an exception is a failure of a scripted session."""
     if not typed:
         msg = "print what? An expression, such as len(seen)"
         raise RefusedCommand(msg)
@@ -91,16 +91,16 @@ def show_request(screen: DebugScreen, _: str) -> None:
         msg = "no model was called yet"
         raise RefusedCommand(msg)
     head = [
-        f"model {screen.clean(request.model)}",
+        f"model {screen.redact_and_escape(request.model)}",
         f"tools {', '.join([spec.name for spec in request.tools]) or 'none'}",
         f"settings {screen.debugger.texts.format_value(request.settings)}",
-        f"system {screen.clean(request.system_prompt)}",
+        f"system {screen.redact_and_escape(request.system_prompt)}",
     ]
     screen.print_messages(head, [*request.messages, *request.tail])
 
 
 def show_result(screen: DebugScreen, _: str, *, reply: bool = False) -> None:
-    """Print the last outcome in full."""
+    """Print the last outcome: an error, the text of a result, or with *reply* each of its members."""
     moment = screen.debugger.moment()
     if moment.outcome is None:
         msg = "there is no result here"
@@ -108,11 +108,11 @@ def show_result(screen: DebugScreen, _: str, *, reply: bool = False) -> None:
     if isinstance(moment.outcome, Failure):
         error = moment.outcome.error
         text: Any = f"{type(error).__name__}: {error.message}"
-        lines = [screen.clean(text)]
+        lines = [screen.redact_and_escape(text)]
     else:
         text = getattr(moment.outcome.value, "text", None)
         lines = screen.debugger.texts.format_lines(moment.outcome.value, width=max(SHORT, screen.width))
-    said = [screen.clean(text)] if isinstance(text, str) and text and not reply else lines
+    said = [screen.redact_and_escape(text)] if isinstance(text, str) and text and not reply else lines
     screen.print_result("\n".join(said), {"result": said})
 
 
@@ -137,7 +137,7 @@ def show_origins(screen: DebugScreen, typed: str) -> None:
     else:
         here = [origin for call in calls if call.address == address for origin in call.origins]
         said = [describe_origin(redact_origin(origin, PageTexts().clean)) for origin in sort_origins(here)]
-    lines = list(dict.fromkeys(map(screen.clean, said)))
+    lines = list(dict.fromkeys(map(screen.redact_and_escape, said)))
     nothing = "this run did not receive that value" if typed else "there is no call with arguments here"
     screen.print_result("\n".join(lines) or nothing, {"origins": lines})
 
@@ -158,6 +158,6 @@ def show_divergence(screen: DebugScreen, _: str, *, recorded: bool) -> None:
     fields = [(f.pointer, f.recorded if recorded else f.now) for f in screen.parked.diff]
     lines = [f"{pointer:<34} {value}" for pointer, value in fields]
     screen.print_result(
-        screen.clean("\n".join(lines)) or screen.clean(screen.parked.message),
+        screen.redact_and_escape("\n".join(lines)) or screen.redact_and_escape(screen.parked.message),
         {"fields": [list(f) for f in fields]},
     )

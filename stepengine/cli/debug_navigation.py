@@ -25,29 +25,29 @@ class DebugNavigation:
         forked: The walk, if it consists of processes. Then a command may end in another process than the one it started in.
 
     Attributes:
-        jumps: Whether ``breakpoint()`` is ignored; false only during a move that should stop at breakpoints.
+        ignores_breakpoints: Whether ``breakpoint()`` is ignored; false only during a move that should stop at breakpoints.
     """
 
     def __init__(self, screen: DebugScreen, forked: ForkedWalk | None) -> None:
         self._screen = screen
         self._debugger = screen.debugger
         self._forked = forked
-        self.jumps = True
+        self.ignores_breakpoints = True
 
-    def move_silently(self, position: int, *, jumps: bool = True, **kept: object) -> None:
+    def move_silently(self, position: int, *, ignores_breakpoints: bool = True, **kept: object) -> None:
         """Move to a position without printing; *kept* is passed to the process that continues there."""
-        self.jumps = jumps
+        self.ignores_breakpoints = ignores_breakpoints
         try:
             with hide_or_redirect_handler_output(self._screen.asked, as_json=self._screen.is_json):
                 self._debugger.move_to(position, **kept)
         finally:
-            self.jumps = True
+            self.ignores_breakpoints = True
 
-    def go_to_position(self, position: int, *, jumps: bool = True) -> None:
+    def go_to_position(self, position: int, *, ignores_breakpoints: bool = True) -> None:
         """Move to a position and show it; raise at the end of the run."""
         if position > self._debugger.position >= self._debugger.last:
             self._raise_at_end()
-        self._move_and_show(position, jumps=jumps)
+        self._move_and_show(position, ignores_breakpoints=ignores_breakpoints)
 
     def _raise_at_end(self) -> Never:
         inside = self._debugger.places.followed_path
@@ -82,7 +82,7 @@ class DebugNavigation:
         target = after(self._debugger.position, sign * parse_count(typed))
         if target == self._debugger.position:
             self._raise_at_end() if sign > 0 else self._raise_at_start()
-        self.go_to_position(target, jumps=steps)
+        self.go_to_position(target, ignores_breakpoints=steps)
 
     def _raise_at_start(self) -> Never:
         inside = self._debugger.places.followed_path
@@ -93,18 +93,18 @@ class DebugNavigation:
         )
         raise RefusedCommand(msg)
 
-    def goto(self, typed: str) -> None:
-        """Move to a step or an effect and show it."""
+    def go_to_typed_position(self, typed: str) -> None:
+        """Move to the typed step or effect and show it; raise at the end of the run."""
         self.go_to_position(self.parse_position(typed))
 
     def go_to_first_or_last(self, *, last: bool) -> None:
-        """Move to the first or the last position."""
+        """Move to the first or the last position and show it."""
         self._move_and_show(self._debugger.last if last else 0)
 
-    def _move_and_show(self, position: int, *, jumps: bool = True) -> None:
+    def _move_and_show(self, position: int, *, ignores_breakpoints: bool = True) -> None:
         """Move to a position and show it, without a check for the end of the run."""
         self._screen.frame = 0
-        self.move_silently(position, jumps=jumps, then="show")
+        self.move_silently(position, ignores_breakpoints=ignores_breakpoints, then="show")
         self._screen.show_position()
 
     def _show_found_position(self) -> None:
@@ -136,8 +136,8 @@ class DebugNavigation:
             self.move_silently(self._debugger.last if told["found"] is None else told["found"])
         self._show_found_position()
 
-    def _search_in_child_process(self, what: str, first: int, last: int, *, backwards: bool) -> dict[str, Any]:
-        """Search for a condition in a child process, because expressions may change the run."""
+    def _search_in_child_process(self, condition: str, first: int, last: int, *, backwards: bool) -> dict[str, Any]:
+        """Search for a condition in a child process, because expressions may change the run; return the found position and problems."""
         from stepengine.debugging.expressions import call_in_fork, parse_condition
 
         def search() -> str:
@@ -146,13 +146,13 @@ class DebugNavigation:
             try:
                 with hide_or_redirect_handler_output(self._screen.asked, as_json=self._screen.is_json):
                     debugger = self._debugger
-                    found = debugger.search(what, first, last, backwards=backwards)
+                    found = debugger.search(condition, first, last, backwards=backwards)
                     return json.dumps({"found": found, "problem": debugger.problem, "looked_at": debugger.looked_at})
             except ReplayDivergence as error:
                 # The child process is discarded; the move in the parent reports the divergence in full, at its position.
                 return json.dumps({"found": None, "problem": error.message, "looked_at": 0, "differs": True})
 
-        parse_condition(what)
+        parse_condition(condition)
         said = call_in_fork(search, seconds=LOOK_SECONDS)
         if not said:
             msg = "the search ended early: the expression or the handler ended the process"
@@ -160,12 +160,12 @@ class DebugNavigation:
         found: dict[str, object] = json.loads(said)
         return found
 
-    def _report_search_problems(self, what: str, problem: str, looked_at: int, *, found: bool) -> None:
+    def _report_search_problems(self, condition: str, problem: str, looked_at: int, *, found: bool) -> None:
         """Print the problem of a search, and report a search without a match as failed."""
         if problem:
-            print_error(self._screen.clean(f"{what}: {problem} (counted as false; shown once)"))
+            print_error(self._screen.redact_and_escape(f"{condition}: {problem} (counted as false; shown once)"))
         if not found:
-            self._screen.report_failure(f"{what} is true at none of the {looked_at} positions searched")
+            self._screen.report_failure(f"{condition} is true at none of the {looked_at} positions searched")
 
     def run_back_until(self, typed: str) -> None:
         """Move back to the last position where a condition was true, or else to the first position, and report the failure."""
@@ -186,31 +186,31 @@ class DebugNavigation:
         else:
             self._forked.wake_nearest_and_exit(start - 1, search=[typed, start, 0, ""])
 
-    def search_back_and_move(self, what: str, before: int, looked_at: int, problem: str) -> None:
-        """Search backwards from *before* to here and move there. Without a match, an earlier process searches, or this one moves to the start."""
+    def search_back_and_move(self, condition: str, before: int, looked_at: int, problem: str) -> None:
+        """Search back from *before* to here and move to the match; without one, an earlier process continues, or move to the start."""
         here = self._debugger.position
-        told = self._search_in_child_process(what, here, before - 1, backwards=True)
+        told = self._search_in_child_process(condition, here, before - 1, backwards=True)
         looked_at, problem = looked_at + told["looked_at"], problem or told["problem"]
         if told["found"] is None and here > 0 and self._forked is not None:
-            self._forked.wake_nearest_and_exit(here - 1, search=[what, here, looked_at, problem])
-        self._report_search_problems(what, problem, looked_at, found=told["found"] is not None)
+            self._forked.wake_nearest_and_exit(here - 1, search=[condition, here, looked_at, problem])
+        self._report_search_problems(condition, problem, looked_at, found=told["found"] is not None)
         self.move_silently(told["found"] or 0)
         self._show_found_position()
 
     def follow_child(self, typed: str) -> None:
-        """Restrict the debugger to one child run."""
+        """Restrict the debugger to one child run, move to its first position from here on and show it."""
         if not typed:
             msg = "into which child? Name its path, such as 3 or 3.2"
             raise RefusedCommand(msg)
         self._move_and_show(self._debugger.places.follow_child(typed, self._debugger.position))
 
     def follow_all_runs(self, _: str) -> None:
-        """Let the debugger follow all runs again."""
+        """End the restriction to one child run, and print that."""
         self._debugger.places.followed_path = None
         self._screen.print_result("following all runs again", {"inside": None})
 
     def diff_positions(self, typed: str) -> None:
-        """Print the differences between two positions."""
+        """Print the differences between the two typed positions, and return to the current one."""
         places = typed.split()
         if len(places) != 2:  # noqa: PLR2004
             msg = "diff compares two positions: diff 3 5, diff #2 3.2#1"
@@ -218,14 +218,16 @@ class DebugNavigation:
         one, two = self.parse_position(places[0]), self.parse_position(places[1])
         self.print_differences(one, two, self._debugger.position, known={})
 
-    def print_differences(self, one: int, two: int, stood: int, *, known: dict[str, dict[str, object]]) -> None:
-        """Print the differences between two positions and move back to *stood*. *known* has the summaries made so far."""
+    def print_differences(
+        self, first: int, second: int, return_to: int, *, known: dict[str, dict[str, object]]
+    ) -> None:
+        """Print the differences between two positions and move back to *return_to*. *known* has the summaries made so far."""
         from stepengine.debugging.debugger import diff_summaries, summarize_moment
 
-        for position in sorted((one, two)):
+        for position in sorted((first, second)):
             if str(position) not in known:
-                self.move_silently(position, then=["diff", one, two, stood], known=known)
+                self.move_silently(position, then=["diff", first, second, return_to], known=known)
                 known[str(position)] = summarize_moment(self._debugger.moment(), self._debugger.texts)
-        lines = diff_summaries(known[str(one)], known[str(two)])
+        lines = diff_summaries(known[str(first)], known[str(second)])
         self._screen.print_result("\n".join(lines) or "nothing differs", {"diff": lines})
-        self.move_silently(stood, then=None)
+        self.move_silently(return_to, then=None)

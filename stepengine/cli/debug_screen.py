@@ -76,12 +76,12 @@ class SharedCounters:
 
 
 @contextlib.contextmanager
-def hide_or_redirect_handler_output(asked: DebugOptions, *, as_json: bool) -> Iterator[None]:
+def hide_or_redirect_handler_output(debug_options: DebugOptions, *, as_json: bool) -> Iterator[None]:
     """While the block runs, discard what the handler prints or send it to stderr, if requested."""
-    if not (asked.quiet_handler or as_json):
+    if not (debug_options.quiet_handler or as_json):
         yield
         return
-    with contextlib.redirect_stdout(io.StringIO() if asked.quiet_handler else sys.stderr):
+    with contextlib.redirect_stdout(io.StringIO() if debug_options.quiet_handler else sys.stderr):
         yield
 
 
@@ -133,8 +133,8 @@ class DebugScreen:
         """The width of the terminal in columns."""
         return shutil.get_terminal_size().columns
 
-    def clean(self, text: str) -> str:
-        """Return *text* without control characters and secrets."""
+    def redact_and_escape(self, text: str) -> str:
+        """Return *text* with secrets redacted and control characters escaped."""
         return self.debugger.texts.clean(text)
 
     def print_result(self, text: str, data: Mapping[str, object]) -> None:
@@ -144,20 +144,20 @@ class DebugScreen:
         else:
             print_visible(text)
 
-    def report_divergence(self, said: str) -> None:
-        """Report a divergence between the code and the record."""
+    def report_divergence(self, message: str) -> None:
+        """Print a divergence between the code and the record; the debugger then exits with ``DIVERGED``."""
         self.tally.record_failure(Exit.DIVERGED)
         if self.is_json:
-            self.print_result("", {"error": self.clean(said), "diverged": True})
-        print_error(f"{said}\n  {NO_MORE}", Exit.DIVERGED)
+            self.print_result("", {"error": self.redact_and_escape(message), "diverged": True})
+        print_error(f"{message}\n  {NO_MORE}", Exit.DIVERGED)
 
-    def report_failure(self, said: str) -> None:
+    def report_failure(self, message: str) -> None:
         """Print that a command failed; a scripted session then ends with ``FAILED``."""
         if self.asked.is_scripted:
             self.tally.record_failure(Exit.FAILED)
         if self.is_json:
-            self.print_result("", {"error": self.clean(said), "diverged": False})
-        print_error(self.clean(said))
+            self.print_result("", {"error": self.redact_and_escape(message), "diverged": False})
+        print_error(self.redact_and_escape(message))
 
     def show_position(self) -> None:
         """Print the current position of the run."""
@@ -189,8 +189,8 @@ class DebugScreen:
             yield f"{moment.agent_id}: no code of the agent is suspended here"
         line = getattr(moment.effect, "program_line", 0)
         at = f"  (line {line})" if line and any(f.kind == "program" and f.line != line for f in frames) else ""
-        yield f" asked     {truncate_text(self.clean(moment.asked), self.width)}{at}"
-        yield f" answer    {truncate_text(self._describe_answer(moment), self.width)}"
+        yield f" asked     {truncate_text(self.redact_and_escape(moment.asked), self.width)}{at}"
+        yield f" answer    {truncate_text(self._describe_outcome(moment), self.width)}"
         yield from self._variable_lines(selected)
 
     def _variable_lines(self, frame: Frame | None) -> Iterator[str]:
@@ -211,7 +211,7 @@ class DebugScreen:
         if variables:
             yield f" variables {truncate_text('  '.join([f'{n}={truncate_text(v, SHORT)}' for n, v in variables.items()]), self.width)}"
 
-    def _describe_answer(self, moment: Moment) -> str:
+    def _describe_outcome(self, moment: Moment) -> str:
         from stepengine.debugging.debugger import format_outcome
 
         if moment.outcome is not None:
@@ -220,24 +220,27 @@ class DebugScreen:
             return "none: the run differs from its record here"
         return "none is recorded" if moment.effect is not None else ""
 
-    def source_lines(self, frame: Frame, most: int) -> Iterator[str]:
-        """Yield a heading and up to *most* source lines around the line of a frame."""
+    def source_lines(self, frame: Frame, max_lines: int) -> Iterator[str]:
+        """Yield a heading and up to *max_lines* source lines around the line of a frame."""
         from stepengine.debugging.debugger import lines_around
 
         if frame.kind == "program":
             yield f"the program of {self._program_call_address()}, written by a model"
         else:
-            yield f"{self.clean(_make_path_relative(frame.file))}  {frame.function}{' (package)' if frame.kind == 'package' else ''}"
+            yield (
+                f"{self.redact_and_escape(_make_path_relative(frame.file))}  {frame.function}"
+                f"{' (package)' if frame.kind == 'package' else ''}"
+            )
         if frame.kind == "opaque":
             yield "  the suspended code here cannot be inspected"
             return
-        lines = list(lines_around(frame, most))
+        lines = list(lines_around(frame, max_lines))
         if frame.file and self._has_file_changed(frame.file):
             yield "  (the file was changed after its code was loaded)"
         if not lines:
             yield f"  > {frame.line}  (the file cannot be read)"
         for number, line in lines:
-            yield f" {'>' if number == frame.line else ' '} {number:<4} {truncate_text(self.clean(line), self.width)}"
+            yield f" {'>' if number == frame.line else ' '} {number:<4} {truncate_text(self.redact_and_escape(line), self.width)}"
 
     def _program_call_address(self) -> str:
         """Return the address of the tool call that runs the program."""
@@ -250,7 +253,7 @@ class DebugScreen:
         return (
             f"of {self._program_call_address()}"
             if frame.kind == "program"
-            else self.clean(_make_path_relative(frame.file))
+            else self.redact_and_escape(_make_path_relative(frame.file))
         )
 
     def _has_file_changed(self, file: str) -> bool:

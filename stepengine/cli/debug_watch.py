@@ -37,7 +37,7 @@ LISTED = 5
 MOST = 20
 
 
-def watch_place(options: Options, at: str, *, prints: bool) -> Exit:
+def watch_position(options: Options, at: str, *, prints: bool) -> Exit:
     """
     Show a position again after each change of the code, until the user quits.
 
@@ -138,30 +138,40 @@ class _WatchScreen:
 
     # --- showing ------------------------------------------------------------------------------------------------------
 
-    def _print_preview(self, found: MomentPreview, saved: list[str], changes: list[str] | None) -> None:
+    def _print_preview(self, preview: MomentPreview, saved: list[str], changes: list[str] | None) -> None:
         if self._options.as_json:
             seconds = round(self._watched.seconds, 3)
             told = {"format": FORMAT, "at": self._watched.at, "saved": saved, "seconds": seconds}
-            said = {**(found.place or {}), "lines": found.lines, "problem": found.problem, "differs": found.differs}
-            more = {"ends": found.ends, "differs_at": found.differs_at, "changed": found.changed, "files": found.files}
+            said = {
+                **(preview.place or {}),
+                "lines": preview.lines,
+                "problem": preview.problem,
+                "differs": preview.differs,
+            }
+            more = {
+                "ends": preview.ends,
+                "differs_at": preview.differs_at,
+                "changed": preview.changed,
+                "files": preview.files,
+            }
             line = json.dumps({**told, **said, **more, "difference": changes})
             print(line.replace("\x7f", "\\u007f"), flush=True)
         else:
-            print_visible("\n".join(self._preview_lines(found, saved, changes)))
+            print_visible("\n".join(self._preview_lines(preview, saved, changes)))
             sys.stdout.flush()
 
-    def _preview_lines(self, found: MomentPreview, saved: list[str], changes: list[str] | None) -> Iterator[str]:
+    def _preview_lines(self, preview: MomentPreview, saved: list[str], changes: list[str] | None) -> Iterator[str]:
         names = ", ".join([Path(file).name for file in saved])
         head = f"── {datetime.now():%H:%M:%S}{f' · {names} saved' if names else ''} · {self._watched.seconds:.2f} s "  # noqa: DTZ005 - the reader's
         yield f"{head}{'─' * max(2, self._width - len(head))}"
-        place = found.place
+        place = preview.place
         if place is None:
-            yield from [f" {found.problem}"] if found.problem else self._remaining_run_lines(found)
+            yield from [f" {preview.problem}"] if preview.problem else self._remaining_run_lines(preview)
             yield " still showing the last version" if self._last is not None else ""
             return
-        yield f" step {place['step']} · {place['address'] or 'the end'}{' (the last position before it)' if found.is_before else ''}"
-        if changes is None or self._has_changed_lines_or_request(found):
-            yield from self._preview_source_lines(found)
+        yield f" step {place['step']} · {place['address'] or 'the end'}{' (the last position before it)' if preview.is_before else ''}"
+        if changes is None or self._has_changed_lines_or_request(preview):
+            yield from self._preview_source_lines(preview)
         if changes is None:
             yield from self._effect_lines(place)
         else:
@@ -169,47 +179,47 @@ class _WatchScreen:
                 " no variable is different"
             ]
             yield from [f" and {len(changes) - MOST} more lines; --json prints all"] if len(changes) > MOST else ()
-        yield from self._remaining_run_lines(found)
+        yield from self._remaining_run_lines(preview)
 
-    def _has_changed_lines_or_request(self, found: MomentPreview) -> bool:
+    def _has_changed_lines_or_request(self, preview: MomentPreview) -> bool:
         """Return whether the source line or the request differs from the last version."""
         good = self._last
         return (
             good is None
-            or good.lines != found.lines
-            or (good.place or {}).get("asked") != (found.place or {}).get("asked")
+            or good.lines != preview.lines
+            or (good.place or {}).get("asked") != (preview.place or {}).get("asked")
         )
 
-    def _preview_source_lines(self, found: MomentPreview) -> Iterator[str]:
-        frames = (found.place or {})["frames"]
+    def _preview_source_lines(self, preview: MomentPreview) -> Iterator[str]:
+        frames = (preview.place or {})["frames"]
         if not frames:
             yield " no code of the agent is suspended here"
             return
         yield f" {_relative_path(frames[0]['file'])}  {frames[0]['function']}"
-        for number, text in found.lines:
+        for number, text in preview.lines:
             yield f" {'>' if number == frames[0]['line'] else ' '} {number:<4} {truncate_text(text, self._width - 8)}"
 
-    def _effect_lines(self, place: Mapping[str, Any]) -> Iterator[str]:
+    def _effect_lines(self, position: Mapping[str, Any]) -> Iterator[str]:
         """Yield the request, the answer and the variables of the outermost frame."""
-        yield f" asked     {truncate_text(place['asked'], self._width - 11)}"
-        if place["outcome"] is not None:
-            yield f" answer    {truncate_text(place['outcome'], self._width - 11)}"
-        for frame in place["frames"][:1]:
+        yield f" asked     {truncate_text(position['asked'], self._width - 11)}"
+        if position["outcome"] is not None:
+            yield f" answer    {truncate_text(position['outcome'], self._width - 11)}"
+        for frame in position["frames"][:1]:
             for name, text in frame["locals"].items():
                 yield f"   {name} = {truncate_text(text, self._width - len(name) - 6)}"
 
-    def _remaining_run_lines(self, found: MomentPreview) -> Iterator[str]:
+    def _remaining_run_lines(self, preview: MomentPreview) -> Iterator[str]:
         """Yield lines about the rest of the run under the new code: changed requests, divergence or end."""
-        if found.changed:
-            more = f" and {len(found.changed) - LISTED} more" if len(found.changed) > LISTED else ""
-            where = ", ".join(found.changed[:LISTED])
+        if preview.changed:
+            more = f" and {len(preview.changed) - LISTED} more" if len(preview.changed) > LISTED else ""
+            where = ", ".join(preview.changed[:LISTED])
             yield f" assuming the same model replies, although the request differs at {where}{more}"
-        if found.differs:
-            yield f" the code diverges at {found.differs_at or 'the end'}:"
-            yield from [f"   {line}" for line in found.differs.splitlines()]
-        elif found.ends:
-            yield f" every effect is as recorded, and the run ends with {found.ends[1]} (recorded: {found.ends[0]})"
-        elif not found.changed:
+        if preview.differs:
+            yield f" the code diverges at {preview.differs_at or 'the end'}:"
+            yield from [f"   {line}" for line in preview.differs.splitlines()]
+        elif preview.ends:
+            yield f" every effect is as recorded, and the run ends with {preview.ends[1]} (recorded: {preview.ends[0]})"
+        elif not preview.changed:
             yield " the run is as recorded to its end"
 
 

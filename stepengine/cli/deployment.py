@@ -45,19 +45,19 @@ Run: TypeAlias = Annotated[
 ]
 
 
-def resolve_database(given: str) -> str:
+def resolve_database(typed: str) -> str:
     """
-    Return the database of ``--db``, else of the environment variable.
+    Return the database of ``--db``, else of the environment variable; warn about a password in ``--db``.
 
     Raises:
         UsageProblem: when there is none.
     """
-    if given:
-        if "://" in given and urlsplit(given).password:
+    if typed:
+        if "://" in typed and urlsplit(typed).password:
             print_error(
                 f"other users can read the password of --db in the list of processes; use {VARIABLE} or --db @FILE instead"
             )
-        return given
+        return typed
     named = os.environ.get(VARIABLE, "").strip()
     if not named:
         msg = f"no database given; set {VARIABLE}, or pass --db URL or --db @FILE with the URL in it"
@@ -65,10 +65,10 @@ def resolve_database(given: str) -> str:
     return named
 
 
-def run_deployment_command(doing: Coroutine[object, Any, Exit]) -> Exit:
+def run_deployment_command(command: Coroutine[object, Any, Exit]) -> Exit:
     """Run a command on a deployment to its end. Print the error of an expected failure and return its exit code."""
     try:
-        return asyncio.run(doing)
+        return asyncio.run(command)
     except DatabaseUnavailable as error:
         return print_error(format_error(error), Exit.AWAY)
     except ExecutorBusy as error:
@@ -110,12 +110,12 @@ def find_journal_unless_durable(run: str, db: str) -> Journal | None:
         raise
 
 
-def run_mailbox_command(post: Callable[[Any], object]) -> Exit:
-    """Call *post* with the module ``journal.messages``, to send something to the mailbox of a journal; return the exit code."""
+def run_mailbox_command(send: Callable[[Any], object]) -> Exit:
+    """Call *send* with the module ``journal.messages`` to send something to a mailbox; report errors and return the exit code."""
     from stepengine.journal import messages
 
     try:
-        post(messages)
+        send(messages)
     except (InputError, BadYield, DataError):
         raise  # wrong usage
     except StepEngineError as error:

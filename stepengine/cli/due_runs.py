@@ -63,7 +63,7 @@ def resume_all_due_runs(
         trusts: Whether recorded approvals count, regardless of their author.
     """
     options = attrs.evolve(options, quiet=True).with_settings()
-    where = _find_store_path(store)
+    where = _get_store_path(store)
     given = _AgentFinder.from_arguments(agents, options, starts=bool(store))
     made = _DueRunResumer(options, where, given, is_ours=not store, trusts=trusts)
     if not where.exists() and not (every is not None and not store):
@@ -75,7 +75,7 @@ def resume_all_due_runs(
         return print_error(error.message, Exit.FAILED)
 
 
-def _find_store_path(text: str) -> Path:
+def _get_store_path(text: str) -> Path:
     """
     Return the folder or SQLite file of runs that *text* names; for an empty text, the folder of recorded runs.
 
@@ -108,25 +108,25 @@ class _AgentFinder:
     schedules: tuple[Schedule, ...] = ()
 
     @classmethod
-    def from_arguments(cls, given: Sequence[str], options: Options, *, starts: bool) -> _AgentFinder:
+    def from_arguments(cls, paths: Sequence[str], options: Options, *, starts: bool) -> _AgentFinder:
         """Return a finder for the given agents and folders. With *starts* it also loads schedules."""
         from stepengine.engine.loader import load_agents, load_schedules
         from stepengine.engine.schedules import require_unique_ids
 
         files: dict[str, str] = {}
         schedules: list[Schedule] = []
-        folders = [Path(text) for text in given if Path(text).is_dir()]
-        for text in [text for text in given if not Path(text).is_dir()]:
+        folders = [Path(text) for text in paths if Path(text).is_dir()]
+        for text in [text for text in paths if not Path(text).is_dir()]:
             for agent in load_agents(text):
                 files[agent.id] = text if "#" in text else f"{text}#{agent.id}"
             schedules += load_schedules(text) if starts else []
         if starts:
-            schedules += _load_schedules(folders, options, is_given=bool(given))
+            schedules += _load_schedules(folders, options, is_given=bool(paths))
         return cls(files, tuple(folders), tuple(require_unique_ids(schedules)))
 
 
 def _load_schedules(folders: Sequence[Path], options: Options, *, is_given: bool) -> Iterator[Schedule]:
-    """Yield the schedules of the files in folders; problems are printed."""
+    """Yield the schedules of the agent files in the given folders, else in the agent folders; print problems."""
     from stepengine.engine.loader import find_agent_folders, load_folder
 
     for folder in folders if is_given else find_agent_folders(options.settings.agent_folders):
@@ -177,11 +177,11 @@ class _DueRunResumer:
                 work = [loop.create_task(scheduler.run_forever()) for scheduler in schedulers]
                 work.append(loop.create_task(waker.watch(every)))
 
-            def stop() -> None:
+            def cancel_work() -> None:
                 for task in work:
                     loop.call_soon_threadsafe(task.cancel)
 
-            with call_on_interrupts(stop) as received:
+            with call_on_interrupts(cancel_work) as received:
                 await asyncio.wait(work, return_when=asyncio.FIRST_EXCEPTION)
                 for task in work:
                     task.cancel()
@@ -194,6 +194,7 @@ class _DueRunResumer:
         return Exit.COMPLETED if received else self._code
 
     async def _make_scheduler(self, stack: contextlib.AsyncExitStack, schedule: Schedule) -> Scheduler:
+        """Return a scheduler for the agent of *schedule*; *stack* closes its engine."""
         from stepengine.engine import load_agent
         from stepengine.engine.scheduler import Scheduler
 
@@ -213,10 +214,10 @@ class _DueRunResumer:
 
     # --- one run ------------------------------------------------------------------------------------------------------
 
-    async def resume_run(self, journal: Journal, one: Sleeping) -> RunResult:
-        """Resume one run. If this process has to stop, interrupt the run as Ctrl-C does."""
+    async def resume_run(self, journal: Journal, sleeping: Sleeping) -> RunResult:
+        """Resume one run, record its end and return its result; if this process has to stop, interrupt the run as Ctrl-C does."""
         # Loading agents takes a moment, and so does reading a long journal.
-        start, entry = await asyncio.to_thread(self._make_resume_arguments, journal, one)
+        start, entry = await asyncio.to_thread(self._make_resume_arguments, journal, sleeping)
         bench, asked = start
         async with bench.engine:
             handle = await bench.engine.start_resume(journal, **asked)
@@ -230,11 +231,11 @@ class _DueRunResumer:
         RunRecording(journal, entry).record_end(result)
         return result
 
-    def _make_resume_arguments(self, journal: Journal, one: Sleeping) -> tuple[tuple[Any, dict[str, Any]], Any]:
+    def _make_resume_arguments(self, journal: Journal, sleeping: Sleeping) -> tuple[tuple[Any, dict[str, Any]], Any]:
         """Return the engine setup and arguments for resuming a run, and its recorded run, if there is one."""
-        options, entry = attrs.evolve(self._options, journal=str(self._place / one.run)), None
+        options, entry = attrs.evolve(self._options, journal=str(self._place / sleeping.run)), None
         if self._is_ours:
-            entry = find_recorded_run(self._place, Path(one.run).stem)
+            entry = find_recorded_run(self._place, Path(sleeping.run).stem)
         if entry is not None:
             options = fill_options_from_recorded(options, entry).with_settings()
         history = journal.history()

@@ -26,7 +26,7 @@ from stepengine.cli.journals import (
     recorded_hook_names,
 )
 from stepengine.cli.options import Options
-from stepengine.cli.screen.confirm import can_ask, confirm
+from stepengine.cli.screen.confirm import can_ask_at_terminal, confirm
 from stepengine.cli.screen.interrupt_keys import call_on_interrupts
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.definition import AgentDefinition
@@ -74,7 +74,7 @@ class RecordedCase:
 
 
 def load_recorded_case(
-    file: str, options: Options, *, performs: bool, beside: Iterable[RecordedCase] = ()
+    file: str, options: Options, *, performs: bool, share_engines_of: Iterable[RecordedCase] = ()
 ) -> RecordedCase:
     """
     Return a recorded run with its agent and engine, and print the file of the agent.
@@ -83,7 +83,7 @@ def load_recorded_case(
         file: The journal.
         options: What was typed.
         performs: Whether tools may be called.
-        beside: Other runs; those of the same agent with the same hooks are performed with the same engine.
+        share_engines_of: Cases loaded before; the engine of one with the same agent and hooks is used again.
 
     Raises:
         StepEngineError: when the journal cannot be read, or its agent is not found.
@@ -95,7 +95,7 @@ def load_recorded_case(
     journal = open_journal(file)
     history = journal.history()
     agent, hooks = load_recorded_agent(options, history), recorded_hook_names(history)
-    same = next((case for case in beside if (case.agent, case.hooks) == (agent, hooks)), None)
+    same = next((case for case in share_engines_of if (case.agent, case.hooks) == (agent, hooks)), None)
     if same is not None:
         return RecordedCase(file, journal, same.agent, hooks, same.bench)
     if not options.quiet:
@@ -151,17 +151,17 @@ def confirm_cost(estimate: CostEstimate, *, yes: bool) -> None:
     require_user_confirmation(said)
 
 
-def require_user_confirmation(said: str) -> None:
+def require_user_confirmation(announcement: str) -> None:
     """
-    Ask the person for confirmation before models are called.
+    Ask the person at the terminal to confirm *announcement* before models are called.
 
     Raises:
         UsageProblem: when nobody is there to be asked, or the answer is no.
     """
-    if not can_ask():
-        msg = f"{said}; pass --yes, --budget USD, or --script FILE for free replies"
+    if not can_ask_at_terminal():
+        msg = f"{announcement}; pass --yes, --budget USD, or --script FILE for free replies"
         raise UsageProblem(msg)
-    if not confirm(f"stepengine: {said}. Continue?"):
+    if not confirm(f"stepengine: {announcement}. Continue?"):
         msg = "no model was called"
         raise UsageProblem(msg)
 
@@ -177,13 +177,15 @@ def redact_report(report: object) -> object:
 # --- to the end -----------------------------------------------------------------------------------------------------
 
 
-def run_and_close_engines(make: Callable[[], Coroutine[object, Any, Made]], engines: Iterable[Engine]) -> Made:
+def run_and_close_engines(
+    make_coroutine: Callable[[], Coroutine[object, Any, Made]], engines: Iterable[Engine]
+) -> Made:
     """Run a coroutine in a new event loop and close *engines*. Ctrl-C and SIGTERM cancel it."""
-    return run_until_signal(make, engines)[0]
+    return run_until_signal(make_coroutine, engines)[0]
 
 
 def run_until_signal(
-    make: Callable[[], Coroutine[object, Any, Made]], engines: Iterable[Engine]
+    make_coroutine: Callable[[], Coroutine[object, Any, Made]], engines: Iterable[Engine]
 ) -> tuple[Made, int | None]:
     """
     Run a coroutine like ``run_and_close_engines``, and return also the signal after which it returned a partial result.
@@ -196,7 +198,7 @@ def run_until_signal(
         async with AsyncExitStack() as stack:
             for engine in dict.fromkeys(engines):
                 await stack.enter_async_context(engine)
-            task = asyncio.ensure_future(make())
+            task = asyncio.ensure_future(make_coroutine())
             with call_on_interrupts(lambda: loop.call_soon_threadsafe(task.cancel)) as received:
                 try:
                     return await task, received[0] if received else None
@@ -226,7 +228,7 @@ def run_reporting_errors(command: Callable[[], Exit]) -> Exit:
     return run_explaining_errors(run_command)
 
 
-def redact_lines(lines: Iterable[str] | Sequence[str]) -> str:
+def join_and_redact_lines(lines: Iterable[str] | Sequence[str]) -> str:
     """Return lines as one text with secrets redacted."""
     return str(redact_report("\n".join(lines)))
 

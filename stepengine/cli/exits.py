@@ -172,8 +172,8 @@ class _Stderr:
             self._stream.flush()
 
 
-def _make_warning_printer(before: Callable[..., None]) -> Callable[..., None]:
-    """Return a function that prints each warning about an agent file once, as one line, and others by *before*."""
+def _make_warning_printer(fallback: Callable[..., None]) -> Callable[..., None]:
+    """Return a function that prints each warning about an agent file once, as one line, and others by *fallback*."""
     told: set[str] = set()
 
     def print_warning(
@@ -183,7 +183,7 @@ def _make_warning_printer(before: Callable[..., None]) -> Callable[..., None]:
         from stepengine.engine.loader import BrokenFile
 
         if not issubclass(category, BrokenFile | SourceWarning):
-            before(message, category, filename, lineno, *more, **named)
+            fallback(message, category, filename, lineno, *more, **named)
             return
         text = f"{filename}:{lineno}: {message}" if issubclass(category, SourceWarning) else str(message)
         if text not in told:

@@ -131,15 +131,15 @@ def _run_reporting_failures(command: Callable[[Options], Exit], options: Options
 
 
 def ended_at_crash(journal: Journal, replayed: RunResult) -> bool:
-    """Return whether a replay ended where a crash cut off the record, without a cancellation."""
+    """Return whether a replay ended because a crash had cut off the record, and not because the run was cancelled."""
     history = journal.history()
     stopped = any(record.input.get("type") == "stop" for record in history.inputs)
     return replayed.status is RunStatus.CANCELLED and not history.is_complete and not stopped
 
 
 @contextlib.contextmanager
-def journal_errors_as_usage() -> Iterator[None]:
-    """Raise a ``JournalError`` of the block as wrong usage, since the journal is intact and nothing was run."""
+def raise_journal_errors_as_usage() -> Iterator[None]:
+    """Raise a ``JournalError`` of the block as ``UsageProblem``, because the journal is intact and nothing was run."""
     try:
         yield
     except JournalError as error:
@@ -321,17 +321,19 @@ def parse_answers(texts: Iterable[str]) -> dict[str, AnswerLike]:
     return answers
 
 
-def run_cancelling_on_signal(bench: EngineSetup, make: Callable[[], Coroutine[object, Any, RunResult]]) -> FinishedRun:
+def run_cancelling_on_signal(
+    bench: EngineSetup, make_coroutine: Callable[[], Coroutine[object, Any, RunResult]]
+) -> FinishedRun:
     """
-    Run a coroutine that records nothing before its end in a new event loop.
+    Run the coroutine of *make_coroutine* in a new event loop and return its result.
 
-    Ctrl-C and SIGTERM cancel it, a second one ends the process.
+    It records nothing before its end. Ctrl-C and SIGTERM cancel it and raise ``Interrupted``; a second one ends the process.
     """
 
     async def run_to_end() -> FinishedRun:
         loop = asyncio.get_running_loop()
         async with bench.engine:
-            task = asyncio.ensure_future(make())
+            task = asyncio.ensure_future(make_coroutine())
             with call_on_interrupts(lambda: loop.call_soon_threadsafe(task.cancel)) as received:
                 try:
                     return FinishedRun(await await_result_or_limit(task))
@@ -376,13 +378,13 @@ def start_run_and_wait(
         async with bench.engine:
             starting = asyncio.ensure_future(start())
 
-            def stop() -> None:
+            def interrupt_or_cancel_start() -> None:
                 if starting.done():
                     interrupt_run(starting.result(), loop)
                 else:
                     loop.call_soon_threadsafe(starting.cancel)
 
-            with call_on_interrupts(stop) as received:
+            with call_on_interrupts(interrupt_or_cancel_start) as received:
                 try:
                     async with await starting as handle:
                         result = await await_result_or_limit(handle.result())

@@ -68,18 +68,18 @@ def run_agent_to_end(
     prompt: str,
     progress: ProgressDisplay | None,
     *,
-    started: Callable[[str], object] = str,
+    on_start: Callable[[str], object] = str,
     **options: Any,
 ) -> FinishedRun:
     """
     Run *agent* to its end; Ctrl-C and SIGTERM end it gracefully, a second one at once.
 
-    *started* is called with the id of the run when it has started.
+    *on_start* is called with the id of the run when it has started.
     """
 
     async def run_to_end() -> FinishedRun:
         async with engine, engine.start(agent, prompt, wait_for_answers=0, **options) as handle:
-            started(handle.run_id)
+            on_start(handle.run_id)
             loop = asyncio.get_running_loop()
             with call_on_interrupts(lambda: interrupt_run(handle, loop)) as received:
                 result = await await_result_or_limit(handle.result())
@@ -89,7 +89,7 @@ def run_agent_to_end(
 
 
 def interrupt_run(handle: RunHandle, loop: asyncio.AbstractEventLoop) -> None:
-    """Interrupt a run, wait some seconds for its running effects, and print their names."""
+    """Interrupt a run, giving its running effects some seconds to finish, and print their names."""
 
     def print_names() -> None:
         if names := ", ".join(handle.finishing):
@@ -121,7 +121,7 @@ def run_with_display(
 
 
 def print_result(run: FinishedRun, options: Options, bench: EngineSetup) -> Exit:
-    """Print the result on stdout and everything else on stderr; return the exit code."""
+    """Print the output, as text or JSON, on stdout, and the summary, waits, warnings and errors on stderr; return the exit code."""
     result = run.result
     if bench.progress is not None and run.code is not Exit.USAGE:
         bench.progress.print_run_summary(result)
@@ -130,7 +130,7 @@ def print_result(run: FinishedRun, options: Options, bench: EngineSetup) -> Exit
     else:
         print_output(result.output)
     if run.code is not Exit.USAGE:
-        print_follow_up(result, options)
+        print_waits_and_warnings(result, options)
     if run.code is not Exit.COMPLETED:
         print_error(explain_run_ending(run, options, bench))
     return run.code
@@ -139,7 +139,7 @@ def print_result(run: FinishedRun, options: Options, bench: EngineSetup) -> Exit
 def explain_run_ending(run: FinishedRun, options: Options, bench: EngineSetup) -> str:
     """Return why a run did not complete, with advice."""
     if run.code is not Exit.USAGE:
-        return add_advice(describe_ending(run), run, options)
+        return add_price_or_key_advice(describe_ending(run), run, options)
     error = run.result.error
     while isinstance(error, ChildError):
         error = error.__cause__
@@ -155,8 +155,8 @@ def _describe_model_error(error: BaseException | None, options: Options) -> str:
     return f"{error}. A handler names this model: --model {model} replaces only the models of agents"
 
 
-def add_advice(ending: str, run: FinishedRun, options: Options) -> str:
-    """Return *ending* with the option that helps where a price or a key is missing."""
+def add_price_or_key_advice(ending: str, run: FinishedRun, options: Options) -> str:
+    """Return *ending*; after an unknown price or a refused request without a key, add the option that helps."""
     error = run.result.error
     while isinstance(error, ChildError) and error.__cause__ is not None:
         error = error.__cause__
@@ -168,7 +168,7 @@ def add_advice(ending: str, run: FinishedRun, options: Options) -> str:
     return ending
 
 
-def print_follow_up(result: RunResult, options: Options) -> None:
+def print_waits_and_warnings(result: RunResult, options: Options) -> None:
     """Print open questions, other waits, the command that resumes the run, and warnings."""
     waits = options.journal and (result.waits_for or result.status is RunStatus.CANCELLED)
     again = format_resume_command(options, result.state.agent_id) if waits else ""
@@ -187,29 +187,29 @@ def print_warnings(result: RunResult) -> None:
         print_error(f"warning: {warning}")
 
 
-def print_questions(questions: Iterable[Question], again: str) -> None:
-    """Print open questions and the command to answer each; *again* is the command that resumes the run."""
+def print_questions(questions: Iterable[Question], resume_command: str) -> None:
+    """Print open questions and the command to answer each; no command if *resume_command* is empty."""
     for question in questions:
         choices = f" ({', '.join(question.options)})" if question.options else ""
         print_error(f"question {question.id} waits for an answer: {question.text}{choices}")
-        if again:
-            print_error(f"answer it with: {again} --answer {question.id}=TEXT")
-        if again and question.id.startswith("doubt:"):
-            print_error(f"or supply its result: {again} --answer {question.id}=result:TEXT-or-JSON")
+        if resume_command:
+            print_error(f"answer it with: {resume_command} --answer {question.id}=TEXT")
+        if resume_command and question.id.startswith("doubt:"):
+            print_error(f"or supply its result: {resume_command} --answer {question.id}=result:TEXT-or-JSON")
 
 
-def _print_waits(result: RunResult, again: str) -> None:
+def _print_waits(result: RunResult, resume_command: str) -> None:
     """Print the waits of a suspended run except questions, and the command that resumes it."""
     others = [one for one in result.waits_for if one.kind != "question"]
     for one in others:
         print_error(f"it {describe_wait(one)}")
-        if again and one.kind == "message":
-            file = shlex.quote(shlex.split(again)[2])  # behind `stepengine resume`
+        if resume_command and one.kind == "message":
+            file = shlex.quote(shlex.split(resume_command)[2])  # behind `stepengine resume`
             path = f" --path {one.path}" if one.path else ""
             print_error(f"send it with: stepengine send {file} --topic {shlex.quote(one.topic)} JSON{path}")
-    if others and again:
-        early = f"; to wake it now: {again} --now" if result.wakes_at is not None else ""
-        print_error(f"`stepengine resume --due` resumes it then; to resume it yourself: {again}{early}")
+    if others and resume_command:
+        early = f"; to wake it now: {resume_command} --now" if result.wakes_at is not None else ""
+        print_error(f"`stepengine resume --due` resumes it then; to resume it yourself: {resume_command}{early}")
 
 
 def describe_ending(run: FinishedRun) -> str:

@@ -65,6 +65,7 @@ def write_or_serve_page(options: Options, wanted: PageOptions) -> Exit:
 
 
 def _write_page(options: Options, wanted: PageOptions) -> Exit:
+    """Write the page of one or two runs to a new file, or over an old one with ``--force``; open it if requested."""
     from stepengine.debugging.viewer.rendering import render_sources
 
     journals = [open_journal_or_cassette(name) for name in (options.journal, wanted.other) if name]
@@ -114,7 +115,7 @@ def _default_page_path(journal: Journal) -> Path:
 
 
 def _make_page_source(options: Options, wanted: PageOptions) -> PageSource:
-    """Return a journal and the code of its agent, if available; with ``--force`` only the undamaged records."""
+    """Return the journal with steppers for the agent's code, or the reason for none; with ``--force`` also a damaged journal's start."""
     from stepengine.debugging.viewer.rendering import PageSource, copy_undamaged_records, load_stored_history
     from stepengine.testing.cassette_runs import CassetteJournal
 
@@ -187,6 +188,7 @@ def _make_stepper_factories(
 
 
 def _serve_page(options: Options, wanted: PageOptions) -> Exit:
+    """Serve the page of a run until Ctrl-C or SIGTERM; it follows a run that is running."""
     from stepengine.debugging.viewer.live_page import FollowedJournal, make_page_server
 
     journal = open_journal_or_cassette(options.journal)

@@ -67,6 +67,7 @@ def request_login_links(folder: Path) -> list[str]:
 
 
 def _read_announcements() -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield each readable announcement file of a studio with its content."""
     runs = runs_folder()
     for file in [] if runs is None else sorted((runs.parent / STUDIOS).glob("*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -75,16 +76,16 @@ def _read_announcements() -> Iterator[tuple[Path, dict[str, Any]]]:
                 yield file, told
 
 
-def _request_login_link(told: dict[str, Any], file: Path) -> str | None:
+def _request_login_link(studio: dict[str, Any], file: Path) -> str | None:
     """Request a new login link; ``None`` if the studio does not answer. The file of a dead studio is removed."""
     import httpx2
 
     # The Host header is the name that the studio accepts, which may differ from its address.
-    headers = {"authorization": f"Bearer {told['token']}", "host": told["host"]}
+    headers = {"authorization": f"Bearer {studio['token']}", "host": studio["host"]}
     try:
         with httpx2.Client(timeout=SECONDS, trust_env=False, follow_redirects=False) as client:
-            answer = client.post(f"{told['url']}/login/links", headers=headers)
-        return f"{told['url']}{answer.json()['link']}" if answer.is_success else None
+            answer = client.post(f"{studio['url']}/login/links", headers=headers)
+        return f"{studio['url']}{answer.json()['link']}" if answer.is_success else None
     except httpx2.ConnectError:
         file.unlink(missing_ok=True)
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, KeyError, TypeError):

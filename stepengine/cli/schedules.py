@@ -37,12 +37,12 @@ def list_and_print_schedules(
         return print_error(error.message, Exit.FAILED)
 
 
-def _print_durable_schedules(found: Sequence[Schedule], db: str, *, app: str, as_json: bool) -> Exit:
+def _print_durable_schedules(schedules: Sequence[Schedule], db: str, *, app: str, as_json: bool) -> Exit:
     async def print_states(operator: Operator) -> Exit:
         from stepengine.durable.schedules import load_durable_schedule_statuses
 
         return _print_schedule_states(
-            await load_durable_schedule_statuses(operator, found, now=datetime.now(UTC)), as_json=as_json
+            await load_durable_schedule_statuses(operator, schedules, now=datetime.now(UTC)), as_json=as_json
         )
 
     try:
@@ -51,11 +51,11 @@ def _print_durable_schedules(found: Sequence[Schedule], db: str, *, app: str, as
         return print_error(error.message, Exit.FAILED)
 
 
-def _print_schedule_states(stand: Sequence[ScheduleStatus], *, as_json: bool) -> Exit:
+def _print_schedule_states(statuses: Sequence[ScheduleStatus], *, as_json: bool) -> Exit:
     if as_json:
-        print(to_ascii_json([_schedule_state_to_dict(one) for one in stand]))
-    elif stand:
-        print_visible("\n\n".join(["\n".join(_describe_schedule(one)) for one in stand]), hang=10)
+        print(to_ascii_json([_schedule_state_to_dict(one) for one in statuses]))
+    elif statuses:
+        print_visible("\n\n".join(["\n".join(_describe_schedule(one)) for one in statuses]), hang=10)
     else:
         print_error(
             "there are no schedules; define one in an agent file with `schedule = Schedule(agent, cron=...)`",
@@ -85,19 +85,19 @@ def _load_schedules_of_files(files: Iterable[str], folders: Iterable[Path]) -> t
     return found, problems
 
 
-def _load_schedule_states(found: Sequence[Schedule], runs: str) -> list[ScheduleStatus]:
-    """Return the next and last run of each schedule; without a store only the next."""
+def _load_schedule_states(schedules: Sequence[Schedule], runs: str) -> list[ScheduleStatus]:
+    """Return the status of each schedule: its next time and, with a store in *runs*, its last run and missed times."""
     from stepengine.engine.scheduler import ScheduleStatus, load_schedule_statuses
     from stepengine.engine.schedules import require_unique_ids
 
     now = datetime.now(UTC)
     if runs:
-        return load_schedule_statuses(found, runs=runs, now=now)
-    return [ScheduleStatus(one, one.next_after(now) if one.enabled else None) for one in require_unique_ids(found)]
+        return load_schedule_statuses(schedules, runs=runs, now=now)
+    return [ScheduleStatus(one, one.next_after(now) if one.enabled else None) for one in require_unique_ids(schedules)]
 
 
-def _schedule_state_to_dict(stand: ScheduleStatus) -> dict[str, object]:
-    schedule, last = stand.schedule, stand.last
+def _schedule_state_to_dict(status: ScheduleStatus) -> dict[str, object]:
+    schedule, last = status.schedule, status.last
     return {
         "id": schedule.id,
         "agent": schedule.agent_id,
@@ -106,31 +106,31 @@ def _schedule_state_to_dict(stand: ScheduleStatus) -> dict[str, object]:
         "timezone": schedule.timezone,
         "enabled": schedule.enabled,
         "catch_up": schedule.catch_up,
-        "next": stand.next and stand.next.isoformat(),
-        "next_local": stand.next and schedule.local(stand.next).isoformat(),
+        "next": status.next and status.next.isoformat(),
+        "next_local": status.next and schedule.local(status.next).isoformat(),
         "last": last
         and {"at": last.at.isoformat(), "status": last.status, "run": last.run, "error": last.error or None},
-        "missed": stand.missed,
-        "newest_missed": stand.newest_missed and stand.newest_missed.isoformat(),
+        "missed": status.missed,
+        "newest_missed": status.newest_missed and status.newest_missed.isoformat(),
     }
 
 
-def _describe_schedule(stand: ScheduleStatus) -> Iterator[str]:
-    schedule, last = stand.schedule, stand.last
+def _describe_schedule(status: ScheduleStatus) -> Iterator[str]:
+    schedule, last = status.schedule, status.last
     yield schedule.id
     yield f"  agent   {visible(schedule.agent_id, strict=True)}"
     yield f"  when    {schedule.line}, {schedule.timezone}: {schedule.describe()}"
     if not schedule.enabled:
         yield "  next    never: the schedule is not enabled"
-    elif stand.next is None:
+    elif status.next is None:
         yield "  next    none in the next 50 years"
     else:
-        yield f"  next    {_format_local_time(schedule, stand.next)} ({stand.next:%H:%M} UTC)"
+        yield f"  next    {_format_local_time(schedule, status.next)} ({status.next:%H:%M} UTC)"
     if last is not None:
         error = f": {visible(last.error, strict=True)}" if last.error else ""
         yield f"  last    {_format_local_time(schedule, last.at)}, {last.run}, {last.status}{error}"
-    if stand.newest_missed is not None:
-        yield f"  missed  {stand.missed:,}, the newest {_format_local_time(schedule, stand.newest_missed)}"
+    if status.newest_missed is not None:
+        yield f"  missed  {status.missed:,}, the newest {_format_local_time(schedule, status.newest_missed)}"
 
 
 def _format_local_time(schedule: Schedule, moment: datetime) -> str:

@@ -37,8 +37,8 @@ def refuse_script_with_server(options: Options) -> None:
         raise UsageProblem(msg)
 
 
-def make_scripted_models(file: str) -> Callable[[], object] | None:
-    """Return a factory of scripted models, ``None`` without a script; raises as ``load_script``."""
+def make_scripted_model_factory(file: str) -> Callable[[], object] | None:
+    """Return a function that makes a model with the replies of a script; ``None`` without one. Raises as ``load_script``."""
     from stepengine.testing import ScriptedModel
 
     if not file:

@@ -15,7 +15,7 @@ class UsageProblem(Exception):
 
 def load_settings(config: Path | None = None) -> Settings:
     """
-    Return the settings for the working folder, and print which settings of a project's file are ignored.
+    Load the settings for the working folder; print which settings of the project are ignored, and store what code is sandboxed.
 
     Raises:
         DefinitionError: as ``Settings.load`` does.

@@ -64,13 +64,13 @@ class StateProblem(Exception):
     """Runs cannot be recorded automatically. The message is one line with the reason."""
 
 
-def chat_history_file() -> Path | None:
+def find_chat_history_file() -> Path | None:
     """Return the path of the chat history; ``None`` without a home."""
     runs = runs_folder()
     return None if runs is None else runs.parent / HISTORY
 
 
-def _create_runs_folder() -> Path:
+def _get_or_create_runs_folder() -> Path:
     """
     Return the folder of recorded runs; create it for its owner if it is missing.
 
@@ -101,7 +101,7 @@ def _create_runs_folder() -> Path:
 
 def list_recorded_runs(*, working_folder: Path | None = None, waiting: bool = False) -> list[RecordedRun]:
     """
-    Return the runs of ``list_runs``.
+    Return the recorded runs of this user, newest first, optionally only those of a folder or those that wait.
 
     Raises:
         UsageProblem: when other users can write to the folder of runs.
@@ -129,21 +129,21 @@ def find_recorded_run_by_prefix(text: str) -> RecordedRun | None:
     return found[0] if found else None
 
 
-def get_newest_run(*, waiting: bool = False, before: int = 0) -> RecordedRun:
+def get_newest_run(*, waiting: bool = False, skip: int = 0) -> RecordedRun:
     """
     Return the newest run of the working folder.
 
     Args:
         waiting: Take the newest one that can be resumed.
-        before: How many newer ones are passed over.
+        skip: The number of newer runs to skip.
 
     Raises:
         UsageProblem: when there is none.
     """
-    found = list_recorded_runs(working_folder=Path.cwd(), waiting=waiting)[before:]
+    found = list_recorded_runs(working_folder=Path.cwd(), waiting=waiting)[skip:]
     if not found:
-        what = "that waits or was interrupted" if waiting else "yet" if not before else "before the last one"
-        how = "; `stepengine run AGENT` records one" if not (before or waiting) else ""
+        what = "that waits or was interrupted" if waiting else "yet" if not skip else "before the last one"
+        how = "; `stepengine run AGENT` records one" if not (skip or waiting) else ""
         how = "; one that ended can be repeated with `replay`, or branched with `fork`" if waiting else how
         msg = f"this folder has no run {what}{how}; `stepengine runs --all` lists those of all folders"
         raise UsageProblem(msg)
@@ -281,7 +281,7 @@ class RunRecording:
         from stepengine.journal import FileJournal
 
         try:
-            folder = _create_runs_folder()
+            folder = _get_or_create_runs_folder()
             _remove_runs_over_limits(folder, settings.get("journal.keep_runs"), settings.get("journal.keep_bytes"))
             stem = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
             made = journal or FileJournal(folder / f"{stem}.jsonl")
@@ -294,12 +294,12 @@ class RunRecording:
         return cls(made, entry, is_new=True)
 
     def record_start(self, run_id: str) -> None:
-        """Record that the run has started and keep its companion."""
+        """Write the run id to the companion; as the run has started, it is not removed at the end of the block."""
         self._is_new = False
         self._update_companion_file(run_id=run_id)
 
     def record_end(self, result: RunResult) -> None:
-        """Record the result of the run, or its waits."""
+        """Write the status, questions, waits, usage and cost of an ended or suspended run to the companion."""
         status = result.status.value
         if self.journal is not None:
             from stepengine.journal.provenance import record_permission_review
@@ -321,6 +321,7 @@ class RunRecording:
         )
 
     def _find_run_id(self, result: RunResult) -> str:
+        """Return the run id: that of the journal for a fork, else that of the result."""
         if self.journal is None or self._entry is None or not self._entry.info.get("forked_from"):
             return result.state.run_id
         from stepengine.journal.show import run_id_of
@@ -328,6 +329,7 @@ class RunRecording:
         return run_id_of(self.journal.history())
 
     def _update_companion_file(self, **changes: object) -> None:
+        """Read the companion again and write it with *changes*; print an error if it cannot be written."""
         if self._entry is None:
             return
         info = read_companion(self._entry.folder, self._entry.stem) or self._entry.info
@@ -358,7 +360,7 @@ def _make_companion_data(
     session_id: str | None = None,
 ) -> dict[str, object]:
     installed = installed_version("stepengine") or ""
-    place, now = _find_agent_source(options.agent or agent_id, options), _format_now()
+    place, now = _find_agent_location(options.agent or agent_id, options), _format_now()
     file = None if place is None else place.file
     return {
         "version": 1,
@@ -407,7 +409,7 @@ def _make_companion_data(
     }
 
 
-def _find_agent_source(agent: str, options: Options) -> AgentLocation | None:
+def _find_agent_location(agent: str, options: Options) -> AgentLocation | None:
     from stepengine.engine.loader import locate_agent
 
     try:
@@ -453,7 +455,7 @@ def _remove_runs_over_limits(folder: Path, keep_runs: int, keep_bytes: int) -> N
 
 
 def _remove_runs_while_locked(folder: Path, keep_runs: int, keep_bytes: int) -> None:
-    """Remove old runs while the lock is held."""
+    """Remove the oldest ended runs until both limits hold; the caller holds the lock of the folder."""
     files = _list_run_files(folder)
     # This is called before every run: companions are read only if a limit is exceeded.
     if len(files) <= keep_runs and sum([sum(of.values()) for of in files.values()]) <= keep_bytes:

@@ -90,8 +90,8 @@ class ToolRequest:
             categories = find_categories_to_ask_about(recorded, specs, categories)
         return make_category_approval_policy(categories, specs.values())
 
-    def add_approvable_categories(self, options: Options) -> Options:
-        """Return *options* that also allow the categories of bundled tools whose calls a person can approve."""
+    def allow_approvable_categories(self, options: Options) -> Options:
+        """Return *options* that also allow writing or programs if a bundled tool needs it and a person can approve each call."""
         if not self.can_ask:
             return options
         named = {spec.category for agent in self.agents for spec in self.bundled_specs(agent)}
@@ -107,19 +107,19 @@ class ToolRequest:
         """
         for category, (does, option) in OPTIONS.items():
             if not self.can_ask and category in disallowed_categories(options):
-                self._refuse_category(category, does, option)
+                self._refuse_tools_of_category(category, does, option)
         if not options.web:
-            self._refuse_category(WEB, "reaches the web", "--web URL, the address of a SearXNG instance")
+            self._refuse_tools_of_category(WEB, "reaches the web", "--web URL, the address of a SearXNG instance")
 
-    def _refuse_category(self, category: str, does: str, option: str) -> None:
-        """Raise if an agent has a tool of the category that is not allowed."""
+    def _refuse_tools_of_category(self, category: str, does: str, option: str) -> None:
+        """Raise ``UsageProblem`` if an agent has a tool of *category* that the options do not allow; the message names *option*."""
         # An agent that has the tool itself is named before one that only spawns it.
-        for family in sorted(self.families, key=lambda family: not self._tools_not_allowed(family[0], category)):
-            if names := {name for agent in family for name in self._tools_not_allowed(agent, category)}:
+        for family in sorted(self.families, key=lambda family: not self._list_disallowed_tools(family[0], category)):
+            if names := {name for agent in family for name in self._list_disallowed_tools(agent, category)}:
                 msg = f"agent {family[0].id!r} {does} with {', '.join(sorted(names))}; allow that with {option}"
                 raise UsageProblem(msg)
 
-    def _tools_not_allowed(self, agent: AgentDefinition, category: str) -> list[str]:
+    def _list_disallowed_tools(self, agent: AgentDefinition, category: str) -> list[str]:
         """Return the tools of *agent* in a category that is not allowed. Its own tools may use the network."""
         bundled = [spec.name for spec in self.bundled_specs(agent) if spec.category == category]
         if category == WEB or self.is_judged:
@@ -130,7 +130,7 @@ class ToolRequest:
 def merge_bundled_tools(
     own: Sequence[ToolLike | ToolSource], bundled: Iterable[ToolLike]
 ) -> list[ToolLike | ToolSource]:
-    """Return *own* tools, and those of *bundled* that have other names."""
+    """Return the *own* tools and then the *bundled* ones, without those whose name an own tool has."""
     names = {tool.spec.name if isinstance(tool, ToolLike) else tool.name for tool in own}
     return [*own, *[tool for tool in bundled if tool.spec.name not in names]]
 
@@ -181,7 +181,7 @@ def make_allowed_workspace(options: Options, request: ToolRequest) -> Workspace:
     """
     from stepengine.workspace.workspace import Workspace
 
-    options = request.add_approvable_categories(options)
+    options = request.allow_approvable_categories(options)
     request.refuse_missing_options(options)
     place: Workspace = options.place or Workspace(options.cwd.resolve())
     try:

@@ -27,7 +27,7 @@ from typer.testing import CliRunner, Result
 from stepengine.cli import bench
 from stepengine.cli.app import app
 from stepengine.cli.chat_conversation import ChatConversation
-from stepengine.cli.chat_screen import Chat, _shorten_status_line
+from stepengine.cli.chat_screen import Chat, _format_short_status_line
 from stepengine.cli.commands.chat_commands import UNDONE
 from stepengine.cli.options import Options
 from stepengine.cli.screen.console import Screen, TypedLines, make_console, print_markdown, show_run
@@ -41,7 +41,7 @@ from stepengine.cli.screen.prompt import (
     expand_attachments,
 )
 from stepengine.cli.settings import load_settings
-from stepengine.cli.state_folder import chat_history_file, list_recorded_runs
+from stepengine.cli.state_folder import find_chat_history_file, list_recorded_runs
 from stepengine.data import events as ev
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.usage import Usage
@@ -221,7 +221,7 @@ WORDS = st.text("ab/.", min_size=1, max_size=150)
 @given(st.sampled_from(["openai/gpt-5", f"a/{'m' * 90}"]), WORDS, st.integers(20, 200))
 def test_status_line_fits_and_drops_the_provider_before_the_folder(model: str, folder: str, width: int) -> None:
     after = ["87 % of context left", "$0.0123"]
-    line = _shorten_status_line(model, "plan", Path("/", folder), after, width)
+    line = _format_short_status_line(model, "plan", Path("/", folder), after, width)
     whole = " | ".join([model, "plan", str(Path("/", folder)), *after])
 
     assert len(line) < width
@@ -236,7 +236,7 @@ def test_stop_returns_waiting_words_but_no_command_among_them(folder: Path) -> N
         for to_line in (True, False):
             prompt = prompt_in(folder)
             prompt._unsent = [*waiting]
-            prompt.clear_queue(to_line=to_line)
+            prompt.clear_queue(to_input_line=to_line)
 
             assert ((), line if to_line else "") == (prompt.queued_lines, prompt._draft)
 
@@ -255,7 +255,7 @@ def test_markdown_has_no_extra_empty_lines_and_code_is_unchanged() -> None:
 
 def prompt_in(folder: Path, typed: str = "") -> PromptReader:
     above = AbovePromptStream(io.StringIO())
-    lines, history = TypedLines(io.StringIO(typed)), PromptHistory(chat_history_file())
+    lines, history = TypedLines(io.StringIO(typed)), PromptHistory(find_chat_history_file())
     console = make_console(cast("Any", above))
     return PromptReader(console, lines, above, commands=["/help"], root=folder, history=history, plain=False)
 
@@ -264,7 +264,7 @@ def prompt_in(folder: Path, typed: str = "") -> PromptReader:
 def test_paste_containing_a_placeholder_is_sent_unchanged(folder: Path) -> None:
     prompt = prompt_in(folder)
     texts = ["[paste 2: 12 lines]\n" * 10 + "end", "line\n" * 11 + "end"]
-    words = [prompt._fold_paste(text) for text in texts]
+    words = [prompt._store_long_paste(text) for text in texts]
 
     assert " ".join(texts) == prompt._expand_pastes(" ".join(words))
     assert "[paste 3: 1 lines]" == prompt._expand_pastes("[paste 3: 1 lines]")
@@ -275,10 +275,10 @@ def test_short_paste_stays_as_it_is_and_oversized_is_dropped(folder: Path) -> No
     prompt = prompt_in(folder)
     short, wide = "line\n" * 9 + "end", "x" * 2_000
 
-    assert [short, wide, ""] == [prompt._fold_paste(pasted) for pasted in (short, wide, "x" * (PASTE_BYTES + 1))]
+    assert [short, wide, ""] == [prompt._store_long_paste(pasted) for pasted in (short, wide, "x" * (PASTE_BYTES + 1))]
     assert ["[paste 1: 11 lines]", "[paste 2: 1 lines]"] == [
-        prompt._fold_paste(f"{short}\n"),
-        prompt._fold_paste(f"{wide}x"),
+        prompt._store_long_paste(f"{short}\n"),
+        prompt._store_long_paste(f"{wide}x"),
     ]
 
 
@@ -514,11 +514,11 @@ async def test_agent_sees_shell_commands_unless_hidden_or_pasted(folder: Path) -
     Only what somebody typed is run: a paste is not, and neither is what comes through a pipe.
     """
     chat, said = chat_in(folder)
-    await chat._run_shell_input("!cat a.txt; head -c 20000 /dev/zero | tr '\\0' x")
-    await chat._run_shell_input("!!echo quiet")
-    await chat._run_shell_input("!echo a\0b")
+    await chat._run_and_note_shell_command("!cat a.txt; head -c 20000 /dev/zero | tr '\\0' x")
+    await chat._run_and_note_shell_command("!!echo quiet")
+    await chat._run_and_note_shell_command("!echo a\0b")
     chat.terminal.was_pasted = True
-    await chat._run_shell_input("!touch pasted")
+    await chat._run_and_note_shell_command("!touch pasted")
 
     (note,) = chat.conversation.notes
     assert note.startswith("(I ran `cat a.txt; ")
@@ -578,7 +578,7 @@ def test_resumed_conversation_asks_each_open_question_in_turn(
     """
 
     async def late(handle: Any, *given: Any, **more: Any) -> Any:
-        while more["settled"] and not (handle.questions or handle.done):  # noqa: ASYNC110 - nobody tells of it
+        while more["answered_ids"] and not (handle.questions or handle.done):  # noqa: ASYNC110 - nobody tells of it
             await asyncio.sleep(0)
         return await show_run(handle, *given, **more)
 
@@ -692,7 +692,7 @@ async def test_every_mode_of_a_resumed_turn_has_a_next(
     agent = AgentDefinition("talker", model="scripted/m")
     talk = ChatConversation(options, agent)
     async with talk.engines:
-        await talk.switch_engine(attrs.evolve(options, policy=None, policy_changes=Policy([], resumed)), agent)
+        await talk.switch_to_new_engine(attrs.evolve(options, policy=None, policy_changes=Policy([], resumed)), agent)
         first = talk.mode
         modes = [talk.schedule_next_permission_mode() for _ in talk.modes]
 
@@ -1049,7 +1049,7 @@ def test_keys_complete_switch_mode_and_stop_a_shell_command(somebody: Any, folde
 @pytest.mark.spec("interfaces:IF71")
 def test_prompt_history_stores_no_secret(folder: Path) -> None:
     secret = "sk-ant-api03-" + "a1B2" * 23 + "AA"
-    history = PromptHistory(chat_history_file())
+    history = PromptHistory(find_chat_history_file())
     history.append_redacted(f"My key is {secret}, use it")
     history.append_redacted("next")
 

@@ -41,8 +41,8 @@ from stepengine.cli.screen.console import (
     Screen,
     Terminal,
     TypedLines,
+    _format_permission_prompt,
     _parse_question_answer,
-    _permission_prompt,
     _split_markdown_blocks,
     make_console,
     print_markdown,
@@ -222,7 +222,7 @@ def test_permission_prompt_fits_one_line_with_room_to_type(name: str, path: str,
     diff = "--- a\n+++ b\n@@ @@\n" + "+--x\n" * added + "--- y\n-x\n"
     preview = {"action": "Do", "details": {"unified_diff": diff}}
     question = Question("q", "May it?", tool_name=name, details={"path": path}, preview=preview)
-    prompt = _permission_prompt(question, width)
+    prompt = _format_permission_prompt(question, width)
     size = f" +{added} -2: "
 
     assert len(prompt) + TYPED <= width
@@ -727,7 +727,7 @@ def test_markdown_is_split_into_blocks_as_commonmark_has_them(reply: str, size: 
     screen, file = screen_on()
     for start in range(0, len(reply), size):
         screen.on_event(ev.TextDelta(text=reply[start : start + size]))
-    screen.close_line()
+    screen.close_line_or_block()
     whole = io.StringIO()
     print_markdown(Console(file=whole, force_terminal=True, width=80, highlight=False, color_system="standard"), reply)
 
@@ -788,13 +788,13 @@ def test_splitting_markdown_takes_bounded_time(piece: str, monkeypatch: pytest.M
 def test_notes_wait_until_the_streaming_text_ends(markdown: bool) -> None:
     out = io.StringIO()
     screen = Screen(Console(file=out, width=80), markdown=markdown)
-    screen.print_between_texts("(before)")
+    screen.print_or_delay_note("(before)")
     for piece in ("One ", "sentence.\n\nAnd ", "another."):
         screen.on_event(ev.TextDelta(text=piece))
-        screen.print_between_texts(f"(during {piece[:3].strip()})")
+        screen.print_or_delay_note(f"(during {piece[:3].strip()})")
     while_open = out.getvalue()
     screen.on_event(ev.TextCompleted(text="One sentence.\n\nAnd another."))
-    screen.print_between_texts("(after)")
+    screen.print_or_delay_note("(after)")
     lines = [line.rstrip() for line in out.getvalue().splitlines() if line.strip()]
 
     assert "during" not in while_open

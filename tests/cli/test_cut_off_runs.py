@@ -99,7 +99,7 @@ def at_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     Somebody sits there.
     """
-    monkeypatch.setattr("stepengine.cli.commands.resume.can_ask", lambda: True)
+    monkeypatch.setattr("stepengine.cli.commands.resume.can_ask_at_terminal", lambda: True)
 
 
 @pytest.mark.spec("requirements:X73")

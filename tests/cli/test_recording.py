@@ -491,7 +491,7 @@ def test_undo_shows_and_asks_before_using_an_unknown_journal(project: Path, monk
     assert "sent.jsonl was not written by a known run of yours" in refused.stderr
     assert "--trust-journal" in refused.stderr
     assert "three" == (project / "a.txt").read_text()
-    monkeypatch.setattr("stepengine.cli.commands.undo.can_ask", lambda: True)
+    monkeypatch.setattr("stepengine.cli.commands.undo.can_ask_at_terminal", lambda: True)
     for typed, code in (("\n", 1), ("n\n", 1), ("y\n", 0)):
         assert "three" == (project / "a.txt").read_text()
         asked = CliRunner().invoke(app, ["undo", "sent.jsonl", "--cwd", "project"], input=typed)

@@ -524,7 +524,7 @@ def test_file_given_by_path_needs_no_trust(place: Place) -> None:
 def test_a_person_at_a_terminal_is_asked_once(
     place: Place, monkeypatch: pytest.MonkeyPatch, answer: str, code: int
 ) -> None:
-    monkeypatch.setattr(code_trust, "can_ask", lambda: True)
+    monkeypatch.setattr(code_trust, "can_ask_at_terminal", lambda: True)
     first = place.type("run", "mine", "Go", "-q", stdin=answer, code=code)
     second = place.type("run", "mine", "Go", "-q", stdin="n\n", code=code)
 
@@ -540,7 +540,7 @@ def test_a_command_of_a_tool_asks_for_no_confirmation(monkeypatch: pytest.Monkey
     monkeypatch.setattr(confirm, "sys", SimpleNamespace(stdin=stream, stderr=stream))
     monkeypatch.setenv(MARKER, marker)
 
-    assert confirm.can_ask() == (not marker)
+    assert confirm.can_ask_at_terminal() == (not marker)
 
 
 @pytest.mark.spec("requirements:X72")
@@ -548,7 +548,7 @@ def test_the_question_names_every_agent_file_and_their_number_last(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file that is not shown would run after the answer, too."""
-    monkeypatch.setattr(code_trust, "can_ask", lambda: True)
+    monkeypatch.setattr(code_trust, "can_ask_at_terminal", lambda: True)
     for number in range(30):
         place.write(f"agents/a{number:02}.py", f"a{number:02}")
     place.write("agents/zz\x1b[2K_evil.py", "evil")

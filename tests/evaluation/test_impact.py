@@ -244,7 +244,7 @@ def test_the_cost_range_is_shown_and_needs_consent(ten: Any, monkeypatch: pytest
     """
     Without a terminal, --yes or --budget nothing is asked; a budget that runs out ends the command with 4.
     """
-    monkeypatch.setattr("stepengine.cli.commands.impact.make_scripted_models", lambda file: None)
+    monkeypatch.setattr("stepengine.cli.commands.impact.make_scripted_model_factory", lambda file: None)
     refused = ten.type("compare", "impact", "journals", "--agent", "now.py", code=Exit.USAGE)
 
     assert "this will make about 150 model calls for about $2.0000 to $4.0000" in refused.stderr

@@ -82,7 +82,7 @@ def _serve_editor(options: Options, offered: Sequence[str], *, allows_bypass: bo
     options = attrs.evolve(options, write=True, shell=True, asks=True, quiet=True)  # noqa: S604  (no process is started)
     policy = choose_policy(options) or make_asking_policy()
 
-    def make(
+    def make_engine(
         cwd: Path,
         /,
         *,
@@ -106,14 +106,14 @@ def _serve_editor(options: Options, offered: Sequence[str], *, allows_bypass: bo
 
     out = redirect_stdout()
     agent = load_agent(options.agent, folders=options.settings.agent_folders)
-    modes, models = _list_modes(policy, allows_bypass=allows_bypass), _list_models(options, offered)
+    modes, models = _list_permission_modes(policy, allows_bypass=allows_bypass), _list_offered_models(options, offered)
     asyncio.run(
-        serve(make, agent.id, runs.parent / EDITORS, out=out, mcp=_find_mcp_maker(), modes=modes, models=models)
+        serve(make_engine, agent.id, runs.parent / EDITORS, out=out, mcp=_find_mcp_maker(), modes=modes, models=models)
     )
     return Exit.COMPLETED
 
 
-def _list_modes(policy: Policy, *, allows_bypass: bool) -> list[str]:
+def _list_permission_modes(policy: Policy, *, allows_bypass: bool) -> list[str]:
     """Return the modes that can be chosen, the current one first; ``bypass`` only if the command started with it."""
     from stepengine.permissions.policy import MODES
 
@@ -121,8 +121,8 @@ def _list_modes(policy: Policy, *, allows_bypass: bool) -> list[str]:
     return [policy.mode, *others]
 
 
-def _list_models(options: Options, offered: Sequence[str]) -> list[str]:
-    """Return the models that can be chosen, the current ones first."""
+def _list_offered_models(options: Options, offered: Sequence[str]) -> list[str]:
+    """Return the models that the editor may choose: that of ``--model``, those of ``--offer``, and the aliases of the settings."""
     registry = options.settings.make_models()
     for model in offered if not options.base_url else ():
         registry.parse(model)

@@ -12,7 +12,7 @@ import typer
 from stepengine.cli import bench
 from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.options import ApiKeyEnv, Config, Options, Price
-from stepengine.cli.perform import FinishedRun, add_advice, describe_ending, run_agent_to_end
+from stepengine.cli.perform import FinishedRun, add_price_or_key_advice, describe_ending, run_agent_to_end
 from stepengine.cli.screen.render import format_cost, format_tokens, one_line, result_to_json, to_ascii_json, visible
 from stepengine.data import events as ev
 from stepengine.data.definition import AgentDefinition
@@ -82,7 +82,7 @@ class CallDisplay:
         self._quiet = quiet
 
     def on_event(self, event: ev.Event) -> None:
-        """Show *event*."""
+        """Print text, retries and a discarded reply as they come, and store the model that answered."""
         if isinstance(event, ev.ModelFinished) and event.reply is not None:
             self.model = event.reply.model or self.model
         elif isinstance(event, ev.ModelRetry):
@@ -96,20 +96,20 @@ class CallDisplay:
             print_error("the reply was interrupted and discarded")
 
 
-def _print_result(run: FinishedRun, options: Options, talk: CallDisplay, seconds: float, *, as_json: bool) -> Exit:
+def _print_result(run: FinishedRun, options: Options, display: CallDisplay, seconds: float, *, as_json: bool) -> Exit:
     result = run.result
     if as_json:
         told = result_to_json(result)
-        print(to_ascii_json({"model": talk.model, **{name: told[name] for name in SHOWN}}))
-    elif talk.streamed:
+        print(to_ascii_json({"model": display.model, **{name: told[name] for name in SHOWN}}))
+    elif display.streamed:
         print(flush=True)
     elif result.text:
         print(visible(result.text))
     if run.code is not Exit.COMPLETED:
-        print_error(add_advice(describe_ending(run), run, options))
+        print_error(add_price_or_key_advice(describe_ending(run), run, options))
     if result.usage.requests and not as_json:
         spent = [
-            one_line(talk.model),
+            one_line(display.model),
             format_tokens(result.usage),
             format_cost(result.cost, of=result.usage),
             f"{seconds:.1f} s",

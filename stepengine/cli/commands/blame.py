@@ -16,9 +16,9 @@ from stepengine.cli.evaluation import (
     Tools,
     Yes,
     confirm_cost,
+    join_and_redact_lines,
     load_recorded_case,
     parse_budget,
-    redact_lines,
     redact_report,
     run_and_close_engines,
     run_reporting_errors,
@@ -27,7 +27,7 @@ from stepengine.cli.exits import Exit
 from stepengine.cli.journals import add_journal_to_options, check_choice
 from stepengine.cli.options import File, Last, Options, with_shared_options
 from stepengine.cli.screen.render import print_visible, to_ascii_json
-from stepengine.cli.scripts import ScriptFile, make_scripted_models
+from stepengine.cli.scripts import ScriptFile, make_scripted_model_factory
 from stepengine.cli.settings import UsageProblem
 
 if TYPE_CHECKING:
@@ -75,13 +75,13 @@ def blame(
       stepengine compare blame --last --check checks:is_polite -n 4 --steps 3:9
     """
 
-    def search() -> Exit:
+    def search_and_report() -> Exit:
         from stepengine.evaluation.blame import blame as find_step
         from stepengine.evaluation.checks import Check, load_function
 
         own = add_journal_to_options(attrs.evolve(options, journal=file, last=last)).with_settings()
         check_choice("--tools", tools, ("recorded", "idempotent"))
-        wanted, chosen, models = Check.from_any(check), _parse_step_range(steps), make_scripted_models(script)
+        wanted, chosen, models = Check.from_any(check), _parse_step_range(steps), make_scripted_model_factory(script)
         shared, simulated = parse_budget(budget), load_function(simulate) if simulate else None
         case = load_recorded_case(own.journal, own, performs=tools != "recorded")
         engine, confirm = case.bench.engine, partial(confirm_cost, yes=yes or bool(budget))
@@ -93,12 +93,12 @@ def blame(
         if own.as_json:
             print(to_ascii_json(redact_report(report.to_json())))
         else:
-            print_visible(redact_lines([*report.lines(), *_suggest_commands(report, own)]), hang=4)
+            print_visible(join_and_redact_lines([*report.lines(), *_suggest_commands(report, own)]), hang=4)
         if report.stopped:
             return Exit.LIMIT
         return Exit.FAILED if report.blamed is None else Exit.COMPLETED
 
-    return run_reporting_errors(search)
+    return run_reporting_errors(search_and_report)
 
 
 def _suggest_commands(report: Blame, options: Options) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Never
 
 import typer
 
@@ -104,7 +104,8 @@ def _no_python_process_message(command: Sequence[str]) -> str:
 # --- the end of a recording -----------------------------------------------------------------------------------------------------
 
 
-def _report_recording_and_exit(run: ProgramRun, file: str, command: Sequence[str]) -> Exit:
+def _report_recording_and_exit(run: ProgramRun, file: str, command: Sequence[str]) -> Never:
+    """Report what was recorded and what was not, and raise ``typer.Exit`` with the exit code of the program."""
     from stepengine.testing.recordings import Account
 
     for left in run.cassette.left_out:
@@ -164,7 +165,7 @@ FREEZABLE = {"time.time": "time", "time.time_ns": "time", "uuid.uuid4": "uuid", 
 
 
 def _report_replay_comparison(run: ProgramRun, command: Sequence[str]) -> Exit:
-    """Report the requests that differ between two replays."""
+    """Report the requests that differ between two replays, and return the exit code."""
     first, second = run.requests
     if not run.processes:
         return print_error(_no_python_process_message(command), Exit.USAGE)

@@ -73,13 +73,13 @@ async def _show_or_set_model(chat: Chat, model: str) -> None:
         return
     options = attrs.evolve(talk.options, model=[m for m in talk.options.model or () if "=" in m] + [model])
     bench.make_model_registry(options).check(model)
-    await talk.switch_engine(options, talk.agent)
+    await talk.switch_to_new_engine(options, talk.agent)
     chat.print_text(
         f"model from the next turn on: {one_line(model)}; lasting approvals no longer hold, so you are asked again"
     )
 
 
-async def _show_agents(chat: Chat, _: str) -> None:
+async def _show_agent_tree(chat: Chat, _: str) -> None:
     from stepengine.cli.commands.agents import format_agent_tree
     from stepengine.engine.agent_family import find_agent_family
 
@@ -124,9 +124,9 @@ async def _show_or_switch_agent(chat: Chat, name: str) -> None:
         return
     agent = load_agent(name, folders=talk.options.settings.agent_folders)
     agent = convert_to_code_mode(agent) if talk.options.code_mode else agent
-    await talk.switch_engine(attrs.evolve(talk.options, agent=name), agent)
+    await talk.switch_to_new_engine(attrs.evolve(talk.options, agent=name), agent)
     chat.print_text(f"{agent.id}: {one_line(agent.description, 200)}".rstrip(": "))
-    await _clear_conversation(chat, "")
+    await _start_new_conversation(chat, "")
 
 
 async def _show_or_set_mode(chat: Chat, mode: str) -> None:
@@ -152,10 +152,10 @@ async def _print_permission_rules(chat: Chat, _: str) -> None:
         chat.print_text(f"  always {number}  {one_line(str(rule.matcher), 200)}")
 
 
-async def _remove_approval_rule(chat: Chat, which: str) -> None:
+async def _remove_approval_rule(chat: Chat, number_text: str) -> None:
     talk = chat.conversation
     allowed = talk.list_approval_rules()
-    number = _parse_number_or_minus_one(which)
+    number = _parse_number_or_minus_one(number_text)
     if not 1 <= number <= len(allowed):
         there = f"pass 1 to {len(allowed)}, as /rules lists them" if allowed else "there is none yet"
         msg = f"/forget NUMBER withdraws a lasting approval; {there}"
@@ -172,7 +172,7 @@ async def _show_todos(chat: Chat, _: str) -> None:
     chat.print_text("\n".join(lines) or "there are no todos")
 
 
-async def _print_diffs(chat: Chat, _: str) -> None:
+async def _print_file_diffs(chat: Chat, _: str) -> None:
     talk = chat.conversation
     diffs = [*talk.diffs, *(chat.screen.diffs if chat.is_working and chat.screen is not None else ())]
     for diff in diffs:
@@ -192,11 +192,11 @@ async def _print_memory_notes(chat: Chat, _: str) -> None:
     chat.print_text("\n".join([f"  {scope}  {visible(note.line)}" for scope, note in notes]) or "there are no notes")
 
 
-async def _list_or_send_skill(chat: Chat, said: str) -> Exit | None:
+async def _list_or_send_skill(chat: Chat, name_and_text: str) -> Exit | None:
     from stepengine.workspace.skills import find_skill, find_skills, read_instructions
 
     talk = chat.conversation
-    name, _, words = said.partition(" ")
+    name, _, words = name_and_text.partition(" ")
     folder = talk.options.cwd.resolve()
     if not name:
         found = await asyncio.to_thread(find_skills, folder, user=True)
@@ -206,7 +206,7 @@ async def _list_or_send_skill(chat: Chat, said: str) -> Exit | None:
     skill = await asyncio.to_thread(find_skill, folder, name, user=True)
     # Only text that the person typed may attach files: a skill is third-party text.
     sent = "\n\n".join([read_instructions(skill), chat.compose_prompt_and_clear_notes(words.strip())])
-    return await chat.run_turn(sent.rstrip(), title=f"/skill {said}")
+    return await chat.run_turn(sent.rstrip(), title=f"/skill {name_and_text}")
 
 
 async def _print_journal_name(chat: Chat, _: str) -> None:
@@ -218,7 +218,7 @@ async def _print_journal_name(chat: Chat, _: str) -> None:
     chat.print_text(f"{visible(name)}\ninspect it with: stepengine debug {shlex.quote(visible(name))}")
 
 
-async def _clear_conversation(chat: Chat, _: str) -> None:
+async def _start_new_conversation(chat: Chat, _: str) -> None:
     talk = chat.conversation
     talk.fork_after_turn(0)
     talk.notes.clear()
@@ -236,7 +236,7 @@ async def _print_context_sizes(chat: Chat, _: str) -> None:
         chat.print_text(f"  {what:<17} {count:>9,}")
 
 
-async def _undo_last_writes(chat: Chat, _: str) -> None:
+async def _confirm_and_undo_writes(chat: Chat, _: str) -> None:
     from stepengine.journal import undo
 
     talk = chat.conversation
@@ -279,11 +279,11 @@ async def _fork_conversation(chat: Chat, turn: str) -> None:
     )
 
 
-async def _resume_conversation(chat: Chat, which: str) -> Exit | None:
+async def _resume_conversation(chat: Chat, number_or_name: str) -> Exit | None:
     from stepengine.engine.loader import load_agent
 
     talk = chat.conversation
-    entry = await _find_or_ask_for_conversation(chat, which)
+    entry = await _choose_turn_to_continue(chat, number_or_name)
     if entry is None:
         return None
     name = find_recorded_agent_file(entry) or entry.get_text("agent", "id")
@@ -295,7 +295,7 @@ async def _resume_conversation(chat: Chat, which: str) -> Exit | None:
     last = await asyncio.to_thread(replay_turn, entry, recorded)
     if entry.status in GOES_ON:
         options = attrs.evolve(options, policy=None, policy_changes=read_policy_changes(entry))
-    await talk.switch_engine(options, convert_to_code_mode(agent) if code_mode else agent)
+    await talk.switch_to_new_engine(options, convert_to_code_mode(agent) if code_mode else agent)
     talk.notes.clear()
     talk.journal = None
     chat.print_text(f"{talk.agent.id}: continues {entry.stem}; files do not change")
@@ -326,36 +326,36 @@ async def _summarize_conversation(chat: Chat, hint: str) -> None:
     chat.print_text(f"{len(before.message_history)} messages before, {len(after.message_history)} now")
 
 
-def _find_conversation(which: str, listed: Sequence[RecordedConversation]) -> RecordedRun | None:
-    """Return the turn to continue of the conversation with the listed number, or the run with the name; ``None`` if there is none."""
-    number = _parse_number_or_minus_one(which)
+def _find_turn_to_continue(number_or_name: str, listed: Sequence[RecordedConversation]) -> RecordedRun | None:
+    """Return the turn to continue of the conversation with a listed number, or the run whose name starts so; else ``None``."""
+    number = _parse_number_or_minus_one(number_or_name)
     if 1 <= number <= len(listed):
         return listed[number - 1].turn_to_continue
     # Two digits are a number of the list, though the random id of a run may begin with them.
-    return None if 0 <= number <= MOST_LISTED else find_recorded_run_by_prefix(which)
+    return None if 0 <= number <= MOST_LISTED else find_recorded_run_by_prefix(number_or_name)
 
 
-async def _find_or_ask_for_conversation(chat: Chat, which: str) -> RecordedRun | None:
+async def _choose_turn_to_continue(chat: Chat, number_or_name: str) -> RecordedRun | None:
     """
-    Return the turn to continue of a conversation, by number or name; without one, list conversations and ask.
+    Return the turn to continue of a conversation, by number or name; without one, list conversations and ask; ``None`` for no choice.
 
     Raises:
         UsageProblem: when there is no such conversation or run, or another process runs it.
     """
     known = await asyncio.to_thread(list_conversations, str(Path.cwd()))
     found = [one for one in known if one.session_id != chat.conversation.session_id][:SHOWN_CONVERSATIONS]
-    if not which and not found:
+    if not number_or_name and not found:
         chat.print_text("this folder has no other conversation or run; `stepengine runs --all` lists all")
         return None
-    if not which:
+    if not number_or_name:
         for number, one in enumerate(found, start=1):
             chat.print_text(truncate_text(f"{number:>4}. {one.summary_line}", max(TOO_NARROW, chat.console.width - 1)))
-        which = ((await chat.terminal.read_line_with_prompt(WHICH)) or "").strip()
-    if not which:
+        number_or_name = ((await chat.terminal.read_line_with_prompt(WHICH)) or "").strip()
+    if not number_or_name:
         return None
-    entry = _find_conversation(which, found)
+    entry = _find_turn_to_continue(number_or_name, found)
     if entry is None:
-        msg = f"there is no conversation or run {one_line(which, 40)!r}; /resume lists them"
+        msg = f"there is no conversation or run {one_line(number_or_name, 40)!r}; /resume lists them"
         raise UsageProblem(msg)
     refuse_running_turn(entry)
     return entry
@@ -377,7 +377,7 @@ COMMANDS: Mapping[str, ChatCommand] = MappingProxyType(
         "model": ChatCommand(
             "[MODEL]  show or set the model of all agents, from the next turn on", _show_or_set_model, "alone"
         ),
-        "agents": ChatCommand("show which agents each agent may spawn", _show_agents, "yes"),
+        "agents": ChatCommand("show which agents each agent may spawn", _show_agent_tree, "yes"),
         "agent": ChatCommand("ID  talk with another agent, in a new conversation", _show_or_switch_agent, "alone"),
         "mode": ChatCommand(
             "[MODE]  show or set the mode for calls that no rule covers; Shift-Tab selects the next one",
@@ -387,7 +387,7 @@ COMMANDS: Mapping[str, ChatCommand] = MappingProxyType(
         "rules": ChatCommand("show the rules: what is allowed, asked about or denied", _print_permission_rules, "yes"),
         "forget": ChatCommand("NUMBER  withdraw a lasting approval; /rules lists the numbers", _remove_approval_rule),
         "todos": ChatCommand("show the agent's list of todos", _show_todos),
-        "diff": ChatCommand("show the files written in this chat", _print_diffs, "yes"),
+        "diff": ChatCommand("show the files written in this chat", _print_file_diffs, "yes"),
         "cost": ChatCommand("show tokens and cost by turn, agent and model", _show_cost, "yes"),
         "context": ChatCommand("estimate the tokens of the next request, by kind", _print_context_sizes),
         "memory": ChatCommand("show the agents' notes about this project and about you", _print_memory_notes),
@@ -395,14 +395,14 @@ COMMANDS: Mapping[str, ChatCommand] = MappingProxyType(
             "[NAME [TEXT]]  list the skills of the project, or send the instructions of one", _list_or_send_skill
         ),
         "debug": ChatCommand("show where the last turn is recorded", _print_journal_name, "yes"),
-        "undo": ChatCommand("restore the files that the last turn wrote", _undo_last_writes),
+        "undo": ChatCommand("restore the files that the last turn wrote", _confirm_and_undo_writes),
         "save": ChatCommand("FILE  write the conversation as Markdown", _save_as_markdown),
         "fork": ChatCommand("[TURN]  continue after a turn; default: before the last one", _fork_conversation),
         "compact": ChatCommand("[HINT]  summarise the conversation now", _summarize_conversation),
         "resume": ChatCommand(
             "[NUMBER|RUN]  list the conversations and runs of this folder, or continue one", _resume_conversation
         ),
-        "clear": ChatCommand("start a new conversation", _clear_conversation),
+        "clear": ChatCommand("start a new conversation", _start_new_conversation),
         "quit": ChatCommand("leave", None),
     }
 )

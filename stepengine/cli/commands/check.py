@@ -85,8 +85,8 @@ def check(
         raise UsageProblem(msg)
     is_good = all(one.is_good(allow_unsigned=allow_unsigned) for one in found)
     if as_json:
-        print(to_ascii_json([one.as_json(allow_unsigned=allow_unsigned) for one in found]))
-    elif lines := [line for one in found for line in one.lines()]:
+        print(to_ascii_json([one.to_dict(allow_unsigned=allow_unsigned) for one in found]))
+    elif lines := [line for one in found for line in one.finding_lines()]:
         print_visible("\n".join(lines), hang=4)
     if where := sum(bool(one.leaks) for one in found):
         print(f"secrets in {where} files; remove them, and replace keys that were shared", file=sys.stderr)
@@ -104,11 +104,12 @@ class _CheckedFile:
     decisions: Sequence[RecordedDecision] = ()
 
     def is_good(self, *, allow_unsigned: bool) -> bool:
+        """Return whether the file has no damage, no secrets and, if it was verified, a valid signature."""
         is_sound = self.report is None or (bool(self.report) and not self.report.secrets)
         is_signed = self.verified is None or (self.verified.is_unaltered and (allow_unsigned or bool(self.verified)))
         return is_sound and not self.leaks and is_signed
 
-    def as_json(self, *, allow_unsigned: bool) -> dict[str, object]:
+    def to_dict(self, *, allow_unsigned: bool) -> dict[str, object]:
         told: dict[str, object] = {"name": self.name} if self.report is None else attrs.asdict(self.report)
         told |= {
             "ok": self.is_good(allow_unsigned=allow_unsigned),
@@ -123,7 +124,8 @@ class _CheckedFile:
             told |= {"signature": attrs.asdict(self.verified), "decisions": answers}
         return told
 
-    def lines(self) -> Iterator[str]:
+    def finding_lines(self) -> Iterator[str]:
+        """Yield printable lines: the signatures and answers, the state of the journal, and secrets not yet named."""
         if self.verified is not None:
             yield from _verification_lines(self.verified)
             yield from [_describe_decision(one, self.verified) for one in self.decisions]
@@ -178,25 +180,25 @@ def _verification_lines(verified: VerificationResult) -> Iterator[str]:
         yield f"  digest {verified.digest}"
 
 
-def _describe_decision(one: RecordedDecision, verified: VerificationResult) -> str:
-    who = one.by or "somebody"
+def _describe_decision(decision: RecordedDecision, verified: VerificationResult) -> str:
+    who = decision.by or "somebody"
     said = (
         "declined"
-        if one.declined
-        else one_line(one.said, SAID_CHARS) or ("supplied the result" if one.kind == "result" else "yes")
+        if decision.declined
+        else one_line(decision.said, SAID_CHARS) or ("supplied the result" if decision.kind == "result" else "yes")
     )
     more = [
-        one.tool,
-        "with changed input" if one.edited else "",
-        f"for the {one.remembered}" if one.remembered == "session" else "",
+        decision.tool,
+        "with changed input" if decision.edited else "",
+        f"for the {decision.remembered}" if decision.remembered == "session" else "",
     ]
     more += [
-        "permanently" if one.remembered == "always" else "",
-        f"because: {one_line(one.reason, SAID_CHARS)}" if one.reason else "",
+        "permanently" if decision.remembered == "always" else "",
+        f"because: {one_line(decision.reason, SAID_CHARS)}" if decision.reason else "",
     ]
-    more += ["NOT SIGNED" if one.record > verified.signed else ""]
+    more += ["NOT SIGNED" if decision.record > verified.signed else ""]
     about = "; ".join(filter(None, more))
-    when = one.time.isoformat(timespec="seconds")
-    return f"  {when}  {one.address}  {who}: {said}  to {one_line(one.asked, SAID_CHARS)!r}" + (
+    when = decision.time.isoformat(timespec="seconds")
+    return f"  {when}  {decision.address}  {who}: {said}  to {one_line(decision.asked, SAID_CHARS)!r}" + (
         f" ({about})" if about else ""
     )

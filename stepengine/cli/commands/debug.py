@@ -96,20 +96,20 @@ def debug(
       stepengine debug run.jsonl --agent ./agents/triage.py --at 12 --watch
     """
     if watch:
-        from stepengine.cli.debug_watch import watch_place
+        from stepengine.cli.debug_watch import watch_position
 
         if commands is not None or no_fork:
             msg = "--watch shows one position repeatedly, in its own processes; leave out --exec and --no-fork"
             raise UsageProblem(msg)
         options = attrs.evolve(options, journal=file, last=last, quiet=True)
-        return run_on_journal(options, lambda options: watch_place(options, at, prints=not quiet))
+        return run_on_journal(options, lambda options: watch_position(options, at, prints=not quiet))
     options = attrs.evolve(options, journal=file, last=last, quiet=True)
     asked = DebugOptions(at, tuple(commands or ()), is_scripted=commands is not None, no_fork=no_fork)
     asked = attrs.evolve(asked, quiet_handler=quiet)
     return run_on_journal(options, lambda options: _load_and_debug(options, asked, SharedCounters()))
 
 
-def _find_fork_problem(engine: Engine, history: History) -> str:
+def _find_run_fork_problem(engine: Engine, history: History) -> str:
     """Return why a forked process cannot continue the run because of its programs or handlers; else ``""``."""
     from stepengine.journal.programs import has_programs
 
@@ -120,8 +120,8 @@ def _find_fork_problem(engine: Engine, history: History) -> str:
     return "handlers in the sandbox do not run in forked processes" if is_theirs else ""
 
 
-def _load_and_debug(options: Options, asked: DebugOptions, tally: SharedCounters) -> Exit:
-    """Load a run and debug it; return the exit code."""
+def _load_and_debug(options: Options, debug_options: DebugOptions, counters: SharedCounters) -> Exit:
+    """Load a run and its agent, and debug it until the user leaves; return the exit code."""
     from stepengine.debugging.debugger import Debugger
     from stepengine.debugging.walks import ForkedWalk, PausedWalk, Rewound, find_fork_problem
 
@@ -130,18 +130,18 @@ def _load_and_debug(options: Options, asked: DebugOptions, tally: SharedCounters
         history = journal.history()
         agent = load_recorded_agent(options, history)
         bench = make_engine_setup(options, agent, performs=False, recorded=history)
-        with hide_or_redirect_handler_output(asked, as_json=options.as_json):
+        with hide_or_redirect_handler_output(debug_options, as_json=options.as_json):
             stepper = bench.engine.stepper(journal, agent=agent)
     except ReplayDivergence:
         raise
     except JournalError as error:
         # There is no run to stand in: that is not a failure of one.
         return print_error(error.message)
-    why = "--no-fork" if asked.no_fork else _find_fork_problem(bench.engine, history) or find_fork_problem()
+    why = "--no-fork" if debug_options.no_fork else _find_run_fork_problem(bench.engine, history) or find_fork_problem()
     forked = None if why else ForkedWalk(stepper)
     debugger = Debugger(bench.engine, forked or PausedWalk(stepper), agent)
     hook = sys.breakpointhook
-    session = DebugSession(DebugScreen(debugger, options, asked, tally), forked)
+    session = DebugSession(DebugScreen(debugger, options, debug_options, counters), forked)
     session.print_overview(f"snapshots: {'fork' if forked else f'paused replays ({why})'}")
     code: int | None
     try:
@@ -186,7 +186,7 @@ class DebugSession:
         self._code: int | None = None
         if forked is not None:
             forked.keeps = self._get_view_to_restore
-        sys.breakpointhook = self._on_breakpoint
+        sys.breakpointhook = self._open_loop_at_breakpoint
 
     def print_overview(self, snapshots: str) -> None:
         """Print the run, its steps, its status, *snapshots* and a note about the replay; nothing with ``--json``."""
@@ -197,7 +197,7 @@ class DebugSession:
         head = [str(tape.history.root["agent_id"]), steps, status_of(tape.history), snapshots]
         if self.screen.is_json:
             return
-        said = self.screen.clean(f"{self.screen.options.journal}  {' · '.join(head)}")
+        said = self.screen.redact_and_escape(f"{self.screen.options.journal}  {' · '.join(head)}")
         print_visible(f"{said}\n{AGAIN}")
         if not self._asked.is_scripted and sys.stdin.isatty():
             print_visible("`help` lists the commands, `quit` leaves")
@@ -224,12 +224,12 @@ class DebugSession:
             try:
                 if begins:
                     begins = False
-                    self._go_to_start_position()
+                    self._go_to_start_and_show()
                 elif message is not None:
                     told, message = message, None
-                    self._continue_move(told)
+                    self._finish_handed_over_move(told)
                 else:
-                    self._run_next_command()
+                    self._read_and_run_next_command()
             except Rewound as woken:
                 message = woken.message
             except KeyboardInterrupt:
@@ -240,7 +240,8 @@ class DebugSession:
                 self._restart_replay_at(start)
         return self._code
 
-    def _run_next_command(self) -> None:
+    def _read_and_run_next_command(self) -> None:
+        """Read and run the next command; after the last one, end the loop with the exit code so far."""
         line = self._read_command()
         if line is None:
             self._code = self.screen.tally.exit_code
@@ -248,6 +249,7 @@ class DebugSession:
             self._run_command(line)
 
     def _restart_replay_at(self, start: int) -> None:
+        """Replay the run from its beginning to position *start*; a forked walk wakes another process and ends this one."""
         if self._forked is not None:
             self._forked.wake_nearest_and_exit(start, then=None)
         from stepengine.debugging.walks import PausedWalk
@@ -257,19 +259,20 @@ class DebugSession:
             walk.stepper = walk.stepper.copy_at_start()
             walk.move_to(start)
 
-    def _go_to_start_position(self) -> None:
+    def _go_to_start_and_show(self) -> None:
+        """Go to the position of ``--at`` and show it; without one, show the current position unless commands are scripted."""
         if not self._asked.at:
             if not self._asked.is_scripted:
                 self._call_reporting_errors(self.screen.show_position)
             return
-        self._call_reporting_errors(lambda: self.navigation.goto(self._asked.at))
+        self._call_reporting_errors(lambda: self.navigation.go_to_typed_position(self._asked.at))
 
     def _get_view_to_restore(self) -> dict[str, Any]:
-        """Return the followed run and the selected frame, which the process that continues restores."""
+        """Return the followed run and the selected frame, so that the process that continues can restore them."""
         return {"inside": self._debugger.places.followed_path, "frame": self.screen.frame}
 
-    def _continue_move(self, message: Mapping[str, Any]) -> None:
-        """Continue a move that another process handed over."""
+    def _finish_handed_over_move(self, message: Mapping[str, Any]) -> None:
+        """Finish a move or search that another process started, with the view and the target in *message*."""
         self.screen.frame = message["frame"]
         if message.get("inside") is not None:
             self._debugger.places.follow_child(message["inside"], self._debugger.position)
@@ -314,6 +317,7 @@ class DebugSession:
             self.screen.report_failure(error.message if isinstance(error, StepEngineError) else str(error))
 
     def _run_command(self, line: str) -> None:
+        """Run a typed command; report a command that is unknown or not possible at this position."""
         name, _, typed = line.strip().partition(" ")
         if not name:
             return
@@ -338,12 +342,12 @@ class DebugSession:
         self._debug_journal(fork_run(self.screen, typed, self._forked))
 
     def _debug_journal(self, journal: str) -> None:
-        """Debug another run until the command ``parent``."""
+        """Debug another run; after the command ``parent`` show this run again, else leave with its exit code."""
         options = attrs.evolve(self.screen.options, journal=journal, last=False, stem="")
         inner = attrs.evolve(self._asked, at="", is_inner=True)
         if self._forked is None:
             code = int(_load_and_debug(options, inner, self.screen.tally))
-            sys.breakpointhook = self._on_breakpoint
+            sys.breakpointhook = self._open_loop_at_breakpoint
         else:
             code = self._run_in_child_process(lambda: int(_load_and_debug(options, inner, self.screen.tally)))
         if code == PARENT:
@@ -367,17 +371,17 @@ class DebugSession:
         return wait_for_child(pid)
 
     def return_to_parent_run(self, typed: str) -> None:
-        """Return to the run that this one was forked from."""
+        """End the loop of a fork with the exit code for its parent run; raise ``RefusedCommand`` if this run was not forked here."""
         if not self._asked.is_inner:
             msg = "this run was not forked here"
             raise RefusedCommand(msg)
         self._code = PARENT
 
-    def _on_breakpoint(self, *_: object, **__: object) -> None:
+    def _open_loop_at_breakpoint(self, *_: object, **__: object) -> None:
         """Open the command loop in the frame that called ``breakpoint()``, unless the debugger is moving."""
         from stepengine.debugging.debugger import make_frame
 
-        if self.navigation.jumps:
+        if self.navigation.ignores_breakpoints:
             return
         caller: FrameType | None = sys._getframe(1)  # noqa: SLF001
         if caller is None:
@@ -414,11 +418,11 @@ class DebugSession:
             self._run_command(line)
 
     def quit(self, typed: str) -> None:
-        """Leave the debugger."""
+        """End the command loop with the exit code so far."""
         self._code = self.screen.tally.exit_code
 
     def print_help(self, typed: str) -> None:
-        """Print the commands."""
+        """Print all commands with their help texts, or one of them in full."""
         command = COMMANDS.get(SHORTS.get(typed, typed)) if typed else None
         if typed and command is None:
             msg = f"there is no command {typed[:40]!r}"
@@ -506,7 +510,9 @@ COMMANDS: dict[str, _Command] = {
     "unstep": _Command(
         lambda s, typed: s.navigation.move_by(typed, -1, steps=True), "[COUNT]", "go one step back", goes=True
     ),
-    "goto": _Command(_wrap_move_command(DebugNavigation.goto), "N|PATH#N", "go to a step or an effect", goes=True),
+    "goto": _Command(
+        _wrap_move_command(DebugNavigation.go_to_typed_position), "N|PATH#N", "go to a step or an effect", goes=True
+    ),
     "first": _Command(
         lambda s, _: s.navigation.go_to_first_or_last(last=False), "", "go to the first position", goes=True
     ),

@@ -94,7 +94,7 @@ def demo(
         progress.print_run_summary(run.result)
     if run.code is not Exit.COMPLETED:
         return print_error(f"the demo ended as {run.result.status.value}: {run.result.error}", run.code)
-    _print_explanation(run.result.output["diff"], _describe_cost(run.result.usage))
+    _print_changes_and_next_steps(run.result.output["diff"], _explain_demo_cost(run.result.usage))
     if folder is not None:
         print(f"\nThe edited project is in {folder}")
     return Exit.COMPLETED
@@ -136,8 +136,8 @@ def run_demo(transport: object, progress: ProgressDisplay | None = None, folder:
         return run_agent_to_end(engine, editor, PROMPT, progress, params=PARAMS)
 
 
-def _describe_cost(usage: Usage) -> str:
-    """Describe the cost of the demo, and the estimated cost with a live model."""
+def _explain_demo_cost(usage: Usage) -> str:
+    """Return a text about the cost of the demo, which is nothing, and the estimated cost with a live model."""
     from stepengine.models.pricing import LIST_PRICES
 
     live = LIST_PRICES(LIVE, usage, datetime.now(UTC))
@@ -151,7 +151,7 @@ def _print_introduction() -> None:
     print_visible(f"  files     {', '.join(PARAMS['files'])}, in a temporary copy\n", hang=10)
 
 
-def _print_explanation(diff: str, cost: str) -> None:
+def _print_changes_and_next_steps(diff: str, cost: str) -> None:
     from rich.console import Console
     from rich.text import Text
 
@@ -159,19 +159,19 @@ def _print_explanation(diff: str, cost: str) -> None:
 
     console = Console(highlight=False)
 
-    def show(text: str, style: str = "", *, hang: int = 0) -> None:
+    def print_styled(text: str, style: str = "", *, hang: int = 0) -> None:
         line = wrap_lines(text, console.width, hang) if console.is_terminal else text
         # Wrapped above, with the indent of its kind; rich would break it once more, without one.
         console.print(Text(line, style=style), soft_wrap=True)
 
-    show("\nWhat changed", "bold")
+    print_styled("\nWhat changed", "bold")
     for line, style in style_diff_lines(diff):
-        show(line, style, hang=HANG)
-    show("\nThe handler of the agent (agents/editor.py)", "bold")
-    show(_handler_source(), hang=HANG)
-    show(CAUSE)
-    show(f"{cost}\n")
-    show(NEXT.replace("stepengine ", f"{_find_command_name()} "))
+        print_styled(line, style, hang=HANG)
+    print_styled("\nThe handler of the agent (agents/editor.py)", "bold")
+    print_styled(_handler_source(), hang=HANG)
+    print_styled(CAUSE)
+    print_styled(f"{cost}\n")
+    print_styled(NEXT.replace("stepengine ", f"{_find_command_name()} "))
 
 
 def _find_command_name() -> str:

@@ -56,7 +56,7 @@ def _choose_two_runs(a: str, b: str, *, last: bool) -> tuple[str, str]:
         msg = f"--last, {a!r} and {b!r} name three runs; pass two"
         raise UsageProblem(msg)
     if last:
-        return a or get_newest_run(before=1).journal, get_newest_run().journal
+        return a or get_newest_run(skip=1).journal, get_newest_run().journal
     if not a or not b:
         msg = "name two runs, A and B, as files or by their names in `stepengine runs`; --last is the newest one"
         raise UsageProblem(msg)

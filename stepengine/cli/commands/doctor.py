@@ -50,12 +50,12 @@ def doctor(
     return Exit.FAILED if wrong else Exit.COMPLETED
 
 
-def _print_findings(found: Sequence[Finding]) -> None:
+def _print_findings(findings: Sequence[Finding]) -> None:
     area = ""
-    for one in found:
+    for one in findings:
         if one.area != area:
             area = one.area
-            print(f"\n{area}" if one is not found[0] else area)
+            print(f"\n{area}" if one is not findings[0] else area)
         mark = {"ok": "ok   ", "note": "note ", "wrong": "WRONG"}[one.state]
         print_visible(f"  {mark}  {visible(one.text)}", hang=9)
         if one.repair:

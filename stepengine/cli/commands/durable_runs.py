@@ -34,6 +34,7 @@ Agents: TypeAlias = Annotated[
 def _run_with_durable_engine(
     module: str, db: str, act: Callable[[DurableEngine], Awaitable[Exit]], *, app: str, pool: str, release: str = ""
 ) -> Exit:
+    """Run *act* with a durable engine that has the agents of *module* and executes no runs; return the exit code."""
     refuse_untrusted_module(module)
     offered = load_module_contents(module)
 
@@ -101,7 +102,7 @@ def import_run(
     Examples:
       stepengine journal import run.jsonl --agents my_agents.py
     """
-    from stepengine.cli.journals import journal_errors_as_usage, open_journal, refuse_untrusted_approvals
+    from stepengine.cli.journals import open_journal, raise_journal_errors_as_usage, refuse_untrusted_approvals
     from stepengine.journal.unknown_calls import refuse_unknown_calls
 
     if trust_journal:
@@ -109,7 +110,7 @@ def import_run(
     else:
         journal = open_journal(file)
         refuse_untrusted_approvals(journal, journal.history())
-        with journal_errors_as_usage():
+        with raise_journal_errors_as_usage():
             refuse_unknown_calls(journal)
 
     async def submit_journal(engine: DurableEngine) -> Exit:
@@ -192,11 +193,13 @@ def move_runs_to_release(
     return _run_with_durable_engine(agents, db, move_runs, app=app, pool=pool, release=to)
 
 
-async def _move_run_if_replayable(engine: DurableEngine, run: str, of: str, *, check: bool) -> tuple[str, str]:
+async def _move_run_if_replayable(
+    engine: DurableEngine, run: str, from_release: str, *, check: bool
+) -> tuple[str, str]:
     """Move a run; return ``moved``, ``would move``, ``diverges`` (it was left alone) or ``ended``, and where it diverges."""
     view = await engine.operator.run(run)
-    if view.release != of:
-        msg = f"the run {run!r} belongs to release {view.release}, not to {of}"
+    if view.release != from_release:
+        msg = f"the run {run!r} belongs to release {view.release}, not to {from_release}"
         raise JournalError(msg)
     differs = await engine.fits(run)
     if differs is not None:

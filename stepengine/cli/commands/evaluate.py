@@ -15,10 +15,10 @@ import typer
 from stepengine.cli.evaluation import (
     Budget,
     Yes,
+    join_and_redact_lines,
     make_result_folder_path,
     make_sample_engine,
     parse_budget,
-    redact_lines,
     redact_report,
     require_user_confirmation,
     run_reporting_errors,
@@ -111,7 +111,7 @@ def evaluate(
             run_samples, evaluation, root=root, replies=load_script(script) if script else None, n=n,
             budget=parse_budget(budget).dollars, gates=gate or (), concurrency=concurrency, seed=seed,
             folder=out or make_result_folder_path("evals", evaluation.name), cases=case or (), tags=tag or (),
-            agents=_parse_sides(agent or ()), against=against, recheck=recheck, resume=goes_on,
+            agents=_parse_agent_sides(agent or ()), against=against, recheck=recheck, resume=goes_on,
             keep=keep, confirm=None if budget or yes else _confirm_live_runs,
             on_sample=(lambda _: None) if options.quiet else _print_sample, render_page=render_run if html else None,
             load_agent=agents.load_agent_and_store_file, make_engine=agents.make_engine,
@@ -127,7 +127,7 @@ def evaluate(
     return run_reporting_errors(run_evaluation)
 
 
-def _parse_sides(texts: Sequence[str]) -> dict[str, str]:
+def _parse_agent_sides(texts: Sequence[str]) -> dict[str, str]:
     pairs = [text.partition("=") for text in texts]
     if wrong := [text for text, (_, sign, path) in zip(texts, pairs, strict=True) if not (sign and path)]:
         msg = f"--agent {wrong[0]!r} is not a side; write NAME=PATH, such as --agent new=./agents/mine.py"
@@ -156,13 +156,13 @@ class _EvaluationAgents:
         return made
 
     def make_engine(self, agent: AgentDefinition, root: Path, *, performs: bool) -> Engine:
-        """Return the engine of a sample."""
+        """Return an engine for a sample of *agent*, whose tools work in *root*."""
         file = next((file for known, file in self._files if known is agent), "")
         return make_sample_engine(self._options, agent, file, root, performs=performs)
 
 
 def _confirm_live_runs(estimate: CostEstimate) -> None:
-    """Ask for confirmation of live model calls."""
+    """Ask for confirmation of live model calls; raise ``UsageProblem`` without it."""
     require_user_confirmation(f"up to {estimate.calls} runs will call models, at an unknown cost")
 
 
@@ -180,7 +180,7 @@ def _print_report(report: EvaluationReport, root: Path, *, as_json: bool) -> Non
     else:
         failed = failed_sample_lines(scores, folder, _make_agent_option_formatter(scores, root))
         lines = [*summary_lines(scores), *failed, *report.gate_lines]
-        print_visible(redact_lines([*lines, f"results: {folder}"]), hang=4)
+        print_visible(join_and_redact_lines([*lines, f"results: {folder}"]), hang=4)
     for line, problem in zip(report.gate_lines, report.gates.values(), strict=True):
         if problem:
             print_error(line)

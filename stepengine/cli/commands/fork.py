@@ -20,11 +20,11 @@ from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.journals import (
     check_choice,
     create_journal,
-    journal_errors_as_usage,
     load_recorded_agent,
     make_resume_limits,
     open_journal,
     parse_answers,
+    raise_journal_errors_as_usage,
     refuse_untrusted_approvals,
     run_cancelling_on_signal,
     run_on_journal,
@@ -135,7 +135,7 @@ def fork(
         return fork_durable_run(
             file,
             at,
-            None if edit is None else _parse_edit(edit),
+            None if edit is None else _make_edit_function(edit),
             agents=agents,
             db=db,
             allow_repeat=allow_repeat,
@@ -144,9 +144,11 @@ def fork(
         )
     options = attrs.evolve(options, journal=file, last=last, script=script)
     if tools:
-        prepare = partial(_make_recorded_fork_runner, tools=tools, at=at, simulate=simulate, fresh=fresh, budget=budget)
+        make_runner = partial(
+            _make_recorded_fork_runner, tools=tools, at=at, simulate=simulate, fresh=fresh, budget=budget
+        )
     else:
-        prepare = partial(
+        make_runner = partial(
             _make_live_fork_runner,
             at=at,
             edit=edit,
@@ -154,17 +156,19 @@ def fork(
             allow_repeat=allow_repeat,
             restore_files=restore_files,
         )
-    return run_on_journal(options, lambda options: _run_fork(options, at, into, prepare))
+    return run_on_journal(options, lambda options: _run_fork(options, at, into, make_runner))
 
 
-def _run_fork(options: Options, at: str, into: str, prepare: Callable[[Options, Journal, History], Perform]) -> Exit:
-    """Fork a run at *at*: *prepare* checks the options, and returns the function that runs the fork."""
+def _run_fork(
+    options: Options, at: str, into: str, make_runner: Callable[[Options, Journal, History], Perform]
+) -> Exit:
+    """Fork a run into a new journal with the function that *make_runner* returns; record its end and print its result."""
     journal = open_journal(options.journal)
     history = journal.history()
-    perform = prepare(options, journal, history)
+    perform = make_runner(options, journal, history)
     target = _create_fork_journal(options, at, into)
     agent = load_recorded_agent(options, history)
-    bench = make_engine_setup(options, agent, into="" if target is None else target.address, recorded=history)
+    bench = make_engine_setup(options, agent, hidden_journal="" if target is None else target.address, recorded=history)
     about = {"agent_id": agent.id, "prompt": str(history.root.get("prompt", ""))}
     origin = {"stem": options.stem or None, "at": at}
     with RunRecording.create(options, target, command="fork", forked_from=origin, **about) as recording:
@@ -191,17 +195,17 @@ def _make_live_fork_runner(
     allow_repeat: bool,
     restore_files: bool,
 ) -> Perform:
-    """Return the function that runs a fork with live models and tools."""
+    """Check the options and return the function that runs a fork with live models and tools."""
     from stepengine.journal.recorded_part import parse_result_address
 
     live: dict[str, Any] = {
         "at": at,
         "answers": parse_answers(answers),
-        "edit": None if edit is None else _parse_edit(edit),
+        "edit": None if edit is None else _make_edit_function(edit),
         "allow_repeat": allow_repeat,
         "restore_files": options.cwd if restore_files else None,
     }
-    with journal_errors_as_usage():
+    with raise_journal_errors_as_usage():
         address = parse_result_address(history, at)
     refuse_untrusted_approvals(journal, history, address, edited=edit is not None)
     return lambda bench, asked, new: start_run_and_wait(
@@ -220,16 +224,16 @@ def _make_recorded_fork_runner(
     fresh: bool,
     budget: str,
 ) -> Perform:
-    """Return the function that runs a fork with tool results from the record."""
+    """Check the options and return the function that runs a fork with tool results from the record."""
     from stepengine.evaluation.checks import load_function
     from stepengine.journal.permission_reset import refuse_approvals_of_others
     from stepengine.journal.recorded_forks import ForkTools, find_address_after
 
     check_choice("--tools", tools, get_args(ForkTools))
-    with journal_errors_as_usage():
+    with raise_journal_errors_as_usage():
         find_address_after(journal, at or None)
     if tools != "recorded":
-        with journal_errors_as_usage():
+        with raise_journal_errors_as_usage():
             refuse_approvals_of_others(journal, history)
     given: dict[str, Any] = {
         "tools": tools,
@@ -254,7 +258,7 @@ def _make_recorded_fork_runner(
 
 
 def _create_fork_journal(options: Options, at: str, into: str) -> Journal | None:
-    """Return the journal of a fork: *into*, else a file next to its source; ``None`` for the state folder."""
+    """Return the new journal of a fork, *into* or a file next to its source; ``None`` for a journal in the state folder."""
     if not into and options.stem:
         return None
     from stepengine.journal.sources import get_journal_file
@@ -264,7 +268,7 @@ def _create_fork_journal(options: Options, at: str, into: str) -> Journal | None
     return create_journal(into or str(source.with_name(f"{source.stem}.fork-{place}.jsonl")))
 
 
-def _parse_edit(text: str) -> Callable[[Any], object]:
+def _make_edit_function(text: str) -> Callable[[Any], object]:
     """Return a function that replaces a recorded outcome by the typed value, parsed as JSON if possible."""
     if text.startswith("@"):
         text = read_value_file(text[1:], "--edit")

@@ -17,9 +17,9 @@ from stepengine.cli.evaluation import (
     Tools,
     Yes,
     confirm_cost,
+    join_and_redact_lines,
     load_recorded_case,
     parse_budget,
-    redact_lines,
     redact_report,
     run_and_close_engines,
     run_reporting_errors,
@@ -28,7 +28,7 @@ from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.journals import check_choice, expand_to_journals
 from stepengine.cli.options import Files, Options, with_shared_options
 from stepengine.cli.screen.render import print_visible, to_ascii_json, truncate_text, visible
-from stepengine.cli.scripts import ScriptFile, make_scripted_models
+from stepengine.cli.scripts import ScriptFile, make_scripted_model_factory
 from stepengine.cli.settings import UsageProblem
 from stepengine.errors import DataError, DefinitionError, StepEngineError
 
@@ -91,7 +91,7 @@ def impact(
       stepengine compare impact journals/ --fail-on 'changed > 0.1' --markdown
     """
 
-    def measure() -> Exit:
+    def measure_and_report() -> Exit:
         from stepengine.engine import load_agent
         from stepengine.evaluation.checks import load_function
         from stepengine.evaluation.impact import ImpactGate
@@ -103,7 +103,7 @@ def impact(
             msg = f"--fail-on: {error.message}"
             raise UsageProblem(msg) from None
         check_choice("--tools", tools, ("recorded", "idempotent"))
-        models, shared = make_scripted_models(script), parse_budget(budget)
+        models, shared = make_scripted_model_factory(script), parse_budget(budget)
         report = _measure_impact(
             files, own, n=n, budget=shared, models=models, tools=tools, reuse=not fresh,
             simulate=load_function(simulate) if simulate else None,
@@ -116,12 +116,12 @@ def impact(
         elif markdown:
             print(_format_markdown_comment(report, holding))
         else:
-            print_visible(redact_lines([*report.lines(), *_report_lines(report)]), hang=4)
+            print_visible(join_and_redact_lines([*report.lines(), *_report_lines(report)]), hang=4)
         for gate in holding:
             print_error(f"--fail-on {gate} holds")
         return _choose_exit_code(report, holding, strict=strict)
 
-    return run_reporting_errors(measure)
+    return run_reporting_errors(measure_and_report)
 
 
 def _choose_exit_code(report: Impact, holding: Sequence[ImpactGate], *, strict: bool) -> Exit:
@@ -145,7 +145,7 @@ def _measure_impact(
     unread: list[RepeatedJournal] = []
     for file in expand_to_journals(files):
         try:
-            own.append(load_recorded_case(file, options, performs=tools != "recorded", beside=own))
+            own.append(load_recorded_case(file, options, performs=tools != "recorded", share_engines_of=own))
         except StepEngineError as error:
             what = "its agent cannot be loaded" if isinstance(error, DefinitionError) else "its journal cannot be read"
             unread.append(RepeatedJournal(file, "unreadable", message=f"{what}: {error.message}"))
@@ -199,8 +199,8 @@ SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|<>~@-])")
 def _format_markdown_comment(report: Impact, holding: Sequence[ImpactGate]) -> str:
     """Return the report as a Markdown table; texts of journals are escaped as code."""
     lines = [MARK, f"### What this change does to {len(report.journals)} recorded runs", ""]
-    lines += [f"- {_shorten_and_escape_markdown(line)}" for line in report.lines()]
-    lines += [f"- **{_shorten_and_escape_markdown(f'--fail-on {gate} holds')}**" for gate in holding]
+    lines += [f"- {_redact_and_escape_markdown(line)}" for line in report.lines()]
+    lines += [f"- **{_redact_and_escape_markdown(f'--fail-on {gate} holds')}**" for gate in holding]
     lines += ["", "| run | first difference | samples | another tool | left the record |", "|---|---|---|---|---|"]
     length = sum(len(line) + 1 for line in lines)
     for number, one in enumerate(report.journals):
@@ -227,13 +227,13 @@ def _count_changed_and_left(samples: Sequence[Any]) -> tuple[int, int]:
     return sum(each.changed for each in samples), sum(each.has_left_record for each in samples)
 
 
-def _shorten_and_escape_markdown(text: str) -> str:
-    """Escape all Markdown characters of a text."""
+def _redact_and_escape_markdown(text: str) -> str:
+    """Return a text with secrets redacted, shortened, and all Markdown characters escaped."""
     return SPECIAL.sub(r"\\\1", _redact_and_shorten(text))
 
 
 def _format_code_span(text: str) -> str:
-    """Return text as Markdown code, with a longer fence than any in it, and without cell separators."""
+    """Return a redacted, shortened text as a Markdown code span for a table cell."""
     short = _redact_and_shorten(text)
     longest = max((len(run) for run in re.findall("`+", short)), default=0)
     fence = "`" * (longest + 1)

@@ -11,9 +11,9 @@ import typer
 
 from stepengine.cli.bench import make_model_registry_for_agents, make_pricing
 from stepengine.cli.evaluation import (
+    join_and_redact_lines,
     make_result_folder_path,
     make_sample_engine,
-    redact_lines,
     redact_report,
     run_and_close_engines,
     run_reporting_errors,
@@ -100,7 +100,7 @@ def improve(
           --continue improvements/mine/20260102-101500
     """
 
-    def search() -> Exit:
+    def search_and_report() -> Exit:
         from stepengine.engine.agent_family import find_agent_family
         from stepengine.engine.loader import locate_agent
         from stepengine.evaluation import improve as search_version
@@ -132,18 +132,18 @@ def improve(
             return Exit.LIMIT
         return Exit.COMPLETED if made.is_better and made.is_written == writes else Exit.FAILED
 
-    return run_reporting_errors(search)
+    return run_reporting_errors(search_and_report)
 
 
-def _print_report(made: Improvement, *, as_json: bool, writes: bool) -> None:
+def _print_report(improvement: Improvement, *, as_json: bool, writes: bool) -> None:
     if as_json:
-        print(to_ascii_json(redact_report(made.to_json())))
+        print(to_ascii_json(redact_report(improvement.to_json())))
         return
-    lines = [made.describe()]
-    if made.is_better:
-        patch = f"`patch -p1 < {made.folder / 'improvement.diff'}`"
-        done = "changed" if made.is_written else f"not changed; to apply this, pass --write or run {patch}"
-        if writes and not made.is_written:
+    lines = [improvement.describe()]
+    if improvement.is_better:
+        patch = f"`patch -p1 < {improvement.folder / 'improvement.diff'}`"
+        done = "changed" if improvement.is_written else f"not changed; to apply this, pass --write or run {patch}"
+        if writes and not improvement.is_written:
             done = f"not changed, because it was edited during the search; to merge both, run {patch}"
-        lines += [*made.diff.rstrip("\n").split("\n"), f"{made.file}: {done}"]
-    print_visible(redact_lines([*lines, f"spent ${made.spent}; results: {made.folder}"]), hang=4)
+        lines += [*improvement.diff.rstrip("\n").split("\n"), f"{improvement.file}: {done}"]
+    print_visible(join_and_redact_lines([*lines, f"spent ${improvement.spent}; results: {improvement.folder}"]), hang=4)

@@ -129,7 +129,7 @@ def _create_package(folder: Path) -> Exit:
 
 
 def find_activation_command() -> str:
-    """Return the command after which ``python`` is the one that runs this; ``""`` where it is so already, or none is known."""
+    """Return the shell command that activates this Python environment; ``""`` if it is active or has no such command."""
     scripts = Path(sys.executable).parent
     found = shutil.which("python")
     if found is not None and Path(found).parent == scripts:
@@ -138,11 +138,11 @@ def find_activation_command() -> str:
     return f". {shlex.quote(str(script))}" if script.is_file() else ""
 
 
-def _trust_agents(made: Path) -> None:
+def _trust_agents(folder: Path) -> None:
     """Trust the created agent files; if that cannot be stored, print why."""
     from stepengine.engine.trust import trust_folder
 
     try:
-        trust_folder(made)
+        trust_folder(folder)
     except DefinitionError as error:
         print_error(error.message)

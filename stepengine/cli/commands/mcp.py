@@ -63,7 +63,7 @@ def serve(
     if token_env and not http:
         msg = "--token-env needs --http; a process that you start yourself needs no token"
         raise UsageProblem(msg)
-    address, token = (_parse_address(http), _read_token(token_env)) if http else (None, "")
+    address, token = (_parse_http_address(http), _read_token_variable(token_env)) if http else (None, "")
     return _serve_agents(attrs.evolve(options, model=model).with_settings(), agents, journals, address, token)
 
 
@@ -102,7 +102,7 @@ def inspect_server(
     """
     server, more = _split_server_and_options(server)
     given = {"timeout": timeout, "as_json": as_json, **more, "header": [*(header or []), *more["header"]]}
-    return _print_server_tools(server, env=env or [], **given)
+    return _connect_and_print_tools(server, env=env or [], **given)
 
 
 def _split_server_and_options(words: list[str]) -> tuple[list[str], dict[str, Any]]:
@@ -127,26 +127,26 @@ def _split_server_and_options(words: list[str]) -> tuple[list[str], dict[str, An
     return rest, later
 
 
-def _parse_timeout(given: str) -> float:
+def _parse_timeout(text: str) -> float:
     try:
-        seconds = float(given)
+        seconds = float(text)
     except ValueError:
         seconds = 0.0
     if not 0 < seconds < float("inf"):
-        msg = f"--timeout must be a number of seconds above 0, not {given!r}"
+        msg = f"--timeout must be a number of seconds above 0, not {text!r}"
         raise UsageProblem(msg)
     return seconds
 
 
-def _parse_address(given: str) -> tuple[str, int]:
-    host, _, port = given.rpartition(":")
+def _parse_http_address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
     if not port.isascii() or not port.isdecimal() or len(port) > len("65535"):
-        msg = f"--http must be a port, or HOST:PORT, such as 8000 or 127.0.0.1:8000, not {given!r}"
+        msg = f"--http must be a port, or HOST:PORT, such as 8000 or 127.0.0.1:8000, not {text!r}"
         raise UsageProblem(msg)
     return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
 
 
-def _read_token(name: str) -> str:
+def _read_token_variable(name: str) -> str:
     if name and not os.environ.get(name):
         msg = f"--token-env {name}: the environment variable is not set, or is empty"
         raise UsageProblem(msg)
@@ -180,6 +180,7 @@ def _serve_agents(
 
 
 async def _await_and_close_engines(serving: Coroutine[Any, Any, None], engines: list[Any]) -> None:
+    """Await *serving*, and close *engines* at its end or error."""
     try:
         await serving
     finally:
@@ -188,7 +189,7 @@ async def _await_and_close_engines(serving: Coroutine[Any, Any, None], engines: 
 
 
 async def _serve_http(server: Any, engines: list[Any], host: str, port: int, token: str) -> Exit:
-    """Serve over HTTP until Ctrl-C or SIGTERM."""
+    """Serve over HTTP until Ctrl-C or SIGTERM, close *engines*, and return the exit code."""
 
     def print_url(url: str) -> None:
         print(f"listening at {url}", file=sys.stderr, flush=True)
@@ -206,7 +207,9 @@ async def _serve_http(server: Any, engines: list[Any], host: str, port: int, tok
     return Exit.COMPLETED
 
 
-def _print_server_tools(server: list[str], header: list[str], env: list[str], *, timeout: float, as_json: bool) -> Exit:
+def _connect_and_print_tools(
+    server: list[str], header: list[str], env: list[str], *, timeout: float, as_json: bool
+) -> Exit:
     from stepengine.adapters.mcp import mcp_tools
 
     is_address = len(server) == 1 and server[0].startswith(("http://", "https://"))
@@ -221,7 +224,7 @@ def _print_server_tools(server: list[str], header: list[str], env: list[str], *,
         name="server",
         prompts=True,
         headers=dict([_parse_header(one) for one in header]) or None,
-        env=dict([_parse_variable(one) for one in env]) or None,
+        env=dict([_parse_environment_variable(one) for one in env]) or None,
         start_timeout=timeout,
         timeout=timeout,
     )
@@ -243,18 +246,18 @@ def _print_server_tools(server: list[str], header: list[str], env: list[str], *,
     return Exit.COMPLETED
 
 
-def _parse_header(given: str) -> tuple[str, str]:
+def _parse_header(text: str) -> tuple[str, str]:
     """Parse a typed header; its value may be a secret and is in no message."""
-    name, colon, value = given.partition(":")
-    fits = name.strip().isascii() and name.strip() and not set(given) & set("\r\n\0")
+    name, colon, value = text.partition(":")
+    fits = name.strip().isascii() and name.strip() and not set(text) & set("\r\n\0")
     if not colon or not fits:
         msg = "--header must be a name and a value, such as --header 'Authorization: Bearer ...'"
         raise UsageProblem(msg)
     return name.strip(), value.strip()
 
 
-def _parse_variable(given: str) -> tuple[str, str]:
-    name, sign, value = given.partition("=")
+def _parse_environment_variable(text: str) -> tuple[str, str]:
+    name, sign, value = text.partition("=")
     if not name or (not sign and name not in os.environ):
         msg = f"--env {name}: the environment variable is not set; pass a value with NAME=VALUE"
         raise UsageProblem(msg)

@@ -54,7 +54,7 @@ def pin(
     )
 
 
-def _write_pin_test(options: Options, wanted: str, name: str, folder: Path) -> Exit:
+def _write_pin_test(options: Options, check: str, name: str, folder: Path) -> Exit:
     from stepengine.evaluation import pin
 
     case = load_recorded_case(options.journal, options, performs=False)
@@ -62,7 +62,7 @@ def _write_pin_test(options: Options, wanted: str, name: str, folder: Path) -> E
         made = pin(
             engine,
             case.journal,
-            wanted,
+            check,
             agent=case.agent,
             agent_file=options.agent,
             agent_folders=options.settings.agent_folders,

@@ -40,11 +40,12 @@ def _print_policy(policy: Policy, *, as_json: bool) -> None:
 
 
 def _judge_and_print_calls(policy: Policy, names: Sequence[str], agent: str, *, as_json: bool) -> Exit:
+    """Print the recorded calls that *policy* would deny or ask about; return ``FAILED`` if there is one."""
     from stepengine.cli.journals import open_journal
     from stepengine.cli.screen.render import one_line, to_ascii_json
     from stepengine.journal import check_recorded_calls
 
-    specs = _known_tools(agent)
+    specs = _load_known_tool_specs(agent)
     judged = [(name, call) for name in names for call in check_recorded_calls(open_journal(name), policy, specs)]
     found = [(name, call) for name, call in judged if call.decision != "allow"]
     if as_json:
@@ -64,7 +65,7 @@ def _judge_and_print_calls(policy: Policy, names: Sequence[str], agent: str, *, 
     return Exit.FAILED if found else Exit.COMPLETED
 
 
-def _known_tools(agent: str) -> dict[str, ToolSpec]:
+def _load_known_tool_specs(agent: str) -> dict[str, ToolSpec]:
     """Return the bundled tools, and those of an agent, of the agents that it may spawn and of their files, by name."""
     from stepengine.cli.approvals import collect_tool_specs
     from stepengine.cli.options import Options

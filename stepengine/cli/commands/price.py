@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepengine.cli.evaluation import redact_lines, redact_report, run_reporting_errors
+from stepengine.cli.evaluation import join_and_redact_lines, redact_report, run_reporting_errors
 from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.journals import expand_to_journals, open_journal
 from stepengine.cli.options import Config, Files, Json, Options
@@ -70,7 +70,7 @@ def _print_prices(files: list[str], models: list[str], options: Options, *, as_j
             _describe_price("together", _sum_prices(name, [made[n] for _, made in rows]))
             for n, name in enumerate(names)
         ]
-        print_visible(redact_lines([*lines, *(sums if len(rows) > 1 else [])]), hang=4)
+        print_visible(join_and_redact_lines([*lines, *(sums if len(rows) > 1 else [])]), hang=4)
         print_error("another model would also act differently; to call it, run `stepengine compare impact --model`")
     unknown = [one.model for _, made in rows for one in made if one.low is None]
     if unknown:
@@ -78,20 +78,20 @@ def _print_prices(files: list[str], models: list[str], options: Options, *, as_j
     return Exit.FAILED if unknown else Exit.COMPLETED
 
 
-def _describe_price(file: str, one: RunPrice) -> str:
+def _describe_price(file: str, run_price: RunPrice) -> str:
     from stepengine.evaluation.samples import format_dollars
 
-    if one.low is None or one.high is None:
+    if run_price.low is None or run_price.high is None:
         cost = "unknown"
     else:
-        ends = [format_dollars(end) for end in (one.low, one.high)]
+        ends = [format_dollars(end) for end in (run_price.low, run_price.high)]
         cost = " to ".join(dict.fromkeys(ends))
-    was = "unknown" if one.recorded is None else format_dollars(one.recorded)
-    odd = f", {one.unknown} calls without usage" if one.unknown else ""
-    return f"{file}  {one.model}: {cost} (recorded {was}{odd})"
+    was = "unknown" if run_price.recorded is None else format_dollars(run_price.recorded)
+    odd = f", {run_price.unknown} calls without usage" if run_price.unknown else ""
+    return f"{file}  {run_price.model}: {cost} (recorded {was}{odd})"
 
 
-def _sum_prices(model: str, made: list[RunPrice]) -> RunPrice:
+def _sum_prices(model: str, prices: list[RunPrice]) -> RunPrice:
     from stepengine.evaluation.prices import RunPrice
 
     def total(values: list[Decimal | None]) -> Decimal | None:
@@ -100,8 +100,8 @@ def _sum_prices(model: str, made: list[RunPrice]) -> RunPrice:
 
     return RunPrice(
         model,
-        total([one.low for one in made]),
-        total([one.high for one in made]),
-        total([one.recorded for one in made]),
-        sum(one.unknown for one in made),
+        total([one.low for one in prices]),
+        total([one.high for one in prices]),
+        total([one.recorded for one in prices]),
+        sum(one.unknown for one in prices),
     )

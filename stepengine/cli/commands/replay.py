@@ -15,9 +15,9 @@ from stepengine.cli.code_trust import refuse_inside_tool
 from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.journals import (
     ended_at_crash,
-    journal_errors_as_usage,
     load_recorded_agent,
     open_journal,
+    raise_journal_errors_as_usage,
     run_cancelling_on_signal,
     run_on_journal,
 )
@@ -159,7 +159,7 @@ def _replay_in_debugger(options: Options, live: Sequence[str], speed: float | No
 def _run_replay(options: Options, live: Sequence[str], speed: float | None, *, trusts: bool = False) -> Exit:
     from stepengine.journal.recorded_part import parse_live_kinds
 
-    with journal_errors_as_usage():
+    with raise_journal_errors_as_usage():
         parse_live_kinds(live, has_pace=speed is not None)
     journal = open_journal(options.journal)
     history = journal.history()

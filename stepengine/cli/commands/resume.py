@@ -25,7 +25,7 @@ from stepengine.cli.journals import (
 )
 from stepengine.cli.options import Answers, File, Last, Options, Repeat, Sign, TrustJournal, with_shared_options
 from stepengine.cli.perform import format_resume_command, print_questions, print_result
-from stepengine.cli.screen.confirm import can_ask
+from stepengine.cli.screen.confirm import can_ask_at_terminal
 from stepengine.cli.scripts import ScriptFile
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.state_folder import RunRecording, find_recorded_run_by_journal
@@ -147,7 +147,9 @@ def resume(
             trusts=trust_journal,
         )  # fmt: skip
     how = {
-        "in_doubt": check_choice("--in-doubt", in_doubt or ("ask" if can_ask() else "fail"), ("fail", "retry", "ask")),
+        "in_doubt": check_choice(
+            "--in-doubt", in_doubt or ("ask" if can_ask_at_terminal() else "fail"), ("fail", "retry", "ask")
+        ),
         "on_divergence": check_choice("--on-divergence", on_divergence, ("raise", "stop", "keep", "extend")),
         "allow_repeat": allow_repeat,
         "now": now,
@@ -164,14 +166,14 @@ def resume(
     )
 
 
-def _refuse_missing_results(history: History, given: Collection[str]) -> None:
-    """Raise if the run waits for the result of an external tool call, which no command receives."""
+def _refuse_missing_results(history: History, answered_ids: Collection[str]) -> None:
+    """Raise ``UsageProblem`` if the run waits for the result of an external tool call that *answered_ids* lacks."""
     from stepengine.journal.questions import make_pending_call_questions
 
     open_ = [
         question
         for question in ([] if history.is_complete else make_pending_call_questions(history))
-        if question.id not in given
+        if question.id not in answered_ids
     ]
     if open_:
         first = open_[0]
@@ -180,7 +182,7 @@ def _refuse_missing_results(history: History, given: Collection[str]) -> None:
         raise UsageProblem(msg)
 
 
-async def _ask_in_doubt_questions(history: History, given: Collection[str], color: str) -> dict[str, AnswerLike]:
+async def _ask_in_doubt_questions(history: History, answered_ids: Collection[str], color: str) -> dict[str, AnswerLike]:
     """Ask the person about each undecided effect in doubt; skipped ones stay open."""
     from stepengine.cli.screen.console import TerminalInteractor
     from stepengine.journal.questions import make_doubt_questions
@@ -188,17 +190,19 @@ async def _ask_in_doubt_questions(history: History, given: Collection[str], colo
     interactor = TerminalInteractor(color=color)
     answers: dict[str, AnswerLike] = {}
     for question in [] if history.is_complete else make_doubt_questions(history):
-        said = None if question.id in given else await interactor.ask(question)
+        said = None if question.id in answered_ids else await interactor.ask(question)
         if said is not None:
             answers[question.id] = said
     return answers
 
 
-def _run_resume(options: Options, answers: Iterable[str], how: dict[str, Any], *, trusts: bool, sign: str) -> Exit:
+def _run_resume(
+    options: Options, answers: Iterable[str], resume_arguments: dict[str, Any], *, trusts: bool, sign: str
+) -> Exit:
     """Resume the run in ``options.journal``, record its end and print its result; *sign* is a key file."""
     from stepengine.journal.provenance import has_trusted_permissions
 
-    extends = how["on_divergence"] == "extend"
+    extends = resume_arguments["on_divergence"] == "extend"
     journal, given = open_journal(options.journal, sign=sign), parse_answers(answers)
     history = journal.history()
     agent = load_recorded_agent(options, history)
@@ -207,13 +211,15 @@ def _run_resume(options: Options, answers: Iterable[str], how: dict[str, Any], *
     limits = make_resume_limits(journal, options)
     if not extends:
         _refuse_missing_results(history, given)
-    if how["in_doubt"] == "ask" and can_ask():
+    if resume_arguments["in_doubt"] == "ask" and can_ask_at_terminal():
         given |= asyncio.run(_ask_in_doubt_questions(history, given, options.settings.get("display.color")))
-    how |= {"agent": agent, "limits": limits, "trust": trusts or (False if again else None)}
+    resume_arguments |= {"agent": agent, "limits": limits, "trust": trusts or (False if again else None)}
     models = options.models or None
     try:
         run = start_run_and_wait(
-            bench, lambda: bench.engine.start_resume(journal, answers=given, agent_models=models, **how), options
+            bench,
+            lambda: bench.engine.start_resume(journal, answers=given, agent_models=models, **resume_arguments),
+            options,
         )
     except (MissingKey, UnknownModel):
         # Nothing was printed yet, and the question explains why a key is needed.

@@ -30,8 +30,8 @@ def retry(
       stepengine deploy retry review-17
     """
 
-    async def again(operator: Operator) -> Exit:
+    async def retry_run(operator: Operator) -> Exit:
         await operator.retry(run, release=release or None)
         return Exit.COMPLETED
 
-    return run_with_operator(db, again, app=app)
+    return run_with_operator(db, retry_run, app=app)

@@ -150,7 +150,7 @@ def _run_and_record_agent(options: Options, sign: str) -> Exit:
             agent,
             prompt,
             bench.progress,
-            started=recording.record_start,
+            on_start=recording.record_start,
             params=params,
             limits=limits,
             journal=journal,

@@ -13,7 +13,7 @@ import typer
 
 from stepengine.cli.conversations import format_run_age
 from stepengine.cli.exits import Exit, print_error
-from stepengine.cli.journals import find_files_and_journals, journal_errors_as_usage
+from stepengine.cli.journals import find_files_and_journals, raise_journal_errors_as_usage
 from stepengine.cli.schedules import list_and_print_schedules
 from stepengine.cli.screen.render import format_cost, one_line, print_visible, to_ascii_json
 from stepengine.cli.settings import UsageProblem
@@ -126,7 +126,7 @@ def _find_runs(files: Sequence[str], *, everywhere: bool, waiting: bool) -> list
 
 def _list_runs_of_files(files: Iterable[str]) -> list[dict[str, Any]]:
     """Return the runs in journals, SQLite files and folders, newest first."""
-    with journal_errors_as_usage():
+    with raise_journal_errors_as_usage():
         journals = {
             name: journal for file in files for name, journal in find_files_and_journals(file) if journal is not None
         }
@@ -134,18 +134,18 @@ def _list_runs_of_files(files: Iterable[str]) -> list[dict[str, Any]]:
     return sorted(told, key=lambda one: (str(one.get("created") or ""), one["journal"]), reverse=True)
 
 
-def _format_run(told: Mapping[str, Any]) -> Iterator[str]:
-    cost, agent = told.get("cost"), told.get("agent")
+def _format_run(run: Mapping[str, Any]) -> Iterator[str]:
+    cost, agent = run.get("cost"), run.get("agent")
     spent = format_cost(Decimal(cost)) if isinstance(cost, str) and COST.fullmatch(cost) else "-"
     agent_id = one_line(str(agent.get("id") or "") if isinstance(agent, dict) else "", 24)
-    name, age = told.get("stem") or one_line(str(told["journal"]), 200), format_run_age(str(told.get("created") or ""))
-    row = f"{name}  {age:>4}  {told['status']:<11}  {agent_id:<16}  {spent:>8}"
-    yield f"{row}  {one_line(str(told.get('title') or ''), 80)}".rstrip()
-    waits = told.get("waits") if told["status"] == "suspended" else ()
+    name, age = run.get("stem") or one_line(str(run["journal"]), 200), format_run_age(str(run.get("created") or ""))
+    row = f"{name}  {age:>4}  {run['status']:<11}  {agent_id:<16}  {spent:>8}"
+    yield f"{row}  {one_line(str(run.get('title') or ''), 80)}".rstrip()
+    waits = run.get("waits") if run["status"] == "suspended" else ()
     for wait in waits if isinstance(waits, list) else ():
         if isinstance(wait, dict):
             yield f"  ~ {one_line(str(wait.get('said')), 200)}"
-    questions = told.get("questions")
+    questions = run.get("questions")
     for question in questions if isinstance(questions, list) else ():
         if isinstance(question, dict):
             yield f"  ? {one_line(str(question.get('id')), 40)}: {one_line(str(question.get('text')), 120)}"

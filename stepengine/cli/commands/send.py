@@ -80,7 +80,7 @@ def send(
       curl -s https://example.com/build.json | \
           stepengine send run.jsonl --topic built -
     """
-    answers = _parse_answers(answer or (), always or ())
+    answers = _parse_answers_and_approvals(answer or (), always or ())
     if answers and (message or topic or id or path):
         msg = "--answer and --always cannot be combined with a message or its options; send the message with a separate command"
         raise UsageProblem(msg)
@@ -117,7 +117,7 @@ class _Outgoing:
     answers: Mapping[str, AnswerLike]
 
     def send_to_journal(self, posting: Any, journal: Journal) -> bool | None:
-        """Send it to the mailbox of a journal; return whether a message is new, ``None`` for answers."""
+        """Send the answers or the message to the mailbox of a journal; return whether a message is new, ``None`` for answers."""
         is_new: bool | None
         if self.answers:
             is_new = posting.send_answers(journal, self.answers)
@@ -128,7 +128,7 @@ class _Outgoing:
         return is_new
 
     async def send_to_database(self, operator: Operator, run: str) -> bool | None:
-        """Send it to a durable run. Return whether a message with a topic is new; ``None`` for answers and user messages."""
+        """Send the answers or the message to a durable run; return whether a message with a topic is new, else ``None``."""
         if self.topic:
             return await operator.send_message(run, self.topic, self.content, id=self.id, path=self.path)
         if self.answers:
@@ -147,7 +147,7 @@ class _Outgoing:
             print(f"{self.id} (already sent)" if is_new is False else self.id)
 
 
-def _parse_answers(answers: Iterable[str], always: Iterable[str]) -> dict[str, AnswerLike]:
+def _parse_answers_and_approvals(answers: Iterable[str], always: Iterable[str]) -> dict[str, AnswerLike]:
     """
     Parse ``--answer`` and ``--always`` into answers by question id.
 
@@ -178,7 +178,7 @@ def read_message_text(text: str) -> str:
 
 def parse_json_message(text: str) -> object:
     """
-    Return the value of a message that is JSON.
+    Parse a typed JSON message, or the text of stdin for ``-``.
 
     Raises:
         UsageProblem: for anything else.

@@ -21,7 +21,7 @@ import typer
 from attrs import frozen
 
 from stepengine.cli.bench import add_guard_rules, choose_policy, make_engine_setup
-from stepengine.cli.commands.undo import find_write_root
+from stepengine.cli.commands.undo import get_write_root
 from stepengine.cli.commands.worker import load_module_contents
 from stepengine.cli.deployment import resolve_database, run_deployment_command
 from stepengine.cli.exits import Exit, print_error
@@ -234,7 +234,7 @@ def serve_runs(options: Options, wanted: ServeOptions) -> Exit:
     _require_tokens_for_public_host(wanted)
     _refuse_unusable_script(options, wanted)
     sources, left_out = None, list[str]()
-    if wanted.ui and not _parse_function_name(wanted.module):
+    if wanted.ui and not _parse_engine_function_name(wanted.module):
         sources = _make_engine_sources(wanted.module, options, left_out)
     engine, schedules = load_engine_and_schedules(wanted.module, options, left_out.append)
     for problem in left_out:
@@ -243,7 +243,7 @@ def serve_runs(options: Options, wanted: ServeOptions) -> Exit:
         sources.record_file_hashes()
     engine, place = _choose_engine_and_run_store(engine, wanted)
     logins = Logins() if wanted.ui else None
-    with _open_or_create_token_file(wanted.tokens) as (file, token):
+    with _use_given_or_temporary_tokens(wanted.tokens) as (file, token):
         try:
             served = app(
                 engine,
@@ -255,7 +255,7 @@ def serve_runs(options: Options, wanted: ServeOptions) -> Exit:
                 script=Path(options.script).name,
                 sources=sources,
                 schedules=schedules if wanted.schedules else (),
-                roots=[find_write_root(options)],
+                roots=[get_write_root(options)],
                 reports=wanted.reports,
                 drain=wanted.drain,
                 webhooks=wanted.webhooks,
@@ -267,18 +267,18 @@ def serve_runs(options: Options, wanted: ServeOptions) -> Exit:
         except StepEngineError as error:
             raise UsageProblem(error.message) from error
         agents = [agent.id for agent in engine.agents]
-        begun = partial(
+        print_links = partial(
             _print_links_and_open_browser, wanted, token=token, logins=logins, agents=agents, script=options.script
         )
         with _print_engine_warnings(), contextlib.ExitStack() as until_end:
 
-            def listens(url: str) -> None:
+            def announce_and_print_links(url: str) -> None:
                 if logins is not None:
                     host = next((name for name in wanted.hosts if name != "*"), url.partition("://")[2])
                     until_end.enter_context(announce_studio(wanted.folder, url, host, logins.make_operator_token()))
-                begun(url)
+                print_links(url)
 
-            return run_deployment_command(_serve_until_signal(served, wanted, listens))
+            return run_deployment_command(_serve_until_signal(served, wanted, announce_and_print_links))
 
 
 def _require_tokens_for_public_host(wanted: ServeOptions) -> None:
@@ -294,7 +294,7 @@ def _refuse_unusable_script(options: Options, wanted: ServeOptions) -> None:
     if not options.script:
         return
     refuse_script_with_server(options)
-    if _parse_function_name(wanted.module):
+    if _parse_engine_function_name(wanted.module):
         msg = (
             f"--script replaces the models of agents in files, but {wanted.module} returns an engine with its own models; "
             "leave --script out"
@@ -355,31 +355,31 @@ def _make_durable_engine(
 
 
 def _make_engine_sources(module: str, options: Options, left_out: list[str]) -> EngineSources:
-    """Return the sources for reloading the engine; files that failed at the start may fail again."""
+    """Return the sources that reload the engine; a file that cannot be loaded raises, unless it failed at the start, too."""
     from stepengine.server.sources import EngineSources
 
-    def leave_out(problem: str) -> None:
+    def raise_if_new_problem(problem: str) -> None:
         if problem not in left_out:
             raise UsageProblem(problem)
 
-    def load() -> Engine:
-        made: Any = load_engine_and_schedules(module, options, leave_out)[0]
+    def load_engine() -> Engine:
+        made: Any = load_engine_and_schedules(module, options, raise_if_new_problem)[0]
         return made  # type: ignore[no-any-return]  # files make engines; only functions make what lies in a database
 
-    return EngineSources(load, make_engine_spec(module, options))
+    return EngineSources(load_engine, make_engine_spec(module, options))
 
 
-def _parse_function_name(module: str) -> str:
+def _parse_engine_function_name(module: str) -> str:
     """Return the function in ``MODULE:FUNCTION``; ``""`` for files."""
     function = module.rpartition(":")[2]
     return function if ":" in module and function.isidentifier() and not Path(module).exists() else ""
 
 
 def load_engine_and_schedules(
-    module: str, options: Options, leave_out: Callable[[str], object]
+    module: str, options: Options, on_skipped_file: Callable[[str], object]
 ) -> tuple[Engine | DurableEngine, Sequence[Schedule]]:
     """
-    Return the engine and the schedules for *module*; *leave_out* is called for files that cannot be loaded.
+    Return the engine and the schedules for *module*; *on_skipped_file* is called for files that cannot be loaded.
 
     Raises:
         UsageProblem: when there is none.
@@ -387,12 +387,12 @@ def load_engine_and_schedules(
     from stepengine.adapters.ag_ui import page_hooks
     from stepengine.engine import Engine
 
-    if function := _parse_function_name(module):
+    if function := _parse_engine_function_name(module):
         if options.guard:
             msg = "--guard is for agents; give your engine permissions=Policy.guard_injection(), or add injection_rules() to its policy"
             raise UsageProblem(msg)
         return _call_engine_function(module.rpartition(":")[0], function), ()
-    offered = load_module_contents(module, leave_out)
+    offered = load_module_contents(module, on_skipped_file)
     # What a page of AG-UI sends beside words: its tools, context and state.
     agents = [attrs.evolve(agent, hooks=agent.hooks + page_hooks()) for agent in offered.agents]
     script = make_run_script(options.script) if options.script else None
@@ -471,8 +471,8 @@ def _call_engine_function(module: str, function: str) -> Engine | DurableEngine:
 
 
 @contextlib.contextmanager
-def _open_or_create_token_file(file: Path | None) -> Iterator[tuple[Path, str]]:
-    """Yield the token file and ``""``; without a file, a temporary one and its token."""
+def _use_given_or_temporary_tokens(file: Path | None) -> Iterator[tuple[Path, str]]:
+    """Yield the given token file and ``""``, or else a temporary file and its only token; raise if the given file is missing."""
     from stepengine.server import Tokens
 
     if file is not None:
@@ -504,12 +504,12 @@ def _print_engine_warnings() -> Iterator[None]:
         LOGGER.removeHandler(handler)
 
 
-async def _serve_until_signal(served: Application, wanted: ServeOptions, begun: Callable[[str], object]) -> Exit:
-    """Listen until a signal; return the exit code."""
+async def _serve_until_signal(served: Application, wanted: ServeOptions, on_listening: Callable[[str], object]) -> Exit:
+    """Listen until a signal, calling *on_listening* with the URL; return the exit code, or raise if it cannot serve."""
     from stepengine.server.uvicorn_server import serve_until_signal
 
     try:
-        has_listened = await serve_until_signal(served, wanted.host, wanted.port, begun)
+        has_listened = await serve_until_signal(served, wanted.host, wanted.port, on_listening)
     except (DatabaseUnavailable, ExecutorBusy):
         raise
     except StepEngineError as error:

@@ -57,7 +57,7 @@ def status(
 
     async def print_status(operator: Operator) -> Exit:
         if run:
-            return await _print_run(operator, run, as_json=as_json)
+            return await _print_run_tree(operator, run, as_json=as_json)
         if session:
             return await _print_session(operator, session, as_json=as_json)
         if sessions:
@@ -68,7 +68,7 @@ def status(
         if queues:
             return await _print_queues(maintenance, as_json=as_json)
         if rates:
-            return await _print_rates(maintenance, as_json=as_json)
+            return await _print_rate_limit_use(maintenance, as_json=as_json)
         view = await maintenance.overview(check=check)
         if as_json:
             print(to_ascii_json(attrs.asdict(view)))
@@ -122,7 +122,7 @@ def _format_columns(head: str, rows: Sequence[tuple[str, ...]]) -> list[str]:
     return ["  ".join([cell.ljust(width) for cell, width in zip(row, widths, strict=True)]).rstrip() for row in table]
 
 
-async def _print_run(operator: Operator, run: str, *, as_json: bool) -> Exit:
+async def _print_run_tree(operator: Operator, run: str, *, as_json: bool) -> Exit:
     tree = await operator.tree(run)
     asked: list[Waiting] = await operator.list_questions(run)
     waits = await operator.run_waits.list_waits([run])
@@ -182,8 +182,8 @@ def _describe_turn_state(turn: TurnView) -> str:
     return "no answer" if turn.rejected else "queued" if turn.is_waiting else turn.state
 
 
-def _print_questions(run: str, asked: Sequence[Waiting]) -> None:
-    for waiting in asked:
+def _print_questions(run: str, open_questions: Sequence[Waiting]) -> None:
+    for waiting in open_questions:
         for question in waiting.questions:
             print(f"  ? {one_line(question.id, 60)}: {one_line(question.text, 120)}")
             print(
@@ -212,7 +212,7 @@ async def _print_queues(maintenance: DeploymentMaintenance, *, as_json: bool) ->
     return Exit.COMPLETED
 
 
-async def _print_rates(maintenance: DeploymentMaintenance, *, as_json: bool) -> Exit:
+async def _print_rate_limit_use(maintenance: DeploymentMaintenance, *, as_json: bool) -> Exit:
     found = await maintenance.rates()
     if as_json:
         print(to_ascii_json([attrs.asdict(rate) for rate in found]))

@@ -72,6 +72,6 @@ def takeover(
     return run_with_operator(db, take_over, app=app)
 
 
-def _describe_takeover(each: TakeoverResult) -> str:
-    again = f"  (taken over {each.times} times without progress)" if each.times > 1 else ""
-    return f"{each.outcome}  {each.run}  from {each.executor}{again}"
+def _describe_takeover(result: TakeoverResult) -> str:
+    again = f"  (taken over {result.times} times without progress)" if result.times > 1 else ""
+    return f"{result.outcome}  {result.run}  from {result.executor}{again}"

@@ -137,19 +137,21 @@ def _describe_expiry(name: str, until: datetime | None) -> str:
     return f"the token {name} is valid until {f'{until:%Y-%m-%d %H:%M} UTC' if until else 'it is revoked'}"
 
 
-def _format_token(one: KnownToken) -> str:
-    owner = "" if one.owner == one.name else f", of {one.owner}"
+def _format_token(token: KnownToken) -> str:
+    owner = "" if token.owner == token.name else f", of {token.owner}"
     now = datetime.now(UTC)
-    ended = one.expires is not None and one.expires <= now
-    until = f"{'expired' if ended else 'until'} {one.expires:%Y-%m-%d %H:%M} UTC" if one.expires else "until revoked"
-    return f"{one.name}{owner}: {', '.join(s for s in SCOPES if s in one.scopes)}; {until}"
+    ended = token.expires is not None and token.expires <= now
+    until = (
+        f"{'expired' if ended else 'until'} {token.expires:%Y-%m-%d %H:%M} UTC" if token.expires else "until revoked"
+    )
+    return f"{token.name}{owner}: {', '.join(s for s in SCOPES if s in token.scopes)}; {until}"
 
 
-def _token_to_dict(one: KnownToken) -> dict[str, object]:
+def _token_to_dict(token: KnownToken) -> dict[str, object]:
     return {
-        "name": one.name,
-        "owner": one.owner,
-        "scopes": [scope for scope in SCOPES if scope in one.scopes],
-        "created": one.created.isoformat(),
-        "expires": one.expires and one.expires.isoformat(),
+        "name": token.name,
+        "owner": token.owner,
+        "scopes": [scope for scope in SCOPES if scope in token.scopes],
+        "created": token.created.isoformat(),
+        "expires": token.expires and token.expires.isoformat(),
     }

@@ -57,24 +57,24 @@ def tools(
     return Exit.COMPLETED
 
 
-def describe_tool(one: ToolPage) -> Iterator[str]:
+def describe_tool(page: ToolPage) -> Iterator[str]:
     """Yield the lines that describe a tool."""
-    yield f"{one.name}: {one.text}"
+    yield f"{page.name}: {page.text}"
     made = (
-        f"{one.maker} of stepengine.tools.bundled"
-        if one.maker
+        f"{page.maker} of stepengine.tools.bundled"
+        if page.maker
         else "to every handler; models can call it if their agent lists it"
     )
-    yield f"  {'created by' if one.maker else 'available':<{INDENT - 2}}{made}"
-    yield f"  {'category':<{INDENT - 2}}{one.spec.category}"
+    yield f"  {'created by' if page.maker else 'available':<{INDENT - 2}}{made}"
+    yield f"  {'category':<{INDENT - 2}}{page.spec.category}"
     yield from (
-        ["", "Parameters:", *map(_describe_parameter, one.parameters)] if one.parameters else ["", "No parameters."]
+        ["", "Parameters:", *map(_describe_parameter, page.parameters)] if page.parameters else ["", "No parameters."]
     )
-    for number, form in enumerate(one.forms):
+    for number, form in enumerate(page.forms):
         yield from ["", f"{'Or returns' if number else 'Returns'} {_describe_result(form)}", *_result_key_lines(form)]
-    yield from ["", f"{'Fails':<{INDENT}}{one.errors}", f"{'Limits':<{INDENT}}{one.limits}", ""]
-    yield from ["In a handler:", "  from stepengine import call", f"  from stepengine.tools.bundled import {one.name}"]
-    yield f"  yield from call({one.name}{''.join([f', {key}={value!r}' for key, value in one.example.items()])})"
+    yield from ["", f"{'Fails':<{INDENT}}{page.errors}", f"{'Limits':<{INDENT}}{page.limits}", ""]
+    yield from ["In a handler:", "  from stepengine import call", f"  from stepengine.tools.bundled import {page.name}"]
+    yield f"  yield from call({page.name}{''.join([f', {key}={value!r}' for key, value in page.example.items()])})"
 
 
 def _hanging_indent(line: str) -> int:
@@ -83,9 +83,17 @@ def _hanging_indent(line: str) -> int:
     return INDENT - len(line) + len(line.lstrip()) if line.startswith((" ", "Fails", "Limits")) else 0
 
 
-def _describe_parameter(one: Parameter) -> str:
-    default = "required" if one.is_required else "optional" if one.default is None else f"default {one.default!r}"
-    return f"  {one.name:<{INDENT - 3}} {one.type}; {default}{f'. {one.text}' if one.text else ''}"
+def _describe_parameter(parameter: Parameter) -> str:
+    default = (
+        "required"
+        if parameter.is_required
+        else "optional"
+        if parameter.default is None
+        else f"default {parameter.default!r}"
+    )
+    return (
+        f"  {parameter.name:<{INDENT - 3}} {parameter.type}; {default}{f'. {parameter.text}' if parameter.text else ''}"
+    )
 
 
 def _describe_result(form: Form) -> str:
@@ -102,22 +110,22 @@ def _result_key_lines(form: Form, indent: str = "  ") -> Iterator[str]:
             yield from _result_key_lines(key.form, f"{indent}  ")
 
 
-def tool_to_dict(one: ToolPage) -> dict[str, Any]:
+def tool_to_dict(page: ToolPage) -> dict[str, Any]:
     """Return the description of a tool as JSON."""
     return {
-        "name": one.name,
-        "text": one.text,
-        "made_by": one.maker or None,
-        "category": one.spec.category,
+        "name": page.name,
+        "text": page.text,
+        "made_by": page.maker or None,
+        "category": page.spec.category,
         "parameters": [
             {"name": p.name, "type": p.type, "required": p.is_required, "default": p.default, "text": p.text}
-            for p in one.parameters
+            for p in page.parameters
         ],
-        "gives": [_form_to_dict(form) for form in one.forms],
-        "errors": one.errors,
-        "limits": one.limits,
-        "example": one.example,
-        "input_schema": one.spec.input_schema,
+        "gives": [_form_to_dict(form) for form in page.forms],
+        "errors": page.errors,
+        "limits": page.limits,
+        "example": page.example,
+        "input_schema": page.spec.input_schema,
     }
 
 

@@ -16,7 +16,7 @@ from stepengine.cli.code_trust import refuse_inside_tool
 from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.journals import add_journal_to_options, open_journal
 from stepengine.cli.options import File, Last, Options
-from stepengine.cli.screen.confirm import can_ask, confirm
+from stepengine.cli.screen.confirm import can_ask_at_terminal, confirm
 from stepengine.cli.screen.render import print_visible
 from stepengine.errors import DefinitionError, JournalError, UndoRefused, WorkspaceLost
 
@@ -127,16 +127,16 @@ def _print_and_confirm_changes(journal: Journal, plan: UndoResult) -> bool:
         print_visible(f"{path} would have the mode {modes[path]:o} and this content:")
         for line in text.splitlines():
             print_visible(f"  | {line}", hang=4)
-    return can_ask() and confirm("stepengine: write this content?")
+    return can_ask_at_terminal() and confirm("stepengine: write this content?")
 
 
 @contextmanager
 def _open_write_root(options: Options, cwd: Path | None, workspace: str) -> Iterator[Path | Workspace]:
     """Yield the folder or workspace where writes are undone: the named one, else that of the run."""
     if workspace:
-        root = find_write_root(attrs.evolve(options, workspace=workspace, cwd=options.cwd if cwd is None else cwd))
+        root = get_write_root(attrs.evolve(options, workspace=workspace, cwd=options.cwd if cwd is None else cwd))
     else:
-        root = find_write_root(options) if cwd is None else cwd
+        root = get_write_root(options) if cwd is None else cwd
     try:
         yield root
     finally:
@@ -144,7 +144,7 @@ def _open_write_root(options: Options, cwd: Path | None, workspace: str) -> Iter
             root.close()
 
 
-def find_write_root(options: Options) -> Path | Workspace:
+def get_write_root(options: Options) -> Path | Workspace:
     """Return the folder or workspace that the tools of a run write to."""
     if not options.workspace:
         return options.cwd

@@ -125,7 +125,7 @@ def worker(
     offered.options.update(_merge_rate_limits(offered.options.get("rate_limits"), limits))
 
     async def open_and_run() -> Exit:
-        async with _run_or_resolve_database(embedded_db, db) as url:
+        async with _run_embedded_or_resolve_database(embedded_db, db) as url:
             from stepengine.durable import DurableEngine
 
             engine = DurableEngine(offered.agents, offered.tools, offered.models, db=url, **setting, **offered.options)
@@ -162,7 +162,8 @@ def _merge_rate_limits(known: Any, typed: Mapping[str, Iterable[str]]) -> dict[s
 
 
 @contextlib.asynccontextmanager
-async def _run_or_resolve_database(folder: Path | None, db: str) -> AsyncIterator[str]:
+async def _run_embedded_or_resolve_database(folder: Path | None, db: str) -> AsyncIterator[str]:
+    """Yield the URL of a PostgreSQL server that runs in *folder* during the block, else that of ``--db`` or the environment."""
     if folder is None:
         yield resolve_database(db)
         return
@@ -218,13 +219,13 @@ class ModuleContents:
     schedules: tuple[Schedule, ...] = ()
 
 
-def load_module_contents(module: str, leave_out: Callable[[str], object] | None = None) -> ModuleContents:
+def load_module_contents(module: str, on_skipped_file: Callable[[str], object] | None = None) -> ModuleContents:
     """
     Return the contents of a Python file, a folder of agent files or an importable module.
 
     Args:
         module: Which.
-        leave_out: Told why a file of a folder cannot be loaded; by default a person is, and the others count.
+        on_skipped_file: Called with the reason why a file of a folder cannot be loaded; by default the reason is printed.
 
     Raises:
         UsageProblem: when there is no such thing, or it cannot be imported; it says what would have been fine.
@@ -237,7 +238,7 @@ def load_module_contents(module: str, leave_out: Callable[[str], object] | None 
     if path.is_dir():
         found = load_folder(path)
         for problem in found.problems:
-            (leave_out or _print_skipped_file)(problem)
+            (on_skipped_file or _print_skipped_file)(problem)
         if not found.agents:
             msg = f"the folder {module} holds no agent files; `stepengine init` creates a project with one"
             raise UsageProblem(msg)

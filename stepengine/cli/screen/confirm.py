@@ -15,8 +15,8 @@ RESULT = "result:"
 BY = "command line"
 
 
-def can_ask() -> bool:
-    """Return True if stdin and stderr are a terminal, and no tool runs this command."""
+def can_ask_at_terminal() -> bool:
+    """Return True if stdin and stderr are terminals, and the command was not started by a tool of an agent."""
     from stepengine.workspace.environment import MARKER
 
     return sys.stdin.isatty() and sys.stderr.isatty() and not os.environ.get(MARKER)

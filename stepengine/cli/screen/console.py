@@ -132,7 +132,7 @@ class TypedLines:
             return line.rstrip("\n") if line else None
         while b"\n" not in self._bytes and not self._ended:
             await self._wait_until_readable(self._fd)
-            self._read_chunk(self._fd)
+            self._read_chunk_into_buffer(self._fd)
         return self._pop_line()
 
     @contextlib.contextmanager
@@ -155,7 +155,7 @@ class TypedLines:
         if self._fd is None or not self.is_terminal:
             return []
         while not self._ended and select.select([self._fd], [], [], 0)[0]:
-            self._read_chunk(self._fd)
+            self._read_chunk_into_buffer(self._fd)
         found = []
         while b"\n" in self._bytes:
             found.append(self._pop_line() or "")
@@ -170,7 +170,8 @@ class TypedLines:
         self._bytes[:] = rest
         return line.decode(errors="replace").removesuffix("\r") if line or end else None
 
-    def _read_chunk(self, descriptor: int) -> None:
+    def _read_chunk_into_buffer(self, descriptor: int) -> None:
+        """Read available bytes into the buffer; no bytes, or an error, is the end of the input."""
         try:
             chunk = os.read(descriptor, CHUNK)
         except OSError:  # the terminal is gone
@@ -235,13 +236,13 @@ class Screen(ProgressDisplay):
         self.diffs: list[str] = []
 
     def on_event(self, event: ev.Event) -> None:
-        """Show *event*."""
+        """Show an event, and store what the screen needs of it: running children, texts, diffs, the last full output."""
         if isinstance(event, ev.AgentSpawned):
             self._children[event.child_path] = _ChildLine(event.agent_id, event.prompt)
         elif isinstance(event, ev.AgentFinished):
             self._children.pop(event.child_path, None)
         elif child := self._children.get(event.path):
-            child.record_event(event)
+            child.update_from_event(event)
         if isinstance(event, ev.TextCompleted) and not event.path:
             self._said.append(event.text)
         elif isinstance(event, ev.ThinkingCompleted):
@@ -254,30 +255,30 @@ class Screen(ProgressDisplay):
             self.diffs += [diff] if isinstance(diff, str) else []
         super().on_event(event)
 
-    def print_between_texts(self, text: str, style: str = "") -> None:
-        """Print a line of the program; while the root's text streams, hold it back until the end of that text."""
-        self._notes.append((text, style))
+    def print_or_delay_note(self, note: str, style: str = "") -> None:
+        """Print a note of the program; while the root's text streams, hold it back until that text ends."""
+        self._notes.append((note, style))
         if "" not in self._streamed:
             self.print_delayed_notes()
 
     def print_delayed_notes(self) -> None:
         """Print the lines that were held back while a text streamed."""
         if self._notes:
-            self.close_line()
+            self.close_line_or_block()
         while self._notes:
             print_wrapped(self._console, *self._notes.pop(0))
 
     def end_plain_text_line(self) -> None:
         """End the streaming line of text, so that lines can be printed. An open block of Markdown stays below them."""
         if self._block is None:
-            self.close_line()
+            self.close_line_or_block()
 
     def print_run_summary(self, result: RunResult) -> None:
         """Print the output of the run if its model did not print it, and the summary line."""
         came_to = _format_output(result)
         if result.status is RunStatus.COMPLETED and drop_if_shown(came_to, self._said):
-            self.close_line()
-            self.add_text("", came_to)
+            self.close_line_or_block()
+            self.add_streamed_text("", came_to)
         self._said.clear()
         super().print_run_summary(result)
 
@@ -308,17 +309,17 @@ class Screen(ProgressDisplay):
             console.print(status, soft_wrap=True)
         return "\n".join([*block, *drawn.get().splitlines()])
 
-    def add_text(self, path: str, text: str) -> None:
+    def add_streamed_text(self, path: str, text: str) -> None:
         """Print a piece of the root's text; with Markdown, the blocks that it ends."""
         if path:
-            super().add_text(path, text)
+            super().add_streamed_text(path, text)
             return
         if self._block is not None:
             self._block += text
             if "\n" in text:
                 *blocks, self._block = _split_markdown_blocks(self._block)
                 for block in blocks:
-                    self._print_block(block)
+                    self._print_markdown_block(block)
             return
         if not self._is_open:
             self._speaker = self.children.find_path_with_siblings(path)
@@ -326,26 +327,27 @@ class Screen(ProgressDisplay):
         self._is_open = not text.endswith("\n") if text else self._is_open
 
     def flush_text(self, path: str) -> None:
-        """End the text of a run."""
+        """End the text of a run: print the held-back line of a child, or end the line or block of the root."""
         if path:
             super().flush_text(path)
         else:
-            self.close_line()
+            self.close_line_or_block()
 
     def print_line(self, path: str, text: str, style: str = "") -> None:
-        """Print a line, after the end of the root's text."""
-        self.close_line()
+        """End the streaming text of the root, then print a line of a run."""
+        self.close_line_or_block()
         self._is_after_block = False
         super().print_line(path, text, style)
 
     def discard_text(self, path: str) -> None:
-        """Drop the text of a reply that does not count; a part of the root's is on the screen."""
+        """Drop the unprinted text of a discarded reply; end the line or block of the root, whose printed text stays."""
         if not path:
             self._block = self._block and ""
-            self.close_line()
+            self.close_line_or_block()
         super().discard_text(path)
 
     def _show_event(self, event: ev.Event) -> None:
+        """Show an event; while the run is stopping, hide failed tools and the notice of a discarded reply."""
         if self.is_stopping and isinstance(event, ev.ReplyDiscarded):
             self.discard_text(event.path)
         elif not (self.is_stopping and isinstance(event, ev.ToolFinished) and event.result.is_error):
@@ -354,11 +356,12 @@ class Screen(ProgressDisplay):
             self.print_delayed_notes()
 
     def _summary_parts(self, result: RunResult) -> list[str]:
+        """Return the parts of the summary; after an interruption only that word, the steps and the cost."""
         if not self.is_stopping or result.status is not RunStatus.CANCELLED:
             return super()._summary_parts(result)
         return ["interrupted", *super()._summary_parts(result)[1:2], format_cost(result.cost, of=result.usage)]
 
-    def _print_block(self, text: str) -> None:
+    def _print_markdown_block(self, text: str) -> None:
         """Print a block as Markdown. Links and images stay text, and control characters are made visible."""
         if text.strip():
             self._speaker = self.children.find_path_with_siblings("")
@@ -370,11 +373,11 @@ class Screen(ProgressDisplay):
     def _print_markdown(self, text: str) -> None:
         print_markdown(self._console, text)
 
-    def close_line(self) -> None:
+    def close_line_or_block(self) -> None:
         """End the line or block that streams, if it is open."""
         if self._block:
             block, self._block = self._block, ""
-            self._print_block(block)
+            self._print_markdown_block(block)
         if self._is_open:
             self._is_open = False
             self._print_streamed_text("\n")
@@ -452,7 +455,7 @@ class _ChildLine:
         self._steps = 0
         self._start = time.monotonic()
 
-    def record_event(self, event: ev.Event) -> None:
+    def update_from_event(self, event: ev.Event) -> None:
         """Update the line from an event of the child."""
         if isinstance(event, ev.StepStarted):
             self._steps = event.step + 1
@@ -546,15 +549,15 @@ class Terminal:
         return False
 
     def message_from_line(self, text: str) -> str:
-        """Return the message to the run in a line that was typed while it runs."""
+        """Return the message that a typed line sends to the run; here the line itself."""
         return text
 
     async def run_or_queue_chat_command(self, text: str) -> bool:
         """Execute or queue a chat command typed during a run; return whether the line was one. Outside of a chat, none is."""
         return False
 
-    def handle_refused_line(self, text: str, error: StepEngineError) -> None:
-        """Handle a typed line that a run did not accept: print the reason."""
+    def print_or_queue_refused_line(self, text: str, error: StepEngineError) -> None:
+        """Print why a run refused a typed line; a chat queues the line for its next turn instead."""
         self.print_text(visible(error.message))
 
     def drain_typed_lines(self) -> list[str]:
@@ -578,7 +581,9 @@ class Terminal:
         for line in self.drain_typed_lines():
             await handle_other_line(line)
         is_whole = self._print_question(question, self._max_subject_lines())
-        prompt = _permission_prompt(question, self._console.width, is_whole=is_whole) if question.tool_name else "> "
+        prompt = (
+            _format_permission_prompt(question, self._console.width, is_whole=is_whole) if question.tool_name else "> "
+        )
         prompt = LATER if may_skip else prompt
         while (typed := await self.read_line_with_prompt(prompt)) is not None and not (
             may_skip and typed.strip() in ("", SKIP)
@@ -586,7 +591,7 @@ class Terminal:
             if typed.strip() == "v" and (question.tool_name or not is_whole):
                 self._print_question(question)
                 continue
-            said = await self._parse_answer(question, typed)
+            said = await self._parse_answer_and_ask_scope(question, typed)
             try:
                 if said is AGAIN:
                     continue
@@ -599,8 +604,8 @@ class Terminal:
                 await handle_other_line(typed)
         return False
 
-    async def _parse_answer(self, question: Question, typed: str) -> Any:
-        """Parse a line as the answer; ``None`` for no answer, ``AGAIN`` if the person returned to the question."""
+    async def _parse_answer_and_ask_scope(self, question: Question, typed: str) -> Any:
+        """Parse a line as the answer, and ask how far a lasting approval goes; ``None`` for no answer, ``AGAIN`` to ask again."""
         if self.is_chat_command(typed):
             return None
         if not question.tool_name:
@@ -617,10 +622,10 @@ class Terminal:
         named = _find_typed_choice(lasting, which.strip())
         if which.strip() and named is None:
             return None
-        return await self._ask_for_lasting_choice(lasting, named)
+        return await self._choose_and_confirm_lasting_approval(lasting, named)
 
-    async def _ask_for_lasting_choice(self, lasting: Sequence[Choice], chosen: Choice | None) -> object:
-        """Return the answer that allows calls for the session, after the person chose it and saw its scope."""
+    async def _choose_and_confirm_lasting_approval(self, lasting: Sequence[Choice], chosen: Choice | None) -> object:
+        """Let the person choose and confirm a lasting approval; return its answer, or ``AGAIN`` if none was chosen or confirmed."""
         if chosen is None:
             by = call_matcher(lasting[0].rule).get("agent")
             self.print_text(
@@ -628,7 +633,7 @@ class Terminal:
             )
             for number, choice in enumerate(lasting, start=1):
                 self.print_text(f"  {number}. {one_line(choice.scope, 300)}")
-            chosen = await self._read_choice_number(lasting)
+            chosen = await self._read_lasting_choice(lasting)
         if chosen is None:
             return AGAIN
         if chosen.confirm:
@@ -637,8 +642,8 @@ class Terminal:
                 return AGAIN
         return chosen.answer
 
-    async def _read_choice_number(self, lasting: Sequence[Choice]) -> Choice | None:
-        """Return the choice whose number is typed; ``None`` for an empty line or the end of the input."""
+    async def _read_lasting_choice(self, lasting: Sequence[Choice]) -> Choice | None:
+        """Ask until a number of *lasting* is typed, and return that choice; ``None`` for an empty line or the end of the input."""
         while typed := ((await self.read_line_with_prompt(WHICH)) or "").strip():
             chosen = _find_typed_choice(lasting, typed)
             if chosen is not None:
@@ -650,15 +655,15 @@ class Terminal:
         """Return how many lines of a question's subject fit below the question."""
         return max(1, min(MAX_SHOWN, self._console.height - BELOW)) if self._console.is_terminal else MAX_SHOWN
 
-    def _print_question(self, question: Question, most: int | None = None) -> bool:
-        """Print a question; return whether all of its lines were printed."""
+    def _print_question(self, question: Question, max_lines: int | None = None) -> bool:
+        """Print a question with at most *max_lines* lines about its subject; return whether these were all."""
         first, *rest = question.text.splitlines() or [""]
         self.print_text(f"? {one_line(first, 400)}", self._colors.question)
         lines = [*[(visible(line), "") for line in rest], *_format_subject_lines(question, self._colors)]
-        for text, style in lines[:most]:
+        for text, style in lines[:max_lines]:
             self.print_text(text, style, gutter="| ")
-        if most is not None and len(lines) > most:
-            self.print_text(f"({len(lines) - most} more lines; v shows them)", self._colors.warning, gutter="| ")
+        if max_lines is not None and len(lines) > max_lines:
+            self.print_text(f"({len(lines) - max_lines} more lines; v shows them)", self._colors.warning, gutter="| ")
         is_doubt = is_about_effect_in_doubt(question.id)
         if is_doubt:
             self.print_text(DECISIONS)
@@ -669,7 +674,7 @@ class Terminal:
             self.print_text(f"  {number}. {one_line(option, 200)}")
             if about:
                 self.print_text(one_line(about, 400), self._colors.note, gutter=" " * 5)
-        return most is None or len(lines) <= most
+        return max_lines is None or len(lines) <= max_lines
 
 
 def _format_subject_lines(question: Question, colors: ColorScheme) -> Iterator[tuple[str, str]]:
@@ -726,7 +731,7 @@ def _find_edits_rule(question: Question) -> JsonDict | None:
     return next((rule for rule in question.wider if allows_all_edits(rule)), None)
 
 
-def _permission_prompt(question: Question, width: int, *, is_whole: bool = False) -> str:
+def _format_permission_prompt(question: Question, width: int, *, is_whole: bool = False) -> str:
     """
     Return the prompt of a permission question: its subject on one line, shortened if necessary.
 
@@ -769,12 +774,12 @@ def _shorten_subject(question: Question, room: int) -> str:
     return shown if len(shown) <= room else f"...{shown[3 - room :]}"
 
 
-def _find_typed_choice(lasting: Sequence[Choice], which: str) -> Choice | None:
+def _find_typed_choice(lasting: Sequence[Choice], typed: str) -> Choice | None:
     """Return the choice with the typed number or command prefix; ``None`` if there is none."""
-    if which.isascii() and which.isdigit() and len(which) < DIGITS and 0 < int(which) <= len(lasting):
-        return lasting[int(which) - 1]
+    if typed.isascii() and typed.isdigit() and len(typed) < DIGITS and 0 < int(typed) <= len(lasting):
+        return lasting[int(typed) - 1]
     words = [(" ".join(call_matcher(choice.rule).get("prefix", ())), choice) for choice in lasting]
-    return next((choice for prefix, choice in words if which and prefix == " ".join(which.split())), None)
+    return next((choice for prefix, choice in words if typed and prefix == " ".join(typed.split())), None)
 
 
 SOON_SECONDS = 60.0
@@ -804,14 +809,14 @@ def _parse_question_answer(question: Question, line: str) -> object:
     return Answer(selected=tuple(chosen)) if len(chosen) == len(numbers) else text
 
 
-def validate_typed_answer(said: Any, question: Question) -> Answer:
+def validate_typed_answer(answer: Any, question: Question) -> Answer:
     """
     Return the answer parsed from a line; the engine checks the result of an effect in doubt itself.
 
     Raises:
         AnswerRejected: when it is not an answer to *question*.
     """
-    return said if isinstance(said, Answer) and said.result is not ABSENT else check_answer(said, question)
+    return answer if isinstance(answer, Answer) and answer.result is not ABSENT else check_answer(answer, question)
 
 
 # --- a run and somebody who looks at it -------------------------------------------------------------------------------
@@ -859,61 +864,65 @@ async def show_run(
     screen: Screen,
     terminal: Terminal,
     *,
-    permits: bool = True,
-    settled: Collection[str] = (),
+    asks_permissions: bool = True,
+    answered_ids: Collection[str] = (),
 ) -> RunResult:
     """
     Show a run to its end, ask its questions and send typed lines; see ``ConsoleRenderer``.
 
-    Without *permits* nobody is asked whether a tool may run: somebody else decides that. Nobody is asked the questions with the
-    ids in *settled*, which were answered before the run went on.
+    Without *asks_permissions* the person is not asked whether a tool may run: the engine decides that. Questions with the ids in
+    *answered_ids* were answered before the run was resumed and are not asked.
     """
-    somebody = _ConsoleInput(handle, screen, terminal, settled)
-    terminal.note = screen.print_between_texts
+    somebody = _ConsoleInput(handle, screen, terminal, answered_ids)
+    terminal.note = screen.print_or_delay_note
     person = asyncio.create_task(somebody.ask_questions_and_read_input())
     is_over = False
 
-    def stop_waiting(_: object) -> None:
+    def stop_showing_events(_: object) -> None:
         if not is_over:
             shown.reschedule(0)
 
-    person.add_done_callback(stop_waiting)
+    person.add_done_callback(stop_showing_events)
     with contextlib.suppress(TimeoutError):
         try:
             async with asyncio.timeout(None) as shown:
                 # In this task, so that somebody is there before the run gets to its first question.
-                await _show_events(handle, screen, somebody, permits=permits)
+                await _show_events_and_queue_questions(handle, screen, somebody, asks_permissions=asks_permissions)
         finally:
             is_over = True
             person.cancel()
             await asyncio.wait((person,))
             terminal.note = terminal.print_text
-            screen.close_line()
+            screen.close_line_or_block()
             screen.print_delayed_notes()
     if not person.cancelled() and (error := person.exception()) is not None:
         raise error
     return await handle.result()
 
 
-async def _show_events(handle: RunHandle, screen: Screen, somebody: _ConsoleInput, *, permits: bool) -> None:
-    """Show every event of a run, and queue its questions for the person."""
+async def _show_events_and_queue_questions(
+    handle: RunHandle, screen: Screen, console_input: _ConsoleInput, *, asks_permissions: bool
+) -> None:
+    """Show each event of a run and queue its questions for the person; return early if the run waits and the console does not."""
     async with contextlib.aclosing(handle.events(answers=True)) as events:
         async for event in events:
             screen.on_event(event)
             if isinstance(event, ev.QuestionAsked) or (
-                permits and isinstance(event, ev.PermissionRequested) and not event.question.problem
+                asks_permissions and isinstance(event, ev.PermissionRequested) and not event.question.problem
             ):
-                somebody.news.put_nowait(event.question)
+                console_input.news.put_nowait(event.question)
             elif isinstance(event, ev.AnswerReceived):
-                somebody.stop_asking_question(event.question_id)
+                console_input.stop_asking_question(event.question_id)
             elif (
-                isinstance(event, ev.WaitStarted) and event.kind != "child" and not somebody.should_wait_for_run(event)
+                isinstance(event, ev.WaitStarted)
+                and event.kind != "child"
+                and not console_input.decide_wait_and_print_hint(event)
             ):
                 return
             elif isinstance(event, ev.RunFinished):
                 screen.print_run_summary(event.result)
             elif isinstance(event, ev.PhaseChanged) and not event.path and event.phase is RunPhase.IDLE:
-                somebody.news.put_nowait(None)
+                console_input.news.put_nowait(None)
 
 
 class _ConsoleInput:
@@ -924,17 +933,19 @@ class _ConsoleInput:
         news: The questions that are open; ``None`` when the run is idle.
     """
 
-    def __init__(self, handle: RunHandle, screen: Screen, terminal: Terminal, settled: Collection[str] = ()) -> None:
+    def __init__(
+        self, handle: RunHandle, screen: Screen, terminal: Terminal, answered_ids: Collection[str] = ()
+    ) -> None:
         self._handle = handle
         self._screen = screen
         self._terminal = terminal
         self.news: asyncio.Queue[Question | None] = asyncio.Queue()
-        self._settled = set(settled)
+        self._answered_ids = set(answered_ids)
         self._asking: tuple[str, asyncio.Task[bool]] | None = None
 
-    def should_wait_for_run(self, wait: ev.WaitStarted) -> bool:
+    def decide_wait_and_print_hint(self, wait: ev.WaitStarted) -> bool:
         """
-        Return whether the console waits with a run for a message or a time, and print how to leave.
+        Return whether the console waits with a run for a message or a time; for a long wait at a terminal, print how to leave.
 
         Where nobody does, it is left to be suspended: what is piped in is over at some time, and the wait may take days.
         """
@@ -950,7 +961,7 @@ class _ConsoleInput:
 
     def stop_asking_question(self, question_id: str) -> None:
         """Stop asking a question that was answered, here or elsewhere."""
-        self._settled.add(question_id)
+        self._answered_ids.add(question_id)
         if self._asking is not None and self._asking[0] == question_id:
             self._asking[1].cancel()
 
@@ -958,7 +969,7 @@ class _ConsoleInput:
         """Ask each question of the run, and read input while it is idle; return at the end of the input."""
         while True:
             question = await self._send_lines_until_question()
-            self._screen.close_line()
+            self._screen.close_line_or_block()
             if question is None:
                 if not await self._send_next_input_or_shut_down():
                     return
@@ -989,18 +1000,18 @@ class _ConsoleInput:
         """Read and send the next line; return ``False`` at the end of the input."""
         text = await self._terminal.read_line_during_run()
         if text is not None:
-            await self._send_line(text)
+            await self._send_line_or_run_command(text)
         return text is not None
 
-    async def _send_line(self, text: str) -> None:
-        """Send a typed line to the run; report it if the run has ended."""
+    async def _send_line_or_run_command(self, text: str) -> None:
+        """Send a typed line to the run, or run it as a chat command; print or queue a line that the run refuses."""
         if not text.strip() or await self._terminal.run_or_queue_chat_command(text):
             return
         self._terminal.print_typed_line()
         try:
             self._handle.send_input(self._terminal.message_from_line(text))
         except StepEngineError as error:
-            self._terminal.handle_refused_line(text, error)
+            self._terminal.print_or_queue_refused_line(text, error)
         else:
             self._terminal.note("(sent; the run reads it before its next model call)", "")
 
@@ -1018,13 +1029,15 @@ class _ConsoleInput:
     async def _ask_question(self, question: Question) -> bool:
         """Ask a question; return ``False`` at the end of the input."""
 
-        def answer(said: Any) -> None:
-            self._handle.answer(question.id, said)
+        def send_answer(answer: Any) -> None:
+            self._handle.answer(question.id, answer)
 
-        if question.id in self._settled:
+        if question.id in self._answered_ids:
             return True
         self._screen.record_shown_diff(question)
-        asking = asyncio.create_task(self._terminal.ask_until_answered(question, answer, self._send_line))
+        asking = asyncio.create_task(
+            self._terminal.ask_until_answered(question, send_answer, self._send_line_or_run_command)
+        )
         self._asking = question.id, asking
         try:
             await asyncio.wait((asking,))
@@ -1071,14 +1084,16 @@ class TerminalInteractor:
         """Return the typed answer; ``None`` at the end of the input, or if an effect in doubt is left undecided."""
         answers: list[object] = []
 
-        def answer(said: Any) -> None:
-            answers.append(validate_typed_answer(said, question))
+        def store_answer(answer: Any) -> None:
+            answers.append(validate_typed_answer(answer, question))
 
         held = contextlib.nullcontext() if self._progress is None else self._progress.hide_status_line()
         async with self._one_at_a_time:
             with held:
                 may_skip = is_about_effect_in_doubt(question.id)
-                await self._terminal.ask_until_answered(question, answer, self._print_unsent_line, may_skip=may_skip)
+                await self._terminal.ask_until_answered(
+                    question, store_answer, self._print_unsent_line, may_skip=may_skip
+                )
         if self._progress is not None:
             self._progress.record_shown_diff(question)
         return answers[0] if answers else None

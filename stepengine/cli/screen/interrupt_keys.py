@@ -14,7 +14,7 @@ def call_on_interrupts(stop: Callable[[], object], again: Callable[[], object] |
     """
     Call *stop* at the first SIGINT or SIGTERM and *again* at later ones; without *again*, those end the process as usual.
 
-    Gives the signals received.
+    Yields the list of received signals, which grows.
     """
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():

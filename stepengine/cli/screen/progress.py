@@ -136,9 +136,9 @@ class ProgressDisplay:
             live.start(refresh=True)
 
     def on_event(self, event: ev.Event) -> None:
-        """Show *event*."""
+        """Count an event and print it; of a run that is one of many siblings, print only questions, logs and warnings."""
         self.counts.count_event(event)
-        if isinstance(event, ev.AgentSpawned | ev.AgentFinished) and self._count_child(event):
+        if isinstance(event, ev.AgentSpawned | ev.AgentFinished) and self._count_child_and_print_progress(event):
             return
         if self.children.is_only_counted(event.path) and not isinstance(event, OF_MANY):
             return
@@ -149,8 +149,8 @@ class ProgressDisplay:
         if show is not None:
             show(self, event)
 
-    def _count_child(self, event: ev.AgentSpawned | ev.AgentFinished) -> bool:
-        """Count the start or end of one of many children; return whether nothing more is to be printed for it."""
+    def _count_child_and_print_progress(self, event: ev.AgentSpawned | ev.AgentFinished) -> bool:
+        """Count the start or end of one of many children, and print failures and progress; return whether the event is then done."""
         if isinstance(event, ev.AgentSpawned):
             return self.children.count_started_child(event, are_shown=self.verbose)
         group = self.children.count_ended_child(event)
@@ -164,7 +164,7 @@ class ProgressDisplay:
 
     def _print_group_progress(self, path: str, group: _SiblingGroup) -> None:
         """Print how many of the sibling children have ended."""
-        group.told = group.ended
+        group.printed = group.ended
         self.print_line(path, f"agents {group.agent_id}: {group.ended}/{group.asked}", self.colors.agent)
 
     def record_shown_diff(self, question: Question) -> None:
@@ -177,7 +177,7 @@ class ProgressDisplay:
         for path in list(self._partial):
             self.flush_text(path)
         for path, group in self.children.groups.items():
-            if group.told != group.ended:
+            if group.printed != group.ended:
                 self._print_group_progress(path, group)
         self.print_line("", " | ".join([part for part in self._summary_parts(result) if part]), self.colors.summary)
 
@@ -220,7 +220,7 @@ class ProgressDisplay:
             line = wrap_lines(line, self._console.width, HANG)
         self._console.print(Text(line, style=style), soft_wrap=True)
 
-    def add_text(self, path: str, text: str) -> None:
+    def add_streamed_text(self, path: str, text: str) -> None:
         """Print the finished lines of streamed text, and hold back the last one."""
         lines = (self._partial.pop(path, "") + text).split("\n")
         for line in lines[:-1]:
@@ -235,20 +235,20 @@ class ProgressDisplay:
             self.print_line(path, visible(rest))
 
     def stream_text(self, event: ev.TextDelta) -> None:
-        """Show a piece of a text."""
+        """Print the finished lines of a streaming text with its next piece."""
         self._streamed.add(event.path)
-        self.add_text(event.path, event.text)
+        self.add_streamed_text(event.path, event.text)
 
     def complete_text(self, event: ev.TextCompleted) -> None:
         """End a text; print it whole if no piece of it was shown."""
         if event.path in self._streamed:
             self._streamed.discard(event.path)
         else:
-            self.add_text(event.path, event.text)
+            self.add_streamed_text(event.path, event.text)
         self.flush_text(event.path)
 
     def discard_text(self, path: str) -> None:
-        """Drop the text of a reply that does not count."""
+        """Drop the held-back text of a discarded reply."""
         self._partial.pop(path, None)
         self._streamed.discard(path)
 
@@ -292,7 +292,7 @@ class _RunCounts:
         self._agents = self._steps = self._tool_calls = 0
 
     def count_event(self, event: ev.Event) -> None:
-        """Count *event*."""
+        """Count the children that started, their steps and their tool calls; keep the step that a run started."""
         self._agents += isinstance(event, ev.AgentSpawned)
         if isinstance(event, ev.StepStarted):
             self._started[event.path] = event.step + 1
@@ -379,7 +379,7 @@ class _Children:
         self.siblings[event.child_path] = f"[{event.agent_id}: {one_line(event.prompt, 40)}]".replace(": ]", "]")
 
     def count_started_child(self, event: ev.AgentSpawned, *, are_shown: bool) -> bool:
-        """Count a child if it is one of many, unless all *are_shown*; return whether nothing is printed for it."""
+        """Count a child if it is one of many, unless all *are_shown*; return whether its start must not be printed."""
         if are_shown or event.of < MANY:
             return self.is_only_counted(event.path)
         self.groups.setdefault(event.path, _SiblingGroup(event.agent_id)).count_started(event.of)
@@ -388,7 +388,7 @@ class _Children:
         return True
 
     def count_ended_child(self, event: ev.AgentFinished) -> _SiblingGroup | None:
-        """Count the end of one of many children and return them; ``None`` for another child."""
+        """Count an ended child in its group of many siblings and return the group; ``None`` for any other child."""
         if event.child_path not in self._folded:
             return None
         group = self.groups[event.path]
@@ -404,19 +404,19 @@ class _SiblingGroup:
         agent_id: The agent of the first of them.
         asked: How many were asked for so far.
         ended: How many have ended.
-        told: How many had ended when that was last printed.
+        printed: How many had ended when that was last printed.
     """
 
     def __init__(self, agent_id: str) -> None:
         self.agent_id = agent_id
-        self.asked = self.ended = self.told = 0
+        self.asked = self.ended = self.printed = 0
         self._awaited = 0
 
-    def count_started(self, of: int) -> None:
-        """Count a started child. The first child of a batch adds *of*, the size of the batch, to ``asked``."""
+    def count_started(self, batch_size: int) -> None:
+        """Count a started child. The first child of a batch adds *batch_size* to ``asked``."""
         if not self._awaited:
-            self._awaited = of
-            self.asked += of
+            self._awaited = batch_size
+            self.asked += batch_size
         self._awaited -= 1
 
     @property
@@ -427,7 +427,7 @@ class _SiblingGroup:
     @property
     def should_print_progress(self) -> bool:
         """Whether all children have ended, and twice as many as at the last printed line."""
-        return not self.is_open and self.ended >= 2 * self.told
+        return not self.is_open and self.ended >= 2 * self.printed
 
 
 # --- events -----------------------------------------------------------------------------------------------------------
@@ -436,14 +436,14 @@ class _SiblingGroup:
 # --- runs and steps -----------------------------------------------------------------------------------------------
 
 
-def _on_model_started(display: ProgressDisplay, event: ev.ModelStarted) -> None:
+def _print_started_step(display: ProgressDisplay, event: ev.ModelStarted) -> None:
     # Announced here, so that a step which fails for lack of a model shows nothing but its error.
     step = display.counts.pop_started_step(event.path)
     if step and not display.children.is_only_counted(event.path):
         display.print_line(event.path, f"step {step}", display.colors.step)
 
 
-def _on_agent_spawned(display: ProgressDisplay, event: ev.AgentSpawned) -> None:
+def _print_agent_start(display: ProgressDisplay, event: ev.AgentSpawned) -> None:
     beside = " in the background" if event.is_background else ""
     display.print_line(
         event.path,
@@ -454,19 +454,19 @@ def _on_agent_spawned(display: ProgressDisplay, event: ev.AgentSpawned) -> None:
         display.children.store_child_heading(event)
 
 
-def _on_agent_finished(display: ProgressDisplay, event: ev.AgentFinished) -> None:
+def _print_agent_end(display: ProgressDisplay, event: ev.AgentFinished) -> None:
     display.flush_text(event.child_path)
     display.print_line(event.path, f"agent {event.agent_id} ended: {event.status.value}", display.colors.agent)
 
 
-def _on_wait_started(display: ProgressDisplay, event: ev.WaitStarted) -> None:
+def _print_wait(display: ProgressDisplay, event: ev.WaitStarted) -> None:
     display.print_line(event.path, f"  {one_line(event.description, 300)}", "dim")
 
 
 # --- model --------------------------------------------------------------------------------------------------------
 
 
-def _on_thinking_completed(display: ProgressDisplay, event: ev.ThinkingCompleted) -> None:
+def _print_thoughts(display: ProgressDisplay, event: ev.ThinkingCompleted) -> None:
     lines = [line for line in event.text.splitlines() if line.strip()]
     if display.thinking == "show":
         for line in lines:
@@ -476,17 +476,17 @@ def _on_thinking_completed(display: ProgressDisplay, event: ev.ThinkingCompleted
         display.print_line(event.path, f"  thinks: {one_line(lines[0], 80)}{more}", display.colors.thinking)
 
 
-def _on_reply_discarded(display: ProgressDisplay, event: ev.ReplyDiscarded) -> None:
+def _discard_text_and_print_notice(display: ProgressDisplay, event: ev.ReplyDiscarded) -> None:
     display.discard_text(event.path)
     display.print_line(event.path, "(the reply was interrupted and discarded)", display.colors.warning)
 
 
-def _on_model_retry(display: ProgressDisplay, event: ev.ModelRetry) -> None:
+def _print_model_retry(display: ProgressDisplay, event: ev.ModelRetry) -> None:
     why = f"attempt {event.attempt} failed; retrying in {event.wait:.1f} s: {one_line(event.error, 200)}"
     display.print_line(event.path, why, display.colors.warning)
 
 
-def _on_rate_limited(display: ProgressDisplay, event: ev.RateLimited) -> None:
+def _print_rate_limit_wait(display: ProgressDisplay, event: ev.RateLimited) -> None:
     how_long = "" if event.wait is None else f", {event.wait:.0f} s at most"
     display.print_line(
         event.path, f"waits for the rate limit of {event.provider} ({event.limit}{how_long})", display.colors.note
@@ -496,13 +496,13 @@ def _on_rate_limited(display: ProgressDisplay, event: ev.RateLimited) -> None:
 # --- tools --------------------------------------------------------------------------------------------------------
 
 
-def _on_tool_started(display: ProgressDisplay, event: ev.ToolStarted) -> None:
+def _print_tool_call(display: ProgressDisplay, event: ev.ToolStarted) -> None:
     display.flush_text(event.path)
-    call = f"{one_line(event.tool_name, 64)} {_format_arguments(display, event)}".rstrip()
+    call = f"{one_line(event.tool_name, 64)} {_format_tool_arguments(display, event)}".rstrip()
     display.print_line(event.path, f"{one_line(event.source, 16):>9} > {call}", display.colors.tool)
 
 
-def _on_tool_finished(display: ProgressDisplay, event: ev.ToolFinished) -> None:
+def _print_tool_result(display: ProgressDisplay, event: ev.ToolFinished) -> None:
     if display.children.is_only_counted(event.path):
         return
     result, colors = event.result, display.colors
@@ -513,14 +513,14 @@ def _on_tool_finished(display: ProgressDisplay, event: ev.ToolFinished) -> None:
     display.print_unseen_diff(event.path, find_result_diff(result.data))
 
 
-def _on_repeat(display: ProgressDisplay, event: ev.Repeat) -> None:
+def _print_repeat_warning(display: ProgressDisplay, event: ev.Repeat) -> None:
     name = one_line(event.tool_name, 64)
     display.print_line(
         event.path, f"  warning: {name} was called {event.count} times with the same result", display.colors.warning
     )
 
 
-def _format_arguments(display: ProgressDisplay, event: ev.ToolStarted) -> str:
+def _format_tool_arguments(display: ProgressDisplay, event: ev.ToolStarted) -> str:
     value = event.input
     if not isinstance(value, dict):
         return ""
@@ -532,7 +532,7 @@ def _format_arguments(display: ProgressDisplay, event: ev.ToolStarted) -> str:
     return one_line(", ".join([s for s in said if s]), 80)
 
 
-def _on_tool_progress(display: ProgressDisplay, event: ev.ToolProgress) -> None:
+def _print_tool_progress(display: ProgressDisplay, event: ev.ToolProgress) -> None:
     percent = "" if event.percent is None else f" {event.percent:.0f} %"
     display.print_line(event.path, f"  . {one_line(event.message, 200)}{percent}", display.colors.note)
 
@@ -540,13 +540,13 @@ def _on_tool_progress(display: ProgressDisplay, event: ev.ToolProgress) -> None:
 # --- people and logs ----------------------------------------------------------------------------------------------
 
 
-def _on_question_asked(display: ProgressDisplay, event: ev.QuestionAsked | ev.PermissionRequested) -> None:
+def _print_question_line(display: ProgressDisplay, event: ev.QuestionAsked | ev.PermissionRequested) -> None:
     if display.shows_questions:
         display.print_line(event.path, f"  ? {one_line(event.question.text, 400)}", display.colors.question)
 
 
-def _on_permission_requested(display: ProgressDisplay, event: ev.PermissionRequested) -> None:
-    _on_question_asked(display, event)
+def _print_permission_question(display: ProgressDisplay, event: ev.PermissionRequested) -> None:
+    _print_question_line(display, event)
     shown = event.question.preview
     if not display.shows_questions:
         return
@@ -559,11 +559,11 @@ def _on_permission_requested(display: ProgressDisplay, event: ev.PermissionReque
         display.print_line(event.path, f"    always: {one_line(str(event.question.remember['id']), 400)}", "dim")
 
 
-def _on_notification(display: ProgressDisplay, event: ev.Notification) -> None:
+def _print_notification(display: ProgressDisplay, event: ev.Notification) -> None:
     display.print_line(event.path, f"  * {one_line(event.message, 400)}")
 
 
-def _on_log_line(display: ProgressDisplay, event: ev.LogLine | ev.ToolLog) -> None:
+def _print_log_line(display: ProgressDisplay, event: ev.LogLine | ev.ToolLog) -> None:
     level = event.level if event.level in LEVELS else "warning"
     if LEVELS.index(level) >= display.level:
         colors = display.colors
@@ -571,7 +571,7 @@ def _on_log_line(display: ProgressDisplay, event: ev.LogLine | ev.ToolLog) -> No
         display.print_line(event.path, f"  {level}: {one_line(event.message, 400)}", style)
 
 
-def _on_warning(display: ProgressDisplay, event: ev.HandlerNotice | ev.Warned | ev.HookFailed) -> None:
+def _print_warning(display: ProgressDisplay, event: ev.HandlerNotice | ev.Warned | ev.HookFailed) -> None:
     said = event.error if isinstance(event, ev.HookFailed) else event.message
     display.print_line(event.path, f"  warning: {one_line(said, 400)}", display.colors.warning)
 
@@ -603,31 +603,31 @@ def style_diff_lines(diff: str, colors: ColorScheme = COLORS) -> Iterator[tuple[
 
 SHOWN: Mapping[type[ev.Event], Callable[[ProgressDisplay, Any], None]] = {
     ev.StepStarted: lambda display, event: display.flush_text(event.path),
-    ev.ModelStarted: _on_model_started,
+    ev.ModelStarted: _print_started_step,
     ev.ModelFinished: lambda display, event: display.counts.add_reply_usage(event),
     ev.PhaseChanged: lambda display, event: display.counts.set_activity(event),
     ev.AnswerReceived: lambda display, event: display.counts.set_activity(event),
-    ev.AgentSpawned: _on_agent_spawned,
-    ev.AgentFinished: _on_agent_finished,
-    ev.WaitStarted: _on_wait_started,
+    ev.AgentSpawned: _print_agent_start,
+    ev.AgentFinished: _print_agent_end,
+    ev.WaitStarted: _print_wait,
     ev.TextDelta: ProgressDisplay.stream_text,
     ev.TextCompleted: ProgressDisplay.complete_text,
-    ev.ThinkingCompleted: _on_thinking_completed,
-    ev.ReplyDiscarded: _on_reply_discarded,
-    ev.ModelRetry: _on_model_retry,
-    ev.RateLimited: _on_rate_limited,
-    ev.ToolStarted: _on_tool_started,
-    ev.ToolFinished: _on_tool_finished,
+    ev.ThinkingCompleted: _print_thoughts,
+    ev.ReplyDiscarded: _discard_text_and_print_notice,
+    ev.ModelRetry: _print_model_retry,
+    ev.RateLimited: _print_rate_limit_wait,
+    ev.ToolStarted: _print_tool_call,
+    ev.ToolFinished: _print_tool_result,
     ev.TodosChanged: ProgressDisplay.print_todos,
-    ev.Repeat: _on_repeat,
-    ev.ToolProgress: _on_tool_progress,
-    ev.QuestionAsked: _on_question_asked,
-    ev.PermissionRequested: _on_permission_requested,
-    ev.Notification: _on_notification,
-    ev.LogLine: _on_log_line,
-    ev.ToolLog: _on_log_line,
-    ev.HookFailed: _on_warning,
-    ev.HandlerNotice: _on_warning,
-    ev.Warned: _on_warning,
+    ev.Repeat: _print_repeat_warning,
+    ev.ToolProgress: _print_tool_progress,
+    ev.QuestionAsked: _print_question_line,
+    ev.PermissionRequested: _print_permission_question,
+    ev.Notification: _print_notification,
+    ev.LogLine: _print_log_line,
+    ev.ToolLog: _print_log_line,
+    ev.HookFailed: _print_warning,
+    ev.HandlerNotice: _print_warning,
+    ev.Warned: _print_warning,
 }
 """How each kind of event is shown; those of the counts are in the status line."""

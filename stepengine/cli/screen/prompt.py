@@ -131,7 +131,7 @@ class PromptReader(Terminal):
         self._session: Any = None
         self._answers: Any = None
         if not plain:
-            self._session, self._answers = self._make_sessions(commands, root, history)
+            self._session, self._answers = self._make_prompt_sessions(commands, root, history)
         self._draft = ""
         self._accepted: str | None = None
         self._pastes: list[str] = []
@@ -169,7 +169,9 @@ class PromptReader(Terminal):
                 termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
 
     @contextlib.contextmanager
-    def show_during_turn(self, live: Callable[[], str], interrupt: Callable[[], object]) -> Iterator[None]:
+    def set_turn_display_and_interrupt(
+        self, live: Callable[[], str], interrupt: Callable[[], object]
+    ) -> Iterator[None]:
         """
         Show the text of *live* above the input while the block runs, and call *interrupt* at Ctrl-C and at the first Esc.
 
@@ -207,13 +209,13 @@ class PromptReader(Terminal):
         if self._session is None:
             return await super().read_line_during_run()
 
-        def message() -> Any:
+        def make_prompt() -> Any:
             from prompt_toolkit.formatted_text import ANSI
 
             live = self._live()
             return ANSI(f"{live}\n> " if live else "> ")
 
-        said = await self._read_session_line(self._session, message, refresh_interval=REFRESH)
+        said = await self._read_session_line(self._session, make_prompt, refresh_interval=REFRESH)
         self._hidden = "\n".join([f"> {line}" for line in visible(said).splitlines()])
         return said
 
@@ -227,7 +229,7 @@ class PromptReader(Terminal):
             return await super().read_line_with_prompt(prompt)
         while True:
             try:
-                answer: str = await self._read_session_line(self._answers, prompt, keeps=False)
+                answer: str = await self._read_session_line(self._answers, prompt, keeps_draft=False)
             except EOFError:
                 return None
             except KeyboardInterrupt:
@@ -262,14 +264,14 @@ class PromptReader(Terminal):
         """The queued lines, which are sent after the turn."""
         return tuple(self._unsent)
 
-    def clear_queue(self, *, to_line: bool) -> None:
+    def clear_queue(self, *, to_input_line: bool) -> None:
         """
-        Remove all queued lines; with *to_line* and prompt_toolkit, put messages back into the input line.
+        Remove all queued lines; with *to_input_line* and prompt_toolkit, put messages back into the input line.
 
         Queued commands are dropped; only if there are no messages, the last command is put back.
         """
         words = [text for text in self._unsent if not self.is_chat_command(text)] or self._unsent[-1:]
-        if to_line and self.is_rich:
+        if to_input_line and self.is_rich:
             self._draft = "\n".join([*words, *([self._draft] if self._draft else [])])
         self._unsent.clear()
 
@@ -281,7 +283,7 @@ class PromptReader(Terminal):
         """Queue messages that a run did not read, before lines typed later."""
         self._unsent[:0] = [f"/{text}" if text.startswith("/") else text for text in texts]
 
-    def handle_refused_line(self, text: str, error: StepEngineError) -> None:
+    def print_or_queue_refused_line(self, text: str, error: StepEngineError) -> None:
         """Queue a line that the run refused, usually because it had just ended, for the next turn. Print nothing."""
         self._unsent.append(text)
 
@@ -297,14 +299,14 @@ class PromptReader(Terminal):
         return []
 
     async def _read_session_line(
-        self, session: Any, message: object, *, keeps: bool = True, refresh_interval: float = 0
+        self, session: Any, message: object, *, keeps_draft: bool = True, refresh_interval: float = 0
     ) -> str:
-        """Read a line. Unsent text is stored when a question interrupts, and restored at the next read."""
-        self.was_pasted, self._accepted = self.was_pasted and keeps and bool(self._draft), None
+        """Read a line with prompt_toolkit; with *keeps_draft*, text that is unsent when the read is cancelled returns at the next read."""
+        self.was_pasted, self._accepted = self.was_pasted and keeps_draft and bool(self._draft), None
         self._above.reading = session.app
         session.bottom_toolbar = (lambda: [("class:bottom-toolbar.text", self.status())]) if self.status() else None
         session.app.erase_when_done = bool(refresh_interval)
-        draft = self._draft if keeps else ""
+        draft = self._draft if keeps_draft else ""
         sent = False
         try:
             said: str = await session.prompt_async(
@@ -320,13 +322,13 @@ class PromptReader(Terminal):
             said, sent = self._accepted, True  # Enter was faster than whoever wanted the terminal
         finally:
             self._above.reading = None
-            if keeps:
+            if keeps_draft:
                 self._draft = "" if sent else session.default_buffer.text
         return self._expand_pastes(said)
 
     # --- keys ---------------------------------------------------------------------------------------------------------
 
-    def _make_sessions(self, commands: Sequence[str], root: Path, history: PromptHistory) -> tuple[Any, Any]:
+    def _make_prompt_sessions(self, commands: Sequence[str], root: Path, history: PromptHistory) -> tuple[Any, Any]:
         """Return the prompt_toolkit sessions for prompts and for answers; ``None`` twice without prompt_toolkit."""
         try:
             from prompt_toolkit import PromptSession
@@ -384,12 +386,12 @@ class PromptReader(Terminal):
 
     def _insert_pasted_text(self, event: Any) -> None:
         self.was_pasted = True
-        event.current_buffer.insert_text(self._fold_paste(event.data.replace("\r\n", "\n").replace("\r", "\n")))
+        event.current_buffer.insert_text(self._store_long_paste(event.data.replace("\r\n", "\n").replace("\r", "\n")))
 
     # --- pastes -------------------------------------------------------------------------------------------------------
 
-    def _fold_paste(self, pasted: str) -> str:
-        """Return a short paste as it is; replace a long one by a placeholder until it is sent."""
+    def _store_long_paste(self, pasted: str) -> str:
+        """Return a short paste as it is; store a long one and return its placeholder; discard one above 1 MiB and return ``""``."""
         lines = pasted.count("\n") + 1
         if len(pasted.encode(errors="replace")) > PASTE_BYTES:
             self.print_text(
@@ -402,14 +404,14 @@ class PromptReader(Terminal):
         self._pastes.append(pasted)
         return f"[paste {len(self._pastes)}: {lines} lines]"
 
-    def _expand_pastes(self, said: str) -> str:
+    def _expand_pastes(self, typed: str) -> str:
         """Return the typed text with its placeholders replaced by the pastes."""
         known = {
             f"[paste {number}: {pasted.count(chr(10)) + 1} lines]": pasted
             for number, pasted in enumerate(self._pastes, start=1)
         }
         # In one go: a paste is not searched for another one.
-        return PASTE.sub(lambda word: known.get(word[0], word[0]), said)
+        return PASTE.sub(lambda word: known.get(word[0], word[0]), typed)
 
 
 def _make_answer_bindings() -> Any:
@@ -422,13 +424,13 @@ def _make_answer_bindings() -> Any:
 
 
 def _erase_line_and_interrupt(event: Any) -> None:
-    """Discard the empty line and remove it from the screen."""
+    """End the read of an empty line with ``KeyboardInterrupt``, and remove the line from the screen."""
     event.app.erase_when_done = True
     event.app.exit(exception=KeyboardInterrupt())
 
 
-def _make_stored_history(history: PromptHistory, unfolded: Callable[[str], str]) -> Any:
-    """Return the stored history as a prompt_toolkit history."""
+def _make_stored_history(history: PromptHistory, expand_pastes: Callable[[str], str]) -> Any:
+    """Return a prompt_toolkit history that loads and appends *history*, with pastes expanded and secrets redacted."""
     from prompt_toolkit.history import History as Shown
 
     class Kept(Shown):
@@ -438,7 +440,7 @@ def _make_stored_history(history: PromptHistory, unfolded: Callable[[str], str])
             return reversed(history.load())
 
         def store_string(self, string: str) -> None:
-            history.append_redacted(unfolded(string))
+            history.append_redacted(expand_pastes(string))
 
     return Kept()
 
@@ -463,9 +465,9 @@ def _make_completer(commands: Sequence[str], root: Path) -> Any:
     return Names()
 
 
-def _complete_path(root: Path, begun: str) -> list[str]:
+def _complete_path(root: Path, typed: str) -> list[str]:
     """Return the paths below *root* that start with the typed text; nothing if they cannot be listed."""
-    folder, _, start = begun.rpartition("/")
+    folder, _, start = typed.rpartition("/")
     if ".." in Path(folder).parts or Path(folder).is_absolute():
         return []
     try:
@@ -503,12 +505,12 @@ class PromptHistory:
                 said += [text] if isinstance(text := json.loads(line), str) else []
         return said
 
-    def append_redacted(self, said: str) -> None:
+    def append_redacted(self, typed: str) -> None:
         """Append an input to the file, with secrets redacted; ignore write errors."""
         file = self._file
-        if file is None or len(said) > HISTORY_CHARS:
+        if file is None or len(typed) > HISTORY_CHARS:
             return
-        kept = [*self.load(), ANY.text(said)][-HISTORY_LINES:]
+        kept = [*self.load(), ANY.text(typed)][-HISTORY_LINES:]
         with contextlib.suppress(OSError):
             file.parent.mkdir(0o700, parents=True, exist_ok=True)
             made = file.with_suffix(f".{os.getpid()}.tmp")
@@ -521,21 +523,21 @@ class PromptHistory:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def expand_attachments(said: str, folder: Path) -> tuple[str, list[str]]:
+def expand_attachments(message: str, folder: Path) -> tuple[str, list[str]]:
     """
     Return a message with the content of the files named ``@path`` at word starts, and a note about each file.
 
     ``@@`` is a plain ``@``. Only files inside *folder* that the file tools would read are added, up to 64 KiB each and
     256 KiB together. For a folder, the names of its entries are added.
     """
-    words = [word for word in said.split() if word.startswith("@") and len(word) > 1]
+    words = [word for word in message.split() if word.startswith("@") and len(word) > 1]
     names = list(dict.fromkeys([word[1:].rstrip(",.;:)") for word in words if not word.startswith("@@")]))
     parts: list[str] = []
     notes: list[str] = []
     left = ALL_BYTES
     for name in names:
         read, kind = (_list_folder, "folder") if os.path.isdir(folder / name) else (_read_file, "file")  # noqa: PTH112  (never raises)
-        content = _read_or_return_error(folder, read, name, min(left, FILE_BYTES))
+        content = _read_attachment_or_error(folder, read, name, min(left, FILE_BYTES))
         if isinstance(content, str):
             left -= len(content.encode())
             notes.append(f"+ {name} ({len(content.encode()):,} bytes)")
@@ -543,40 +545,44 @@ def expand_attachments(said: str, folder: Path) -> tuple[str, list[str]]:
         else:
             notes.append(f"{name} is not attached: {content}")
     for word in {word for word in words if word.startswith("@@")}:
-        said = said.replace(word, word[1:])
-    return "\n\n".join([said, *parts]), notes
+        message = message.replace(word, word[1:])
+    return "\n\n".join([message, *parts]), notes
 
 
-def _read_or_return_error(folder: Path, read: Callable[[Root, str, int], str], name: str, most: int) -> str | Exception:
+def _read_attachment_or_error(
+    folder: Path, read: Callable[[Root, str, int], str], name: str, max_bytes: int
+) -> str | Exception:
     """Call *read* for *name* below *folder*; return its text, or the error."""
     from stepengine.workspace.path_policy import PathPolicy
     from stepengine.workspace.root import Root
 
     try:
         with contextlib.closing(Root(folder, PathPolicy(allow_wide_root=True))) as root:
-            return read(root, name, most)
+            return read(root, name, max_bytes)
     except UnicodeDecodeError:
         return ValueError("it is not UTF-8 text")
     except (ToolError, OSError, ValueError) as error:
         return error
 
 
-def _read_file(root: Root, name: str, most: int) -> str:
+def _read_file(root: Root, name: str, max_bytes: int) -> str:
+    """Return the text of a file; raise ``ValueError`` if it has more than *max_bytes*."""
     from stepengine.workspace import calls
     from stepengine.workspace.text import read_capped
 
     fd = root.open_file(name).fd
     try:
-        content = read_capped(fd, most)
+        content = read_capped(fd, max_bytes)
     finally:
         calls.close(fd)
     if content is None:
-        msg = f"it has more than {most:,} bytes"
+        msg = f"it has more than {max_bytes:,} bytes"
         raise ValueError(msg)
     return content.decode()
 
 
-def _list_folder(root: Root, name: str, most: int) -> str:
+def _list_folder(root: Root, name: str, max_bytes: int) -> str:
+    """Return the sorted names in a folder except secret files; raise ``ValueError`` if they have more than *max_bytes*."""
     from stepengine.workspace import calls
 
     opened = root.open_folder(name)
@@ -590,8 +596,8 @@ def _list_folder(root: Root, name: str, most: int) -> str:
     finally:
         calls.close(opened.fd)
     listed = "\n".join(sorted(names))
-    if len(listed.encode(errors="replace")) > most:
-        msg = f"the names in this folder have more than {most:,} bytes"
+    if len(listed.encode(errors="replace")) > max_bytes:
+        msg = f"the names in this folder have more than {max_bytes:,} bytes"
         raise ValueError(msg)
     return visible(listed)
 
@@ -605,7 +611,7 @@ async def run_shell_command(command: str, folder: Path) -> str:
     is_ended = False
     ended = ""
 
-    def end() -> None:
+    def kill_command() -> None:
         nonlocal is_ended
         is_ended = True
         if process is not None:
@@ -613,13 +619,13 @@ async def run_shell_command(command: str, folder: Path) -> str:
                 os.killpg(process.pid, signal.SIGKILL)
 
     said, total = b"", 0
-    with call_on_interrupts(end):  # before it is started: Ctrl-C may come as soon as it runs
+    with call_on_interrupts(kill_command):  # before it is started: Ctrl-C may come as soon as it runs
         process = await asyncio.create_subprocess_shell(
             command, cwd=folder, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
         if is_ended:
-            end()
+            kill_command()
         try:
             async with asyncio.timeout(SHELL_SECONDS):
                 while process.stdout is not None and (chunk := await process.stdout.read(65_536)):
@@ -627,7 +633,7 @@ async def run_shell_command(command: str, folder: Path) -> str:
                     said = (said + chunk)[:SHELL_BYTES]
                 code = await process.wait()
         except TimeoutError:
-            end()
+            kill_command()
             code = await process.wait()
             ended = f"\n(ended after {SHELL_SECONDS} s)"
     missing = f"\n({total - len(said):,} more bytes are not shown)" if total > len(said) else ""

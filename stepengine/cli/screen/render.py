@@ -143,28 +143,28 @@ def can_draw_lines() -> bool:
 
 def format_value(value: object) -> str:
     """Format a JSON value for a person: one member per line, lists with dashes, texts as they are."""
-    return "\n".join(_value_lines(value, ""))
+    return "\n".join(_format_value_lines(value, ""))
 
 
-def _value_lines(value: object, indent: str) -> Iterator[str]:
+def _format_value_lines(value: object, indent: str) -> Iterator[str]:
     if isinstance(value, dict) and value:
         for name, member in value.items():
-            yield from _member_lines(f"{indent}{visible(str(name), strict=True)}:", member, f"{indent}  ")
+            yield from _format_member_lines(f"{indent}{visible(str(name), strict=True)}:", member, f"{indent}  ")
     elif isinstance(value, list) and value:
         for member in value:
             if isinstance(member, dict) and member:
-                first, *rest = _value_lines(member, f"{indent}  ")
+                first, *rest = _format_value_lines(member, f"{indent}  ")
                 yield from [f"{indent}- {first.lstrip(' ')}", *rest]
             else:
-                yield from _member_lines(f"{indent}-", member, f"{indent}  ")
+                yield from _format_member_lines(f"{indent}-", member, f"{indent}  ")
     elif isinstance(value, str):
         yield from [f"{indent}{line}".rstrip() for line in visible(value).split("\n")]
     else:
         yield f"{indent}{json.dumps(value)}"
 
 
-def _member_lines(head: str, value: object, indent: str) -> Iterator[str]:
-    lines = list(_value_lines(value, indent))
+def _format_member_lines(head: str, value: object, indent: str) -> Iterator[str]:
+    lines = list(_format_value_lines(value, indent))
     is_short = not (isinstance(value, dict | list) and value) and len(lines) == 1
     yield from [f"{head} {lines[0].lstrip(' ')}".rstrip()] if is_short else [head, *lines]
 
