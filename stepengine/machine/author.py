@@ -99,7 +99,7 @@ def _traceback_places(error: BaseException) -> Iterator[tuple[str, int]]:
         trace = trace.tb_next
 
 
-def make_bad_yield(what: str, value: object, location: str, accepted: str = ACCEPTED) -> BadYield:
+def make_bad_yield_error(what: str, value: object, location: str, accepted: str = ACCEPTED) -> BadYield:
     """Return the error for an unknown yielded value, with a hint at the likely intention."""
     msg = f"{what} ({location}) yielded {_format_value(value)}; it may yield {accepted}.{_hint_at_yield(value)}"
     return BadYield(msg, location=location)
@@ -115,6 +115,7 @@ def find_yield_length_error(what: str, value: object) -> InputError | None:
 
 
 def _hint_at_yield(value: Any) -> str:
+    """Return a sentence about the value to yield instead of *value*, or ``""``; a coroutine is closed."""
     kind = type(value)  # never ask the value itself: proxies and arrays raise when they are compared or looked at
     if kind is str and value in ("STEP", "STEP_ALL"):
         return f" Yield the sentinel, not its name: `from stepengine import {value}`."
@@ -144,6 +145,7 @@ def _suggest_yieldable(value: dict[Any, Any]) -> str:
 
 
 def _format_value(value: Any) -> str:
+    """Return *value* as text for an error, without calling methods of the author's classes."""
     kind = type(value)
     if value is None or kind in (str, int, float, bool):
         text = repr(value)
@@ -303,6 +305,7 @@ class Author:
             raise self._to_step_error(raised) from _strip_frame_or_get_cause(raised)
 
     def _to_step_error(self, error: BaseException) -> StepEngineError:
+        """Return an exception of the author's as a ``StepEngineError`` with the author's line."""
         made = add_location(error) if isinstance(error, StepEngineError) else make_handler_error(self.what, error)
         return cut_error_texts(made)
 

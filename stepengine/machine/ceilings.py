@@ -49,7 +49,7 @@ def ask_to_raise_limits(run: RunState, effect: Leaf | Gather | Compute, outcome:
             continue
         for n, one in zip(places, again, strict=True):
             outcomes[n] = one
-    settled = [_mark_as_final(one) for one in outcomes]
+    settled = [_make_refusal_final(one) for one in outcomes]
     return Gathered(tuple(settled)) if isinstance(outcome, Gathered) else settled[0]
 
 
@@ -92,7 +92,7 @@ def _perform_refused_again(
     return (yield together).outcomes  # type: ignore[union-attr]
 
 
-def _mark_as_final(outcome: Single) -> Single:
+def _make_refusal_final(outcome: Single) -> Single:
     """Return a refusal changed so that no one is asked about it; other outcomes are unchanged."""
     if not isinstance(outcome, Failure) or not isinstance(outcome.error, LimitExceeded) or outcome.error.more is None:
         return outcome

@@ -31,7 +31,7 @@ from stepengine.data.record_sizes import find_length_problem
 from stepengine.data.state import ChildResult
 from stepengine.data.tools import Control, Spawning, ToolBinding, ToolSpec
 from stepengine.errors import BadYield, InputError, LimitExceeded, LimitReached, StepEngineError, ToolInputError
-from stepengine.machine.author import Author, ReturnValue, add_location, find_yield_length_error, make_bad_yield
+from stepengine.machine.author import Author, ReturnValue, add_location, find_yield_length_error, make_bad_yield_error
 from stepengine.machine.batch import RUN_FREELY, collect_tool_calls, run_batch
 from stepengine.machine.blocks import BrokenBlock, CallBlock, TextPiece, split_blocks
 from stepengine.machine.calls import (
@@ -39,9 +39,9 @@ from stepengine.machine.calls import (
     EffectMember,
     RaceMember,
     ToolMember,
-    author_call_error,
     make_single_member,
     run_single_member,
+    unavailable_author_call_error,
     unavailable_tool_error,
 )
 from stepengine.machine.ceilings import ask_for_more_steps
@@ -127,6 +127,7 @@ def run_handler(run: RunState, author: Author) -> Flow[Any]:
 
 
 def _output_from_return(run: RunState, author: Author, value: Any) -> Any:
+    """Return the handler's return *value*; a ``StepResult`` gives ``None`` and a warning, and raises in the body of a tool."""
     if isinstance(value, y.StepResult):
         if run.plan.body is not None:
             msg = f"{author.what} returned a StepResult, which is not a valid tool result; {y.YIELD_FROM}"
@@ -140,6 +141,7 @@ def _output_from_return(run: RunState, author: Author, value: Any) -> Any:
 
 
 def _can_have_spawned(run: RunState, asked: Any) -> bool:
+    """Return whether *asked* may have started children; of tool calls only those of tools that spawn may."""
     return not isinstance(asked, y.ToolCall) or run.tools.bindings[asked.tool].runs.how == "spawns"
 
 
@@ -174,7 +176,7 @@ def _perform_yield(run: RunState, author: Author, asked: y.Yieldable | Compute) 
     """Perform what the handler yielded and return the answer; its table row decides whether it is allowed."""
     if type(asked) is Compute:
         author.program = asked.program
-        return _run_compute(run, asked) if run.plan.body is not None else _run_sandboxed_turn(run, asked)
+        return _compute_or_recall(run, asked) if run.plan.body is not None else _run_sandboxed_turn(run, asked)
     row = (YIELDS if run.plan.body is None else OF_TOOLS).get(type(asked)) or _refuse_yield(run, author, asked)
     # Counted before it is carried out, and also where it is refused: a handler that catches all errors and asks again
     # must come to an end (generator-contract:G47).
@@ -186,7 +188,7 @@ def _perform_yield(run: RunState, author: Author, asked: y.Yieldable | Compute) 
     return ANSWERS[type(asked)](run, author, asked)
 
 
-def _run_compute(run: RunState, asked: Compute) -> Answer:
+def _compute_or_recall(run: RunState, asked: Compute) -> Answer:
     """Run work in a thread, or return its recorded result."""
     # What a sandbox worked out is recorded, unlike a turn of a handler: a replay then needs no sandbox, and one of
     # another version cannot come to something else.
@@ -221,10 +223,11 @@ def _run_sandboxed_turn(run: RunState, asked: Compute) -> Answer:
 
 
 def _refuse_yield(run: RunState, author: Author, asked: object) -> NoReturn:
+    """Count an action and raise ``BadYield`` for a value that the author may not yield here."""
     run.budget.count_actions(1)
     if run.plan.body is None:
-        raise make_bad_yield(author.what, asked, author.location)
-    said = make_bad_yield(author.what, asked, _short_location(author), ACCEPTED_OF_TOOLS).message
+        raise make_bad_yield_error(author.what, asked, author.location)
+    said = make_bad_yield_error(author.what, asked, _short_location(author), ACCEPTED_OF_TOOLS).message
     if type(asked) in YIELDS:
         said += " A tool has no conversation of its own: let an agent do it, with AgentCall(...)."
     elif isinstance(asked, str):
@@ -248,6 +251,7 @@ def _make_step_result(
 
 
 def _perform_steps(run: RunState, _: Author, asked: Any) -> Answer:
+    """Run one step, or steps until the turn ends; at its end JSON in the last reply becomes the output."""
     try:
         if asked is y.STEP:
             yield from run_step_within_budget(run, PLAIN)
@@ -267,9 +271,10 @@ def _perform_steps(run: RunState, _: Author, asked: Any) -> Answer:
 
 
 def _require_offered_tools(run: RunState, asked: y.StepWith) -> None:
+    """Raise if a ``StepWith`` names a tool that the agent does not offer."""
     for name in asked.tools or ():
         if name not in run.tools.offered:
-            raise author_call_error(run, name)
+            raise unavailable_author_call_error(run, name)
 
 
 # --- calls and other members ------------------------------------------------------------------------------------------
@@ -281,7 +286,7 @@ def _perform_single_member(run: RunState, _: Author, asked: Any) -> Answer:
     return _make_step_result(run, value=value)
 
 
-def _make_own_call(run: RunState, author: Author, asked: y.ToolCall) -> ToolMember:
+def _make_author_call(run: RunState, author: Author, asked: y.ToolCall) -> ToolMember:
     """Return a handler's or tool body's own call, or raise its error."""
     binding = run.tools.bindings.get(asked.tool)
     # A call of a tool that the model does not know may not enter the history, since a provider refuses one with calls
@@ -299,7 +304,7 @@ def _make_own_call(run: RunState, author: Author, asked: y.ToolCall) -> ToolMemb
         if run.effects.sources is not None:
             run.effects.sources.add_handler_values(asked.input)
         return ToolMember(run, ToolCallPart(run.tools.call_ids.allocate_id(), asked.tool, asked.input), source, binding)
-    raise author_call_error(run, asked.tool)
+    raise unavailable_author_call_error(run, asked.tool)
 
 
 def _touches_conversation(binding: ToolBinding) -> bool:
@@ -311,7 +316,8 @@ def _touches_conversation(binding: ToolBinding) -> bool:
 
 
 def _perform_tool_call(run: RunState, author: Author, asked: y.ToolCall) -> Answer:
-    call = _make_own_call(run, author, asked)
+    """Run an author's tool call and append it to the history; a successful ``end_turn`` raises ``EndRun``."""
+    call = _make_author_call(run, author, asked)
     try:
         yield from run_batch(run, (call,))
     # On a stop, too: what the call did has happened, and its result says how far it came.
@@ -403,7 +409,7 @@ def _run_members(
     # All of them before any begins: an author's wrong call is raised, and half of a `Parallel` would have happened by
     # then.
     for call in calls:
-        call.validate()
+        call.repair_and_validate_input()
     try:
         yield from run_batch(run, members, asked)
     finally:
@@ -414,11 +420,12 @@ def _run_members(
 
 
 def _make_member(run: RunState, author: Author, asked: Any, *, children: int) -> EffectMember:
+    """Return a member of a group; tools that may need several effects one after the other raise ``ToolInputError``."""
     if isinstance(asked, y.Race):
         return RaceMember(run, [_make_member(run, author, one, children=children) for one in asked.members])
     if not isinstance(asked, y.ToolCall):
         return make_single_member(run, asked, of=children)
-    call = _make_own_call(run, author, asked)
+    call = _make_author_call(run, author, asked)
     # Each of these may need several effects, one after the other, while a member of a group has to say all of its
     # effects at once.
     if run.tools.bindings[asked.tool].runs.how in ("spawns", "asks", "drives"):
@@ -431,6 +438,7 @@ def _make_member(run: RunState, author: Author, asked: Any, *, children: int) ->
 
 
 def _perform_generate_n(run: RunState, _: Author, asked: y.GenerateN) -> Answer:
+    """Spend one step on several replies to one request; return their texts and drop their tool calls."""
     if asked.n > y.MAX_CANDIDATES:
         msg = f"GenerateN({asked.n}) requests more than {y.MAX_CANDIDATES} candidates"
         run.budget.record_spent_budget(LimitExceeded(msg, kind="candidates", limit=y.MAX_CANDIDATES))
@@ -454,6 +462,7 @@ def _perform_generate_n(run: RunState, _: Author, asked: y.GenerateN) -> Answer:
 
 
 def _perform_step_text(run: RunState, _: Author, asked: y.StepText) -> Answer:
+    """Append the texts of a reply that the author wrote, and run its tool-call blocks as a model's, in order."""
     pieces = split_blocks(asked.text)
     run.budget.count_actions(max(1, sum(isinstance(p, CallBlock) for p in pieces)))
     results: list[ToolResult] = []
@@ -479,18 +488,20 @@ def _perform_step_text(run: RunState, _: Author, asked: y.StepText) -> Answer:
             case _:
                 assert_never(piece)
     if ended_by is not None and not fault:
-        run.progress.record_turn_end(complete=not run.history.append_inbox())
+        run.progress.record_turn_completion(complete=not run.history.append_inbox())
         record_end_turn_message(run, (ended_by,))
     return _make_step_result(run, tuple(results))
 
 
 def _report_broken_block(run: RunState, name: str, problem: str) -> Flow[ToolResult]:
+    """Emit a notice about a block that cannot be read; return it as an error result."""
     text = f"This tool-call block was not executed: {problem}"
     yield Notify(ev.HandlerNotice(path=run.plan.path, seq=run.effects.seq, kind="broken_block", message=text))
     return ToolResult.error(text, tool_name=name)
 
 
 def _make_block_call(run: RunState, asked: ToolCallPart, ended_by: ToolMember | None) -> ToolMember:
+    """Return the call of a block; one of an unavailable tool, or after the end of the turn, has its result already."""
     binding = run.tools.bindings.get(asked.tool_name)
     # A text may come from a model, so its calls are judged as a model's are: what was not offered is not there.
     if binding is not None and asked.tool_name not in run.tools.offered and binding.runs.how != "control":

@@ -83,8 +83,8 @@ class Progress:
         """Treat the last reply as cut: its calls are skipped, the turn ends with this step, and the run can end as truncated."""
         self.truncated = True
 
-    def record_turn_end(self, *, complete: bool) -> bool:
-        """Record whether the turn is complete, and return it."""
+    def record_turn_completion(self, *, complete: bool) -> bool:
+        """Set whether the turn is complete, and return it."""
         self.steps_complete = complete
         return complete
 

@@ -23,7 +23,7 @@ class SideEvents:
     """
     Notifications and log lines of a run, queued until the next effect, and its warnings.
 
-    It is the logger and notifier of one run. It only queues events; ``exchange`` shows them.
+    It is the logger and notifier of one run. It only queues events; ``relay_effects`` shows them.
 
     Attributes:
         waiting: The events since the last effect.
@@ -138,7 +138,7 @@ class SideEvents:
             ev.HandlerNotice(path=path, seq=seq, kind="handler_ignored_close", message=problem) for problem in problems
         ]
 
-    def _require_open(self, what: str) -> None:
+    def _require_open_and_own_thread(self, what: str) -> None:
         """Raise ``AgentError`` if the run has ended, or the caller is in another thread."""
         if self._is_closed:
             msg = f"{what} was used after its run ended, so the event reaches no one"
@@ -152,7 +152,7 @@ class SideEvents:
 
     def notify(self, message: str, data: object = None) -> None:
         """Queue a notification."""
-        self._require_open("ctx.notify")
+        self._require_open_and_own_thread("ctx.notify")
         event = ev.Notification(
             path=self._plan.path, seq=self._effects.seq, message=str(message), data=_to_json_or_label(data)
         )
@@ -197,7 +197,8 @@ class SideEvents:
         self._log("error", message, data)
 
     def _log(self, level: str, message: str, data: dict[str, object]) -> None:
-        self._require_open("the logger")
+        """Queue a log line; raise ``AgentError`` after the end of the run or from another thread."""
+        self._require_open_and_own_thread("the logger")
         line = ev.LogLine(
             path=self._plan.path,
             seq=self._effects.seq,

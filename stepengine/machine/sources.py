@@ -181,6 +181,7 @@ class RunSources:
                 self._add_children(effect, value)
 
     def _add_children(self, effect: Any, value: Any) -> None:
+        """Add the children whose results are in *value*, if it has any."""
         if isinstance(value, ChildResult):
             self._add_child(value, effect if isinstance(effect, Spawn) else None)
         elif isinstance(effect, CHILD_ENDS):
@@ -188,6 +189,7 @@ class RunSources:
                 self._add_child(child)
 
     def _add_result(self, effect: CallTool, result: ToolResult) -> None:
+        """Add the content of a tool's result; text that repeats untrusted input of calls stays untrusted."""
         about, step = find_call_subject(effect.input), self._progress.step
         source = Source("tool", result.trust, step, effect.tool_name, effect.tool_call_id, about)
         content = _get_content(result)
@@ -217,6 +219,7 @@ class RunSources:
                 self.index.add(source, [part.url or "", part.title or "", part.quote or ""])
 
     def _add_child(self, child: ChildResult, effect: Spawn | None = None) -> None:
+        """Add text and output of a child; the run has seen untrusted text if the child hands on any."""
         source = Source(
             "child", child.trust, self._progress.step, child.agent_id, effect.tool_call_id if effect else ""
         )
@@ -261,7 +264,7 @@ class RunSources:
             child.add(Source("prompt"), [prompt, params], taints=False)
         return child
 
-    def trust_of_output(self, output: object) -> Trust:
+    def compute_output_trust(self, output: object) -> Trust:
         """
         Return ``untrusted`` if the output of this run may hold text of third parties, else ``trusted``.
 
@@ -273,6 +276,7 @@ class RunSources:
         return "trusted" if is_bounded or not self.index.saw_untrusted else "untrusted"
 
     def _leaves_no_untrusted_text(self, value: object, schema: object, root: Mapping[str, Any]) -> bool:
+        """Return whether each text in *value* is fixed by *schema* or was given to the run by trusted sources."""
         if not isinstance(value, str | Mapping | list | tuple):
             return True
         if isinstance(schema, Mapping) and isinstance(schema.get("$ref"), str):

@@ -1,7 +1,7 @@
 """
 The mutable state of one run, used by the machine alone; values that leave it are frozen.
 
-Code that needs something of the world yields the effect; ``exchange`` of ``run`` passes it on and receives the outcome. A
+Code that needs something of the world yields the effect; ``relay_effects`` of ``run`` passes it on and receives the outcome. A
 ``RunState`` consists of parts. Each has one responsibility and knows nothing of the run. Nearly all changes go through its methods.
 Other modules set a few attributes, such as ``history.end_turn_message`` and ``prompt.tail``, and fill the queues ``history.inbox`` and
 ``side_events.waiting``:
@@ -456,7 +456,7 @@ class RunState:
 
     def apply_inline_child(self, left: AgentState, call_id: str = "") -> None:
         """Replace the run's history and context by those of an inline child, started by *call_id*."""
-        record, view = self.history.make_history_after_inline(left, call_id)
+        record, view = self.history.make_history_after_inline_child(left, call_id)
         self.shared.replace(left.context)
         self.apply_change(Change(messages=record, view=None if view is record else view))
 

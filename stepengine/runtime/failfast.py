@@ -19,7 +19,7 @@ from stepengine.data.messages import ToolResult
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.state import ChildResult, RunStatus, mark_suspended_as_cancelled
 from stepengine.errors import AgentError, RaceLost
-from stepengine.machine.plan import stopped_body_result
+from stepengine.machine.plan import make_stopped_body_result
 from stepengine.runtime.performer import IO, Item, Performer, child_path
 from stepengine.runtime.suspension import TreeWithSuspension, list_waits
 
@@ -273,7 +273,7 @@ def make_race_loss_outcome(item: Item, now: int, outcome: Stop | None = None) ->
         body = None if outcome is None else outcome.body
         if body is not None:
             body = attrs.evolve(body, children=tuple(map(mark_suspended_as_cancelled, body.children)), questions=())
-        return Value(stopped_body_result(), now, body=body)
+        return Value(make_stopped_body_result(), now, body=body)
     if isinstance(effect, CallTool):
         text = "Cancelled: something else came first; it may have had effects."
         return Value(ToolResult.error(text, status="cancelled"), now)
