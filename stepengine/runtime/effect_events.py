@@ -199,7 +199,7 @@ def make_child_end_events(item: Item, outcome: Single) -> list[Event]:
     """Return the events for the end of a child, in the background or not."""
     effect = item.effect
     assert isinstance(effect, Spawn)  # noqa: S101
-    child = _child_result(outcome) or ChildResult(agent_id=effect.agent_id, status=_child_status(outcome))
+    child = _find_child_result(outcome) or ChildResult(agent_id=effect.agent_id, status=_status_from_outcome(outcome))
     is_waiting = child.status is RunStatus.SUSPENDED
     return [
         AgentFinished(
@@ -256,14 +256,14 @@ def _make_substitute_result(outcome: Single) -> ToolResult:
     return ToolResult.error(_error_text(outcome), status="cancelled" if isinstance(outcome, Stop) else "error")
 
 
-def _child_result(outcome: Single) -> ChildResult[object] | None:
+def _find_child_result(outcome: Single) -> ChildResult[object] | None:
     if isinstance(outcome, Value):
         child: ChildResult[object] = outcome.value
         return child
     return outcome.child if isinstance(outcome, Stop) else None
 
 
-def _child_status(outcome: Single) -> RunStatus:
+def _status_from_outcome(outcome: Single) -> RunStatus:
     if isinstance(outcome, Stop):
         return RunStatus.SUSPENDED if outcome.kind == "suspended" else RunStatus.CANCELLED
     return RunStatus.FAILED

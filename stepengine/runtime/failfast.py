@@ -60,7 +60,7 @@ class FailFastGroup:
     def __exit__(self, *_: object) -> None:
         self._group_stopper.unwatch_children(self._children.values())
 
-    def register_start(self, item: Item) -> None:
+    def register_or_refuse_start(self, item: Item) -> None:
         """Register a member that starts; after a failure it is refused, or stopped if another process started it."""
         address = item.address
         self._begun.add(address)
@@ -71,7 +71,7 @@ class FailFastGroup:
             self._group_stopper.stop_children([self._children[address]])
 
     def stop_others_on_failure(self, outcome: Single) -> None:
-        """Handle the end of a member; the first failure stops the others."""
+        """Stop the other started children if *outcome* is the first failure of a member."""
         if self._gone or not has_failed(outcome):
             return
         self._gone = True
@@ -171,8 +171,9 @@ class StopOnFailure:
         return Stop("cancelled", outcome.at, child=outcome.value)
 
     async def _perform_interruptibly(self, item: Item, io: IO, signals: Sequence[asyncio.Future[None]]) -> Single:
+        """Perform an effect, or cancel it and return a stop once one of *signals* is done."""
         if any(signal.done() for signal in signals):
-            return self._record_stop(item, signals)
+            return self._make_stop_with_cause(item, signals)
         # A task, since only a task can be cut off by somebody else than who awaits it. Only effects below a watched
         # group pay for one.
         work = asyncio.ensure_future(self._inner.perform(item, io))
@@ -183,7 +184,7 @@ class StopOnFailure:
             if not work.done():
                 await _cancel_and_wait(work)
         return (
-            attrs.evolve(self._record_stop(item, signals), begun=io.find_stopped_call_usage(item))
+            attrs.evolve(self._make_stop_with_cause(item, signals), begun=io.find_stopped_call_usage(item))
             if work.cancelled()
             else work.result()
         )
@@ -257,7 +258,8 @@ class StopOnFailure:
             if not work.done():
                 await _cancel_and_wait(work)
 
-    def _record_stop(self, item: Item, signals: Sequence[asyncio.Future[None]]) -> Stop:
+    def _make_stop_with_cause(self, item: Item, signals: Sequence[asyncio.Future[None]]) -> Stop:
+        """Return the stop for an effect, and record which of *signals* stopped its run."""
         self._stopped_by[item.path] = next(signal for signal in signals if signal.done())
         return Stop("cancelled", self._now())
 

@@ -337,7 +337,7 @@ class Refusals:
         self.errors.update({(path, effect.seq): error for effect in effects})
 
     def pop_error(self, item: Item) -> StepEngineError | None:
-        """Remove and return the error that refuses an effect; ``None`` also if the effect is recorded as started."""
+        """Remove the error that refuses an effect, and return it; ``None`` without one, or if the effect is recorded as started."""
         error = self.errors.pop(item.address, None)
         return None if item.has_begun else error
 
@@ -357,6 +357,7 @@ class LimitGate:
         return self._inner.perform(item, io) if error is None else self._make_refusal_outcome(item, error)
 
     async def _make_refusal_outcome(self, item: Item, error: StepEngineError) -> Single:
+        """Return a failure, or for a child whose refusal its caller reads as a result, a failed or cancelled result."""
         if not isinstance(item.effect, Spawn) or item.effect.is_background or _is_raised_in_handler(item.effect, error):
             return Failure(error, self._now())
         status = RunStatus.FAILED if isinstance(error, LimitExceeded) else RunStatus.CANCELLED
@@ -405,12 +406,12 @@ class CallQueue:
         """Return whether a call would run at once."""
         return not self._line and call.ledger.has_room(call.estimate)
 
-    def start_or_queue(self, call: MeteredCall) -> None:
-        """Start or refuse a call, or put it in line."""
+    def start_refuse_or_queue(self, call: MeteredCall) -> None:
+        """Start a call that has room, refuse one that never will by its ``error``, or put it in line."""
         call.error = call.find_room_error()
         if call.error is None:
             if self.has_room(call):
-                self._run(call)
+                self._mark_running(call)
             else:
                 call.turn = asyncio.get_running_loop().create_future()
                 self._line.append(call)
@@ -445,11 +446,11 @@ class CallQueue:
                 if call.error is None:
                     if not call.ledger.has_room(call.estimate):
                         return
-                    self._run(call)
+                    self._mark_running(call)
                 call.turn.set_result(None)
             del self._line[0]
 
-    def _run(self, call: MeteredCall) -> None:
+    def _mark_running(self, call: MeteredCall) -> None:
         call.is_running = True
         call.ledger.count_call(call.estimate, 1)
 
@@ -569,6 +570,7 @@ class UsageMeter:
         self._queue.start_waiting_calls()
 
     def _get_record_state(self, item: Item) -> RecordState:
+        """Return whether the record has the outcome of an effect, or its start; ``"new"`` without a record."""
         return "new" if self._find_record is None else self._find_record(item)
 
     def _make_metered_call(self, item: Item) -> MeteredCall | None:
@@ -591,7 +593,7 @@ class UsageMeter:
         # What a record answers is paid for. What it has the start of may have to wait until all runs have reached the end of
         # their records, so it reserves nothing before it is performed.
         if state == "new":
-            self._queue.start_or_queue(call)
+            self._queue.start_refuse_or_queue(call)
             self._refuse_if_error(item, call)
         elif state == "begun":
             call.is_late = True
@@ -602,6 +604,7 @@ class UsageMeter:
             self._refusals.refuse(item.path, (item.effect,), call.error)
 
     async def _begin_after_turn(self, item: Item, call: MeteredCall) -> None:
+        """Wait until a model call runs or is refused, then begin it; a cancelled wait is not metered."""
         try:
             await self._wait_for_turn(item, call)
         except BaseException:
@@ -610,6 +613,7 @@ class UsageMeter:
         await self._inner.begin((item,))
 
     async def _wait_for_turn(self, item: Item, call: MeteredCall) -> None:
+        """Wait until a model call runs or is refused; a refusal is registered for the gate."""
         await self._queue.wait_for_turn(call)
         self._refuse_if_error(item, call)
 
@@ -670,9 +674,10 @@ class UsageMeter:
         return outcome
 
     async def _perform_metered(self, item: Item, io: IO) -> Single:
+        """Perform a model call once it has room, and count what it used, also if it is cancelled."""
         call = self._calls[item.path].pop(item.effect.seq)
         if call.is_late:
-            self._queue.start_or_queue(call)
+            self._queue.start_refuse_or_queue(call)
             self._refuse_if_error(item, call)
         if call.turn is not None:
             await self._wait_for_turn(item, call)
@@ -703,10 +708,11 @@ class UsageMeter:
         call.settled = call.settled[0] + usage.total_tokens, call.settled[1] + cost
         call.ledger.add_usage(usage.total_tokens, cost)
         self._queue.end_call(call)
-        self._queue.start_or_queue(call)
+        self._queue.start_refuse_or_queue(call)
         return partial(self._wait_for_retry, call)
 
     async def _wait_for_retry(self, call: MeteredCall) -> LimitExceeded | None:
+        """Wait for room for the next attempt of a call; return the error if it is refused."""
         await self._queue.wait_for_turn(call)
         return call.error
 
@@ -734,6 +740,7 @@ class UsageMeter:
 
 
 def _find_depth_error(path: str, limits: Limits, what: str = "child") -> LimitExceeded | None:
+    """Return the error if a run at *path* would be deeper than ``max_depth``, or ``None``."""
     depth, most = path.count(".") + 1, limits.max_depth
     if most is None or depth <= most:
         return None
@@ -756,6 +763,7 @@ def _is_raised_in_handler(effect: Spawn, error: StepEngineError) -> bool:
 
 
 def _find_siblings_error(count: int, given: Limits) -> LimitExceeded | None:
+    """Return the error if *count* children at once are more than an explicit ``max_children``, or ``None``."""
     most = given.max_children
     if most is None or count <= most:
         return None

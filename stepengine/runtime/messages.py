@@ -184,7 +184,7 @@ class RunMessages:
         return news
 
     def deliver(self, message: Message) -> bool:
-        """Receive a message of this process in the run's event loop; return whether it is new."""
+        """Store and queue a message of this process and wake its waiters; return whether it was accepted as new."""
         if self._is_over or self.has_message(message.id):
             return False  # what comes too late is in the mailbox, for whoever goes on
         # Kept before it is told: what a run has acted upon has to be in its record, or a replay would not hear it.
@@ -203,7 +203,7 @@ class RunMessages:
         return not self.has_message(message.id) if self._box is None else self._box.send(message)
 
     async def fetch(self) -> None:
-        """Receive the messages of other processes; to be called in the run's event loop."""
+        """Fetch, queue and apply the messages of other processes; a failure becomes a warning. Call it in the run's event loop."""
         if self._box is None:
             return
         try:
@@ -324,11 +324,11 @@ def make_message_checker(topic: str, schema: Any) -> Callable[[JsonValue], str]:
         return lambda value: "; ".join(compiled.issues(value))
     refuse_one_shot_fields(schema, f"schema of Receive({topic!r})")
 
-    def misfit(value: JsonValue) -> str:
+    def find_misfit(value: JsonValue) -> str:
         try:
             model_from_json(schema, value)
         except Exception as error:  # noqa: BLE001 - validators of the author's may raise whatever they like
             return str(error)
         return ""
 
-    return misfit
+    return find_misfit

@@ -200,6 +200,7 @@ class SuspensionDetector:
         )
 
     def _is_effect_waiting(self, item: Item) -> bool:
+        """Return whether an effect is held, parked, or a child whose run is looked at by itself."""
         held = self.held.get(item.address)
         if held is not None:
             return not held.done()  # one that was let go is at work, though it had no turn yet
@@ -214,6 +215,7 @@ class SuspensionDetector:
         return self._is_parked((item.path, effect.seq))
 
     def _is_parked(self, address: tuple[str, int]) -> bool:
+        """Return whether the wait at an address is parked and nothing has ended it yet."""
         parked = self.parked.get(address)
         return parked is not None and not any(event.done() for event in (parked.over, *parked.events))
 

@@ -213,7 +213,7 @@ class RunTree:
         timer = None
         if seconds is not None:
             timer = asyncio.get_running_loop().call_later(max(0.0, seconds), root.stop, make_time_limit_stop(seconds))
-        root.cancellation.attach_task()
+        root.cancellation.attach_current_task()
         # There is no effect to name, but a stop has to find something that it can cancel.
         root.busy = True
         try:
@@ -288,11 +288,12 @@ class RunTree:
             raise
 
     async def _run_to_end(self, run: RunTask) -> Finished:
+        """Drive a run and await its background children; return its end, also after an internal or a caller's error."""
         plan = run.plan
         # Before the machine is made: its first effect reserves in the ledger.
-        run.direct = self.performers.open_run(run.path, plan)
+        run.direct = self.performers.open_ledger_and_find_shortcut(run.path, plan)
         self.hub.log.add_run(run.path, run.state.run_id, plan.definition.id)
-        run.cancellation.attach_task()
+        run.cancellation.attach_current_task()
         if self.mail.is_kept:
             # What was said to a resumed run before and did not reach it.
             self.inboxes.add(run.path, *map(UserMessage, self.mail.list_unreceived(run.path)))
@@ -319,7 +320,7 @@ class RunTree:
             if timer is not None:
                 timer.cancel()
             if run.path in self.runs.belongings.by_path:
-                await self.runs.belongings.end(run)
+                await self.runs.belongings.close_run_objects(run)
             run.direct = None  # refers to the tree
             run.cancellation.detach_task()
             self._forget_run(run.path)

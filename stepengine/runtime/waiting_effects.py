@@ -59,17 +59,18 @@ class WaitingEffects:
                 return self._run_in_background(item, cast("RunInBackground", effect), io)
 
     async def _await_time(self, item: Item, effect: AwaitTime) -> Single:
+        """Wait until a time has come; the outcome is a suspension if the tree was suspended first."""
         services = self._services
         if effect.until is not None and services.since is None:
             # Of a recording whose times are made up only the date itself can be waited for.
             seconds = (effect.until - services.clock.now()).total_seconds()
         else:
-            seconds = self._tree.clock.seconds_until(effect.wakes, effect.asked)
+            seconds = self._tree.clock.compute_seconds_left(effect.wakes, effect.asked)
         if item.has_begun and services.wakes_now:
             seconds = 0.0
         if seconds > 0:
             with self._tree.mail.polling():
-                if not await self._sleep_or_wait(item, seconds, partial(services.clock.sleep, seconds)):
+                if not await self._wait_for_time_or_arrival(item, seconds, partial(services.clock.sleep, seconds)):
                     return Stop("suspended", self._outcomes.elapsed())
         return self._outcomes.make_value(item, None)
 
@@ -104,19 +105,22 @@ class WaitingEffects:
                     return came
 
     async def _await_runs(self, item: Item, effect: AwaitRuns) -> Single:
+        """Wait until enough background children have ended, or for the timeout; return those that have."""
         background = self._tree.background
         with self._tree.mail.polling():
             while True:
                 done = background.list_ended(effect.children)
                 if len(done) >= effect.need:
-                    return self._make_wait_outcome(item, effect.children, done)
+                    return self._make_children_outcome(item, effect.children, done)
                 came = await self._wait_until_deadline(item, effect, background.make_end_future)
                 if came is not None:
                     if isinstance(came, Value):
-                        return self._make_wait_outcome(item, effect.children, background.list_ended(effect.children))
+                        return self._make_children_outcome(
+                            item, effect.children, background.list_ended(effect.children)
+                        )
                     return came
 
-    def _make_wait_outcome(self, item: Item, children: Sequence[str], done: Sequence[str]) -> Single:
+    def _make_children_outcome(self, item: Item, children: Sequence[str], done: Sequence[str]) -> Single:
         """Return the ended and the remaining children as an outcome, and mark the results as received."""
         left = [path for path in children if path not in done]
         background = self._tree.background
@@ -133,7 +137,7 @@ class WaitingEffects:
         if effect.wakes is None:
             came = await self._tree.suspension.wait_for_first(item, list_waits(item), coming)
             return None if came else Stop("suspended", self._outcomes.elapsed())
-        seconds = self._tree.clock.seconds_until(effect.wakes, effect.asked)
+        seconds = self._tree.clock.compute_seconds_left(effect.wakes, effect.asked)
         if seconds <= 0 or (item.has_begun and self._services.wakes_now):
             return self._outcomes.make_value(item, None)
         is_over = False
@@ -143,12 +147,12 @@ class WaitingEffects:
             await self._services.clock.sleep(seconds)
             is_over = True
 
-        if not await self._sleep_or_wait(item, seconds, sleep, coming):
+        if not await self._wait_for_time_or_arrival(item, seconds, sleep, coming):
             return Stop("suspended", self._outcomes.elapsed())
         # Where times are made up, no time passes by which the next look would see that the patience is over.
         return self._outcomes.make_value(item, None) if is_over and self._services.since is None else None
 
-    async def _sleep_or_wait(
+    async def _wait_for_time_or_arrival(
         self,
         item: Item,
         seconds: float,
@@ -182,11 +186,12 @@ class WaitingEffects:
         return self._outcomes.make_value(item, value=True)
 
     async def _end_runs(self, item: Item, effect: EndRuns) -> Single:
+        """Cancel background children, wait for them and return their results; a stop if their tree was stopped."""
         background = self._tree.background
         background.cancel_children(effect.children, effect.reason)
         if not await background.wait_for_ends(effect.children):
             return Stop("cancelled", self._outcomes.elapsed())
-        return self._make_wait_outcome(item, effect.children, background.list_ended(effect.children))
+        return self._make_children_outcome(item, effect.children, background.list_ended(effect.children))
 
     async def _run_in_background(self, item: Item, effect: RunInBackground, io: IO) -> Single:
         """Run a child in the background; a suspended child ends only with its tree or by its parent."""
@@ -207,7 +212,7 @@ class WaitingEffects:
                 child = mark_suspended_as_cancelled(child)
             return Stop(stopping.kind, self._outcomes.elapsed(), stopping.error, child=child)
         else:
-            stop = self._outcomes.make_stop_for_run(finished, child=child)
+            stop = self._outcomes.make_stop_if_stopped(finished, child=child)
             if stop is not None:
                 return stop
         drop_tracebacks(child.error)
