@@ -86,7 +86,7 @@ def _find_agent_tool_name(run: RunState, name: str, offered: Collection[str]) ->
     return other if other in offered and run.tools.bindings[other].runs.how == "spawns" else None
 
 
-def run_batch(run: RunState, members: Sequence[EffectMember], asked: Parallel[object] | None = None) -> Flow[None]:
+def run_batch(run: RunState, members: Sequence[EffectMember], parallel: Parallel[object] | None = None) -> Flow[None]:
     """
     Run all members to their results. Members of a ``Parallel`` run concurrently, even if their tools are not ``parallel_safe``.
 
@@ -100,8 +100,8 @@ def run_batch(run: RunState, members: Sequence[EffectMember], asked: Parallel[ob
     """
     # An author who writes `Parallel` has said that these may run at once. A model has said nothing by putting two calls
     # into one reply, so there the tools decide.
-    if asked is not None:
-        return _run_batch_concurrently(run, members, collect_tool_calls(members), asked)
+    if parallel is not None:
+        return _run_batch_concurrently(run, members, collect_tool_calls(members), parallel)
     calls: Sequence[ToolMember] = members  # type: ignore[assignment]
     return (
         _run_batch_concurrently(run, calls, calls)
@@ -193,12 +193,12 @@ def _run_call_with_post_tool_hooks(call: ToolMember) -> Flow[None]:
         raise failure
 
 
-def _skip_or_validate_call(call: ToolMember, why: str) -> bool:
-    """Skip a call without result if there is a reason *why*, else validate it; return whether it can run."""
+def _skip_or_validate_call(call: ToolMember, skip_reason: str) -> bool:
+    """Skip a call without result if there is a *skip_reason*, else validate it; return whether it can run."""
     if call.result is not None:
         return False
-    if why:
-        call.set_skipped_result(f"Skipped: {why} before this call.")
+    if skip_reason:
+        call.set_skipped_result(f"Skipped: {skip_reason} before this call.")
         return False
     return _validate_or_set_error(call)
 
@@ -238,12 +238,15 @@ def _find_batch_end_reason(call: ToolMember, before: LimitExceeded | None) -> st
 
 
 def _run_batch_concurrently(
-    run: RunState, members: Sequence[EffectMember], calls: Sequence[ToolMember], asked: Parallel[object] | None = None
+    run: RunState,
+    members: Sequence[EffectMember],
+    calls: Sequence[ToolMember],
+    parallel: Parallel[object] | None = None,
 ) -> Flow[None]:
     """Run a batch in passes; if it is stopped, finished members keep their results."""
     before = run.budget.reached
     try:
-        yield from _judge_and_run_together(run, members, calls, asked)
+        yield from _judge_and_run_together(run, members, calls, parallel)
     except Stopped as stopped:
         _set_stopped_results(calls, stopped.stop)
         raise
@@ -251,23 +254,23 @@ def _run_batch_concurrently(
         _log_calls(calls)
     # Of a `Parallel` a spent limit is an entry beside the others, which the author looks at; only calls of a reply
     # raise it.
-    if asked is None:
+    if parallel is None:
         run.budget.raise_if_spent(before)
 
 
 def _judge_and_run_together(
-    run: RunState, members: Sequence[EffectMember], calls: Sequence[ToolMember], asked: Parallel[object] | None
+    run: RunState, members: Sequence[EffectMember], calls: Sequence[ToolMember], parallel: Parallel[object] | None
 ) -> Flow[None]:
     """Judge all calls, ask all questions, number all effects and run them at once, then hand out outcomes and call hooks."""
     # Each pass ends for all members before the next begins, because a number, a question and a hook's change must come
     # in an order that does not depend on who is faster.
-    fail_fast, concurrency = (False, None) if asked is None else (asked.fail_fast, asked.concurrency)
+    fail_fast, concurrency = (False, None) if parallel is None else (parallel.fail_fast, parallel.concurrency)
     valid = [call for call in calls if call.result is None and _validate_or_set_error(call)]
     if run.plan.hooks.pre_tool:
         yield from _judge_and_ask_calls(run, valid)
         valid = [call for call in valid if call.result is None]
     effects, races = yield from _make_member_effects(members)
-    if asked is None:
+    if parallel is None:
         effects = _with_sibling_counts(effects)
     # A call that was denied or invalid has failed before anything began, and that is a failure like any other: without
     # this its siblings would run although `fail_fast` was asked for.
@@ -278,7 +281,7 @@ def _judge_and_run_together(
     # Not a single child was begun, since a limit has no room for so many: that is thrown at the yield
     # (reliability:SP02). Where some ran, what they found must not be lost, and the refusal stays in its entry. A model
     # has no yield: it reads every refusal in its entry.
-    if asked is not None and outcomes and all(map(_was_refused_by_child_limit, outcomes)):
+    if parallel is not None and outcomes and all(map(_was_refused_by_child_limit, outcomes)):
         run.effects.unwrap(outcomes[0])
     stops = _distribute_outcomes(members, outcomes)
     # One after another, after all have ended: following up may ask for further effects, whose numbers have to come in
@@ -513,12 +516,12 @@ def _group_equal_questions(asking: Sequence[_AskedCall]) -> list[list[_AskedCall
 
 
 def _apply_permission_answer(
-    asked: _AskedCall, effect: AskPerson, answers: Sequence[Answer]
+    asked_call: _AskedCall, effect: AskPerson, answers: Sequence[Answer]
 ) -> Flow[Sequence[_AskedCall]]:
     """Apply a person's decision to a call; return the questions about an edited input."""
-    call, answer = asked.call, answers[0]
+    call, answer = asked_call.call, answers[0]
     if answer.agrees and answer.edited_input is not None:
-        return (yield from _apply_edited_input(call, answer, asked.edits + 1))
+        return (yield from _apply_edited_input(call, answer, asked_call.edits + 1))
     # A yes that an earlier "always" gave is told with the rule that it came from, so that a person can take it back.
     remembered = find_offered_rule(effect.questions[0], answer.covers) if answer.by == REMEMBERED else None
     rule_id = None if remembered is None else str(remembered["id"])

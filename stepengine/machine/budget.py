@@ -62,10 +62,10 @@ class Budget:
         """Deduct a step from the steps left. Nothing is raised here: ``Progress.request_step`` checks the rest."""
         self.steps_left -= 1
 
-    def raise_step_limit(self, most: int) -> None:
-        """Raise the run's total number of steps to *most*."""
-        self.steps_left += most - self.most_steps
-        self.most_steps = most
+    def raise_step_limit(self, max_steps: int) -> None:
+        """Raise the run's total number of steps to *max_steps*."""
+        self.steps_left += max_steps - self.most_steps
+        self.most_steps = max_steps
 
     def count_actions(self, count: int) -> None:
         """

@@ -750,11 +750,11 @@ OF_STEPS = {
 """The names of the yieldables that the steps of a call may yield in the calling run, by class."""
 
 
-def make_single_member(run: RunState, asked: Any, *, of: int = 0) -> EffectMember:
-    """Return the member for a single yieldable; *of* is the number of children in its ``Parallel``."""
-    if isinstance(asked, y.AgentCall):
-        return ChildMember(run, asked, of=of)
-    member: EffectMember = MEMBERS.get(type(asked), SingleEffectMember)(run, asked)
+def make_single_member(run: RunState, yielded: Any, *, child_count: int = 0) -> EffectMember:
+    """Return the member for a single yieldable; *child_count* is the number of children in its ``Parallel``."""
+    if isinstance(yielded, y.AgentCall):
+        return ChildMember(run, yielded, of=child_count)
+    member: EffectMember = MEMBERS.get(type(yielded), SingleEffectMember)(run, yielded)
     return member
 
 
@@ -1090,9 +1090,9 @@ class ToolMember(EffectMember):
         self.is_fault = True
         self.set_result(ToolResult.error(error.message))
 
-    def set_skipped_result(self, why: str) -> None:
+    def set_skipped_result(self, reason: str) -> None:
         """Set a result that gives the reason why the call was not run."""
-        self.set_result(ToolResult.error(why, status="skipped"))
+        self.set_result(ToolResult.error(reason, status="skipped"))
 
     def set_stopped_result(self, stop: Stop) -> None:
         """Set a result that gives the reason why there is none: an open question, or the end of the run."""
@@ -1173,10 +1173,10 @@ def _rename_call(call: ToolCallPart, name: str) -> ToolCallPart:
     return call if call.tool_name == name else attrs.evolve(call, tool_name=name)
 
 
-def unavailable_tool_error(run: RunState, name: str, known: Sequence[str], hint: str = "") -> ToolNotAvailable:
+def unavailable_tool_error(run: RunState, name: str, available: Sequence[str], hint: str = "") -> ToolNotAvailable:
     """Return the error for a call of an unavailable tool."""
-    msg = f"Tool {name!r} is not available for agent {run.plan.definition.id!r}. Available tools: {list_names(known, name)}.{hint}"
-    return ToolNotAvailable(msg, tool_name=name, available=known)
+    msg = f"Tool {name!r} is not available for agent {run.plan.definition.id!r}. Available tools: {list_names(available, name)}.{hint}"
+    return ToolNotAvailable(msg, tool_name=name, available=available)
 
 
 def unavailable_author_call_error(run: RunState, name: str) -> ToolNotAvailable:
@@ -1206,16 +1206,16 @@ def unavailable_author_call_error(run: RunState, name: str) -> ToolNotAvailable:
     return ToolNotAvailable(msg, tool_name=name, available=known)
 
 
-def run_tool_call_of_hook(run: RunState, asked: y.ToolCall) -> Flow[ToolResult]:
+def run_tool_call_of_hook(run: RunState, yielded: y.ToolCall) -> Flow[ToolResult]:
     """Run a tool call that a hook yields: only of an ordinary tool, validated, without hooks, and kept out of the history."""
-    binding = run.tools.bindings.get(asked.tool)
+    binding = run.tools.bindings.get(yielded.tool)
     # A hook runs inside a step, or around a call: a child, a question or a control tool from there would change the
     # turn while it is being decided.
     if binding is None or binding.runs.how != "ordinary":
         ordinary = tuple([name for name, b in run.tools.bindings.items() if b.runs.how == "ordinary"])
-        near = find_nearest(asked.tool, ordinary, n=1, alike=NEAR_RATIO)
-        raise unavailable_tool_error(run, asked.tool, ordinary, f" Did you mean {near[0]!r}?" if near else "")
-    call = ToolMember(run, ToolCallPart(run.tools.call_ids.allocate_id(), asked.tool, asked.input), "hook", binding)
+        near = find_nearest(yielded.tool, ordinary, n=1, alike=NEAR_RATIO)
+        raise unavailable_tool_error(run, yielded.tool, ordinary, f" Did you mean {near[0]!r}?" if near else "")
+    call = ToolMember(run, ToolCallPart(run.tools.call_ids.allocate_id(), yielded.tool, yielded.input), "hook", binding)
     # Past hooks and rules, as whoever installed the hook is trusted as its host is (reliability:PM39); judged by hooks
     # it would also call itself.
     call.repair_and_validate_input()

@@ -102,7 +102,7 @@ class RequestedChildren:
         self._run = run
         # In the order of the request: the effect of a child that may start, else its failed result.
         self._entries = [
-            _make_spawn_or_failure(run, call, one, parent, is_inline=runs.is_inline, of=len(requests))
+            _make_spawn_or_failure(run, call, one, parent, is_inline=runs.is_inline, child_count=len(requests))
             for one in requests
         ]
         self.effects = [entry for entry in self._entries if isinstance(entry, Spawn)]
@@ -157,7 +157,7 @@ def _make_spawn_or_failure(
     parent: Callable[[], AgentState],
     *,
     is_inline: bool,
-    of: int,
+    child_count: int,
 ) -> Spawn | ChildResult:
     agents, agent_id = run.plan.agents, entry.agent_id
     if entry.refused is not None:
@@ -180,7 +180,7 @@ def _make_spawn_or_failure(
         definition=entry.definition,
         parent=parent,
         is_inline=is_inline,
-        of=of,
+        of=child_count,
         at=run.effects.now,
         provenance=None if sources is None else sources.make_child_index(entry.prompt, params, inherits=is_inline),
     )

@@ -69,11 +69,11 @@ class EffectChannel:
         self.seq = seq + 1
         return seq
 
-    def gather(self, effects: Sequence[Leaf], **how: Any) -> Flow[Sequence[Single]]:
-        """Emit several effects as a ``Gather`` with the options *how*; return one outcome each, in order."""
+    def gather(self, effects: Sequence[Leaf], **options: Any) -> Flow[Sequence[Single]]:
+        """Emit several effects as a ``Gather`` with *options*; return one outcome each, in order."""
         # Of nothing there is no effect: an empty Gather would take a turn of the loop, and a place in the record, for
         # no outcome.
-        return (yield Gather(tuple(effects), **how)).outcomes if effects else ()  # type: ignore[union-attr]
+        return (yield Gather(tuple(effects), **options)).outcomes if effects else ()  # type: ignore[union-attr]
 
     def record_outcome(self, outcome: Any, effect: Leaf | Gather | Compute) -> Single | Gathered:
         """

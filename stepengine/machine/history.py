@@ -327,15 +327,18 @@ class RunHistory:
         self.start -= sum(_effective_lifetime(m) in over for m in self.record[: self.start])
         self.record, self.view = self._copy_without_expired(over)
 
-    def _copy_without_expired(self, over: Collection[str]) -> RecordAndView:
-        """Return record and view without the messages whose lifetime is in *over*; the history itself is unchanged."""
+    def _copy_without_expired(self, expired_ttls: Collection[str]) -> RecordAndView:
+        """Return record and view without the messages whose lifetime is in *expired_ttls*; the history itself is unchanged."""
         record = _make_transcript_if_changed(
-            self.record, [m for m in self.record if _effective_lifetime(m) not in over]
+            self.record, [m for m in self.record if _effective_lifetime(m) not in expired_ttls]
         )
         if self.view is self.record:
             return RecordAndView(record, record)
         return RecordAndView(
-            record, _make_transcript_if_changed(self.view, [m for m in self.view if _effective_lifetime(m) not in over])
+            record,
+            _make_transcript_if_changed(
+                self.view, [m for m in self.view if _effective_lifetime(m) not in expired_ttls]
+            ),
         )
 
     def expire_ephemeral_results(self) -> None:
@@ -361,14 +364,14 @@ class RunHistory:
         longer = record.append(said)
         return RecordAndView(longer, longer if view is record else view.append(said))
 
-    def make_history_after_inline_child(self, left: AgentState, call_id: str) -> RecordAndView:
+    def make_history_after_inline_child(self, child_state: AgentState, call_id: str) -> RecordAndView:
         """Return record and view after an inline child, without the open reply's part before its call."""
         said = self._make_reply_before_call(call_id)
         if said is None:
-            return RecordAndView(left.message_history, left.view)
-        record = _remove_last_equal(left.message_history, said)
-        same = left.view is left.message_history
-        return RecordAndView(record, record if same else _remove_last_equal(left.view, said))
+            return RecordAndView(child_state.message_history, child_state.view)
+        record = _remove_last_equal(child_state.message_history, said)
+        same = child_state.view is child_state.message_history
+        return RecordAndView(record, record if same else _remove_last_equal(child_state.view, said))
 
     def _make_reply_before_call(self, call_id: str) -> AssistantMessage | None:
         """Return the texts and thoughts of the open reply before a call, or ``None`` if there are none."""
@@ -521,16 +524,16 @@ def state_without_opening(state: AgentState, opening: Sequence[Message]) -> Agen
     return attrs.evolve(state, message_history=record, view=view)
 
 
-def _remove_messages(messages: Transcript, gone: Sequence[Message]) -> Transcript:
-    """Return *messages* without the very objects in *gone*."""
-    return _make_transcript_if_changed(messages, [m for m in messages if not any(m is g for g in gone)])
+def _remove_messages(messages: Transcript, removed: Sequence[Message]) -> Transcript:
+    """Return *messages* without the very objects in *removed*."""
+    return _make_transcript_if_changed(messages, [m for m in messages if not any(m is g for g in removed)])
 
 
-def _remove_last_equal(messages: Transcript, gone: Message) -> Transcript:
-    """Return *messages* without the last one that equals *gone*; an earlier one is the text of another reply."""
+def _remove_last_equal(messages: Transcript, removed: Message) -> Transcript:
+    """Return *messages* without the last one that equals *removed*; an earlier one is the text of another reply."""
     kept = list(messages)
     for index in range(len(kept) - 1, -1, -1):
-        if kept[index] == gone:
+        if kept[index] == removed:
             del kept[index]
             break
     return _make_transcript_if_changed(messages, kept)

@@ -63,9 +63,9 @@ def _describe_hook(run: RunState, point: str, hook: Hook) -> str:
     return f"{point} hook {_hook_name(hook)} of {run.plan.definition.id!r}"
 
 
-def _make_hook_error(run: RunState, point: str, hook: Hook, how: str, kind: str = "TypeError") -> HandlerError:
+def _make_hook_error(run: RunState, point: str, hook: Hook, problem: str, kind: str = "TypeError") -> HandlerError:
     location = location_of(hook)
-    return HandlerError(f"{_describe_hook(run, point, hook)} ({location}) {how}", kind=kind, location=location)
+    return HandlerError(f"{_describe_hook(run, point, hook)} ({location}) {problem}", kind=kind, location=location)
 
 
 def _call_hook(run: RunState, point: str, hook: Hook, args: Sequence[object], allowed: tuple[type, ...]) -> Flow[Any]:
@@ -96,21 +96,21 @@ def _call_hook(run: RunState, point: str, hook: Hook, args: Sequence[object], al
     raise _make_hook_error(run, point, hook, f"returned a {type(value).__name__}; it may return {names}")
 
 
-def _refuse_misused_change(run: RunState, point: str, hook: Hook, said: object) -> None:
+def _refuse_misused_change(run: RunState, point: str, hook: Hook, returned: object) -> None:
     """Raise if a hook requests a change that has no effect at its point."""
     # A change that nobody would make is a mistake of the hook's author; passed over in silence they would look for it
     # everywhere else.
-    useless = said.find_misuse(point) if isinstance(said, Change) else ""
-    result = said.result if isinstance(said, Change) else said
+    useless = returned.find_misuse(point) if isinstance(returned, Change) else ""
+    result = returned.result if isinstance(returned, Change) else returned
     if not useless and isinstance(result, ToolResult) and result.change is not None:
         useless = result.change.find_misuse("tool")
     if useless:
         raise _make_hook_error(run, point, hook, f"returned {useless}")
 
 
-def _run_generator_hook(run: RunState, what: str, steps: GeneratorType[Any, Any, Any]) -> Flow[Any]:
+def _run_generator_hook(run: RunState, hook_name: str, steps: GeneratorType[Any, Any, Any]) -> Flow[Any]:
     """Perform what a generator hook yields until it returns; return its value. The hook is closed on every way out."""
-    author = Author(what, steps, by="hook")
+    author = Author(hook_name, steps, by="hook")
     run.progress.authors.append(author)
     try:
         asked = author.send(None)
@@ -123,32 +123,32 @@ def _run_generator_hook(run: RunState, what: str, steps: GeneratorType[Any, Any,
                 asked = author.throw(error)
             else:
                 asked = author.send(answer)
-        msg = f"{what} ({author.location}) yielded more than {MAX_YIELDS} times"
+        msg = f"{hook_name} ({author.location}) yielded more than {MAX_YIELDS} times"
         raise HandlerError(msg, kind="RuntimeError", location=author.location)
     finally:
         run.side_events.add_warnings(*author.close())
         run.progress.authors.pop()
 
 
-def _perform_yield(run: RunState, author: Author, asked: Any) -> Flow[StepResult]:
+def _perform_yield(run: RunState, author: Author, yielded: Any) -> Flow[StepResult]:
     """Perform what a hook yielded and return the answer; a value that hooks may not yield raises."""
-    row = YIELDS.get(type(asked))
+    row = YIELDS.get(type(yielded))
     if row is None:
-        raise make_bad_yield_error(author.what, asked, author.location, ACCEPTED)
-    if (refused := find_yield_length_error(author.what, asked)) is not None:
+        raise make_bad_yield_error(author.what, yielded, author.location, ACCEPTED)
+    if (refused := find_yield_length_error(author.what, yielded)) is not None:
         raise refused
     if row.kind is ToolCall:
-        result = yield from run_tool_call_of_hook(run, asked)
+        result = yield from run_tool_call_of_hook(run, yielded)
         return StepResult(run.snapshot.state(), (result,))
     if row.kind is Race:
-        return StepResult(run.snapshot.state(), value=(yield from _run_race(run, author, asked)))
-    value = yield from run_single_member(make_single_member(run, asked))
+        return StepResult(run.snapshot.state(), value=(yield from _run_race(run, author, yielded)))
+    value = yield from run_single_member(make_single_member(run, yielded))
     return StepResult(run.snapshot.state(), value=value)
 
 
-def _run_race(run: RunState, author: Author, asked: Race[Any]) -> Flow[Any]:
+def _run_race(run: RunState, author: Author, yielded: Race[Any]) -> Flow[Any]:
     """Run a race of waits, functions and model calls; tool calls are not allowed in a hook's race."""
-    race = RaceMember(run, [_make_race_member(run, author, one) for one in asked.members])
+    race = RaceMember(run, [_make_race_member(run, author, one) for one in yielded.members])
     outcomes = yield from run.effects.gather(effects := race.make_member_effects(), races=((0, len(effects)),))
     stop = race.apply_outcomes(outcomes)
     if stop is not None:
@@ -157,12 +157,12 @@ def _run_race(run: RunState, author: Author, asked: Race[Any]) -> Flow[Any]:
     return race.result
 
 
-def _make_race_member(run: RunState, author: Author, asked: Any) -> EffectMember:
-    if isinstance(asked, Race):
-        return RaceMember(run, [_make_race_member(run, author, one) for one in asked.members])
-    if isinstance(asked, ToolCall) or type(asked) not in YIELDS:
-        raise make_bad_yield_error(author.what, asked, author.location, RACED)
-    return make_single_member(run, asked)
+def _make_race_member(run: RunState, author: Author, yielded: Any) -> EffectMember:
+    if isinstance(yielded, Race):
+        return RaceMember(run, [_make_race_member(run, author, one) for one in yielded.members])
+    if isinstance(yielded, ToolCall) or type(yielded) not in YIELDS:
+        raise make_bad_yield_error(author.what, yielded, author.location, RACED)
+    return make_single_member(run, yielded)
 
 
 def _apply_hook_change(run: RunState, point: str, hook: Hook, change: Change) -> None:

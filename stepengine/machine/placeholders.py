@@ -55,9 +55,9 @@ def _read_project_values(run: RunState, placeholders: Placeholders, names: list[
     return {name: text for name, text in _get_member_or_empty(read, "texts", Mapping).items() if isinstance(text, str)}
 
 
-def _get_member_or_empty(read: object, name: str, kind: type[Any]) -> Any:
+def _get_member_or_empty(data: object, name: str, kind: type[Any]) -> Any:
     """Return a member of type *kind*, or an empty list or mapping if there is none."""
-    value = read.get(name) if isinstance(read, Mapping) else None
+    value = data.get(name) if isinstance(data, Mapping) else None
     return value if isinstance(value, kind) else kind() if kind is list else {}
 
 

@@ -92,11 +92,11 @@ class Progress:
         """Reset the count of refused ends after a turn ended."""
         self._stops_refused = 0
 
-    def refuse_stop(self, most: int) -> bool:
-        """Record that a hook refuses the end of the turn; return whether it may, at most *most* times in a row."""
+    def refuse_stop(self, max_refusals: int) -> bool:
+        """Record that a hook refuses the end of the turn; return whether it may, at most *max_refusals* times in a row."""
         # A hook that never lets the turn end would spend the whole step budget, with the model saying at each step that
         # it is done.
-        if self._stops_refused >= most:
+        if self._stops_refused >= max_refusals:
             return False
         self._stops_refused += 1
         return True

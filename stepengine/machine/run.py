@@ -451,16 +451,16 @@ def _start_handler_author(run: RunState) -> Author:
     )
 
 
-def _start_author_generator(what: str, handler: Any, ctx: StepContext) -> Any:
+def _start_author_generator(author_name: str, handler: Any, ctx: StepContext) -> Any:
     """Call *handler* with *ctx* and return its generator; an error of its own, or another value, raises ``HandlerError``."""
     try:
         steps = handler(ctx)
     except BaseException as error:
         if belongs_to_caller(error):
             raise
-        raise make_handler_error(what, error) from error
+        raise make_handler_error(author_name, error) from error
     if not isinstance(steps, GeneratorType):
-        msg = f"{what} did not yield: it returned a {type(steps).__name__} instead of a generator"
+        msg = f"{author_name} did not yield: it returned a {type(steps).__name__} instead of a generator"
         raise HandlerError(msg, kind="TypeError")
     return steps
 

@@ -138,14 +138,14 @@ class SideEvents:
             ev.HandlerNotice(path=path, seq=seq, kind="handler_ignored_close", message=problem) for problem in problems
         ]
 
-    def _require_open_and_own_thread(self, what: str) -> None:
+    def _require_open_and_own_thread(self, api_name: str) -> None:
         """Raise ``AgentError`` if the run has ended, or the caller is in another thread."""
         if self._is_closed:
-            msg = f"{what} was used after its run ended, so the event reaches no one"
+            msg = f"{api_name} was used after its run ended, so the event reaches no one"
             raise AgentError(msg)
         if not self._plan.here():
             msg = (
-                f"{what} of agent {self._plan.definition.id!r} was used from another thread; a run accepts events only from its own "
+                f"{api_name} of agent {self._plan.definition.id!r} was used from another thread; a run accepts events only from its own "
                 "thread. Return the result of the thread from Perform(fn, ...) and report it in the handler"
             )
             raise AgentError(msg)
@@ -158,15 +158,15 @@ class SideEvents:
         )
         self.waiting.append(event)
 
-    def report_compaction(self, by: str, before: Transcript, after: Transcript, *, record: bool) -> None:
-        """Queue an event that *by* made the view smaller, if it did."""
+    def report_compaction(self, changed_by: str, before: Transcript, after: Transcript, *, record: bool) -> None:
+        """Queue an event that *changed_by* made the view smaller, if it did."""
         tokens_before, tokens_after = transcript_tokens(before), transcript_tokens(after)
         if tokens_after >= tokens_before:
             return
         event = ev.Compacted(
             path=self._plan.path,
             seq=self._effects.seq,
-            by=by,
+            by=changed_by,
             record=record,
             tokens_before=tokens_before,
             tokens_after=tokens_after,

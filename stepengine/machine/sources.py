@@ -246,10 +246,10 @@ class RunSources:
                 if before.get(path) != text:
                     self.index.add(source, text, at=path)
 
-    def add_handler_values(self, given: object) -> None:
+    def add_handler_values(self, values: object) -> None:
         """Record values of the author's code as trusted, unless it may have them from a model or a third party."""
         if not self._has_answered and not self.index.saw_untrusted:
-            self.index.add(Source("handler", "trusted"), given)
+            self.index.add(Source("handler", "trusted"), values)
 
     # --- what is handed on ------------------------------------------------------------------------------------------
 

@@ -93,7 +93,7 @@ def run_turn(run: RunState) -> Flow[None]:
         pass
 
 
-def run_step_within_budget(run: RunState, over: StepWith) -> Flow[TurnComplete]:
+def run_step_within_budget(run: RunState, options: StepWith) -> Flow[TurnComplete]:
     """
     Run one step and return whether the turn is complete.
 
@@ -105,14 +105,14 @@ def run_step_within_budget(run: RunState, over: StepWith) -> Flow[TurnComplete]:
     """
     # The generator itself is returned and not iterated here: each `yield from` is one more frame that every value of
     # the step passes, both ways.
-    return _run_step(run, over) if run.progress.request_step() else _run_or_end_on_spent_budget(run, over)
+    return _run_step(run, options) if run.progress.request_step() else _run_or_end_on_spent_budget(run, options)
 
 
-def _run_or_end_on_spent_budget(run: RunState, over: StepWith) -> Flow[TurnComplete]:
+def _run_or_end_on_spent_budget(run: RunState, options: StepWith) -> Flow[TurnComplete]:
     """Ask for more steps and run one; without more, follow ``on_max_steps`` or raise. Return whether the turn is complete."""
     budget = run.budget
     if (yield from ask_for_more_steps(run)):
-        return (yield from _run_step(run, over))
+        return (yield from _run_step(run, options))
     # Told before the limit is raised: the handler is resumed once with `steps_complete` true, so that it can put
     # together what it has, and only a further step is refused (generator-contract:G46).
     run.progress.record_turn_completion(complete=True)
@@ -161,7 +161,7 @@ def _request_final_answer(run: RunState) -> Flow[None]:
     run.progress.replace_stop_reason(model.stop_reason)
 
 
-def _run_step(run: RunState, over: StepWith) -> Flow[TurnComplete]:
+def _run_step(run: RunState, options: StepWith) -> Flow[TurnComplete]:
     """Run one step and return whether the turn is complete."""
     plan, spent = run.plan, None
     points, watched = plan.hooks, plan.watched
@@ -177,7 +177,7 @@ def _run_step(run: RunState, over: StepWith) -> Flow[TurnComplete]:
         _expire_and_append_inbox(run)
         request = make_step_request(
             run,
-            over,
+            options,
             (yield from _call_hooks_and_collect_tail(run))
             if points.pre_step
             else make_step_prompt(run)
@@ -189,7 +189,7 @@ def _run_step(run: RunState, over: StepWith) -> Flow[TurnComplete]:
         # Once only, and only where the hooks make the view shorter: to send the same again costs the same refusal. It
         # is a new effect, so the record shows both requests (reliability:MP02).
         except ContextOverflow as error:
-            request = yield from _shorten_request_by_hooks(run, over, error)
+            request = yield from _shorten_request_by_hooks(run, options, error)
             model = yield from _call_model_until_complete(run, request, "step")
         reply, calls = _count_reply_and_make_calls(run, model, request)
         # A reply of calls alone has nothing to hear. The question saves a generator for most steps of an agent at work.
@@ -294,7 +294,7 @@ def finish_reopened_step(run: RunState, message: AssistantMessage, stored: Seque
 # --- the model --------------------------------------------------------------------------------------------------------
 
 
-def make_step_request(run: RunState, over: StepWith, tail: Sequence[Message]) -> ModelRequest:
+def make_step_request(run: RunState, options: StepWith, tail: Sequence[Message]) -> ModelRequest:
     """
     Return the request of a step: system prompt, view, the tails of run and step, tools and settings.
 
@@ -302,11 +302,15 @@ def make_step_request(run: RunState, over: StepWith, tail: Sequence[Message]) ->
         InputError: for the first request of a child, when it has no user message.
     """
     settings = (
-        run.plan.definition.settings if over.settings is None else run.plan.definition.settings.merge(over.settings)
+        run.plan.definition.settings
+        if options.settings is None
+        else run.plan.definition.settings.merge(options.settings)
     )
-    specs = run.tools.specs if over.tools is None else tuple([run.tools.bindings[name].spec for name in over.tools])
+    specs = (
+        run.tools.specs if options.tools is None else tuple([run.tools.bindings[name].spec for name in options.tools])
+    )
     # Several providers refuse a choice of tools in a request that offers none.
-    choice = (over.tool_choice or settings.tool_choice) if specs else None
+    choice = (options.tool_choice or settings.tool_choice) if specs else None
     # The tail stands behind the messages and is in no transcript. Put into the history, a step prompt would change what
     # stands before the next message, and the provider's prompt cache would be lost at every step
     # (generator-contract:L31).
@@ -314,7 +318,7 @@ def make_step_request(run: RunState, over: StepWith, tail: Sequence[Message]) ->
     if run.plan.path and run.budget.steps_left == run.budget.most_steps:
         _require_user_message(run, tail)
     return ModelRequest(
-        model=over.model or run.plan.model or run.plan.resolve_model(),
+        model=options.model or run.plan.model or run.plan.resolve_model(),
         system_prompt=run.prompt.system,
         messages=run.history.view,
         tools=specs,
@@ -370,7 +374,7 @@ def _list_callable_tools(run: RunState, request: ModelRequest) -> Collection[str
     return run.tools.offered if request.tools is run.tools.specs else [spec.name for spec in request.tools]
 
 
-def _shorten_request_by_hooks(run: RunState, over: StepWith, error: ContextOverflow) -> Flow[ModelRequest]:
+def _shorten_request_by_hooks(run: RunState, options: StepWith, error: ContextOverflow) -> Flow[ModelRequest]:
     """Let the ``pre_step`` hooks shorten the prompt after an overflow; return the new request, or raise *error* if nothing changed."""
     run.history.append_inbox()
     # Whether the hooks did something is seen by what the request is made of, and not by what they say they did.
@@ -386,7 +390,7 @@ def _shorten_request_by_hooks(run: RunState, over: StepWith, error: ContextOverf
     if (run.prompt.system, run.history.view) == before:
         raise error
     run.history.append_inbox()
-    return make_step_request(run, over, [*tail, *make_step_prompt(run)])
+    return make_step_request(run, options, [*tail, *make_step_prompt(run)])
 
 
 def _call_model_until_complete(run: RunState, request: ModelRequest, purpose: Purpose) -> Flow[ModelReply]:
@@ -445,12 +449,12 @@ def _complete_reply(run: RunState, request: ModelRequest, purpose: Purpose, repl
 
 
 def _request_continuation(
-    run: RunState, request: ModelRequest, purpose: Purpose, started: ModelReply, *more: Message
+    run: RunState, request: ModelRequest, purpose: Purpose, started: ModelReply, *extra_messages: Message
 ) -> Flow[ModelReply]:
-    """Send *started* back unchanged, then *more*; return the reply that continues it, without joining them."""
+    """Send *started* back unchanged, then *extra_messages*; return the reply that continues it, without joining them."""
     # What was said so far goes into the tail, as it came, thoughts and signatures included: a provider continues its
     # own words only when they come back unchanged. The history has none of it yet.
-    longer = attrs.evolve(request, tail=(*request.tail, AssistantMessage(started.content), *more))
+    longer = attrs.evolve(request, tail=(*request.tail, AssistantMessage(started.content), *extra_messages))
     effect = CallModel(run.effects.allocate_number(), longer, purpose, call_id=_make_call_id_function(run, started))
     return _unwrap_and_count_reply(run, (yield effect), effect)
 
@@ -471,11 +475,18 @@ def _make_call_id_function(run: RunState, paused: ModelReply) -> Callable[[int],
     return lambda number: run.tools.call_ids.peek_id(held + number)
 
 
-def _join_replies(paused: ModelReply, more: ModelReply) -> ModelReply:
+def _join_replies(first: ModelReply, continuation: ModelReply) -> ModelReply:
     """Return two parts of a reply as one: content and usage of both, everything else of the later one."""
-    known = None if paused.usage is None and more.usage is None else (paused.usage or Usage()) + (more.usage or Usage())
+    known = (
+        None
+        if first.usage is None and continuation.usage is None
+        else (first.usage or Usage()) + (continuation.usage or Usage())
+    )
     return attrs.evolve(
-        more, content=(*paused.content, *more.content), usage=known, cost=add_cost(paused.cost, more.cost)
+        continuation,
+        content=(*first.content, *continuation.content),
+        usage=known,
+        cost=add_cost(first.cost, continuation.cost),
     )
 
 

@@ -92,12 +92,12 @@ class BackgroundChildren:
         child.task = asyncio.create_task(self._run_child_and_report_end(child, item, asked, performer))
 
     async def _run_child_and_report_end(
-        self, child: BackgroundChild, item: Item, asked: Item, performer: Performer
+        self, child: BackgroundChild, item: Item, run_item: Item, performer: Performer
     ) -> None:
         """Run a child, store its outcome, show its end and wake those that wait for it; an error stops the tree."""
         tree = self._tree
         try:
-            outcome = await performer.perform(asked, tree)
+            outcome = await performer.perform(run_item, tree)
         except asyncio.CancelledError:
             outcome = Stop("cancelled", tree.clock.elapsed_ms())
         # This task is awaited by nobody in particular, so an error that left it would be lost; it ends the tree

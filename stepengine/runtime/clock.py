@@ -69,12 +69,12 @@ class TreeClock:
         """Return the run's time (UTC)."""
         return self._created + timedelta(milliseconds=self.elapsed_ms())
 
-    def compute_seconds_left(self, wakes: int, asked: int) -> float:
-        """Return the seconds left until *wakes*, for a wait that started at *asked*, both on the run's clock."""
+    def compute_seconds_left(self, wake_ms: int, start_ms: int) -> float:
+        """Return the seconds left until *wake_ms*, for a wait that started at *start_ms*, both on the run's clock."""
         # Over all processes that worked on the run, its clock goes on with the time of day: a sleep that began before a
         # crash ends when it would have ended.
         since = self._since
-        return (wakes - (asked if since is None else since + self.elapsed_ms())) / 1_000
+        return (wake_ms - (start_ms if since is None else since + self.elapsed_ms())) / 1_000
 
     def start_time_limit_timer(self, path: str, seconds: float, stop: Callable[[Stop], None]) -> asyncio.TimerHandle:
         """Store the deadline of the run at *path*, and start a timer that calls *stop* then."""

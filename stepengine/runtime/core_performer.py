@@ -810,15 +810,15 @@ def _to_step_error(model: str, raised: BaseException) -> StepEngineError:
 
 
 def _make_permission_request(
-    item: Item, spec: ToolSpec, given: JsonDict, *, source: str, is_call: bool = True
+    item: Item, spec: ToolSpec, call_input: JsonDict, *, source: str, is_call: bool = True
 ) -> Request:
-    """Return a call with the input *given*, or another access to files, in the form that permission rules use."""
+    """Return a call with the input *call_input*, or another access to files, in the form that permission rules use."""
     from stepengine.permissions import Request  # an engine without rules does not load them
 
     info = item.plan.info
     return Request(
         tool=spec,
-        input=given,
+        input=call_input,
         agent_id=item.plan.definition.id,
         session_id=info.session_id,
         user_id=info.user_id,

@@ -80,19 +80,19 @@ class DeferredCalls:
         """
         return self._get_waiting_call(call_id, path)[0]
 
-    def deliver_now_or_later(self, place: tuple[str, int], result: object) -> None:
+    def deliver_now_or_later(self, call_address: tuple[str, int], result: object) -> None:
         """
         Deliver a result to the effect at a place, or keep it until that effect waits; later results are ignored.
 
         In a resumed run a message may arrive before its call starts, and may be read more than once.
         """
-        if place in self._settled:
+        if call_address in self._settled:
             return
-        waiting = [call.result for (path, _), call in self.expected.items() if (path, call.seq) == place]
+        waiting = [call.result for (path, _), call in self.expected.items() if (path, call.seq) == call_address]
         if not waiting:
-            self._early[place] = result
+            self._early[call_address] = result
             return
-        self._settled.add(place)
+        self._settled.add(call_address)
         _set_result_once(waiting[0], as_result(result))
 
     def _get_waiting_call(self, call_id: str, path: str | None) -> tuple[tuple[str, int], asyncio.Future[ToolResult]]:

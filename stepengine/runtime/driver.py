@@ -447,10 +447,10 @@ async def _run_handler_turn(run: RunTask, effect: Compute) -> Single:
         run.busy = None
 
 
-def _run_recorded_compute_in_place(run: RunTask, effect: Compute, kept: RunObjects) -> Single:
+def _run_recorded_compute_in_place(run: RunTask, effect: Compute, run_objects: RunObjects) -> Single:
     """Restore recorded work in the event loop's thread, and return its outcome; an exception stops the run."""
     try:
-        return run_compute(effect, kept)
+        return run_compute(effect, run_objects)
     except Exception as error:  # noqa: BLE001
         return run.stop_with_error(error)
 

@@ -443,17 +443,17 @@ class StreamPosition:
     index: int
 
 
-def parse_event_id(after: object, *, like: str = "5d0c2a17") -> StreamPosition:
+def parse_event_id(event_id: object, *, example_epoch: str = "5d0c2a17") -> StreamPosition:
     """
-    Parse an event's id; *like* is an epoch for the example in an error.
+    Parse an event's id; *example_epoch* is an epoch for the example in an error.
 
     Raises:
         StepEngineError: when it is not an id of an event.
     """
-    epoch, _, index = after.partition("-") if isinstance(after, str) else ("", "", "")
+    epoch, _, index = event_id.partition("-") if isinstance(event_id, str) else ("", "", "")
     is_epoch = len(epoch) == 2 * EPOCH_BYTES and EPOCH_DIGITS.issuperset(epoch)
     if not (is_epoch and index.isascii() and index.isdigit() and len(index) <= MAX_INDEX_DIGITS):
-        msg = f"after={after!r} is not the id of an event; write one like {like}-0"
+        msg = f"after={event_id!r} is not the id of an event; write one like {example_epoch}-0"
         raise StepEngineError(msg)
     return StreamPosition(epoch, int(index))
 
@@ -575,7 +575,7 @@ class EventNumbers:
             StepEngineError: when it is not the id of an event so far.
         """
         epoch = self.ensure_epoch()
-        position = parse_event_id(event_id, like=epoch)
+        position = parse_event_id(event_id, example_epoch=epoch)
         # The process that gave this id has ended, and another one continues the run: its numbers count other events. So
         # the reader gets all that there is, and is notified.
         if position.epoch != epoch:

@@ -739,12 +739,12 @@ class UsageMeter:
         return tokens if usage is None else usage.total_tokens, max(known, default=cost)
 
 
-def _find_depth_error(path: str, limits: Limits, what: str = "child") -> LimitExceeded | None:
+def _find_depth_error(path: str, limits: Limits, subject: str = "child") -> LimitExceeded | None:
     """Return the error if a run at *path* would be deeper than ``max_depth``, or ``None``."""
     depth, most = path.count(".") + 1, limits.max_depth
     if most is None or depth <= most:
         return None
-    msg = f"the {what} would be {depth} levels below the root, and max_depth is {most}; raise Limits(max_depth=...)"
+    msg = f"the {subject} would be {depth} levels below the root, and max_depth is {most}; raise Limits(max_depth=...)"
     return LimitExceeded(msg, kind="depth", limit=most)
 
 
@@ -762,9 +762,9 @@ def _is_raised_in_handler(effect: Spawn, error: StepEngineError) -> bool:
     return not effect.tool_call_id and isinstance(error, LimitExceeded) and error.kind == "children"
 
 
-def _find_siblings_error(count: int, given: Limits) -> LimitExceeded | None:
+def _find_siblings_error(count: int, limits: Limits) -> LimitExceeded | None:
     """Return the error if *count* children at once are more than an explicit ``max_children``, or ``None``."""
-    most = given.max_children
+    most = limits.max_children
     if most is None or count <= most:
         return None
     msg = f"{count} children are requested at once, and max_children is {most}; none has started. Request fewer at a time or raise Limits(max_children=...)"
@@ -823,16 +823,16 @@ class Repeats:
         """Drop the calls of an ended run."""
         self._last.pop(path, None)
 
-    def _refuse_repeated_call(self, path: str, effect: CallTool, most: int) -> None:
-        """Refuse a call if the last *most* calls of the tool had the same input and result."""
+    def _refuse_repeated_call(self, path: str, effect: CallTool, max_repeats: int) -> None:
+        """Refuse a call if the last *max_repeats* calls of the tool had the same input and result."""
         last = self._last.get(path, {}).get(effect.tool_name)
         given, _, times = last or (None, None, 0)
-        if times >= most and given == effect.input:
+        if times >= max_repeats and given == effect.input:
             msg = (
                 f"the model called {effect.tool_name!r} {times} times in a row with the same input and got the same "
-                f"result, and max_identical_calls is {most}"
+                f"result, and max_identical_calls is {max_repeats}"
             )
-            self._refusals.refuse(path, (effect,), LimitExceeded(msg, kind="repetition", limit=most))
+            self._refusals.refuse(path, (effect,), LimitExceeded(msg, kind="repetition", limit=max_repeats))
 
     async def _perform_and_compare(self, item: Item, performed: Awaitable[Single], io: IO) -> Single:
         outcome = await performed

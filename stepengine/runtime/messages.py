@@ -57,9 +57,9 @@ class Message:
     kind: MessageKind = "message"
 
 
-def make_result_message(place: tuple[str, int], result: object) -> Message:
+def make_result_message(call_address: tuple[str, int], result: object) -> Message:
     """Return a message with the result for the call at a place; its id makes it unique."""
-    path, seq = place
+    path, seq = call_address
     return Message(f"result:{path}#{seq}", path, str(seq), result, "result")
 
 
@@ -169,8 +169,8 @@ class RunMessages:
         first, self._first = self._first, ()
         self._apply_all([message for message in first if message.kind != "message"])
 
-    def _apply_all(self, asked: Iterable[Message]) -> None:
-        for message in asked:
+    def _apply_all(self, messages: Iterable[Message]) -> None:
+        for message in messages:
             self.apply(message)
 
     def _enqueue_new(self, messages: Iterable[Message]) -> bool:

@@ -424,11 +424,11 @@ class OpenQuestions:
             known.timer = loop.call_later(self.patience, self._end_question_if_unattended, known)
         return known
 
-    def _end_question_if_unattended(self, known: _OpenQuestion) -> None:
+    def _end_question_if_unattended(self, open_question: _OpenQuestion) -> None:
         """Mark a question as late; without an attendant it ends unanswered."""
-        known.is_late = True
+        open_question.is_late = True
         if not self._attending:
-            _set_answer_once(known.future, None)
+            _set_answer_once(open_question.future, None)
 
     def add_attendant(self) -> None:
         """Register a reader that answers questions. Questions then wait instead of suspending the run."""
@@ -537,14 +537,14 @@ def render_questions(item: Item) -> tuple[Question, ...]:
     return tuple([_add_preview(item, question, effect.place) for question in effect.questions])
 
 
-def _add_preview(item: Item, question: Question, place: tuple[str, int] | None) -> Question:
-    """Return *question* with the tool's preview and, if *place* is given, the lines of the program that waits."""
+def _add_preview(item: Item, question: Question, program_place: tuple[str, int] | None) -> Question:
+    """Return *question* with the tool's preview and, if *program_place* is given, the lines of the program that waits."""
     preview = _make_preview(item, question)
-    if place is not None:
+    if program_place is not None:
         preview = preview or JsonDict(action="", details=question.details)
         details = preview["details"]
         known = details if isinstance(details, Mapping) else {} if details is None else {"what": details}
-        preview = JsonDict({**preview, "details": freeze({**known, IN_PROGRAM: _format_waiting_lines(*place)})})
+        preview = JsonDict({**preview, "details": freeze({**known, IN_PROGRAM: _format_waiting_lines(*program_place)})})
     return attrs.evolve(question, preview=preview)
 
 

@@ -233,12 +233,12 @@ class Limiter:
             return WaitReason("tokens", (self._find_expiring_start(most - tokens) + WINDOW_MS - now) / 1000)
         return None
 
-    def _find_expiring_start(self, most: int) -> int:
-        """Return the start time of the last request that must expire until at most *most* tokens count."""
+    def _find_expiring_start(self, max_tokens: int) -> int:
+        """Return the start time of the last request that must expire until at most *max_tokens* tokens count."""
         left = self._tokens
         for ticket in self._recent:
             left -= ticket.tokens
-            if left <= most:
+            if left <= max_tokens:
                 return ticket.at
         return self._recent[-1].at
 

@@ -131,11 +131,11 @@ class WaitingEffects:
         return outcome
 
     async def _wait_until_deadline(
-        self, item: Item, effect: AwaitMessage | AwaitRuns, coming: Callable[[], asyncio.Future[None]]
+        self, item: Item, effect: AwaitMessage | AwaitRuns, make_arrival: Callable[[], asyncio.Future[None]]
     ) -> Single | None:
         """Wait until something has arrived and return ``None``, else return the outcome that ends the wait."""
         if effect.wakes is None:
-            came = await self._tree.suspension.wait_for_first(item, list_waits(item), coming)
+            came = await self._tree.suspension.wait_for_first(item, list_waits(item), make_arrival)
             return None if came else Stop("suspended", self._outcomes.elapsed())
         seconds = self._tree.clock.compute_seconds_left(effect.wakes, effect.asked)
         if seconds <= 0 or (item.has_begun and self._services.wakes_now):
@@ -147,7 +147,7 @@ class WaitingEffects:
             await self._services.clock.sleep(seconds)
             is_over = True
 
-        if not await self._wait_for_time_or_arrival(item, seconds, sleep, coming):
+        if not await self._wait_for_time_or_arrival(item, seconds, sleep, make_arrival):
             return Stop("suspended", self._outcomes.elapsed())
         # Where times are made up, no time passes by which the next look would see that the patience is over.
         return self._outcomes.make_value(item, None) if is_over and self._services.since is None else None
@@ -157,15 +157,15 @@ class WaitingEffects:
         item: Item,
         seconds: float,
         sleep: Callable[[], Awaitable[None]],
-        *coming: Callable[[], asyncio.Future[None]],
+        *make_arrivals: Callable[[], asyncio.Future[None]],
     ) -> bool:
-        """Wait until *sleep* is over or something is *coming*; return False if the tree was suspended first."""
+        """Wait until *sleep* is over or something is *make_arrivals*; return False if the tree was suspended first."""
         # A short wait is waited for here. A long one suspends the tree, once nothing else of it is at work: a process
         # that only sleeps for a day would have to live for a day.
         if seconds > self._services.sleep_in_process:
-            return await self._tree.suspension.wait_for_first(item, list_waits(item), *coming, sleep)
-        if coming:
-            await _wait_for_first_of(sleep(), *[one() for one in coming])
+            return await self._tree.suspension.wait_for_first(item, list_waits(item), *make_arrivals, sleep)
+        if make_arrivals:
+            await _wait_for_first_of(sleep(), *[one() for one in make_arrivals])
         else:
             await sleep()
         return True
@@ -220,9 +220,9 @@ class WaitingEffects:
         return attrs.evolve(ended, child=child) if isinstance(ended, Stop) else ended
 
 
-async def _wait_for_first_of(*coming: Awaitable[Any]) -> None:
+async def _wait_for_first_of(*awaitables: Awaitable[Any]) -> None:
     """Wait until the first of these is done, and cancel the others."""
-    waiting = [asyncio.ensure_future(one) for one in coming]
+    waiting = [asyncio.ensure_future(one) for one in awaitables]
     try:
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
     finally:
