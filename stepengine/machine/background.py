@@ -31,7 +31,7 @@ class BackgroundChildRefs:
         return tuple(self._refs.values())
 
     def record_start(self, ref: ChildRef[Any], *, on_return: Literal["cancel", "wait"]) -> None:
-        """Record a started child."""
+        """Record a started child, and whether the end of the run cancels or awaits it."""
         self._refs[ref.path] = ref
         self._running[ref.path] = on_return
 
@@ -97,7 +97,7 @@ class Children:
         return self.background
 
     def record_hand_over(self, agent_id: str) -> None:
-        """Hand the conversation over to *agent_id*."""
+        """Record that *agent_id* continues the conversation when the run's own agent has ended."""
         self.successor = self.handed_to = agent_id
 
     def record_successor_end(self, end: EndedRun | None) -> None:

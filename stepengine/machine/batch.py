@@ -271,7 +271,7 @@ def _judge_and_run_together(
         valid = [call for call in valid if call.result is None]
     effects, races = yield from _make_member_effects(members)
     if parallel is None:
-        effects = _with_sibling_counts(effects)
+        effects = _copy_with_sibling_counts(effects)
     # A call that was denied or invalid has failed before anything began, and that is a failure like any other: without
     # this its siblings would run although `fail_fast` was asked for.
     failed = fail_fast and any(call.result is not None and call.result.is_error for call in calls)
@@ -323,7 +323,7 @@ def _make_member_effects(members: Sequence[EffectMember]) -> Flow[tuple[Sequence
     return effects, tuple(races)
 
 
-def _with_sibling_counts(effects: Sequence[Leaf]) -> Sequence[Leaf]:
+def _copy_with_sibling_counts(effects: Sequence[Leaf]) -> Sequence[Leaf]:
     """Return *effects* whose children know the number of children that start together."""
     count = sum(isinstance(effect, Spawn) for effect in effects)
     return [attrs.evolve(one, of=count) if isinstance(one, Spawn) and one.of != count else one for one in effects]

@@ -277,7 +277,7 @@ class ChildMember(EffectMember):
             parent=run.snapshot.make_inherited_state,
             of=self._of or 1,
             at=run.effects.now,
-            provenance=None if sources is None else sources.make_child_index(asked.prompt, params),
+            provenance=None if sources is None else sources.make_child_provenance(asked.prompt, params),
             program_line=self.program_line,
         )
         self.handed_out = (spawn,)
@@ -343,7 +343,7 @@ class SingleEffectMember(EffectMember):
         return self.handed_out
 
     def apply_outcomes(self, outcomes: Sequence[Single]) -> Stop | None:
-        """Set the outcome."""
+        """Set the handler's value as the result, or the error as failure and entry; return the stop if there is one."""
         (outcome,) = outcomes
         if isinstance(outcome, Value):
             self.result = self.to_handler_value(outcome)
@@ -984,7 +984,7 @@ class ToolMember(EffectMember):
                 self.is_fault = children.has_invalid_entry
             case Yielding():
                 body = self._make_effect(CallBody, validated)
-                known = None if run.effects.sources is None else run.effects.sources.make_body_index()
+                known = None if run.effects.sources is None else run.effects.sources.make_body_provenance()
                 self.handed_out = (attrs.evolve(body, at=run.effects.now, values=run.shared.values, provenance=known),)
             case Driving():
                 self.handed_out = ()
@@ -996,6 +996,7 @@ class ToolMember(EffectMember):
         return self.handed_out
 
     def _make_effect(self, made_by: type[C], validated: Validated) -> C:
+        """Return the numbered effect of the call, of the class *made_by*."""
         run, asked = self.run, self.asked
         # State and size go as functions: most tools look at neither, and a state that is frozen for nobody would cost a
         # microsecond for each call.

@@ -159,6 +159,7 @@ def _make_spawn_or_failure(
     is_inline: bool,
     child_count: int,
 ) -> Spawn | ChildResult:
+    """Return the numbered ``Spawn`` of a requested child, or a failed result if it may not start."""
     agents, agent_id = run.plan.agents, entry.agent_id
     if entry.refused is not None:
         return ChildResult(agent_id=agent_id, status="failed", error=entry.refused)
@@ -182,5 +183,5 @@ def _make_spawn_or_failure(
         is_inline=is_inline,
         of=child_count,
         at=run.effects.now,
-        provenance=None if sources is None else sources.make_child_index(entry.prompt, params, inherits=is_inline),
+        provenance=None if sources is None else sources.make_child_provenance(entry.prompt, params, inherits=is_inline),
     )

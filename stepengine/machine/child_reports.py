@@ -75,6 +75,7 @@ def _wait_and_report(run: RunState, need: int, timeout: float | None) -> Flow[bo
 
 
 def _summarize_child(path: str, child: ChildResult[Any]) -> str:
+    """Return an ended child's status with its text, output or error, cut to the length of a report."""
     text = child.why if child.is_error else child.text or _format_output(child.output)
     cut = (
         text

@@ -14,7 +14,7 @@ from stepengine.errors import AgentError
 from stepengine.machine.child_effects import find_spawnable_agent_id, spawn_not_allowed_error
 from stepengine.machine.plan import RunPlan
 from stepengine.machine.state import RunState
-from stepengine.machine.tool_search import add_search_tool, find_hidden_tools
+from stepengine.machine.tool_search import add_search_tool, search_hidden_tools
 
 HANDLER_ONLY = ("set_messages", "add_message")
 """Control tools that no model is ever offered."""
@@ -69,6 +69,7 @@ def _warn_if_output_is_ignored(run: RunState) -> None:
 
 
 def _set_messages(run: RunState, value: JsonDict) -> ToolResult:
+    """Replace the history, and the view with it, by the messages in *value*."""
     history = Transcript.from_dicts(value["messages"])
     run.apply_change(Change(messages=history), "set_messages")
     return _make_message_result(f"History replaced by {len(history)} messages.")
@@ -131,7 +132,7 @@ def _lookup_agent_info(run: RunState, value: JsonDict) -> ToolResult:
 
 def _find_tools(run: RunState, value: JsonDict) -> ToolResult:
     """Return the hidden tools that match the query."""
-    return find_hidden_tools(run.tools.offered, value["query"])
+    return search_hidden_tools(run.tools.offered, value["query"])
 
 
 _ACTIONS: Mapping[Action, Callable[[RunState, JsonDict], ToolResult]] = {

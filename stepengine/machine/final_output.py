@@ -56,7 +56,7 @@ def _fit_text_to_record(text: str) -> str:
 
 def get_final_output(run: RunState, returned: object) -> object:
     """
-    Return the output of a run; a *returned* value other than ``None`` is the output.
+    Return the output of a run by its output mode; a *returned* value wins unless it had to be validated.
 
     Raises:
         HandlerError: when the author's own type cannot be made of the output again, or all messages are too long for a record.

@@ -88,7 +88,7 @@ def run_without_handler(run: RunState) -> Flow[None]:
         if held is None or not (yield from finish_reopened_step(run, *held)) or (yield from wait_for_child_report(run)):
             yield from run_turn(run)
     except StepEngineError as error:
-        run.budget.count_actions(1)
+        run.budget.count_actions_or_raise(1)
         raise add_location(error) from error.__cause__
 
 
@@ -181,9 +181,9 @@ def _perform_yield(run: RunState, author: Author, yielded: y.Yieldable | Compute
     # Counted before it is carried out, and also where it is refused: a handler that catches all errors and asks again
     # must come to an end (generator-contract:G47).
     if row.actions:
-        run.budget.count_actions(row.actions)
+        run.budget.count_actions_or_raise(row.actions)
     if (refused := find_yield_length_error(author.what, yielded)) is not None:
-        run.budget.count_actions(0 if row.actions else 1)
+        run.budget.count_actions_or_raise(0 if row.actions else 1)
         raise refused
     return ANSWERS[type(yielded)](run, author, yielded)
 
@@ -224,10 +224,10 @@ def _run_sandboxed_turn(run: RunState, compute: Compute) -> Answer:
 
 def _refuse_yield(run: RunState, author: Author, yielded: object) -> NoReturn:
     """Count an action and raise ``BadYield`` for a value that the author may not yield here."""
-    run.budget.count_actions(1)
+    run.budget.count_actions_or_raise(1)
     if run.plan.body is None:
         raise make_bad_yield_error(author.what, yielded, author.location)
-    said = make_bad_yield_error(author.what, yielded, _short_location(author), ACCEPTED_OF_TOOLS).message
+    said = make_bad_yield_error(author.what, yielded, _format_short_location(author), ACCEPTED_OF_TOOLS).message
     if type(yielded) in YIELDS:
         said += " A tool has no conversation of its own: let an agent do it, with AgentCall(...)."
     elif isinstance(yielded, str):
@@ -235,7 +235,7 @@ def _refuse_yield(run: RunState, author: Author, yielded: object) -> NoReturn:
     raise BadYield(said, location=author.location)
 
 
-def _short_location(author: Author) -> str:
+def _format_short_location(author: Author) -> str:
     """Return the author's location without folders: models see the text, which is the same on every machine."""
     return author.location.replace("\\", "/").rpartition("/")[2]
 
@@ -243,6 +243,7 @@ def _short_location(author: Author) -> str:
 def _make_step_result(
     run: RunState, results: tuple[ToolResult, ...] = (), value: object = None, texts: tuple[str, ...] = ()
 ) -> y.StepResult:
+    """Return the answer for the author, with the current state, the output, and whether the turn is complete."""
     output, complete = run.output, run.progress.steps_complete
     if not output.is_given:
         return y.StepResult(run.snapshot.get_state_factory(), results, complete, texts, value)
@@ -262,7 +263,7 @@ def _perform_steps(run: RunState, _: Author, yielded: Any) -> Answer:
             yield from run_step_within_budget(run, yielded)
     except StepEngineError:
         # A handler that swallows every error and asks again must end, too (generator-contract:G47).
-        run.budget.count_actions(1)
+        run.budget.count_actions_or_raise(1)
         raise
     # Here as at the end of the run: a handler that checks the output of a turn must see what the result would have.
     if run.progress.steps_complete and not run.output.is_of_turn:
@@ -296,7 +297,7 @@ def _make_author_call(run: RunState, author: Author, yielded: y.ToolCall) -> Too
         body = run.plan.body
         if body is not None and _touches_conversation(binding):
             msg = (
-                f"{author.what} ({_short_location(author)}) calls {yielded.tool!r}, which changes a conversation, and a tool has none: "
+                f"{author.what} ({_format_short_location(author)}) calls {yielded.tool!r}, which changes a conversation, and a tool has none: "
                 "return the text, or let the agent that calls the tool do it"
             )
             raise BadYield(msg, location=author.location)
@@ -366,6 +367,7 @@ def _can_be_last_text(spec: ToolSpec) -> bool:
 
 
 def _perform_parallel(run: RunState, author: Author, yielded: y.Parallel[Any]) -> Answer:
+    """Run the members of a ``Parallel`` and return their results in order, as one answer."""
     leaves = _flatten_members(yielded.calls)
     members = _make_members(run, author, yielded.calls, leaves)
     for member, line in zip(members, yielded.program_lines, strict=False):  # none but of a program
@@ -375,6 +377,7 @@ def _perform_parallel(run: RunState, author: Author, yielded: y.Parallel[Any]) -
 
 
 def _perform_race(run: RunState, author: Author, yielded: y.Race[Any]) -> Answer:
+    """Run the members of a ``Race`` and return the index and the result of the winner, as one answer."""
     leaves = _flatten_members(yielded.members)
     race = RaceMember(run, _make_members(run, author, yielded.members, leaves))
     results = yield from _run_members(run, leaves, [race], y.Parallel())
@@ -452,7 +455,7 @@ def _perform_generate_n(run: RunState, _: Author, yielded: y.GenerateN) -> Answe
         request = make_step_request(run, PLAIN, make_step_prompt(run))
     # Also counted if the request is refused: a handler that catches the error and asks again must end (generator-contract:G47).
     finally:
-        run.budget.count_step()
+        run.budget.deduct_step()
     replies: list[ModelReply] = yield from run_single_member(CandidatesMember(run, request, yielded.n))
     # Two candidates may each want to write the same file; which of them is taken is decided later, by the handler.
     dropped = sum(len(reply.tool_calls) for reply in replies)
@@ -466,7 +469,7 @@ def _perform_generate_n(run: RunState, _: Author, yielded: y.GenerateN) -> Answe
 def _perform_step_text(run: RunState, _: Author, yielded: y.StepText) -> Answer:
     """Append the texts of a reply that the author wrote, and run its tool-call blocks as a model's, in order."""
     pieces = split_blocks(yielded.text)
-    run.budget.count_actions(max(1, sum(isinstance(p, CallBlock) for p in pieces)))
+    run.budget.count_actions_or_raise(max(1, sum(isinstance(p, CallBlock) for p in pieces)))
     results: list[ToolResult] = []
     ended_by: ToolMember | None = None
     fault = False

@@ -158,6 +158,7 @@ def _run_race(run: RunState, author: Author, yielded: Race[Any]) -> Flow[Any]:
 
 
 def _make_race_member(run: RunState, author: Author, yielded: Any) -> EffectMember:
+    """Return a member of a hook's race; a tool call, or what no hook may yield, raises."""
     if isinstance(yielded, Race):
         return RaceMember(run, [_make_race_member(run, author, one) for one in yielded.members])
     if isinstance(yielded, ToolCall) or type(yielded) not in YIELDS:

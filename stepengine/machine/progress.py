@@ -69,7 +69,7 @@ class Progress:
         """Deduct the step of a reply that has arrived, and count replies in a row with only thoughts."""
         # Counted when the reply is there, not when it is asked for: a request that failed for good is no step, and a
         # handler that catches the error still has its step.
-        self._budget.count_step()
+        self._budget.deduct_step()
         self.step_index += 1
         self.stop_reason = reason
         self.truncated = reason is StopReason.MAX_TOKENS

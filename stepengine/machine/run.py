@@ -107,7 +107,7 @@ class Machine(Generator[Effect, Outcome | None, Finished]):
 
 def run_agent(plan: RunPlan, state: AgentState) -> Machine:
     """
-    Run an agent.
+    Run an agent: return its machine, a generator of effects that is sent their outcomes.
 
     Args:
         plan: What the run is started with.
@@ -190,7 +190,7 @@ def _run_with_time_limit(run: RunState, body: ToolBody, flow: Flow[T]) -> Flow[T
             # A stop, or an error of the effect: raised where the body waits, as without a time limit.
             except BaseException as error:  # noqa: BLE001
                 resume = partial(flow.throw, error)
-            worked += 0 if _is_waiting(effect) else run.effects.now - began
+            worked += 0 if _is_waiting_effect(effect) else run.effects.now - began
             effect = resume()
     except StopIteration as stop:
         returned: T = stop.value
@@ -202,7 +202,7 @@ def _run_with_time_limit(run: RunState, body: ToolBody, flow: Flow[T]) -> Flow[T
 NO_WORK = (AskPerson, *RUNS, *WAITS)
 
 
-def _is_waiting(effect: Effect) -> bool:
+def _is_waiting_effect(effect: Effect) -> bool:
     """Return whether an effect, or a member of a group, waits for a person, a time, a message or a run: no work of the body."""
     members = effect.effects if isinstance(effect, Gather) else (effect,)
     return any(isinstance(member, NO_WORK) for member in members)
@@ -252,7 +252,7 @@ def relay_effects(run: RunState, flow: Flow[T]) -> Flow[T]:  # noqa: C901 - one 
                 continue
             # What a handler or tool said before this effect is shown before it, in the order in which it happened.
             if run.side_events.waiting or (not is_shown and run.plan.watched()):
-                yield from map(Notify, run.side_events.pop_events_before(effect))
+                yield from map(Notify, run.side_events.enter_phase_and_pop_events(effect))
             outcome = yield effect
             if is_shown:
                 effect = flow.send(None)
@@ -331,7 +331,7 @@ def _run_successor(run: RunState, agent_id: str) -> Flow[_Ending]:
         StepEngineError: when the other agent could not start.
     """
     # An effect with a number, as of any child: recorded, resumed and replayed as these are.
-    known = None if run.effects.sources is None else run.effects.sources.make_body_index()
+    known = None if run.effects.sources is None else run.effects.sources.make_body_provenance()
     effect = Spawn(
         run.effects.allocate_number(),
         agent_id,
@@ -482,7 +482,7 @@ def _make_step_context(run: RunState) -> StepContext:
 
 
 def _finish_run(run: RunState, ending: _Ending) -> Flow[Finished]:
-    """Announce the end, call the hooks and return the end of the run, with its unread messages."""
+    """End background children, append unread messages, show the end, call the ``post_run`` hooks and return the end of the run."""
     if run.children.background is not NO_CHILDREN:
         ending = yield from _end_children(run, ending)
     # Said too late to be answered, but said: the next run of the conversation reads it.

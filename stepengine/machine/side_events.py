@@ -51,7 +51,7 @@ class SideEvents:
         waiting, self.waiting = self.waiting, []
         return waiting
 
-    def pop_events_before(self, effect: Effect) -> Sequence[ev.Event]:
+    def enter_phase_and_pop_events(self, effect: Effect) -> Sequence[ev.Event]:
         """Return the events to show before *effect*: the waiting ones, and the phase that the run enters."""
         kind, waiting = type(effect), self.waiting
         first = effect.effects[0] if kind is Gather else effect  # type: ignore[union-attr]
@@ -158,7 +158,9 @@ class SideEvents:
         )
         self.waiting.append(event)
 
-    def report_compaction(self, changed_by: str, before: Transcript, after: Transcript, *, record: bool) -> None:
+    def report_compaction_if_smaller(
+        self, changed_by: str, before: Transcript, after: Transcript, *, record: bool
+    ) -> None:
         """Queue an event that *changed_by* made the view smaller, if it did."""
         tokens_before, tokens_after = transcript_tokens(before), transcript_tokens(after)
         if tokens_after >= tokens_before:

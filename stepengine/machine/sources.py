@@ -142,7 +142,7 @@ class RunSources:
     # --- what is received -------------------------------------------------------------------------------------------
 
     def add_outcome(self, effect: Leaf | Gather | Compute, outcome: Single | Gathered) -> None:
-        """Add the content of an outcome."""
+        """Add the values in an outcome, and the messages that arrived with it, each with its trust."""
         if isinstance(effect, Gather):
             for one, member in zip(outcome.outcomes, effect.effects, strict=True):  # type: ignore[union-attr]
                 self.add_outcome(member, one)
@@ -155,6 +155,7 @@ class RunSources:
                 self.index.add(Source("error", step=self._progress.step), str(outcome.error))
 
     def _add_inputs(self, inputs: Iterable[UserMessage]) -> None:
+        """Add arrived user messages, which are trusted only in the root run."""
         for message in inputs:
             # A person writes to the root; a child is written to by its parent, too, and nobody can tell from here.
             self.index.add(
@@ -162,6 +163,7 @@ class RunSources:
             )
 
     def _add_value(self, effect: Any, value: Any) -> None:
+        """Add the result of an effect, with the trust of its kind."""
         step = self._progress.step
         match effect:
             case CallTool():
@@ -253,11 +255,11 @@ class RunSources:
 
     # --- what is handed on ------------------------------------------------------------------------------------------
 
-    def make_body_index(self) -> Provenance:
+    def make_body_provenance(self) -> Provenance:
         """Return the provenance that the body of a tool starts with: that of its caller."""
         return Provenance(self.index)
 
-    def make_child_index(self, prompt: str, params: JsonValue, *, inherits: bool = False) -> Provenance:
+    def make_child_provenance(self, prompt: str, params: JsonValue, *, inherits: bool = False) -> Provenance:
         """Return the provenance that a child starts with; a child that inherits the conversation starts with that of this run."""
         child = Provenance(self.index) if inherits else self.index.make_prompt_index([prompt, params])
         if inherits:

@@ -423,7 +423,7 @@ class RunState:
         before = self.history.view
         if change.messages is not None or change.view is not None:
             self.history.replace(change.messages, change.view, has_begun=self.progress.began)
-            self.side_events.report_compaction(
+            self.side_events.report_compaction_if_smaller(
                 changed_by, before, self.history.view, record=change.messages is not None
             )
         if change.system_prompt is not None:

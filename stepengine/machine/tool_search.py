@@ -66,7 +66,7 @@ def list_visible_tools(offered: Iterable[str], bindings: Mapping[str, ToolBindin
     return [name for name in offered if name not in bindings or not bindings[name].spec.defer_loading]
 
 
-def find_hidden_tools(offered: Mapping[str, ToolSpec], query: str) -> ToolResult:
+def search_hidden_tools(offered: Mapping[str, ToolSpec], query: str) -> ToolResult:
     """Return the hidden tools that match *query* best: rare words count more, words in names double."""
     hidden = [spec for spec in offered.values() if spec.defer_loading]
     asked = _normalize_words(query[:MAX_QUERY_CHARS])

@@ -84,7 +84,7 @@ class BackgroundChildren:
         del self._tree
 
     def start_child(self, item: Item, plan: RunPlan, state: AgentState, performer: Performer) -> None:
-        """Start the child of an effect."""
+        """Register the child of a ``Spawn``, and start it through *performer* in a task of its own."""
         assert isinstance(item.effect, Spawn)  # noqa: S101
         child = self.children[plan.path] = BackgroundChild(plan.path, item.effect)
         self.of.setdefault(item.path, []).append(child)
@@ -187,7 +187,7 @@ class BackgroundChildren:
         """Wait until the children at *paths* have ended; return False if *cut* is done first or the tree is suspended."""
         while not self.have_all_ended(paths):
             # Shielded: this wait may be given up, and others wait for the same end.
-            came = await self._tree.suspension.wait_for_first(
+            came = await self._tree.suspension.wait_for_first_or_suspension(
                 item, (), self.make_end_future, lambda: asyncio.shield(cut)
             )
             if cut.done() or not came:

@@ -95,7 +95,7 @@ from stepengine.runtime.performer import IO, Item, child_path
 from stepengine.runtime.rates import Notice, ParsingRegistry, WaitReason, make_rate_limited_provider
 from stepengine.runtime.retry import Retries
 from stepengine.runtime.services import ModelProvider
-from stepengine.runtime.sizes import estimated_tokens
+from stepengine.runtime.sizes import estimate_request_tokens
 from stepengine.tools.context import ToolContext
 from stepengine.tools.execution import BodyFailure, make_failure_result
 from stepengine.workspace.guard import GUARD, PROJECT_RULES, CallGuard
@@ -126,7 +126,7 @@ class OutcomeMaker:
         self.elapsed = tree.clock.elapsed_ms
         self._inbox, self._inboxes = tree.inboxes.root, tree.inboxes.by_path
 
-    def make_value(self, item: Item, value: object) -> Single:
+    def make_value_or_stop(self, item: Item, value: object) -> Single:
         """Return the outcome of an effect with the result *value* and the arrived user messages; a stop after a time limit."""
         late = self._tree.clock.find_time_limit_stop(item.path) if self._tree.clock.deadlines else None
         if late is not None:
@@ -138,11 +138,11 @@ class OutcomeMaker:
         if not isinstance(value, ModelReply) and may_be_long(value):
             value = _fit_value_to_record(item, value)
             if isinstance(value, StepEngineError):
-                return self.make_failure(item, value)
+                return self.make_failure_or_stop(item, value)
         inputs = self._pop_inbox(item.path) if self._inbox or self._inboxes else ()
         return Value(value, self.elapsed(), inputs)
 
-    def make_failure(self, item: Item, error: StepEngineError) -> Single:
+    def make_failure_or_stop(self, item: Item, error: StepEngineError) -> Single:
         """Return the outcome of a failed effect with the arrived user messages; a stop after a time limit."""
         late = self._tree.clock.find_time_limit_stop(item.path)
         if late is not None:
@@ -219,7 +219,7 @@ class CorePerformer:
         try:
             provider = self._get_provider(item, io, request)
         except StepEngineError as error:
-            return self._outcomes.make_failure(item, error)
+            return self._outcomes.make_failure_or_stop(item, error)
         # Attempts are inside the one effect: the machine asked once and gets one reply, and the failed ones are members
         # of its result. So a retry moves no number, and a replay needs no luck (replay:J14).
         attempt = 1
@@ -239,19 +239,19 @@ class CorePerformer:
             except BaseException as raised:  # noqa: BLE001
                 failed = self._convert_or_raise(item, request.model, raised, spent)
                 if not isinstance(failed, ModelError):
-                    return self._outcomes.make_failure(item, failed)
+                    return self._outcomes.make_failure_or_stop(item, failed)
                 used = get_failed_attempt_usage(failed)
                 spent = spent + used if spent and used else spent or used
                 wait = self._retries.find_next_delay(failed, attempt, item.address)
                 if wait is None:
                     failed.usage = spent
-                    return self._outcomes.make_failure(item, failed)
+                    return self._outcomes.make_failure_or_stop(item, failed)
             else:
-                return self._outcomes.make_value(item, reply)
+                return self._outcomes.make_value_or_stop(item, reply)
             room = io.report_failed_attempt(Failure(cut_error_texts(failed)), used)
             refusal = None if room is None else await self._await_or_store_usage(item, room(), spent)
             if refusal is not None:
-                return self._outcomes.make_failure(item, _add_refusal(failed, refusal, spent))
+                return self._outcomes.make_failure_or_stop(item, _add_refusal(failed, refusal, spent))
             await self._wait_before_retry(item, io, _make_retry_event(item, request, attempt, wait, failed), spent)
             attempt += 1
 
@@ -304,7 +304,7 @@ class CorePerformer:
         """Raise if a request is longer than its model's window."""
         # A model string with `|` is a chain of models to fall back on, which have windows of their own.
         window = None if "|" in request.model else self._services.window(request.model)
-        if window is None or (size := estimated_tokens(request)) <= window:
+        if window is None or (size := estimate_request_tokens(request)) <= window:
             return
         msg = (
             f"{request.model!r} accepts {window} tokens, and the request has about {size}; shorten it with a context policy such as "
@@ -361,7 +361,7 @@ class CorePerformer:
     # --- tool calls ---------------------------------------------------------------------------------------------------
 
     async def _call_tool(self, item: Item, io: IO) -> Single:
-        """Run one tool; a failing body is an error result."""
+        """Run one tool, and wait for the result of a deferred one; a failing body is an error result."""
         effect: CallTool = item.effect  # type: ignore[assignment]
         binding = item.plan.tools.get(effect.tool_name)
         tool = binding.runs.tool if binding is not None and isinstance(binding.runs, Ordinary) else None
@@ -380,13 +380,13 @@ class CorePerformer:
             trust = tool.trust(effect.input)
             result = result if result.trust == trust else attrs.evolve(result, trust=trust)
         except StepEngineError as error:
-            return self._outcomes.make_failure(item, error)
+            return self._outcomes.make_failure_or_stop(item, error)
         # Of a task that was cancelled before it entered the run, only the run knows which cancellation is the body's own.
         except asyncio.CancelledError as error:
             if self._tree.root.is_task_cancelled():
                 raise
             result = make_failure_result(effect.tool_name, BodyFailure(error))
-        return self._outcomes.make_value(item, result)
+        return self._outcomes.make_value_or_stop(item, result)
 
     def _make_body_call(
         self, item: Item, effect: CallTool, binding: ToolBinding, tool: Any
@@ -409,7 +409,7 @@ class CorePerformer:
         guard = self._services.tools.guard(
             _make_permission_request(item, binding.spec, effect.input, source=effect.source)
         )
-        return _await_guarded(running, guard, self._services.tools.workspace)
+        return _run_guarded_or_refuse(running, guard, self._services.tools.workspace)
 
     async def _await_body_and_deferred_result(
         self, item: Item, running: Awaitable[ToolResult] | None, io: IO
@@ -455,19 +455,19 @@ class CorePerformer:
             )
         except DataError as error:
             msg = f"Perform({call.name}) returned what is not JSON: {error.message}"
-            return self._outcomes.make_failure(item, _set_cause(PerformError(msg, kind="DataError"), error))
+            return self._outcomes.make_failure_or_stop(item, _set_cause(PerformError(msg, kind="DataError"), error))
         # A function may raise one of its own accord, such as from a task that it cancelled. Only when our task was
         # asked to end is it ours (reliability:TL03).
         except asyncio.CancelledError as error:
             if self._tree.root.is_task_cancelled():
                 raise
-            return self._outcomes.make_failure(item, _make_function_error(call.name, error))
+            return self._outcomes.make_failure_or_stop(item, _make_function_error(call.name, error))
         except (Exception, GeneratorExit) as error:  # noqa: BLE001
-            return self._outcomes.make_failure(item, _make_function_error(call.name, error))
+            return self._outcomes.make_failure_or_stop(item, _make_function_error(call.name, error))
         finally:
             PROJECT_RULES.reset(rules)
             WORKSPACE.reset(token)
-        return self._outcomes.make_value(item, value)
+        return self._outcomes.make_value_or_stop(item, value)
 
     def _make_project_guard(self, item: Item) -> CallGuard | None:
         """Return the guard of the project's rules about files, as for a tool that reads them."""
@@ -501,7 +501,7 @@ class CorePerformer:
                 else:
                     answers = await self._tree.questions.ask(questions, _find_ask_user_interactor(item))
         except LimitExceeded as error:
-            return self._outcomes.make_failure(item, error)
+            return self._outcomes.make_failure_or_stop(item, error)
         finally:
             self._tree.questions.forget_shown(item)
         waiting = tuple([q for q, answer in zip(questions, answers, strict=True) if answer is None])
@@ -509,7 +509,7 @@ class CorePerformer:
         # recorder).
         if waiting:
             return Stop("suspended", self._outcomes.elapsed(), questions=waiting)
-        return self._outcomes.make_value(item, tuple(answers))
+        return self._outcomes.make_value_or_stop(item, tuple(answers))
 
     async def _start_or_run_child(self, item: Item, io: IO) -> Single:
         """Start a child in the background, or run it to its end; one that cannot be planned has failed."""
@@ -522,12 +522,12 @@ class CorePerformer:
         except StepEngineError as error:
             error.__traceback__ = None
             if effect.is_background:
-                return self._outcomes.make_failure(item, error)
+                return self._outcomes.make_failure_or_stop(item, error)
             refused: ChildResult = ChildResult(agent_id=effect.agent_id, status=RunStatus.FAILED, error=error)
-            return self._outcomes.make_value(item, refused)
+            return self._outcomes.make_value_or_stop(item, refused)
         self._tree.runs.spawned_by[path] = effect.tool_call_id
         if effect.is_background:
-            started = self._outcomes.make_value(item, ChildRef(state.run_id, plan.definition.id, path))
+            started = self._outcomes.make_value_or_stop(item, ChildRef(state.run_id, plan.definition.id, path))
             # Where the time of the run is over, the start has no outcome and must not happen.
             if isinstance(started, Value):
                 self._tree.background.start_child(item, plan, state, self._tree.performers.recording)
@@ -540,7 +540,7 @@ class CorePerformer:
             if stop is not None:
                 return stop
         drop_tracebacks(child.error)
-        ended = self._outcomes.make_value(item, fit_child_result(child))
+        ended = self._outcomes.make_value_or_stop(item, fit_child_result(child))
         return attrs.evolve(ended, child=child) if isinstance(ended, Stop) else ended
 
     async def _run_yielding_tool_body(self, item: Item, io: IO) -> Single:
@@ -550,7 +550,7 @@ class CorePerformer:
         try:
             plan, state = self._services.planner(item.plan, effect, path)
         except StepEngineError as error:
-            return self._outcomes.make_failure(item, error)
+            return self._outcomes.make_failure_or_stop(item, error)
         self._tree.runs.spawned_by[path] = effect.tool_call_id
         finished = await io.run_child(plan, state, path)
         body = finished.to_body_end()
@@ -561,7 +561,7 @@ class CorePerformer:
         binding = item.plan.tools[effect.tool_name]
         result = finished.to_call_result(cast("Yielding", binding.runs), is_typed=effect.source != "model")
         result = result if result.trust == binding.spec.results else attrs.evolve(result, trust=binding.spec.results)
-        ended = self._outcomes.make_value(item, result)
+        ended = self._outcomes.make_value_or_stop(item, result)
         if isinstance(ended, Value):
             return Value(ended.value, ended.at, ended.inputs, body)
         return attrs.evolve(ended, body=body) if isinstance(ended, Stop) else ended
@@ -827,7 +827,7 @@ def _make_permission_request(
     )
 
 
-async def _await_guarded(
+async def _run_guarded_or_refuse(
     running: Coroutine[object, Any, ToolResult], guard: CallGuard | None, workspace: Workspace | None
 ) -> ToolResult:
     """Await a call whose file access *guard* restricts, in threads too; a refused call does not start."""

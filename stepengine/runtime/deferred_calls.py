@@ -71,7 +71,7 @@ class DeferredCalls:
         future = self._get_waiting_call(call_id, path)[1]
         future.get_loop().call_soon_threadsafe(_set_result_once, future, as_result(result))
 
-    def get_call_place(self, call_id: str, path: str | None = None) -> tuple[str, int]:
+    def get_call_address(self, call_id: str, path: str | None = None) -> tuple[str, int]:
         """
         Return the run path and effect number of a waiting call; may be called from any thread.
 

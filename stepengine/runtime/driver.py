@@ -468,10 +468,10 @@ async def _perform_alone(run: RunTask, item: Item) -> Single:
     run.busy = item
     try:
         if tree.suspension.is_replaying:
-            await tree.suspension.hold_new_effect(item, begins=True)
+            await tree.suspension.hold_effect_if_new(item, begins=True)
         await performer.begin((item,))
         if tree.suspension.is_replaying:
-            await tree.suspension.hold_new_effect(item, begins=False)
+            await tree.suspension.hold_effect_if_new(item, begins=False)
         if shows and began is None:
             # Who is shown a question can answer it: it is durable by now, and open before anybody gets to see it.
             began = _emit_start_events(tree, item)
@@ -499,7 +499,7 @@ async def _perform_member(run: RunTask, item: Item) -> Single:
     outcome: Single
     try:
         if tree.suspension.is_replaying:
-            await tree.suspension.hold_new_effect(item, begins=False)
+            await tree.suspension.hold_effect_if_new(item, begins=False)
         outcome = await tree.performers.outermost.perform(item, tree)
     # As for a single effect, but what reaches this task is never a cancellation of the run: that reaches the run's own
     # task, which then cancels this one.
@@ -713,7 +713,7 @@ class _RunningGroup:
                 items, batch = known, range(batch.start, batch.start + len(known))
             else:
                 self._beginning = items[:1]
-                await tree.suspension.hold_new_effect(items[0], begins=True)
+                await tree.suspension.hold_effect_if_new(items[0], begins=True)
         if len(items) > 1:
             # A model call without room waits before it begins, and so before it is recorded as sent.
             count = tree.performers.count_startable(items)

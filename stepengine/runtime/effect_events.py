@@ -81,7 +81,7 @@ def _make_spawn_event(item: Item, effect: Spawn, at: At) -> Event:
         child_path=child_path(item.path, effect.seq),
         prompt=effect.prompt,
         params=effect.params,
-        display_name=_display_name(item, effect),
+        display_name=_find_child_display_name(item, effect),
         parent_agent_id=item.plan.definition.id,
         only_child=effect.of == 1,
         of=effect.of,
@@ -138,7 +138,7 @@ def _make_model_end_events(item: Item, outcome: Single, at: At) -> list[Event]:
     if isinstance(outcome, Value):
         reply: ModelReply = outcome.value
         return [ModelFinished(**at, model=effect.request.model, reply=reply, call_ids=_predict_call_ids(effect, reply))]
-    error, kind = _error_text(outcome), _error_kind(outcome)
+    error, kind = _get_error_text(outcome), _error_kind(outcome)
     return [ModelFinished(**at, model=effect.request.model, error=error, kind=kind)]
 
 
@@ -176,7 +176,7 @@ def _make_spawn_end_events(item: Item, outcome: Single, _: At) -> list[Event]:
 
 def _make_function_end_events(item: Item, outcome: Single, at: At) -> list[Event]:
     effect: CallFunction = item.effect  # type: ignore[assignment]
-    return [PerformFinished(**at, name=effect.call.name, error=_error_text(outcome))]
+    return [PerformFinished(**at, name=effect.call.name, error=_get_error_text(outcome))]
 
 
 def _make_wait_end_events(item: Item, outcome: Single, at: At) -> list[Event]:
@@ -211,20 +211,20 @@ def make_child_end_events(item: Item, outcome: Single) -> list[Event]:
             usage=child.usage,
             cost=child.cost,
             text=child.text,
-            error="" if is_waiting else child.why or _error_text(outcome),
+            error="" if is_waiting else child.why or _get_error_text(outcome),
             is_background=effect.is_background,
         )
     ]
 
 
-def _display_name(item: Item, effect: Spawn) -> str:
+def _find_child_display_name(item: Item, effect: Spawn) -> str:
     if effect.definition is not None:
         name: str = effect.definition.display_name
         return name
     return (item.plan.agents or {}).get(effect.agent_id, effect.agent_id)
 
 
-def _error_text(outcome: Single) -> str:
+def _get_error_text(outcome: Single) -> str:
     if isinstance(outcome, Failure):
         return outcome.error.message
     return STOPPED if isinstance(outcome, Stop) else ""
@@ -253,7 +253,7 @@ def _make_substitute_result(outcome: Single) -> ToolResult:
     if isinstance(outcome, Stop) and outcome.kind == "suspended":
         # The body of a tool waits for somebody, and goes on where it is.
         return ToolResult.make_pending(outcome.questions[0].id if outcome.questions else "")
-    return ToolResult.error(_error_text(outcome), status="cancelled" if isinstance(outcome, Stop) else "error")
+    return ToolResult.error(_get_error_text(outcome), status="cancelled" if isinstance(outcome, Stop) else "error")
 
 
 def _find_child_result(outcome: Single) -> ChildResult[object] | None:

@@ -230,7 +230,7 @@ class StopOnFailure:
         if not isinstance(outcome, Stop) or outcome.kind != "suspended":
             return outcome
         # Another one may have won at the moment at which this one was suspended: then there is nothing to wait for.
-        if not lost.done() and not await self._tree.suspension.wait_for_first(
+        if not lost.done() and not await self._tree.suspension.wait_for_first_or_suspension(
             item, list_waits(item), lambda: asyncio.shield(lost)
         ):
             return outcome

@@ -112,12 +112,12 @@ class TurnSequence:
         else:
             self._callbacks.append(callback)
 
-    def add_message(self, message: UserMessage) -> None:
+    def deliver_or_start_turn(self, message: UserMessage) -> None:
         """Add a user message to the running turn, or start the next turn with it. May be called from any thread."""
         if self._turns is None:
             self.tree.inboxes.root.append(message)
         elif self._is_in_loop():
-            self._deliver_or_start_turn(message)
+            self._deliver_or_start_turn_in_loop(message)
         elif self._loop.is_closed():
             msg = (
                 f"the event loop of the run {self.tree.root.state.run_id!r} is closed, so no turn can start; start another run "
@@ -154,8 +154,8 @@ class TurnSequence:
             # Whoever attended kept a run here that only waits.
             self.tree.suspension.release_or_suspend()
 
-    def _deliver_or_start_turn(self, message: UserMessage) -> None:
-        """Add a message to the running turn, or start the next one with it; after the last turn it is dropped."""
+    def _deliver_or_start_turn_in_loop(self, message: UserMessage) -> None:
+        """In the event loop, add a message to the running turn or start the next one with it; after the last turn it is dropped."""
         if not self.task.done():
             self.tree.inboxes.root.append(message)
         elif not self.done:
@@ -164,7 +164,7 @@ class TurnSequence:
     def _deliver_or_warn(self, message: UserMessage) -> None:
         """Deliver a message from another thread; one that cannot start a turn stays unread."""
         try:
-            self._deliver_or_start_turn(message)
+            self._deliver_or_start_turn_in_loop(message)
         except StepEngineError as error:
             self.tree.inboxes.root.append(message)
             self._warn_of_unread_text(error)
@@ -398,7 +398,7 @@ class RunHandle(Generic[Out]):
         if why := find_length_problem(text):
             msg = f"the text for the run {self.run_id!r} is too long: {why}; write it to a file and send its path"
             raise InputError(msg, issues=(why,))
-        self._turns.add_message(message)
+        self._turns.deliver_or_start_turn(message)
 
     @property
     def unread(self) -> tuple[str, ...]:
@@ -474,7 +474,7 @@ class RunHandle(Generic[Out]):
             InputError: when it is over 1 MiB, or the call was given another result.
             JournalError: when it cannot be kept.
         """
-        place = self._tree.deferred.get_call_place(tool_call_id, path)
+        place = self._tree.deferred.get_call_address(tool_call_id, path)
         message = make_result_message(place, result)
         is_new = self._tree.mail.send(message)
         self._turns.call_in_loop(self._tree.mail.apply, message)

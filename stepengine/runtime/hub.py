@@ -598,7 +598,7 @@ class NewsFilter:
         self._is_news = is_news
         self._held_starts: dict[str, Event] = {}
 
-    def select(self, event: Event) -> Iterator[Event]:
+    def select_news(self, event: Event) -> Iterator[Event]:
         """
         Yield *event* if it is news, after the starts of the steps around it.
 
@@ -802,7 +802,7 @@ class Hub:
 
     def _select_and_redact_news(self, event: Event, news: NewsFilter) -> Iterator[Event]:
         """Yield the redacted news in an event of a resumed run."""
-        for one in news.select(event):
+        for one in news.select_news(event):
             # One event may become several: what deltas of that run had held back goes out in front of it.
             yield from self._event_redactor.redact_event(one) if GIVEN.names else (one,)
 

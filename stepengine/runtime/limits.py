@@ -37,7 +37,7 @@ from stepengine.errors import LimitExceeded, ModelError, StepEngineError
 from stepengine.machine.plan import RunPlan
 from stepengine.runtime.performer import IO, ForwardingIO, Item, Performer, RoomWait, child_path
 from stepengine.runtime.prices import Prices
-from stepengine.runtime.sizes import estimated_tokens
+from stepengine.runtime.sizes import estimate_request_tokens
 
 NOTICE_AFTER_CALLS = 3
 """Two equal calls in a row are common, such as a retry; the third is worth a notice to observers."""
@@ -459,7 +459,7 @@ def estimate_call(
     request: ModelRequest, prices: Prices, find_output_limit: Callable[[ModelRequest], int | None]
 ) -> CallEstimate:
     """Return how much a model call may use: its estimated prompt and its longest reply."""
-    model, prompt, named = request.model, estimated_tokens(request), request.settings.max_tokens or 0
+    model, prompt, named = request.model, estimate_request_tokens(request), request.settings.max_tokens or 0
     longest = find_output_limit(request)
     cost = prices.compute_usage_cost(model, Usage(input_tokens=prompt, output_tokens=named))
     if longest is None:
@@ -558,7 +558,7 @@ class UsageMeter:
             return self._perform_metered(item, io)
         return self._inner.perform(item, io)
 
-    def release_run(self, path: str) -> None:
+    def release_run_reservations(self, path: str) -> None:
         """Release the reservations of an ended run."""
         for by_model in self._admitted.pop(path, {}).values():
             self._ledgers.get_ledger(path).count_children(-1, by_model=by_model)
@@ -621,7 +621,7 @@ class UsageMeter:
         """Count a child that a model requested, or refuse it alone."""
         ledger = self._ledgers.get_ledger(item.path)
         limits = ledger.limits
-        error = _find_depth_error(child_path(item.path, effect.seq), limits) or _count_child_of_call(
+        error = _find_depth_error(child_path(item.path, effect.seq), limits) or _count_child_or_find_error(
             effect, limits, spawned
         )
         error = error or ledger.admit_children(1, by_model=True)
@@ -650,7 +650,7 @@ class UsageMeter:
         path = first.path
         error = _find_depth_error(child_path(path, spawns[0].seq), ledger.limits)
         if error is not None and spawns[0].is_hand_off:
-            error = _explain_hand_off_limit(spawns[0], error)
+            error = _make_hand_off_limit_error(spawns[0], error)
         if error is not None:
             self._refusals.refuse(path, spawns, error)
             return
@@ -683,7 +683,7 @@ class UsageMeter:
             await self._wait_for_turn(item, call)
         tokens, cost = call.estimate.tokens, call.estimate.cost or FREE
         used: tuple[int, Decimal] = (0, FREE)
-        metered = _MeteredIO(io, partial(self._settle_attempt, item, call))
+        metered = _MeteredIO(io, partial(self._settle_and_requeue_call, item, call))
         try:
             outcome = await self._inner.perform(item, metered)
             used = self._compute_call_usage(item, outcome, tokens, cost)
@@ -700,7 +700,7 @@ class UsageMeter:
             self._queue.end_call(call)
         return outcome
 
-    def _settle_attempt(self, item: Item, call: MeteredCall, usage: Usage | None) -> RoomWait | None:
+    def _settle_and_requeue_call(self, item: Item, call: MeteredCall, usage: Usage | None) -> RoomWait | None:
         """Count the usage of a failed attempt, if it had any; then the next attempt waits for room like a new call."""
         if usage is None or not usage.total_tokens:
             return None
@@ -748,8 +748,8 @@ def _find_depth_error(path: str, limits: Limits, subject: str = "child") -> Limi
     return LimitExceeded(msg, kind="depth", limit=most)
 
 
-def _explain_hand_off_limit(effect: Spawn, error: LimitExceeded) -> LimitExceeded:
-    """Return the error for a hand-off, which explains that a hand-off adds a level."""
+def _make_hand_off_limit_error(effect: Spawn, error: LimitExceeded) -> LimitExceeded:
+    """Return the depth *error* of a hand-off with a message that explains that each hand-off adds a level."""
     msg = (
         f"the conversation cannot be handed over to agent {effect.agent_id!r}: each hand-off of a run counts as a level of children, "
         f"and max_depth is {error.limit}; raise Limits(max_depth=...) to allow more hand-offs"
@@ -771,7 +771,7 @@ def _find_siblings_error(count: int, limits: Limits) -> LimitExceeded | None:
     return LimitExceeded(msg, kind="children", limit=most)
 
 
-def _count_child_of_call(effect: Spawn, limits: Limits, spawned: dict[str, int]) -> LimitExceeded | None:
+def _count_child_or_find_error(effect: Spawn, limits: Limits, spawned: dict[str, int]) -> LimitExceeded | None:
     """Count one more child of a tool call; return the error if that exceeds ``max_children``, or ``None``."""
     count = spawned.get(effect.tool_call_id, 0) + 1
     spawned[effect.tool_call_id] = count

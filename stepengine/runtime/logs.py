@@ -239,14 +239,16 @@ class EventFile:
         """Return the JSON of *event* for the file: a result without secrets, and without conversations unless ``full``."""
         if isinstance(event, RunFinished):
             # The hub shows the result as its caller gets it, which may hold a key.
-            told: dict[str, object] = KNOWN.value((event if self._full else _without_state(event)).to_json())
+            told: dict[str, object] = KNOWN.value(
+                (event if self._full else _copy_without_conversation(event)).to_json()
+            )
             return told
         return (
             attrs.evolve(event, request=None) if isinstance(event, ModelStarted) and not self._full else event
         ).to_json()
 
 
-def _without_state(event: RunFinished) -> RunFinished:
+def _copy_without_conversation(event: RunFinished) -> RunFinished:
     """Return *event* without the conversation in its result."""
     result = event.result
     state = AgentState(run_id=result.state.run_id, agent_id=result.state.agent_id)

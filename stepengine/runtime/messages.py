@@ -231,7 +231,7 @@ class RunMessages:
             if not future.done():
                 future.set_result(None)
 
-    def find_oldest(self, path: str, topic: str) -> Message | None:
+    def find_oldest_message(self, path: str, topic: str) -> Message | None:
         """Return the oldest waiting message on a topic of the run at *path*; ``remove`` or ``refuse`` removes it."""
         waiting = self._waiting.get((path, topic))
         return waiting[0] if waiting else None

@@ -171,7 +171,7 @@ class PerformerStack:
     def forget_run(self, path: str) -> None:
         """Drop the data of an ended run."""
         if self._wrapping is not None:
-            self._wrapping.meter.release_run(path)
+            self._wrapping.meter.release_run_reservations(path)
             self._wrapping.repeats.forget_run(path)
         if path:
             self._ledgers.close_ledger(path)

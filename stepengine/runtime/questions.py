@@ -95,8 +95,8 @@ class RememberedRules:
         if rule is not None:
             self.add(rule)
 
-    def store_rule(self, question: Question, answer: Answer) -> None:
-        """Store the rule of an answer with ``remember="always"`` for other processes; failures are logged."""
+    def store_rule_if_always(self, question: Question, answer: Answer) -> None:
+        """Store the rule of an answer for other processes if it has ``remember="always"``; failures are logged."""
         rule = rule_from_answer(question, answer) if answer.remember == "always" else None
         if rule is None or self.store is None:
             return
@@ -321,7 +321,9 @@ class OpenQuestions:
             if answer is not None:
                 self._of_session.add_from_answer(question, answer)
                 if answer.remember == "always":
-                    await self._threads.run("policy file", partial(self._of_session.store_rule, question, answer))
+                    await self._threads.run(
+                        "policy file", partial(self._of_session.store_rule_if_always, question, answer)
+                    )
         return answers
 
     def get_shown_questions(self, item: Item) -> tuple[Question, ...]:

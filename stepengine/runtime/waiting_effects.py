@@ -72,7 +72,7 @@ class WaitingEffects:
             with self._tree.mail.polling():
                 if not await self._wait_for_time_or_arrival(item, seconds, partial(services.clock.sleep, seconds)):
                     return Stop("suspended", self._outcomes.elapsed())
-        return self._outcomes.make_value(item, None)
+        return self._outcomes.make_value_or_stop(item, None)
 
     async def _await_message(self, item: Item, effect: AwaitMessage) -> Single:
         """Wait for the first message on the topic that fits the schema; refuse the others with a warning."""
@@ -80,18 +80,18 @@ class WaitingEffects:
         try:
             misfit = make_message_checker(topic, effect.schema)
         except StepEngineError as error:
-            return self._outcomes.make_failure(item, error)
+            return self._outcomes.make_failure_or_stop(item, error)
         with mail.polling():
             # What other processes have sent is looked for once before anything is waited for; from then on arrivals are
             # told.
-            if mail.find_oldest(path, topic) is None:
+            if mail.find_oldest_message(path, topic) is None:
                 await mail.fetch()
             while True:
-                while (message := mail.find_oldest(path, topic)) is not None:
+                while (message := mail.find_oldest_message(path, topic)) is not None:
                     problem = misfit(message.value)
                     if not problem:
                         mail.remove(message)
-                        return self._outcomes.make_value(item, Received(message.id, message.value))
+                        return self._outcomes.make_value_or_stop(item, Received(message.id, message.value))
                     # Left out, and that is recorded: the next message may fit, and one that never fits would else stand
                     # before all others for ever.
                     mail.refuse(message, problem)
@@ -100,7 +100,7 @@ class WaitingEffects:
                 try:
                     came = await self._wait_until_deadline(item, effect, mail.make_message_future)
                 except AgentError as error:
-                    return self._outcomes.make_failure(item, error)
+                    return self._outcomes.make_failure_or_stop(item, error)
                 if came is not None:
                     return came
 
@@ -124,7 +124,9 @@ class WaitingEffects:
         """Return the ended and the remaining children as an outcome, and mark the results as received."""
         left = [path for path in children if path not in done]
         background = self._tree.background
-        outcome = self._outcomes.make_value(item, Awaited(tuple(done), tuple(left), background.get_results(done)))
+        outcome = self._outcomes.make_value_or_stop(
+            item, Awaited(tuple(done), tuple(left), background.get_results(done))
+        )
         # Where the run was stopped meanwhile it is told nothing.
         if isinstance(outcome, Value):
             background.mark_results_received(done)
@@ -135,11 +137,11 @@ class WaitingEffects:
     ) -> Single | None:
         """Wait until something has arrived and return ``None``, else return the outcome that ends the wait."""
         if effect.wakes is None:
-            came = await self._tree.suspension.wait_for_first(item, list_waits(item), make_arrival)
+            came = await self._tree.suspension.wait_for_first_or_suspension(item, list_waits(item), make_arrival)
             return None if came else Stop("suspended", self._outcomes.elapsed())
         seconds = self._tree.clock.compute_seconds_left(effect.wakes, effect.asked)
         if seconds <= 0 or (item.has_begun and self._services.wakes_now):
-            return self._outcomes.make_value(item, None)
+            return self._outcomes.make_value_or_stop(item, None)
         is_over = False
 
         async def sleep() -> None:
@@ -150,7 +152,7 @@ class WaitingEffects:
         if not await self._wait_for_time_or_arrival(item, seconds, sleep, make_arrival):
             return Stop("suspended", self._outcomes.elapsed())
         # Where times are made up, no time passes by which the next look would see that the patience is over.
-        return self._outcomes.make_value(item, None) if is_over and self._services.since is None else None
+        return self._outcomes.make_value_or_stop(item, None) if is_over and self._services.since is None else None
 
     async def _wait_for_time_or_arrival(
         self,
@@ -159,11 +161,13 @@ class WaitingEffects:
         sleep: Callable[[], Awaitable[None]],
         *make_arrivals: Callable[[], asyncio.Future[None]],
     ) -> bool:
-        """Wait until *sleep* is over or something is *make_arrivals*; return False if the tree was suspended first."""
+        """Wait until *sleep* or one of *make_arrivals* is done; return False if the tree was suspended first."""
         # A short wait is waited for here. A long one suspends the tree, once nothing else of it is at work: a process
         # that only sleeps for a day would have to live for a day.
         if seconds > self._services.sleep_in_process:
-            return await self._tree.suspension.wait_for_first(item, list_waits(item), *make_arrivals, sleep)
+            return await self._tree.suspension.wait_for_first_or_suspension(
+                item, list_waits(item), *make_arrivals, sleep
+            )
         if make_arrivals:
             await _wait_for_first_of(sleep(), *[one() for one in make_arrivals])
         else:
@@ -178,12 +182,12 @@ class WaitingEffects:
         """
         child = self._tree.background.get_child(effect.child)
         if child.result is not None:
-            return self._outcomes.make_value(item, value=False)
+            return self._outcomes.make_value_or_stop(item, value=False)
         address = f"{item.path}#{effect.seq}"
         is_new = self._tree.mail.deliver(Message(f"tell:{address}", effect.child, effect.topic, effect.value))
         if is_new and not effect.topic:
             self._tree.inboxes.add(effect.child, UserMessage(str(effect.value)))
-        return self._outcomes.make_value(item, value=True)
+        return self._outcomes.make_value_or_stop(item, value=True)
 
     async def _end_runs(self, item: Item, effect: EndRuns) -> Single:
         """Cancel background children, wait for them and return their results; a stop if their tree was stopped."""
@@ -200,7 +204,7 @@ class WaitingEffects:
         # One that waits is no end: its parent may still send it what it waits for. So it stands here until the whole
         # tree lies down.
         if finished.status is RunStatus.SUSPENDED and known.stopping is None:
-            await self._tree.suspension.wait_for_first(item, (), asyncio.get_running_loop().create_future)
+            await self._tree.suspension.wait_for_first_or_suspension(item, (), asyncio.get_running_loop().create_future)
         if finished.status is RunStatus.SUSPENDED and known.is_ended:
             error = known.stopping.error if known.stopping is not None else None
             child = attrs.evolve(child, status=RunStatus.CANCELLED, questions=(), error=cast("Any", error))
@@ -216,7 +220,7 @@ class WaitingEffects:
             if stop is not None:
                 return stop
         drop_tracebacks(child.error)
-        ended = self._outcomes.make_value(item, fit_child_result(child))
+        ended = self._outcomes.make_value_or_stop(item, fit_child_result(child))
         return attrs.evolve(ended, child=child) if isinstance(ended, Stop) else ended
 
 
