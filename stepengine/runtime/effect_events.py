@@ -112,7 +112,7 @@ name of the function, the path of the child, the category of the tool.
 """
 
 
-def _tool_category(item: Item, tool: str) -> str:
+def _get_tool_category(item: Item, tool: str) -> str:
     """Return the category of a tool of the run, or ``""`` for an unknown tool."""
     binding = item.plan.tools.get(tool)
     return "" if binding is None else binding.spec.category
@@ -129,7 +129,7 @@ def _make_permission_event(
         input=question.details,
         preview=question.preview,
         remember=question.remember,
-        category=_tool_category(item, question.tool_name or ""),
+        category=_get_tool_category(item, question.tool_name or ""),
     )
 
 
@@ -138,7 +138,7 @@ def _make_model_end_events(item: Item, outcome: Single, at: At) -> list[Event]:
     if isinstance(outcome, Value):
         reply: ModelReply = outcome.value
         return [ModelFinished(**at, model=effect.request.model, reply=reply, call_ids=_predict_call_ids(effect, reply))]
-    error, kind = _get_error_text(outcome), _error_kind(outcome)
+    error, kind = _get_error_text(outcome), _get_error_kind(outcome)
     return [ModelFinished(**at, model=effect.request.model, error=error, kind=kind)]
 
 
@@ -230,7 +230,7 @@ def _get_error_text(outcome: Single) -> str:
     return STOPPED if isinstance(outcome, Stop) else ""
 
 
-def _error_kind(outcome: Single) -> str:
+def _get_error_kind(outcome: Single) -> str:
     """Return the class of an outcome's error, or the kind of a stop without one; ``""`` for a value."""
     if isinstance(outcome, Stop) and outcome.error is None:
         return outcome.kind

@@ -116,18 +116,18 @@ class StopOnFailure:
         return lost is not None and lost.done()
 
     def watch_children(self, paths: Iterable[str]) -> None:
-        """Watch the children at these paths."""
+        """Let ``stop_children`` stop the children at *paths* from now on."""
         loop = asyncio.get_running_loop()
         self._watched.update({path: loop.create_future() for path in paths})
 
     def unwatch_children(self, paths: Iterable[str]) -> None:
-        """Stop watching the children at these paths."""
+        """Forget the children at *paths*, whose group has ended."""
         for path in paths:
             self._watched.pop(path, None)
             self._stopped_by.pop(path, None)
 
     def stop_children(self, paths: Iterable[str]) -> None:
-        """Stop the children at these paths."""
+        """Stop the watched children at *paths* by the effects that they perform now or next."""
         for path in paths:
             self._watched[path].set_result(None)
 
@@ -206,7 +206,7 @@ class StopOnFailure:
                 self._racing.pop(address, None)
 
     def cancel_race_losers(self, items: Iterable[Item]) -> None:
-        """Cancel the losers of a race."""
+        """Notify the members *items* that they have lost their race, so that each is cancelled."""
         for item in items:
             lost = self._racing[item.address]
             if not lost.done():

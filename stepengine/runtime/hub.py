@@ -519,7 +519,7 @@ class TreeLogger:
         self._labels.pop(path, None)
 
     def write(self, event: LogLine | ToolLog, data: object = None, *, step: int = 0) -> None:
-        """Write a log line to the engine's logger, without showing an event."""
+        """Write a redacted line to the engine's logger, without showing an event; an error of the logger does not end the run."""
         label = self._labels.get(event.path) or RunLabel("", "")
         # A cheap look for the beginnings of what is known; the thorough one copies, and hardly a line needs it.
         if KNOWN.may_contain_secret(f"{event.message} {data!r}"):

@@ -321,7 +321,7 @@ class Refusals:
     """
     The effects that must not start, with the reasons.
 
-    A performer outside of the gate calls ``refuse`` before the effect is performed; the gate calls ``pop_error``.
+    A performer outside of the gate calls ``refuse`` before the effect is performed; the gate calls ``pop_refusal_error``.
 
     Attributes:
         errors: The reasons, by address; mostly there are none.
@@ -333,10 +333,10 @@ class Refusals:
         self.errors: dict[tuple[str, int], StepEngineError] = {}
 
     def refuse(self, path: str, effects: Iterable[Leaf], error: StepEngineError) -> None:
-        """Refuse *effects* of the run at *path* before they start."""
+        """Store *error* as the reason why *effects* of the run at *path* must not start."""
         self.errors.update({(path, effect.seq): error for effect in effects})
 
-    def pop_error(self, item: Item) -> StepEngineError | None:
+    def pop_refusal_error(self, item: Item) -> StepEngineError | None:
         """Remove the error that refuses an effect, and return it; ``None`` without one, or if the effect is recorded as started."""
         error = self.errors.pop(item.address, None)
         return None if item.has_begun else error
@@ -353,7 +353,7 @@ class LimitGate:
 
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
         """Refuse an effect or pass it on."""
-        error = self._refusals.pop_error(item) if self._refusals.errors else None
+        error = self._refusals.pop_refusal_error(item) if self._refusals.errors else None
         return self._inner.perform(item, io) if error is None else self._make_refusal_outcome(item, error)
 
     async def _make_refusal_outcome(self, item: Item, error: StepEngineError) -> Single:
@@ -475,7 +475,7 @@ class _MeteredIO(ForwardingIO):
     _settle: Callable[[Usage | None], RoomWait | None]
 
     def report_failed_attempt(self, failure: Failure, usage: Usage | None) -> RoomWait | None:
-        """Pass on a failed attempt, and settle it."""
+        """Report a failed attempt and count its usage; return the wait for room before the next one, or ``None``."""
         super().report_failed_attempt(failure, usage)
         return self._settle(usage)
 

@@ -224,7 +224,7 @@ class EventFile:
         self._full = full
 
     def on_event(self, event: Event) -> None:
-        """Append *event*."""
+        """Append *event* to the file as one line of JSON."""
         line = json.dumps(self._make_line_members(event), ensure_ascii=True, separators=(",", ":")) + "\n"
         EVENTS_FILE.check(self._path)
         file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, OWNER_FILE_MODE)

@@ -58,7 +58,7 @@ class Message:
 
 
 def make_result_message(call_address: tuple[str, int], result: object) -> Message:
-    """Return a message with the result for the call at a place; its id makes it unique."""
+    """Return the message with *result* for a call; its id is the call's address, so that a call has one result."""
     path, seq = call_address
     return Message(f"result:{path}#{seq}", path, str(seq), result, "result")
 
@@ -287,7 +287,7 @@ class RunMessages:
             pause = min(MAX_POLL_SECONDS, pause * POLL_FACTOR)
 
     def close(self) -> None:
-        """Forget the tree, which has ended."""
+        """Stop polling and ignore later messages, since the tree has ended."""
         self._is_over = True
         self._stop_polling()
         self.apply = self._warn = _ignore_message

@@ -362,7 +362,7 @@ class OpenQuestions:
                 Answer(declined=True, by=NOBODY) if answer is None and _is_denied_if_unanswered(question) else answer
                 for question, answer in zip(questions, answers, strict=True)
             ]
-        self._check_waiting_count(answers.count(None))
+        self._refuse_too_many_waiting(answers.count(None))
         # Nobody is there and nobody is waited for: the questions go back at once, and the run is suspended, which costs
         # nothing for as long as it lasts.
         if not self._attending and self.patience == 0:
@@ -377,7 +377,7 @@ class OpenQuestions:
                 del self._open[questions[index].id]
         return answers
 
-    def _check_waiting_count(self, count: int) -> None:
+    def _refuse_too_many_waiting(self, count: int) -> None:
         """Raise ``LimitExceeded`` if *count* more questions are too many; unanswered ones count until ``forget_unanswered``."""
         waiting = len(self._open) + len(self._left)
         if count and waiting + count > MAX_QUESTIONS:

@@ -352,7 +352,7 @@ def test_news_of_a_child_shows_steps_around_it():
         Notification(path="3.0", message="new"),
         Notification(path="3.0", message="new"),
     ]
-    selected = [one for event in events for one in news.select(event)]
+    selected = [one for event in events for one in news.select_news(event)]
 
     assert [events[1], events[2], events[4], events[5]] == selected
     assert [True, True] == [event.resumed for event in selected[:2]]
