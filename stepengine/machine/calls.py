@@ -940,7 +940,7 @@ class ToolMember(EffectMember):
             self.asked = self.accepted = attrs.evolve(asked, input=given)
 
     def replace_call_if_valid(self, changed: ToolCallPart) -> ToolCallPart:
-        """Validate *changed* and let it replace the call, which otherwise stays; return the call as it would run, with the tool's own name."""
+        """Validate *changed* and replace the call by it, or raise and keep the call; return the call as it would run."""
         # What a hook makes of a call is validated before rules judge it, for a rule looks at validated values only. If
         # it does not fit, the call stays what it was, and the hook is the one that is refused.
         before, accepted = self.asked, self.accepted

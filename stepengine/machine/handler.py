@@ -297,8 +297,8 @@ def _make_author_call(run: RunState, author: Author, yielded: y.ToolCall) -> Too
         body = run.plan.body
         if body is not None and _touches_conversation(binding):
             msg = (
-                f"{author.what} ({_format_short_location(author)}) calls {yielded.tool!r}, which changes a conversation, and a tool has none: "
-                "return the text, or let the agent that calls the tool do it"
+                f"{author.what} ({_format_short_location(author)}) calls {yielded.tool!r}, which changes a conversation, and a tool "
+                "has none: return the text, or let the agent that calls the tool do it"
             )
             raise BadYield(msg, location=author.location)
         source: Source = "handler" if body is None else "tool"
