@@ -86,7 +86,7 @@ from stepengine.journal.show import clean_tree
 from stepengine.journal.signing import JournalSignature
 from stepengine.machine.blocks import split_blocks
 from stepengine.machine.child_effects import find_matching_id
-from stepengine.machine.tool_search import find_hidden_tools
+from stepengine.machine.tool_search import search_hidden_tools
 from stepengine.models._aws_events import AWSParser
 from stepengine.models._call_arguments import can_start_json
 from stepengine.models._failures import RequestLabel, error_from_body
@@ -786,7 +786,7 @@ PLACES = (
     ),
     Place(
         "search of tools",
-        lambda text: find_hidden_tools({"a": ToolSpec("a", text[:4096], defer_loading=True)}, text),
+        lambda text: search_hidden_tools({"a": ToolSpec("a", text[:4096], defer_loading=True)}, text),
         (of("a"), of("a "), of("_"), of("a_"), of("\u0300"), of("\ufdfa")),
         ("machine/tool_search.py",),
     ),

@@ -627,12 +627,12 @@ class Engine:
         Raises:
             ModelError: when there is no such model, or its provider failed.
         """
-        from stepengine.runtime.sizes import estimated_tokens
+        from stepengine.runtime.sizes import estimate_request_tokens
 
         provider = (self._launcher.override.models or self._launcher.models.registry).provider_for(request.model)
         count = getattr(provider, "count_tokens", None)
         counted = None if count is None else await count(request)
-        return estimated_tokens(request) if counted is None else counted
+        return estimate_request_tokens(request) if counted is None else counted
 
     @property
     def files(self) -> Files:

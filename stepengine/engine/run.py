@@ -125,7 +125,7 @@ class EngineRun:
             tree.hub.finish(result)
         finally:
             # Whatever happened: nobody must wait for an event that does not come.
-            tree.hub.end_subscriptions()
+            tree.hub.end_stream_unless_kept_open()
             if self.journaled_run is not None:
                 self.journaled_run.writer.close()
             self._mark_ended()

@@ -23,7 +23,7 @@ from stepengine.evaluation.samples import sort_in_program_order
 from stepengine.journal import Journal, JournalLike, as_journal
 from stepengine.journal.recorded_requests import RecordedRequests
 from stepengine.models.pricing import LIST_PRICES
-from stepengine.runtime.sizes import estimated_tokens
+from stepengine.runtime.sizes import estimate_request_tokens
 
 FORMAT = "stepengine.price/1"
 FACTORS = (0.8, 1.35)
@@ -122,8 +122,8 @@ def _cacheable_share(before: ModelRequest | None, request: ModelRequest) -> floa
     same = before.messages.shared_prefix_length(request.messages)
     if not same or not len(before.messages):
         return 0.0
-    whole = estimated_tokens(request)
-    held = estimated_tokens(attrs.evolve(before, tail=())) * same / len(before.messages)
+    whole = estimate_request_tokens(request)
+    held = estimate_request_tokens(attrs.evolve(before, tail=())) * same / len(before.messages)
     return min(1.0, held / whole) if whole else 0.0
 
 

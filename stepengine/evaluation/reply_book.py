@@ -28,7 +28,7 @@ from stepengine.journal.fingerprints import Fingerprints
 from stepengine.models import Models, Provider
 from stepengine.redaction import make_redactor
 from stepengine.runtime.prices import Pricing
-from stepengine.runtime.sizes import estimated_tokens
+from stepengine.runtime.sizes import estimate_request_tokens
 from stepengine.workspace.file_formats import FileFormat
 
 MAX_BOOK = 1024 * 1024 * 1024
@@ -276,7 +276,7 @@ class CachingProvider(Provider):
     async def _call_within_budget(self, request: ModelRequest, key: str) -> ModelReply:
         model = request.model
         output = self._models.output_limit(request) or UNBOUNDED
-        most = self._price(model, Usage(input_tokens=estimated_tokens(request), output_tokens=output))
+        most = self._price(model, Usage(input_tokens=estimate_request_tokens(request), output_tokens=output))
         try:
             if most is None and not self._is_free:
                 msg = f"the price of {model!r} is unknown, so a budget cannot be enforced; pass it with pricing= or --price"

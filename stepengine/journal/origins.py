@@ -120,13 +120,13 @@ class RecordedSources:
             if form["source"] == "handler":
                 run.sources.add_handler_values(given)
             if "yields" in form:
-                self.runs[below] = _TracedRun(run.sources.make_body_index(), is_body=True)
+                self.runs[below] = _TracedRun(run.sources.make_body_provenance(), is_body=True)
             yield CallOrigins(at, form["tool_name"], is_question=False, origins=find_origins(index, given.items()))
         elif intent.type == "agent_call":
             prompt, params = form["prompt"], form["params"]
             if not form.get("tool_call_id"):
                 run.sources.add_handler_values([prompt, params])
-            self.runs[below] = _TracedRun(run.sources.make_child_index(prompt, params))
+            self.runs[below] = _TracedRun(run.sources.make_child_provenance(prompt, params))
             asked = [("prompt", prompt), ("params", params)]
             yield CallOrigins(at, form["agent_id"], is_question=False, origins=find_origins(index, asked))
         elif intent.type == "ask" and form["purpose"] == "permission":

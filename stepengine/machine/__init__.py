@@ -7,7 +7,7 @@ machine: the loop of ``runtime``, a replay that answers from a record, a debugge
 go back, a debugger starts a new machine and sends it the same outcomes, since a generator cannot be copied.
 
 Every part of the machine is a generator. A part that needs something from outside yields the effect and receives the outcome in the
-same line; errors are raised there. ``exchange`` in ``run`` is the one function between these generators and the driver. It updates
+same line; errors are raised there. ``relay_effects`` in ``run`` is the one function between these generators and the driver. It updates
 the state of the run from each outcome, shows events, and raises ``Stopped`` after a stop. Only ``RunState`` and its parts are
 mutable. In a conversation each call has its result at every moment, so the open step is held outside of the history until all of its
 calls have results.

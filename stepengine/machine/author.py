@@ -99,22 +99,23 @@ def _traceback_places(error: BaseException) -> Iterator[tuple[str, int]]:
         trace = trace.tb_next
 
 
-def make_bad_yield(what: str, value: object, location: str, accepted: str = ACCEPTED) -> BadYield:
+def make_bad_yield_error(author_name: str, value: object, location: str, accepted: str = ACCEPTED) -> BadYield:
     """Return the error for an unknown yielded value, with a hint at the likely intention."""
-    msg = f"{what} ({location}) yielded {_format_value(value)}; it may yield {accepted}.{_hint_at_yield(value)}"
+    msg = f"{author_name} ({location}) yielded {_format_value(value)}; it may yield {accepted}.{_hint_at_yield(value)}"
     return BadYield(msg, location=location)
 
 
-def find_yield_length_error(what: str, value: object) -> InputError | None:
+def find_yield_length_error(author_name: str, value: object) -> InputError | None:
     """Return the error for a yielded value that is too long for a record; ``None`` if it is not."""
     # The arguments of a function are its own, and may be anything: a record holds only what they are compared by.
     if isinstance(value, Perform) or not (why := find_length_problem(value)):
         return None
-    msg = f"{what} yielded a {type(value).__name__} that is too long: {why}; write long values to a file and pass its path"
+    msg = f"{author_name} yielded a {type(value).__name__} that is too long: {why}; write long values to a file and pass its path"
     return InputError(msg, issues=(why,))
 
 
 def _hint_at_yield(value: Any) -> str:
+    """Return a sentence about the value to yield instead of *value*, or ``""``; a coroutine is closed."""
     kind = type(value)  # never ask the value itself: proxies and arrays raise when they are compared or looked at
     if kind is str and value in ("STEP", "STEP_ALL"):
         return f" Yield the sentinel, not its name: `from stepengine import {value}`."
@@ -144,6 +145,7 @@ def _suggest_yieldable(value: dict[Any, Any]) -> str:
 
 
 def _format_value(value: Any) -> str:
+    """Return *value* as text for an error, without calling methods of the author's classes."""
     kind = type(value)
     if value is None or kind in (str, int, float, bool):
         text = repr(value)
@@ -169,11 +171,11 @@ def _format_member(value: object) -> str:
     return ("[...]" if value else "[]") if kind is list else _format_value(value)
 
 
-def make_handler_error(what: str, error: BaseException) -> HandlerError:
-    """Return the error for an exception that the author's code *what* raised, with its location."""
+def make_handler_error(author_name: str, error: BaseException) -> HandlerError:
+    """Return the error for an exception that the author's code *author_name* raised, with its location."""
     where = find_raise_line(error)
     kind = type(error).__name__
-    msg = f"{what} raised {kind}: {_explain_error(error)}" + (f" ({where})" if where else "")
+    msg = f"{author_name} raised {kind}: {_explain_error(error)}" + (f" ({where})" if where else "")
     return HandlerError(msg, kind=kind, location=where)
 
 
@@ -186,15 +188,15 @@ def _explain_error(error: BaseException) -> str:
     return f"{said}; {hint}" if hint and hint not in said else said
 
 
-def _hint_at_mistake(error: BaseException, said: str) -> str:
+def _hint_at_mistake(error: BaseException, message: str) -> str:
     """Return a correction for a common mistake behind *error*, or ``""``, without calling the value at fault."""
-    if "StepResult" in said:
+    if "StepResult" in message:
         return YIELD_FROM
-    if "coroutine" in said:
+    if "coroutine" in message:
         return NOT_AWAITED
-    if said.startswith("'generator' object"):
+    if message.startswith("'generator' object"):
         return NOT_YIELDED
-    unknown = UNKNOWN_KEYWORD.match(said)
+    unknown = UNKNOWN_KEYWORD.match(message)
     if unknown is not None and unknown[1] in YIELDABLES:
         return _suggest_keyword(YIELDABLES[unknown[1]], unknown[2])
     kind, name = type(getattr(error, "obj", None)), getattr(error, "name", None)
@@ -205,10 +207,10 @@ def _hint_at_mistake(error: BaseException, said: str) -> str:
     return ""
 
 
-def _suggest_keyword(kind: type, word: str) -> str:
-    """Return a text that lists the arguments of a yieldable, with the most similar one to *word* as a suggestion."""
+def _suggest_keyword(kind: type, unknown_word: str) -> str:
+    """Return a text that lists the arguments of a yieldable, with the most similar one to *unknown_word* as a suggestion."""
     names = [p.name for p in signature(kind).parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    near = did_you_mean(word, names).removeprefix("; ")
+    near = did_you_mean(unknown_word, names).removeprefix("; ")
     return (
         " Valid arguments: ".join([part for part in (near, list_names(names)) if part])
         if near
@@ -303,6 +305,7 @@ class Author:
             raise self._to_step_error(raised) from _strip_frame_or_get_cause(raised)
 
     def _to_step_error(self, error: BaseException) -> StepEngineError:
+        """Return an exception of the author's as a ``StepEngineError`` with the author's line."""
         made = add_location(error) if isinstance(error, StepEngineError) else make_handler_error(self.what, error)
         return cut_error_texts(made)
 

@@ -31,11 +31,11 @@ class BackgroundChildRefs:
         return tuple(self._refs.values())
 
     def record_start(self, ref: ChildRef[Any], *, on_return: Literal["cancel", "wait"]) -> None:
-        """Record a started child."""
+        """Record a started child, and whether the end of the run cancels or awaits it."""
         self._refs[ref.path] = ref
         self._running[ref.path] = on_return
 
-    def require_own_child(self, ref: ChildRef[Any]) -> str:
+    def get_own_child_path(self, ref: ChildRef[Any]) -> str:
         """
         Return the path of a child that this run started in the background.
 
@@ -97,7 +97,7 @@ class Children:
         return self.background
 
     def record_hand_over(self, agent_id: str) -> None:
-        """Hand the conversation over to *agent_id*."""
+        """Record that *agent_id* continues the conversation when the run's own agent has ended."""
         self.successor = self.handed_to = agent_id
 
     def record_successor_end(self, end: EndedRun | None) -> None:

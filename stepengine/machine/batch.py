@@ -64,9 +64,7 @@ def make_calls_of_reply(run: RunState, calls: Sequence[ToolCallPart], offered: C
         # By what was offered in this request, and not by what the engine knows: a model that remembers a name from an
         # earlier step, or guesses one, would call what its agent was not given. Nor is a similar name ever taken for it
         # (reliability:MP48): `delete_file` is one letter from something harmless.
-        name = (
-            asked.tool_name if asked.tool_name in offered else _resolve_agent_tool_name(run, asked.tool_name, offered)
-        )
+        name = asked.tool_name if asked.tool_name in offered else _find_agent_tool_name(run, asked.tool_name, offered)
         call = ToolMember(run, asked, "model", None if name is None else run.tools.bindings[name])
         if name is None:
             # With hundreds of tools, of which the model was shown a few and finds the others by a search, a list of all
@@ -82,13 +80,13 @@ def make_calls_of_reply(run: RunState, calls: Sequence[ToolCallPart], offered: C
     return made
 
 
-def _resolve_agent_tool_name(run: RunState, name: str, offered: Collection[str]) -> str | None:
-    """Return the offered tool of the agent whose id a model used as a tool name, or ``None`` (generator-contract:L28)."""
+def _find_agent_tool_name(run: RunState, name: str, offered: Collection[str]) -> str | None:
+    """Return the offered agent tool whose name is *name* with underscores for hyphens, or ``None`` (generator-contract:L28)."""
     other = name.replace("-", "_")
     return other if other in offered and run.tools.bindings[other].runs.how == "spawns" else None
 
 
-def run_batch(run: RunState, members: Sequence[EffectMember], asked: Parallel[object] | None = None) -> Flow[None]:
+def run_batch(run: RunState, members: Sequence[EffectMember], parallel: Parallel[object] | None = None) -> Flow[None]:
     """
     Run all members to their results. Members of a ``Parallel`` run concurrently, even if their tools are not ``parallel_safe``.
 
@@ -102,8 +100,8 @@ def run_batch(run: RunState, members: Sequence[EffectMember], asked: Parallel[ob
     """
     # An author who writes `Parallel` has said that these may run at once. A model has said nothing by putting two calls
     # into one reply, so there the tools decide.
-    if asked is not None:
-        return _run_batch_concurrently(run, members, collect_tool_calls(members), asked)
+    if parallel is not None:
+        return _run_batch_concurrently(run, members, collect_tool_calls(members), parallel)
     calls: Sequence[ToolMember] = members  # type: ignore[assignment]
     return (
         _run_batch_concurrently(run, calls, calls)
@@ -124,6 +122,7 @@ def collect_tool_calls(members: Sequence[EffectMember]) -> list[ToolMember]:
 
 
 def _can_run_concurrently(run: RunState, calls: Sequence[ToolMember]) -> bool:
+    """Return whether all calls are parallel-safe, or all start children and these may run together."""
     # All or nothing. To run the safe ones of a mixed reply at once and the others in turn was possible, too, but which
     # of a reader and a writer comes first would then depend on their kinds, and the model, which wrote an order, could
     # not rely on it. Calls without a spec have their error already and stand in nobody's way.
@@ -134,6 +133,7 @@ def _can_run_concurrently(run: RunState, calls: Sequence[ToolMember]) -> bool:
 
 
 def _is_parallel_safe(tool: ToolBinding) -> bool:
+    """Return whether *tool* is ``parallel_safe``, does not end the turn, and uses nothing of the run itself."""
     return tool.spec.parallel_safe and not tool.spec.ends_turn and tool.runs.how in RUN_FREELY
 
 
@@ -158,7 +158,7 @@ def _run_one_by_one(run: RunState, calls: Sequence[ToolMember]) -> Flow[None]:
                 if _skip_or_validate_call(call, why) and points.pre_tool:
                     yield from _ask_permissions(run, (yield from _run_pre_tool_hooks(call)), together=False)
                 if call.result is not None:
-                    yield from call.show_unrun_call()
+                    yield from call.emit_unrun_call_events()
                 elif points.post_tool:
                     yield from _run_call_with_post_tool_hooks(call)
                 else:
@@ -193,14 +193,14 @@ def _run_call_with_post_tool_hooks(call: ToolMember) -> Flow[None]:
         raise failure
 
 
-def _skip_or_validate_call(call: ToolMember, why: str) -> bool:
-    """Skip a call without result if there is a reason *why*, else validate it; return whether it can run."""
+def _skip_or_validate_call(call: ToolMember, skip_reason: str) -> bool:
+    """Skip a call without result if there is a *skip_reason*, else validate it; return whether it can run."""
     if call.result is not None:
         return False
-    if why:
-        call.set_skipped_result(f"Skipped: {why} before this call.")
+    if skip_reason:
+        call.set_skipped_result(f"Skipped: {skip_reason} before this call.")
         return False
-    return _validate_call(call)
+    return _validate_or_set_error(call)
 
 
 def _raise_unless_model_call(call: ToolMember, error: StepEngineError) -> None:
@@ -238,12 +238,15 @@ def _find_batch_end_reason(call: ToolMember, before: LimitExceeded | None) -> st
 
 
 def _run_batch_concurrently(
-    run: RunState, members: Sequence[EffectMember], calls: Sequence[ToolMember], asked: Parallel[object] | None = None
+    run: RunState,
+    members: Sequence[EffectMember],
+    calls: Sequence[ToolMember],
+    parallel: Parallel[object] | None = None,
 ) -> Flow[None]:
     """Run a batch in passes; if it is stopped, finished members keep their results."""
     before = run.budget.reached
     try:
-        yield from _judge_and_run_together(run, members, calls, asked)
+        yield from _judge_and_run_together(run, members, calls, parallel)
     except Stopped as stopped:
         _set_stopped_results(calls, stopped.stop)
         raise
@@ -251,24 +254,24 @@ def _run_batch_concurrently(
         _log_calls(calls)
     # Of a `Parallel` a spent limit is an entry beside the others, which the author looks at; only calls of a reply
     # raise it.
-    if asked is None:
+    if parallel is None:
         run.budget.raise_if_spent(before)
 
 
 def _judge_and_run_together(
-    run: RunState, members: Sequence[EffectMember], calls: Sequence[ToolMember], asked: Parallel[object] | None
+    run: RunState, members: Sequence[EffectMember], calls: Sequence[ToolMember], parallel: Parallel[object] | None
 ) -> Flow[None]:
     """Judge all calls, ask all questions, number all effects and run them at once, then hand out outcomes and call hooks."""
     # Each pass ends for all members before the next begins, because a number, a question and a hook's change must come
     # in an order that does not depend on who is faster.
-    fail_fast, concurrency = (False, None) if asked is None else (asked.fail_fast, asked.concurrency)
-    valid = [call for call in calls if call.result is None and _validate_call(call)]
+    fail_fast, concurrency = (False, None) if parallel is None else (parallel.fail_fast, parallel.concurrency)
+    valid = [call for call in calls if call.result is None and _validate_or_set_error(call)]
     if run.plan.hooks.pre_tool:
         yield from _judge_and_ask_calls(run, valid)
         valid = [call for call in valid if call.result is None]
     effects, races = yield from _make_member_effects(members)
-    if asked is None:
-        effects = _with_sibling_counts(effects)
+    if parallel is None:
+        effects = _copy_with_sibling_counts(effects)
     # A call that was denied or invalid has failed before anything began, and that is a failure like any other: without
     # this its siblings would run although `fail_fast` was asked for.
     failed = fail_fast and any(call.result is not None and call.result.is_error for call in calls)
@@ -278,7 +281,7 @@ def _judge_and_run_together(
     # Not a single child was begun, since a limit has no room for so many: that is thrown at the yield
     # (reliability:SP02). Where some ran, what they found must not be lost, and the refusal stays in its entry. A model
     # has no yield: it reads every refusal in its entry.
-    if asked is not None and outcomes and all(map(_was_refused_for_room, outcomes)):
+    if parallel is not None and outcomes and all(map(_was_refused_by_child_limit, outcomes)):
         run.effects.unwrap(outcomes[0])
     stops = _distribute_outcomes(members, outcomes)
     # One after another, after all have ended: following up may ask for further effects, whose numbers have to come in
@@ -314,13 +317,13 @@ def _make_member_effects(members: Sequence[EffectMember]) -> Flow[tuple[Sequence
         # A race is told to the driver as a range of effects: members with results before anything began have none, and
         # a race of which nobody is left has no range.
         first = len(effects)
-        effects += yield from _make_effects_of_member(member)
+        effects += yield from _make_effects_or_run_member(member)
         if isinstance(member, RaceMember) and len(effects) > first:
             races.append((first, len(effects)))
     return effects, tuple(races)
 
 
-def _with_sibling_counts(effects: Sequence[Leaf]) -> Sequence[Leaf]:
+def _copy_with_sibling_counts(effects: Sequence[Leaf]) -> Sequence[Leaf]:
     """Return *effects* whose children know the number of children that start together."""
     count = sum(isinstance(effect, Spawn) for effect in effects)
     return [attrs.evolve(one, of=count) if isinstance(one, Spawn) and one.of != count else one for one in effects]
@@ -333,21 +336,21 @@ def _set_race_results(members: Sequence[EffectMember]) -> None:
             member.set_winner_result()
 
 
-def _was_refused_for_room(outcome: Single) -> bool:
-    """Return whether a member was not started because a limit has no room for its whole group."""
+def _was_refused_by_child_limit(outcome: Single) -> bool:
+    """Return whether a limit of children refused a member because it has no room for the whole group."""
     return (
         isinstance(outcome, Failure) and isinstance(outcome.error, LimitExceeded) and outcome.error.kind == "children"
     )
 
 
-def _make_effects_of_member(member: EffectMember) -> Flow[Sequence[Leaf]]:
-    """Return the effects of a member; control tools run here and have none."""
+def _make_effects_or_run_member(member: EffectMember) -> Flow[Sequence[Leaf]]:
+    """Return the effects of a member; a control tool runs here, a call with a result is shown here, and both have none."""
     if isinstance(member, RaceMember):
         return (yield from _make_race_effects(member))
     if not isinstance(member, ToolMember):
         return member.make_effects()
     if member.result is not None:
-        yield from member.show_unrun_call()
+        yield from member.emit_unrun_call_events()
         return ()
     # Done here, in its place in the order: a control tool changes the run itself and needs nothing of the world, so it
     # has no effect that could be gathered.
@@ -365,7 +368,7 @@ def _make_race_effects(race: RaceMember) -> Flow[Sequence[Leaf]]:
     """Return the effects of a race's members; none if one of them has ended already and so has won."""
     if not race.set_early_winner():
         for member in race.members:
-            yield from _make_effects_of_member(member)
+            yield from _make_effects_or_run_member(member)
             if race.set_early_winner():
                 break
     return race.make_effects()
@@ -402,10 +405,10 @@ class _AskedCall(NamedTuple):
     edits: int = 0
 
 
-def _validate_call(call: ToolMember) -> bool:
-    """Return whether a call is valid; the error of a handler's own call is raised, that of a model's becomes its result."""
+def _validate_or_set_error(call: ToolMember) -> bool:
+    """Validate a call and return whether it is valid; the error becomes a model's result, and is raised for an author's call."""
     try:
-        call.validate()
+        call.repair_and_validate_input()
     except StepEngineError as error:
         if call.source != "model":
             raise
@@ -415,8 +418,8 @@ def _validate_call(call: ToolMember) -> bool:
 
 
 def _run_pre_tool_hooks(call: ToolMember) -> Flow[Sequence[_AskedCall]]:
-    """Run the ``pre_tool`` hooks for a valid call; return the questions for a person."""
-    decision = yield from hooks.judge_call(call.run, call.judged_call, call.source, call.revalidate)
+    """Run the ``pre_tool`` hooks for a valid call; a denial becomes its result, a question for a person is returned."""
+    decision = yield from hooks.call_pre_tool_hooks(call.run, call.judged_call, call.source, call.replace_call_if_valid)
     # No hook said anything, and a call that nobody judges is allowed: permissions are a policy that somebody installs.
     if decision is None:
         return ()
@@ -426,7 +429,7 @@ def _run_pre_tool_hooks(call: ToolMember) -> Flow[Sequence[_AskedCall]]:
     if decision.kind == "ask" and needs_permission:
         return (_AskedCall(call, _make_permission_question(call, decision)),)
     # Told also where nobody was asked: whoever reads the events later wants to know by which rule a call ran.
-    yield from _notify_decision(call, "deny" if decision.kind == "deny" else "allow", decision.rule_id)
+    yield from _emit_decision(call, "deny" if decision.kind == "deny" else "allow", decision.rule_id)
     if decision.kind == "deny":
         _deny_call(call, decision.message)
     return ()
@@ -444,6 +447,7 @@ def _deny_call(call: ToolMember, message: str) -> None:
 
 
 def _make_permission_question(call: ToolMember, decision: Decision) -> Question:
+    """Return the question whether *call* may run, still without an id."""
     name = call.own_name
     text = decision.message or f"May {name} run?"
     # Without an id: it is made of the number of the effect, which is given only when the question is really asked.
@@ -512,16 +516,16 @@ def _group_equal_questions(asking: Sequence[_AskedCall]) -> list[list[_AskedCall
 
 
 def _apply_permission_answer(
-    asked: _AskedCall, effect: AskPerson, answers: Sequence[Answer]
+    asked_call: _AskedCall, effect: AskPerson, answers: Sequence[Answer]
 ) -> Flow[Sequence[_AskedCall]]:
     """Apply a person's decision to a call; return the questions about an edited input."""
-    call, answer = asked.call, answers[0]
+    call, answer = asked_call.call, answers[0]
     if answer.agrees and answer.edited_input is not None:
-        return (yield from _apply_edited_input(call, answer, asked.edits + 1))
+        return (yield from _apply_edited_input(call, answer, asked_call.edits + 1))
     # A yes that an earlier "always" gave is told with the rule that it came from, so that a person can take it back.
     remembered = find_offered_rule(effect.questions[0], answer.covers) if answer.by == REMEMBERED else None
     rule_id = None if remembered is None else str(remembered["id"])
-    yield from _notify_decision(call, "allow" if answer.agrees else "deny", rule_id, answer)
+    yield from _emit_decision(call, "allow" if answer.agrees else "deny", rule_id, answer)
     if answer.by == NOBODY:
         name = call.own_name
         call.run.side_events.warn_once(
@@ -545,12 +549,14 @@ def _apply_edited_input(call: ToolMember, answer: Answer, edits: int) -> Flow[Se
     call.replace_input(answer.edited_input)
     message, allowed = "", False
     try:
-        call.validate()
+        call.repair_and_validate_input()
     except StepEngineError as error:
         message = f"A person changed the input of this call, and it does not fit: {error.message}"
     else:
         approved = call.input
-        decision = yield from hooks.judge_call(call.run, call.judged_call, call.source, call.revalidate)
+        decision = yield from hooks.call_pre_tool_hooks(
+            call.run, call.judged_call, call.source, call.replace_call_if_valid
+        )
         allowed = decision is None or decision.kind != "deny"
         if allowed and call.input != approved and edits < MAX_EDIT_ROUNDS:
             # A hook made something else of what was approved, and what was approved is what runs.
@@ -559,22 +565,23 @@ def _apply_edited_input(call: ToolMember, answer: Answer, edits: int) -> Flow[Se
             return (_AskedCall(call, question, edits),)
         message = decision.message if decision is not None and decision.kind == "deny" else UNSTEADY
         allowed = allowed and call.input == approved
-    yield from _notify_decision(call, "allow" if allowed else "deny", None, answer)
+    yield from _emit_decision(call, "allow" if allowed else "deny", None, answer)
     if not allowed:
         _deny_call(call, message)
     return ()
 
 
 @cache
-def _blank_answer() -> Answer:
+def _get_blank_answer() -> Answer:
     """Return an answer without content, created on first use."""
     return Answer()
 
 
-def _notify_decision(call: ToolMember, decision: str, rule_id: str | None, answer: Answer | None = None) -> Flow[None]:
+def _emit_decision(call: ToolMember, decision: str, rule_id: str | None, answer: Answer | None = None) -> Flow[None]:
+    """Emit ``PermissionDecided`` for a call if anyone watches."""
     if not call.run.plan.watched():
         return
-    answer = answer or _blank_answer()
+    answer = answer or _get_blank_answer()
     event = ev.PermissionDecided(
         path=call.run.plan.path,
         seq=call.run.effects.seq,

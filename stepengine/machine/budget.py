@@ -58,16 +58,16 @@ class Budget:
         if self.reached is not None and self.reached is not before:
             raise LimitReached(self.reached)
 
-    def count_step(self) -> None:
+    def deduct_step(self) -> None:
         """Deduct a step from the steps left. Nothing is raised here: ``Progress.request_step`` checks the rest."""
         self.steps_left -= 1
 
-    def raise_step_limit(self, most: int) -> None:
-        """Raise the run's total number of steps to *most*."""
-        self.steps_left += most - self.most_steps
-        self.most_steps = most
+    def raise_step_limit(self, max_steps: int) -> None:
+        """Raise the run's total number of steps to *max_steps*."""
+        self.steps_left += max_steps - self.most_steps
+        self.most_steps = max_steps
 
-    def count_actions(self, count: int) -> None:
+    def count_actions_or_raise(self, count: int) -> None:
         """
         Count actions of the handler other than steps.
 

@@ -49,12 +49,12 @@ from stepengine.errors import (
     ToolInputError,
     ToolNotAvailable,
 )
-from stepengine.machine.author import Author, ReturnValue, make_bad_yield
+from stepengine.machine.author import Author, ReturnValue, make_bad_yield_error
 from stepengine.machine.budget import is_spent_budget_error, to_raisable_error
 from stepengine.machine.child_effects import (
     RequestedChildren,
     child_result_from_outcome,
-    resolve_agent_id,
+    find_spawnable_agent_id,
     spawn_not_allowed_error,
 )
 from stepengine.machine.control import run_control_tool
@@ -164,19 +164,19 @@ def finish_pending_call(call: ToolMember) -> Flow[None]:
         LimitReached: when a budget was spent; the call has an error result.
     """
     runs, given = cast("Ordinary", cast("ToolBinding", call.binding).runs), call.result
-    yield from _run_call_steps(call, runs.follow(call.input, given))  # type: ignore[misc]
+    yield from _run_steps_and_set_result(call, runs.follow(call.input, given))  # type: ignore[misc]
 
 
 def _run_driving_call(call: ToolMember) -> Flow[ToolResult]:
     """Run a call of a ``Driving`` tool, whose steps yield in the run that makes the call; return its result."""
     call.make_effects()
     runs = cast("Driving", cast("ToolBinding", call.binding).runs)
-    yield from _run_call_steps(call, runs.steps(call.input, call.run.children.ensure_background()))
+    yield from _run_steps_and_set_result(call, runs.steps(call.input, call.run.children.ensure_background()))
     return cast("ToolResult", call.result)
 
 
-def _run_call_steps(call: ToolMember, steps: Any) -> Flow[None]:
-    """Perform the effects of a call's steps in the run that makes it; errors as for ``finish_pending_call``."""
+def _run_steps_and_set_result(call: ToolMember, steps: Any) -> Flow[None]:
+    """Run the steps of a call in the calling run, show its events and set its result; errors as for ``finish_pending_call``."""
     yield Notify(call.make_started_event())
     # Driven like a handler, by the same class: its frames stand in the traceback, it is closed on every way out, and
     # what it yields wrongly is told with its line.
@@ -198,7 +198,7 @@ def _run_call_steps(call: ToolMember, steps: Any) -> Flow[None]:
     finally:
         call.run.side_events.add_warnings(*author.close())
         call.run.progress.authors.pop()
-    call.set_final_result(result, call.run.effects.now)
+    call.set_and_apply_result(result, call.run.effects.now)
     yield Notify(call.make_finished_event())
 
 
@@ -213,10 +213,10 @@ def _advance_steps_to_result(call: ToolMember, author: Author) -> Flow[ToolResul
             # No calls of tools: a tool that calls others is a body with a path and a journal of its own (`Yielding`).
             # These steps have the numbers of the run itself.
             if type(asked) not in OF_STEPS:
-                raise make_bad_yield(author.what, asked, author.location, ", ".join(OF_STEPS.values()))
+                raise make_bad_yield_error(author.what, asked, author.location, ", ".join(OF_STEPS.values()))
             member = make_single_member(run, asked)
             if isinstance(member, StartMember):
-                member.set_starting_call(call)
+                member.authorize_start_by_call(call)
             value = yield from run_single_member(member)
         # Thrown in at its own yield, as into a handler, so a tool may do something else when nobody answers.
         except (StepEngineError, LimitReached) as error:
@@ -257,7 +257,7 @@ class ChildMember(EffectMember):
         self._is_background = is_background
 
     def make_effects(self) -> Sequence[Leaf]:
-        """Return the ``Spawn``."""
+        """Return the numbered ``Spawn``; for a handler, record prompt and params as its own values."""
         run, asked = self.run, self._asked
         body, sources = run.plan.body, run.effects.sources
         params = run.plan.repair_params(asked.agent, asked.params) if asked.params else asked.params
@@ -277,7 +277,7 @@ class ChildMember(EffectMember):
             parent=run.snapshot.make_inherited_state,
             of=self._of or 1,
             at=run.effects.now,
-            provenance=None if sources is None else sources.make_child_index(asked.prompt, params),
+            provenance=None if sources is None else sources.make_child_provenance(asked.prompt, params),
             program_line=self.program_line,
         )
         self.handed_out = (spawn,)
@@ -288,7 +288,7 @@ class ChildMember(EffectMember):
         wanted = self._asked.agent_id
         # Only where there is a publisher. A plain id that is not found stays as it was written, since the error about
         # it is made by who plans the child, with the names that are known there.
-        return (resolve_agent_id(self.run, wanted) or wanted) if "/" in wanted else wanted
+        return (find_spawnable_agent_id(self.run, wanted) or wanted) if "/" in wanted else wanted
 
     def apply_outcomes(self, outcomes: Sequence[Single]) -> Stop | None:
         """
@@ -334,7 +334,7 @@ class SingleEffectMember(EffectMember):
         return outcome.value
 
     def to_failure_entry(self, error: StepEngineError) -> StepEngineError:
-        """Return the result of a failure, as its place among others shows it."""
+        """Return the entry of a failed member among the results of its group: by default the error itself."""
         return error
 
     def make_effects(self) -> Sequence[Leaf]:
@@ -343,7 +343,7 @@ class SingleEffectMember(EffectMember):
         return self.handed_out
 
     def apply_outcomes(self, outcomes: Sequence[Single]) -> Stop | None:
-        """Set the outcome."""
+        """Set the handler's value as the result, or the error as failure and entry; return the stop if there is one."""
         (outcome,) = outcomes
         if isinstance(outcome, Value):
             self.result = self.to_handler_value(outcome)
@@ -408,7 +408,7 @@ def make_ask_effect(
     number = f"{path}.q{seq}" if path else f"q{seq}"
     numbered = [
         Question(
-            id=_make_question_id(question.id, path) or (number if len(questions) == 1 else f"{number}.{index}"),
+            id=_add_path_to_name(question.id, path) or (number if len(questions) == 1 else f"{number}.{index}"),
             text=question.text,
             options=question.options,
             multi_select=question.multi_select,
@@ -429,7 +429,8 @@ def make_ask_effect(
     return ef.AskPerson(seq, tuple(numbered), purpose, tool_call_id, place=place, program_line=program_line)
 
 
-def _make_question_id(name: str, path: str) -> str:
+def _add_path_to_name(name: str, path: str) -> str:
+    """Return the question id for an author's *name* in the run at *path*; ``""`` without a name."""
     return f"{path}:{name}" if name and path else name
 
 
@@ -593,7 +594,7 @@ class StartMember(EffectMember):
         self._asked = asked
         self.tool_call_id = ""
 
-    def set_starting_call(self, call: ToolMember) -> None:
+    def authorize_start_by_call(self, call: ToolMember) -> None:
         """
         Check that a tool call may start the children; store its id if a model made the call or its tool carries their definitions.
 
@@ -608,7 +609,7 @@ class StartMember(EffectMember):
         for one in self._asked.calls:
             # A name could be any agent of the engine, so what this run may spawn is asked. A definition is an object
             # that only the tool's author can have, and needs no leave.
-            if isinstance(one.agent, str) and allowed is not None and resolve_agent_id(run, one.agent) is None:
+            if isinstance(one.agent, str) and allowed is not None and find_spawnable_agent_id(run, one.agent) is None:
                 raise spawn_not_allowed_error(run.plan.definition.id, one.agent, allowed)
         if call.source == "model" or any(one.agent is agent for one in self._asked.calls for agent in carried):
             self.tool_call_id = call.asked.tool_call_id
@@ -652,7 +653,7 @@ class WaitMember(SingleEffectMember):
         run, asked = self.run, self._asked
         # Known are the children that this run has started itself: a reference that came from elsewhere (a param, a
         # message) raises here, at the handler's yield.
-        paths = tuple([run.children.background.require_own_child(ref) for ref in asked.refs])
+        paths = tuple([run.children.background.get_own_child_path(ref) for ref in asked.refs])
         wakes = self.compute_wake_time(asked.timeout)
         return ef.AwaitRuns(
             run.effects.allocate_number(), paths, asked.need, asked.timeout, wakes=wakes, asked=run.effects.now
@@ -666,6 +667,7 @@ class WaitMember(SingleEffectMember):
 
 
 def _count_child_once(run: RunState, path: str, child: ChildResult) -> ChildResult:
+    """Return *child*, and add its spending to the run unless its end was reported before."""
     # Several waits may tell of one child, and a replayed one does so again; what it spent counts the first time only.
     if run.children.background.mark_reported(path):
         run.spent.count_child(child)
@@ -680,7 +682,7 @@ class SendMember(SingleEffectMember):
     def make_effect(self) -> Leaf:
         """Return the ``SendToRun``."""
         asked = self._asked
-        path = self.run.children.background.require_own_child(asked.ref)
+        path = self.run.children.background.get_own_child_path(asked.ref)
         return ef.SendToRun(self.run.effects.allocate_number(), path, asked.value, asked.topic)
 
 
@@ -694,7 +696,7 @@ class CancelMember(SingleEffectMember):
         asked = self._asked
         return ef.EndRuns(
             self.run.effects.allocate_number(),
-            (self.run.children.background.require_own_child(asked.ref),),
+            (self.run.children.background.get_own_child_path(asked.ref),),
             asked.reason,
         )
 
@@ -748,11 +750,11 @@ OF_STEPS = {
 """The names of the yieldables that the steps of a call may yield in the calling run, by class."""
 
 
-def make_single_member(run: RunState, asked: Any, *, of: int = 0) -> EffectMember:
-    """Return the member for a single yieldable; *of* is the number of children in its ``Parallel``."""
-    if isinstance(asked, y.AgentCall):
-        return ChildMember(run, asked, of=of)
-    member: EffectMember = MEMBERS.get(type(asked), SingleEffectMember)(run, asked)
+def make_single_member(run: RunState, yielded: Any, *, child_count: int = 0) -> EffectMember:
+    """Return the member for a single yieldable; *child_count* is the number of children in its ``Parallel``."""
+    if isinstance(yielded, y.AgentCall):
+        return ChildMember(run, yielded, of=child_count)
+    member: EffectMember = MEMBERS.get(type(yielded), SingleEffectMember)(run, yielded)
     return member
 
 
@@ -904,9 +906,9 @@ class ToolMember(EffectMember):
 
     # --- before it runs ---------------------------------------------------------------------------------------------
 
-    def validate(self) -> None:
+    def repair_and_validate_input(self) -> None:
         """
-        Validate the input; names are corrected first, and common mistakes of models in values.
+        Correct names and common mistakes in the input, then validate it; a corrected input replaces that of the call.
 
         Raises:
             ToolInputError: when it does not fit, or a validator of the author's raised.
@@ -937,14 +939,14 @@ class ToolMember(EffectMember):
             # model learns the right form from its own calls (generator-contract:T2).
             self.asked = self.accepted = attrs.evolve(asked, input=given)
 
-    def revalidate(self, changed: ToolCallPart) -> ToolCallPart:
-        """Apply a hook's change to the call, without changing the model's name for the tool; return the call as it would run."""
+    def replace_call_if_valid(self, changed: ToolCallPart) -> ToolCallPart:
+        """Validate *changed* and replace the call by it, or raise and keep the call; return the call as it would run."""
         # What a hook makes of a call is validated before rules judge it, for a rule looks at validated values only. If
         # it does not fit, the call stays what it was, and the hook is the one that is refused.
         before, accepted = self.asked, self.accepted
         self.asked = _rename_call(changed, before.tool_name)
         try:
-            self.validate()
+            self.repair_and_validate_input()
         except StepEngineError:
             self.asked = before
             raise
@@ -953,7 +955,7 @@ class ToolMember(EffectMember):
         return self.judged_call
 
     def replace_input(self, input: JsonDict) -> None:
-        """Apply a person's change to the input; the history shows the call that ran."""
+        """Replace the input by that of a person, without validation; the history shows the call that ran."""
         asked = self.asked
         self.asked = self.accepted = ToolCallPart(
             asked.tool_call_id, asked.tool_name, input, provider_data=asked.provider_data
@@ -982,7 +984,7 @@ class ToolMember(EffectMember):
                 self.is_fault = children.has_invalid_entry
             case Yielding():
                 body = self._make_effect(CallBody, validated)
-                known = None if run.effects.sources is None else run.effects.sources.make_body_index()
+                known = None if run.effects.sources is None else run.effects.sources.make_body_provenance()
                 self.handed_out = (attrs.evolve(body, at=run.effects.now, values=run.shared.values, provenance=known),)
             case Driving():
                 self.handed_out = ()
@@ -994,6 +996,7 @@ class ToolMember(EffectMember):
         return self.handed_out
 
     def _make_effect(self, made_by: type[C], validated: Validated) -> C:
+        """Return the numbered effect of the call, of the class *made_by*."""
         run, asked = self.run, self.asked
         # State and size go as functions: most tools look at neither, and a state that is frozen for nobody would cost a
         # microsecond for each call.
@@ -1037,7 +1040,7 @@ class ToolMember(EffectMember):
             # next call or hook finds it. A `Failure` has changed nothing, as it never got to the body.
             if outcome.body is not None:
                 self.run.apply_body_end(outcome.body, self.asked.tool_name)
-        self.set_final_result(result, outcome.at)
+        self.set_and_apply_result(result, outcome.at)
         return None
 
     def _apply_child_outcomes(
@@ -1056,11 +1059,11 @@ class ToolMember(EffectMember):
         left = results[0].left if runs.is_inline and not results[0].is_error else None
         if left is not None:
             self.run.apply_inline_child(left.state, self.asked.tool_call_id)
-        self.set_final_result(runs.shown(results), max([outcome.at for outcome in outcomes], default=0))
+        self.set_and_apply_result(runs.shown(results), max([outcome.at for outcome in outcomes], default=0))
         return None
 
-    def set_final_result(self, result: ToolResult, ended_at: int) -> None:
-        """Set the result of a call that ended at *ended_at*, count its cost, and apply its change to the run."""
+    def set_and_apply_result(self, result: ToolResult, ended_at: int) -> None:
+        """Set the result and duration of a call that ended at *ended_at*, count its cost, and apply its change to the run."""
         # Both are times of the run and not of a clock, so a replay shows the same. A clock that was set back could make
         # it negative.
         self._duration = max(0, ended_at - self._started)
@@ -1078,7 +1081,7 @@ class ToolMember(EffectMember):
         self.result = result.with_call(self.asked)
 
     def restore_result(self, result: ToolResult) -> None:
-        """Set the result from before the run was suspended."""
+        """Set the result from before the run was suspended; the call is no fault any more."""
         # It had its result when the run was suspended; what was wrong with it then was told then.
         self.is_fault = False
         self.result = result
@@ -1088,9 +1091,9 @@ class ToolMember(EffectMember):
         self.is_fault = True
         self.set_result(ToolResult.error(error.message))
 
-    def set_skipped_result(self, why: str) -> None:
+    def set_skipped_result(self, reason: str) -> None:
         """Set a result that gives the reason why the call was not run."""
-        self.set_result(ToolResult.error(why, status="skipped"))
+        self.set_result(ToolResult.error(reason, status="skipped"))
 
     def set_stopped_result(self, stop: Stop) -> None:
         """Set a result that gives the reason why there is none: an open question, or the end of the run."""
@@ -1128,8 +1131,8 @@ class ToolMember(EffectMember):
 
     # --- what is shown of it ----------------------------------------------------------------------------------------
 
-    def show_unrun_call(self) -> Flow[None]:
-        """Show a call that never ran: unknown, invalid, denied or skipped. No effect was asked for, so its events are made here."""
+    def emit_unrun_call_events(self) -> Flow[None]:
+        """Emit the start and end events of a call that has a result but never ran: unknown, invalid, denied or skipped."""
         yield Notify(self.make_started_event())
         yield Notify(self.make_finished_event())
 
@@ -1171,14 +1174,14 @@ def _rename_call(call: ToolCallPart, name: str) -> ToolCallPart:
     return call if call.tool_name == name else attrs.evolve(call, tool_name=name)
 
 
-def unavailable_tool_error(run: RunState, name: str, known: Sequence[str], hint: str = "") -> ToolNotAvailable:
+def unavailable_tool_error(run: RunState, name: str, available: Sequence[str], hint: str = "") -> ToolNotAvailable:
     """Return the error for a call of an unavailable tool."""
-    msg = f"Tool {name!r} is not available for agent {run.plan.definition.id!r}. Available tools: {list_names(known, name)}.{hint}"
-    return ToolNotAvailable(msg, tool_name=name, available=known)
+    msg = f"Tool {name!r} is not available for agent {run.plan.definition.id!r}. Available tools: {list_names(available, name)}.{hint}"
+    return ToolNotAvailable(msg, tool_name=name, available=available)
 
 
-def author_call_error(run: RunState, name: str) -> ToolNotAvailable:
-    """Return the error for a call that the author may not make, with a suggestion."""
+def unavailable_author_call_error(run: RunState, name: str) -> ToolNotAvailable:
+    """Return the error for a handler's or tool body's call of an unavailable tool, with a suggestion how to allow or correct it."""
     # An author can be told more than a model: what was probably meant, and which line to write; a model is told what it
     # may call.
     known = tuple(run.tools.offered)
@@ -1204,19 +1207,19 @@ def author_call_error(run: RunState, name: str) -> ToolNotAvailable:
     return ToolNotAvailable(msg, tool_name=name, available=known)
 
 
-def run_hook_call(run: RunState, asked: y.ToolCall) -> Flow[ToolResult]:
-    """Run a hook's own call: validated, kept out of the history, and without hooks."""
-    binding = run.tools.bindings.get(asked.tool)
+def run_tool_call_of_hook(run: RunState, yielded: y.ToolCall) -> Flow[ToolResult]:
+    """Run a tool call that a hook yields: only of an ordinary tool, validated, without hooks, and kept out of the history."""
+    binding = run.tools.bindings.get(yielded.tool)
     # A hook runs inside a step, or around a call: a child, a question or a control tool from there would change the
     # turn while it is being decided.
     if binding is None or binding.runs.how != "ordinary":
         ordinary = tuple([name for name, b in run.tools.bindings.items() if b.runs.how == "ordinary"])
-        near = find_nearest(asked.tool, ordinary, n=1, alike=NEAR_RATIO)
-        raise unavailable_tool_error(run, asked.tool, ordinary, f" Did you mean {near[0]!r}?" if near else "")
-    call = ToolMember(run, ToolCallPart(run.tools.call_ids.allocate_id(), asked.tool, asked.input), "hook", binding)
+        near = find_nearest(yielded.tool, ordinary, n=1, alike=NEAR_RATIO)
+        raise unavailable_tool_error(run, yielded.tool, ordinary, f" Did you mean {near[0]!r}?" if near else "")
+    call = ToolMember(run, ToolCallPart(run.tools.call_ids.allocate_id(), yielded.tool, yielded.input), "hook", binding)
     # Past hooks and rules, as whoever installed the hook is trusted as its host is (reliability:PM39); judged by hooks
     # it would also call itself.
-    call.validate()
+    call.repair_and_validate_input()
     try:
         result: ToolResult = yield from run_single_member(call)
     except Stopped as stopped:

@@ -39,7 +39,7 @@ def ask_to_raise_limits(run: RunState, effect: Leaf | Gather | Compute, outcome:
         asked.add(question.id)
         places = [n for n, one in enumerate(questions) if one is not None and one.id == question.id]
         asking = AskPerson(run.effects.allocate_number(), (question,), "limit")
-        yield from map(Notify, run.side_events.pop_events_before(asking))
+        yield from map(Notify, run.side_events.enter_phase_and_pop_events(asking))
         answer = run.effects.record_outcome((yield asking), asking)
         if isinstance(answer, Stop):
             again: Sequence[Single] = [answer] * len(places)
@@ -49,7 +49,7 @@ def ask_to_raise_limits(run: RunState, effect: Leaf | Gather | Compute, outcome:
             continue
         for n, one in zip(places, again, strict=True):
             outcomes[n] = one
-    settled = [_mark_as_final(one) for one in outcomes]
+    settled = [_make_refusal_final(one) for one in outcomes]
     return Gathered(tuple(settled)) if isinstance(outcome, Gathered) else settled[0]
 
 
@@ -85,14 +85,14 @@ def _perform_refused_again(
     """Perform the refused effects again under new numbers."""
     leaves = [attrs.evolve(leaf, seq=run.effects.allocate_number()) for leaf in refused]
     if not isinstance(effect, Gather):
-        yield from map(Notify, run.side_events.pop_events_before(leaves[0]))
+        yield from map(Notify, run.side_events.enter_phase_and_pop_events(leaves[0]))
         return [(yield leaves[0])]  # type: ignore[list-item]
     together = Gather(tuple(leaves), concurrency=effect.concurrency)
-    yield from map(Notify, run.side_events.pop_events_before(together))
+    yield from map(Notify, run.side_events.enter_phase_and_pop_events(together))
     return (yield together).outcomes  # type: ignore[union-attr]
 
 
-def _mark_as_final(outcome: Single) -> Single:
+def _make_refusal_final(outcome: Single) -> Single:
     """Return a refusal changed so that no one is asked about it; other outcomes are unchanged."""
     if not isinstance(outcome, Failure) or not isinstance(outcome.error, LimitExceeded) or outcome.error.more is None:
         return outcome

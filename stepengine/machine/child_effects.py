@@ -67,8 +67,8 @@ def spawn_not_allowed_error(
     return AgentError(msg)
 
 
-def resolve_agent_id(run: RunState, wanted: str) -> str | None:
-    """Return the id of the agent that *wanted* names in this run; warn once if only *wanted* has a publisher."""
+def find_spawnable_agent_id(run: RunState, wanted: str) -> str | None:
+    """Return the id of the agent named *wanted* that this run may spawn, or ``None``; warn once if only *wanted* has a publisher."""
     found = find_matching_id(wanted, run.plan.agents or {})
     told = describe_substitution(wanted, found) if found is not None else ""
     if told:
@@ -102,7 +102,8 @@ class RequestedChildren:
         self._run = run
         # In the order of the request: the effect of a child that may start, else its failed result.
         self._entries = [
-            _make_child_effect(run, call, one, parent, is_inline=runs.is_inline, of=len(requests)) for one in requests
+            _make_spawn_or_failure(run, call, one, parent, is_inline=runs.is_inline, child_count=len(requests))
+            for one in requests
         ]
         self.effects = [entry for entry in self._entries if isinstance(entry, Spawn)]
         self.results: Sequence[ChildResult] = ()
@@ -149,20 +150,21 @@ class RequestedChildren:
             )
 
 
-def _make_child_effect(
+def _make_spawn_or_failure(
     run: RunState,
     call: ToolCallPart,
     entry: ChildRequest,
     parent: Callable[[], AgentState],
     *,
     is_inline: bool,
-    of: int,
+    child_count: int,
 ) -> Spawn | ChildResult:
+    """Return the numbered ``Spawn`` of a requested child, or a failed result if it may not start."""
     agents, agent_id = run.plan.agents, entry.agent_id
     if entry.refused is not None:
         return ChildResult(agent_id=agent_id, status="failed", error=entry.refused)
     if entry.definition is None and agents is not None:
-        found = resolve_agent_id(run, agent_id)
+        found = find_spawnable_agent_id(run, agent_id)
         if found is None:
             hint = f". {agent_id!r} is a tool: call it directly" if agent_id in run.tools.offered else ""
             error = spawn_not_allowed_error(run.plan.definition.id, agent_id, agents, hint)
@@ -179,7 +181,7 @@ def _make_child_effect(
         definition=entry.definition,
         parent=parent,
         is_inline=is_inline,
-        of=of,
+        of=child_count,
         at=run.effects.now,
-        provenance=None if sources is None else sources.make_child_index(entry.prompt, params, inherits=is_inline),
+        provenance=None if sources is None else sources.make_child_provenance(entry.prompt, params, inherits=is_inline),
     )

@@ -11,10 +11,10 @@ from stepengine.data.messages import AssistantMessage, ToolResult, UserMessage
 from stepengine.data.tools import Action, ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.errors import AgentError
-from stepengine.machine.child_effects import resolve_agent_id, spawn_not_allowed_error
+from stepengine.machine.child_effects import find_spawnable_agent_id, spawn_not_allowed_error
 from stepengine.machine.plan import RunPlan
 from stepengine.machine.state import RunState
-from stepengine.machine.tool_search import add_search_tool, find_hidden_tools
+from stepengine.machine.tool_search import add_search_tool, search_hidden_tools
 
 HANDLER_ONLY = ("set_messages", "add_message")
 """Control tools that no model is ever offered."""
@@ -43,7 +43,8 @@ def _make_message_result(message: str) -> ToolResult:
 
 
 def _set_output(run: RunState, value: JsonDict) -> ToolResult:
-    _warn_of_output_mode(run)
+    """Set the output if it fits the schema; otherwise the earlier one stays and the result names the issues."""
+    _warn_if_output_is_ignored(run)
     if not run.output.needs_validation:
         run.set_output(value["data"] if list(value) == ["data"] else value)
         return _make_message_result("Output set.")
@@ -54,7 +55,8 @@ def _set_output(run: RunState, value: JsonDict) -> ToolResult:
     return ToolResult.error(f"Invalid output, the earlier one stays: {listed}. Given: {compact(value)}")
 
 
-def _warn_of_output_mode(run: RunState) -> None:
+def _warn_if_output_is_ignored(run: RunState) -> None:
+    """Warn once if the output mode takes the output from messages, so that ``set_output`` has no effect."""
     mode = run.plan.definition.output_mode
     what = {"last_message": "its last message", "all_messages": "all messages"}.get(mode)
     if what is None:
@@ -67,6 +69,7 @@ def _warn_of_output_mode(run: RunState) -> None:
 
 
 def _set_messages(run: RunState, value: JsonDict) -> ToolResult:
+    """Replace the history, and the view with it, by the messages in *value*."""
     history = Transcript.from_dicts(value["messages"])
     run.apply_change(Change(messages=history), "set_messages")
     return _make_message_result(f"History replaced by {len(history)} messages.")
@@ -79,14 +82,16 @@ def _add_message(run: RunState, value: JsonDict) -> ToolResult:
 
 
 def _end_turn(_: RunState, value: JsonDict) -> ToolResult:
+    """Return the result of ``end_turn``; the turn itself is ended by the code that runs the call."""
     return _make_message_result(value.get("message") or "Turn ended.")
 
 
 def _hand_off(run: RunState, value: JsonDict) -> ToolResult:
+    """Record the agent that takes over the conversation; return an error for one that may not, or the agent itself."""
     own, wanted = run.plan.definition.id, value["agent"]
     if run.plan.is_inline and not run.plan.is_hand_off:
         return ToolResult.error(f"Agent {own!r} works in the conversation of another agent and cannot hand it over.")
-    found = resolve_agent_id(run, wanted)
+    found = find_spawnable_agent_id(run, wanted)
     if found is None:
         return ToolResult.error(spawn_not_allowed_error(own, wanted, run.plan.agents or {}).message)
     if found == normalised_id(own):
@@ -100,6 +105,7 @@ def _task_completed(_: RunState, __: JsonDict) -> ToolResult:
 
 
 def _write_todos(run: RunState, value: JsonDict) -> ToolResult:
+    """Replace the todos in the context, show them, and return how many are done."""
     run.apply_change(Change(context=JsonDict({"todos": value["todos"]})))
     if run.plan.body is None:
         # What the body of a tool writes down is shown when its caller has it.
@@ -113,6 +119,7 @@ def _think_deeply(_: RunState, __: JsonDict) -> ToolResult:
 
 
 def _lookup_agent_info(run: RunState, value: JsonDict) -> ToolResult:
+    """Return the description of an agent, or the reason why there is none."""
     lookup = run.plan.agent_info
     try:
         if lookup is not None:
@@ -124,7 +131,8 @@ def _lookup_agent_info(run: RunState, value: JsonDict) -> ToolResult:
 
 
 def _find_tools(run: RunState, value: JsonDict) -> ToolResult:
-    return find_hidden_tools(run.tools.offered, value["query"])
+    """Return the hidden tools that match the query."""
+    return search_hidden_tools(run.tools.offered, value["query"])
 
 
 _ACTIONS: Mapping[Action, Callable[[RunState, JsonDict], ToolResult]] = {

@@ -69,11 +69,11 @@ class EffectChannel:
         self.seq = seq + 1
         return seq
 
-    def gather(self, effects: Sequence[Leaf], **how: Any) -> Flow[Sequence[Single]]:
-        """Emit several effects as a ``Gather`` with the options *how*; return one outcome each, in order."""
+    def gather(self, effects: Sequence[Leaf], **options: Any) -> Flow[Sequence[Single]]:
+        """Emit several effects as a ``Gather`` with *options*; return one outcome each, in order."""
         # Of nothing there is no effect: an empty Gather would take a turn of the loop, and a place in the record, for
         # no outcome.
-        return (yield Gather(tuple(effects), **how)).outcomes if effects else ()  # type: ignore[union-attr]
+        return (yield Gather(tuple(effects), **options)).outcomes if effects else ()  # type: ignore[union-attr]
 
     def record_outcome(self, outcome: Any, effect: Leaf | Gather | Compute) -> Single | Gathered:
         """
@@ -102,6 +102,7 @@ class EffectChannel:
         return outcome
 
     def _record_group_outcome(self, outcome: Any, effects: Sequence[Leaf]) -> Gathered:
+        """Record each outcome of a group; raise unless the driver returned one for each effect."""
         # The number is checked, since outcomes belong to their effects by position alone: one that is missing would
         # give everybody behind it the result of its neighbour.
         if not isinstance(outcome, Gathered) or len(outcome.outcomes) != len(effects):
@@ -111,6 +112,7 @@ class EffectChannel:
         return Gathered(tuple([self.record_outcome(one, effect) for one, effect in pairs]))  # type: ignore[misc]  # none is a Gather
 
     def _record_stop(self, stop: Stop, effect: Leaf | Compute) -> Stop:
+        """Record the first stop and the usage of a cut model call; return the stop, with its questions added if it lacks them."""
         if isinstance(effect, AskPerson) and stop.kind == "suspended" and not stop.questions:
             stop = Stop(stop.kind, stop.at, stop.error, effect.questions)
         # The first stop is why the run ends; members of a group that are cut because of it bring stops of their own.
@@ -122,6 +124,7 @@ class EffectChannel:
         return stop
 
     def _record_failure(self, error: StepEngineError, effect: Leaf | Compute) -> None:
+        """Count the usage of a failed model call, and record a spent budget."""
         # By name: some errors of models tell what the failed attempts had used, and the sums of the run hold it
         # (reliability:I4).
         lost = find_failure_usage(error)

@@ -46,17 +46,17 @@ def get_final_text(run: RunState) -> str:
     output = run.output
     if output.is_given and isinstance(output.value, str):
         return output.value
-    return _shorten_answer(output.last_texts.get_answer())
+    return _fit_text_to_record(output.last_texts.get_answer())
 
 
-def _shorten_answer(text: str) -> str:
+def _fit_text_to_record(text: str) -> str:
     """Return *text* itself, or without its middle if it is too long for a record."""
     return cut_result_text(text, MAX_VALUE_BYTES // ESCAPED_CHAR_BYTES) if find_length_problem(text) else text
 
 
 def get_final_output(run: RunState, returned: object) -> object:
     """
-    Return the output of a run; a *returned* value other than ``None`` is the output.
+    Return the output of a run by its output mode; a *returned* value wins unless it had to be validated.
 
     Raises:
         HandlerError: when the author's own type cannot be made of the output again, or all messages are too long for a record.
@@ -77,10 +77,10 @@ def get_final_output(run: RunState, returned: object) -> object:
             )
             raise HandlerError(msg, kind="too_long")
         return messages
-    return output.value if output.is_given else _shorten_answer(output.last_texts.get_answer())
+    return output.value if output.is_given else _fit_text_to_record(output.last_texts.get_answer())
 
 
-def require_output(run: RunState, returned: object) -> Flow[None]:
+def set_or_request_output(run: RunState, returned: object) -> Flow[None]:
     """
     Set the *returned* value as the output in every mode; request a missing structured output from the model.
 

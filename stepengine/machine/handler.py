@@ -31,7 +31,7 @@ from stepengine.data.record_sizes import find_length_problem
 from stepengine.data.state import ChildResult
 from stepengine.data.tools import Control, Spawning, ToolBinding, ToolSpec
 from stepengine.errors import BadYield, InputError, LimitExceeded, LimitReached, StepEngineError, ToolInputError
-from stepengine.machine.author import Author, ReturnValue, add_location, find_yield_length_error, make_bad_yield
+from stepengine.machine.author import Author, ReturnValue, add_location, find_yield_length_error, make_bad_yield_error
 from stepengine.machine.batch import RUN_FREELY, collect_tool_calls, run_batch
 from stepengine.machine.blocks import BrokenBlock, CallBlock, TextPiece, split_blocks
 from stepengine.machine.calls import (
@@ -39,9 +39,9 @@ from stepengine.machine.calls import (
     EffectMember,
     RaceMember,
     ToolMember,
-    author_call_error,
     make_single_member,
     run_single_member,
+    unavailable_author_call_error,
     unavailable_tool_error,
 )
 from stepengine.machine.ceilings import ask_for_more_steps
@@ -88,7 +88,7 @@ def run_without_handler(run: RunState) -> Flow[None]:
         if held is None or not (yield from finish_reopened_step(run, *held)) or (yield from wait_for_child_report(run)):
             yield from run_turn(run)
     except StepEngineError as error:
-        run.budget.count_actions(1)
+        run.budget.count_actions_or_raise(1)
         raise add_location(error) from error.__cause__
 
 
@@ -127,6 +127,7 @@ def run_handler(run: RunState, author: Author) -> Flow[Any]:
 
 
 def _output_from_return(run: RunState, author: Author, value: Any) -> Any:
+    """Return the handler's return *value*; a ``StepResult`` gives ``None`` and a warning, and raises in the body of a tool."""
     if isinstance(value, y.StepResult):
         if run.plan.body is not None:
             msg = f"{author.what} returned a StepResult, which is not a valid tool result; {y.YIELD_FROM}"
@@ -139,25 +140,26 @@ def _output_from_return(run: RunState, author: Author, value: Any) -> Any:
     return value
 
 
-def _can_have_spawned(run: RunState, asked: Any) -> bool:
-    return not isinstance(asked, y.ToolCall) or run.tools.bindings[asked.tool].runs.how == "spawns"
+def _can_have_spawned(run: RunState, yielded: Any) -> bool:
+    """Return whether *yielded* may have started children; of tool calls only those of tools that spawn may."""
+    return not isinstance(yielded, y.ToolCall) or run.tools.bindings[yielded.tool].runs.how == "spawns"
 
 
-def _warn_of_ignored_failures(run: RunState, author: Author, asked: object, answer: y.StepResult) -> None:
+def _warn_of_ignored_failures(run: RunState, author: Author, yielded: object, answer: y.StepResult) -> None:
     """Warn about failed children if the handler ignores the result, as a bare ``yield`` does."""
     # A failed child is a value and no exception, so a handler that throws it away goes on as if all were well. It is
     # told only where the answer is dropped; who looks at it needs no warning.
-    why = _describe_child_failures(asked, answer)
+    why = _describe_child_failures(yielded, answer)
     if why and author.discards_answer:
         run.side_events.warn_each_time(
             f"{author.what} ({author.location}) ignores a failed child: {why}; check the result, or spawn with `yield from AgentCall(...)`, which raises"
         )
 
 
-def _describe_child_failures(asked: object, answer: y.StepResult) -> str:
-    """Return the reasons why children of *asked* failed, or ``""``."""
-    if not isinstance(asked, y.ToolCall):
-        children = answer.value if isinstance(asked, y.Parallel) else (answer.value,)
+def _describe_child_failures(yielded: object, answer: y.StepResult) -> str:
+    """Return the reasons why children of *yielded* failed, or ``""``."""
+    if not isinstance(yielded, y.ToolCall):
+        children = answer.value if isinstance(yielded, y.Parallel) else (answer.value,)
         failed = [c for c in children if isinstance(c, ChildResult) and c.is_error]
         return "; ".join([f"{c.agent_id!r} failed: {c.why or c.status.value}" for c in failed])
     result = answer.tool_result
@@ -170,32 +172,32 @@ def _describe_child_failures(asked: object, answer: y.StepResult) -> str:
     return "; ".join(failed_entries) or (result.text if result.is_error else "")
 
 
-def _perform_yield(run: RunState, author: Author, asked: y.Yieldable | Compute) -> Answer:
+def _perform_yield(run: RunState, author: Author, yielded: y.Yieldable | Compute) -> Answer:
     """Perform what the handler yielded and return the answer; its table row decides whether it is allowed."""
-    if type(asked) is Compute:
-        author.program = asked.program
-        return _run_compute(run, asked) if run.plan.body is not None else _run_sandboxed_turn(run, asked)
-    row = (YIELDS if run.plan.body is None else OF_TOOLS).get(type(asked)) or _refuse_yield(run, author, asked)
+    if type(yielded) is Compute:
+        author.program = yielded.program
+        return _compute_or_recall(run, yielded) if run.plan.body is not None else _run_sandboxed_turn(run, yielded)
+    row = (YIELDS if run.plan.body is None else OF_TOOLS).get(type(yielded)) or _refuse_yield(run, author, yielded)
     # Counted before it is carried out, and also where it is refused: a handler that catches all errors and asks again
     # must come to an end (generator-contract:G47).
     if row.actions:
-        run.budget.count_actions(row.actions)
-    if (refused := find_yield_length_error(author.what, asked)) is not None:
-        run.budget.count_actions(0 if row.actions else 1)
+        run.budget.count_actions_or_raise(row.actions)
+    if (refused := find_yield_length_error(author.what, yielded)) is not None:
+        run.budget.count_actions_or_raise(0 if row.actions else 1)
         raise refused
-    return ANSWERS[type(asked)](run, author, asked)
+    return ANSWERS[type(yielded)](run, author, yielded)
 
 
-def _run_compute(run: RunState, asked: Compute) -> Answer:
+def _compute_or_recall(run: RunState, compute: Compute) -> Answer:
     """Run work in a thread, or return its recorded result."""
     # What a sandbox worked out is recorded, unlike a turn of a handler: a replay then needs no sandbox, and one of
     # another version cannot come to something else.
     body = cast("BodyProgress", run.body)
     known = cast("ToolBody", run.plan.body).recalled(len(body.computed))
     if isinstance(known, Stop):
-        run.effects.record_outcome(known, asked)
+        run.effects.record_outcome(known, compute)
         raise Stopped(known)
-    outcome = yield asked if known is None else attrs.evolve(asked, known=cast("Any", known))
+    outcome = yield compute if known is None else attrs.evolve(compute, known=cast("Any", known))
     if isinstance(outcome, Stop):
         raise Stopped(outcome)
     if isinstance(outcome, Failure):
@@ -210,9 +212,9 @@ def _run_compute(run: RunState, asked: Compute) -> Answer:
     return _make_step_result(run, value=value)
 
 
-def _run_sandboxed_turn(run: RunState, asked: Compute) -> Answer:
+def _run_sandboxed_turn(run: RunState, compute: Compute) -> Answer:
     """Advance a handler in a sandbox; this is not recorded, since a replay runs the handler again."""
-    outcome = yield asked
+    outcome = yield compute
     if isinstance(outcome, Stop):
         raise Stopped(outcome)
     if isinstance(outcome, Failure):
@@ -220,19 +222,20 @@ def _run_sandboxed_turn(run: RunState, asked: Compute) -> Answer:
     return _make_step_result(run, value=cast("Value", outcome).value)
 
 
-def _refuse_yield(run: RunState, author: Author, asked: object) -> NoReturn:
-    run.budget.count_actions(1)
+def _refuse_yield(run: RunState, author: Author, yielded: object) -> NoReturn:
+    """Count an action and raise ``BadYield`` for a value that the author may not yield here."""
+    run.budget.count_actions_or_raise(1)
     if run.plan.body is None:
-        raise make_bad_yield(author.what, asked, author.location)
-    said = make_bad_yield(author.what, asked, _short_location(author), ACCEPTED_OF_TOOLS).message
-    if type(asked) in YIELDS:
+        raise make_bad_yield_error(author.what, yielded, author.location)
+    said = make_bad_yield_error(author.what, yielded, _format_short_location(author), ACCEPTED_OF_TOOLS).message
+    if type(yielded) in YIELDS:
         said += " A tool has no conversation of its own: let an agent do it, with AgentCall(...)."
-    elif isinstance(asked, str):
+    elif isinstance(yielded, str):
         said += " Its result is what it returns; `ctx.notify(...)` tells whoever watches how far it is."
     raise BadYield(said, location=author.location)
 
 
-def _short_location(author: Author) -> str:
+def _format_short_location(author: Author) -> str:
     """Return the author's location without folders: models see the text, which is the same on every machine."""
     return author.location.replace("\\", "/").rpartition("/")[2]
 
@@ -240,6 +243,7 @@ def _short_location(author: Author) -> str:
 def _make_step_result(
     run: RunState, results: tuple[ToolResult, ...] = (), value: object = None, texts: tuple[str, ...] = ()
 ) -> y.StepResult:
+    """Return the answer for the author, with the current state, the output, and whether the turn is complete."""
     output, complete = run.output, run.progress.steps_complete
     if not output.is_given:
         return y.StepResult(run.snapshot.get_state_factory(), results, complete, texts, value)
@@ -247,18 +251,19 @@ def _make_step_result(
     return y.StepResult(output.with_decoded_output(run.snapshot.state()), results, complete, texts, value, of_turn)
 
 
-def _perform_steps(run: RunState, _: Author, asked: Any) -> Answer:
+def _perform_steps(run: RunState, _: Author, yielded: Any) -> Answer:
+    """Run one step, or steps until the turn ends; at its end JSON in the last reply becomes the output."""
     try:
-        if asked is y.STEP:
+        if yielded is y.STEP:
             yield from run_step_within_budget(run, PLAIN)
-        elif asked is y.STEP_ALL:
+        elif yielded is y.STEP_ALL:
             yield from run_turn(run)
         else:
-            _require_offered_tools(run, asked)
-            yield from run_step_within_budget(run, asked)
+            _require_offered_tools(run, yielded)
+            yield from run_step_within_budget(run, yielded)
     except StepEngineError:
         # A handler that swallows every error and asks again must end, too (generator-contract:G47).
-        run.budget.count_actions(1)
+        run.budget.count_actions_or_raise(1)
         raise
     # Here as at the end of the run: a handler that checks the output of a turn must see what the result would have.
     if run.progress.steps_complete and not run.output.is_of_turn:
@@ -266,40 +271,43 @@ def _perform_steps(run: RunState, _: Author, asked: Any) -> Answer:
     return _make_step_result(run)
 
 
-def _require_offered_tools(run: RunState, asked: y.StepWith) -> None:
-    for name in asked.tools or ():
+def _require_offered_tools(run: RunState, step_options: y.StepWith) -> None:
+    """Raise if a ``StepWith`` names a tool that the agent does not offer."""
+    for name in step_options.tools or ():
         if name not in run.tools.offered:
-            raise author_call_error(run, name)
+            raise unavailable_author_call_error(run, name)
 
 
 # --- calls and other members ------------------------------------------------------------------------------------------
 
 
-def _perform_single_member(run: RunState, _: Author, asked: Any) -> Answer:
+def _perform_single_member(run: RunState, _: Author, yielded: Any) -> Answer:
     """Perform a yieldable that is one effect, such as a child run, and return its result as a step result."""
-    value = yield from run_single_member(make_single_member(run, asked))
+    value = yield from run_single_member(make_single_member(run, yielded))
     return _make_step_result(run, value=value)
 
 
-def _make_own_call(run: RunState, author: Author, asked: y.ToolCall) -> ToolMember:
+def _make_author_call(run: RunState, author: Author, yielded: y.ToolCall) -> ToolMember:
     """Return a handler's or tool body's own call, or raise its error."""
-    binding = run.tools.bindings.get(asked.tool)
+    binding = run.tools.bindings.get(yielded.tool)
     # A call of a tool that the model does not know may not enter the history, since a provider refuses one with calls
     # of unknown tools. So it has to be asked for as one that leaves no trace; control tools leave none anyway.
-    allowed = asked.tool in run.tools.offered or not asked.include_tool_call
+    allowed = yielded.tool in run.tools.offered or not yielded.include_tool_call
     if binding is not None and (allowed or binding.runs.how not in RUN_FREELY):
         body = run.plan.body
         if body is not None and _touches_conversation(binding):
             msg = (
-                f"{author.what} ({_short_location(author)}) calls {asked.tool!r}, which changes a conversation, and a tool has none: "
-                "return the text, or let the agent that calls the tool do it"
+                f"{author.what} ({_format_short_location(author)}) calls {yielded.tool!r}, which changes a conversation, and a tool "
+                "has none: return the text, or let the agent that calls the tool do it"
             )
             raise BadYield(msg, location=author.location)
         source: Source = "handler" if body is None else "tool"
         if run.effects.sources is not None:
-            run.effects.sources.add_handler_values(asked.input)
-        return ToolMember(run, ToolCallPart(run.tools.call_ids.allocate_id(), asked.tool, asked.input), source, binding)
-    raise author_call_error(run, asked.tool)
+            run.effects.sources.add_handler_values(yielded.input)
+        return ToolMember(
+            run, ToolCallPart(run.tools.call_ids.allocate_id(), yielded.tool, yielded.input), source, binding
+        )
+    raise unavailable_author_call_error(run, yielded.tool)
 
 
 def _touches_conversation(binding: ToolBinding) -> bool:
@@ -310,13 +318,14 @@ def _touches_conversation(binding: ToolBinding) -> bool:
     return binding.spec.ends_turn or (isinstance(runs, Spawning) and runs.is_inline)
 
 
-def _perform_tool_call(run: RunState, author: Author, asked: y.ToolCall) -> Answer:
-    call = _make_own_call(run, author, asked)
+def _perform_tool_call(run: RunState, author: Author, yielded: y.ToolCall) -> Answer:
+    """Run an author's tool call and append it to the history; a successful ``end_turn`` raises ``EndRun``."""
+    call = _make_author_call(run, author, yielded)
     try:
         yield from run_batch(run, (call,))
     # On a stop, too: what the call did has happened, and its result says how far it came.
     finally:
-        _commit_own_calls(run, (asked,), (call,))
+        _commit_own_calls(run, (yielded,), (call,))
     assert call.result is not None  # noqa: S101
     if record_end_turn_message(run, (call,)):
         # The handler is not told how its own `end_turn` went: nothing comes back from it (generator-contract:G49).
@@ -324,7 +333,7 @@ def _perform_tool_call(run: RunState, author: Author, asked: y.ToolCall) -> Answ
     return _make_step_result(run, (call.result,))
 
 
-def _commit_own_calls(run: RunState, asked: Sequence[y.ToolCall], calls: Sequence[ToolMember]) -> None:
+def _commit_own_calls(run: RunState, yielded: Sequence[y.ToolCall], calls: Sequence[ToolMember]) -> None:
     """
     Append calls and their results together.
 
@@ -334,7 +343,7 @@ def _commit_own_calls(run: RunState, asked: Sequence[y.ToolCall], calls: Sequenc
         return
     recorded = [
         call
-        for call, of in zip(calls, asked, strict=True)
+        for call, of in zip(calls, yielded, strict=True)
         if call.result is not None and of.include_tool_call and of.tool in run.tools.offered
     ]
     if recorded:
@@ -357,36 +366,38 @@ def _can_be_last_text(spec: ToolSpec) -> bool:
     return spec.forces_next_step and not spec.ends_turn
 
 
-def _perform_parallel(run: RunState, author: Author, asked: y.Parallel[Any]) -> Answer:
-    leaves = _flatten_members(asked.calls)
-    members = _make_members(run, author, asked.calls, leaves)
-    for member, line in zip(members, asked.program_lines, strict=False):  # none but of a program
+def _perform_parallel(run: RunState, author: Author, yielded: y.Parallel[Any]) -> Answer:
+    """Run the members of a ``Parallel`` and return their results in order, as one answer."""
+    leaves = _flatten_members(yielded.calls)
+    members = _make_members(run, author, yielded.calls, leaves)
+    for member, line in zip(members, yielded.program_lines, strict=False):  # none but of a program
         member.program_line = line
-    results = yield from _run_members(run, leaves, members, asked)
+    results = yield from _run_members(run, leaves, members, yielded)
     return _make_step_result(run, results, tuple([member.result for member in members]))
 
 
-def _perform_race(run: RunState, author: Author, asked: y.Race[Any]) -> Answer:
-    leaves = _flatten_members(asked.members)
-    race = RaceMember(run, _make_members(run, author, asked.members, leaves))
+def _perform_race(run: RunState, author: Author, yielded: y.Race[Any]) -> Answer:
+    """Run the members of a ``Race`` and return the index and the result of the winner, as one answer."""
+    leaves = _flatten_members(yielded.members)
+    race = RaceMember(run, _make_members(run, author, yielded.members, leaves))
     results = yield from _run_members(run, leaves, [race], y.Parallel())
     return _make_step_result(run, results, race.result)
 
 
-def _flatten_members(asked: Sequence[Any]) -> Sequence[Any]:
+def _flatten_members(yielded: Sequence[Any]) -> Sequence[Any]:
     """Return the members of a ``Parallel`` or ``Race``, with those of nested races in their places."""
-    if y.Race not in map(type, asked):
-        return asked
-    return [leaf for one in asked for leaf in (_flatten_members(one.members) if isinstance(one, y.Race) else (one,))]
+    if y.Race not in map(type, yielded):
+        return yielded
+    return [leaf for one in yielded for leaf in (_flatten_members(one.members) if isinstance(one, y.Race) else (one,))]
 
 
-def _make_members(run: RunState, author: Author, asked: Sequence[Any], leaves: Sequence[Any]) -> list[EffectMember]:
+def _make_members(run: RunState, author: Author, yielded: Sequence[Any], leaves: Sequence[Any]) -> list[EffectMember]:
     children = [*map(type, leaves)].count(y.AgentCall)
-    return [_make_member(run, author, one, children=children) for one in asked]
+    return [_make_member(run, author, one, child_count=children) for one in yielded]
 
 
 def _run_members(
-    run: RunState, leaves: Sequence[Any], members: Sequence[EffectMember], asked: y.Parallel[Any]
+    run: RunState, leaves: Sequence[Any], members: Sequence[EffectMember], parallel: y.Parallel[Any]
 ) -> Flow[tuple[ToolResult, ...]]:
     """
     Run members of all kinds together, and append the calls among them to the history; return the results of these calls.
@@ -398,14 +409,14 @@ def _run_members(
     """
     calls = collect_tool_calls(members)
     if not calls:
-        yield from run_batch(run, members, asked)
+        yield from run_batch(run, members, parallel)
         return ()
     # All of them before any begins: an author's wrong call is raised, and half of a `Parallel` would have happened by
     # then.
     for call in calls:
-        call.validate()
+        call.repair_and_validate_input()
     try:
-        yield from run_batch(run, members, asked)
+        yield from run_batch(run, members, parallel)
     finally:
         _commit_own_calls(run, [one for one in leaves if isinstance(one, y.ToolCall)], calls)
     if record_end_turn_message(run, calls):
@@ -413,26 +424,28 @@ def _run_members(
     return tuple([call.result for call in calls if call.result is not None])
 
 
-def _make_member(run: RunState, author: Author, asked: Any, *, children: int) -> EffectMember:
-    if isinstance(asked, y.Race):
-        return RaceMember(run, [_make_member(run, author, one, children=children) for one in asked.members])
-    if not isinstance(asked, y.ToolCall):
-        return make_single_member(run, asked, of=children)
-    call = _make_own_call(run, author, asked)
+def _make_member(run: RunState, author: Author, yielded: Any, *, child_count: int) -> EffectMember:
+    """Return a member of a group; tools that may need several effects one after the other raise ``ToolInputError``."""
+    if isinstance(yielded, y.Race):
+        return RaceMember(run, [_make_member(run, author, one, child_count=child_count) for one in yielded.members])
+    if not isinstance(yielded, y.ToolCall):
+        return make_single_member(run, yielded, child_count=child_count)
+    call = _make_author_call(run, author, yielded)
     # Each of these may need several effects, one after the other, while a member of a group has to say all of its
     # effects at once.
-    if run.tools.bindings[asked.tool].runs.how in ("spawns", "asks", "drives"):
-        msg = f"{asked.tool!r} cannot be in Parallel; use AgentCall(...) or Ask(...) there instead"
-        raise ToolInputError(msg, tool_name=asked.tool, issues=(msg,))
+    if run.tools.bindings[yielded.tool].runs.how in ("spawns", "asks", "drives"):
+        msg = f"{yielded.tool!r} cannot be in Parallel; use AgentCall(...) or Ask(...) there instead"
+        raise ToolInputError(msg, tool_name=yielded.tool, issues=(msg,))
     return call
 
 
 # --- candidates and text ----------------------------------------------------------------------------------------------
 
 
-def _perform_generate_n(run: RunState, _: Author, asked: y.GenerateN) -> Answer:
-    if asked.n > y.MAX_CANDIDATES:
-        msg = f"GenerateN({asked.n}) requests more than {y.MAX_CANDIDATES} candidates"
+def _perform_generate_n(run: RunState, _: Author, yielded: y.GenerateN) -> Answer:
+    """Spend one step on several replies to one request; return their texts and drop their tool calls."""
+    if yielded.n > y.MAX_CANDIDATES:
+        msg = f"GenerateN({yielded.n}) requests more than {y.MAX_CANDIDATES} candidates"
         run.budget.record_spent_budget(LimitExceeded(msg, kind="candidates", limit=y.MAX_CANDIDATES))
     elif run.budget.steps_left <= 0 and not (yield from ask_for_more_steps(run)):
         msg = f"agent {run.plan.definition.id!r} has no step left for GenerateN; raise Limits(max_steps=...)"
@@ -442,8 +455,8 @@ def _perform_generate_n(run: RunState, _: Author, asked: y.GenerateN) -> Answer:
         request = make_step_request(run, PLAIN, make_step_prompt(run))
     # Also counted if the request is refused: a handler that catches the error and asks again must end (generator-contract:G47).
     finally:
-        run.budget.count_step()
-    replies: list[ModelReply] = yield from run_single_member(CandidatesMember(run, request, asked.n))
+        run.budget.deduct_step()
+    replies: list[ModelReply] = yield from run_single_member(CandidatesMember(run, request, yielded.n))
     # Two candidates may each want to write the same file; which of them is taken is decided later, by the handler.
     dropped = sum(len(reply.tool_calls) for reply in replies)
     if dropped:
@@ -453,9 +466,10 @@ def _perform_generate_n(run: RunState, _: Author, asked: y.GenerateN) -> Answer:
     return _make_step_result(run, texts=texts)
 
 
-def _perform_step_text(run: RunState, _: Author, asked: y.StepText) -> Answer:
-    pieces = split_blocks(asked.text)
-    run.budget.count_actions(max(1, sum(isinstance(p, CallBlock) for p in pieces)))
+def _perform_step_text(run: RunState, _: Author, yielded: y.StepText) -> Answer:
+    """Append the texts of a reply that the author wrote, and run its tool-call blocks as a model's, in order."""
+    pieces = split_blocks(yielded.text)
+    run.budget.count_actions_or_raise(max(1, sum(isinstance(p, CallBlock) for p in pieces)))
     results: list[ToolResult] = []
     ended_by: ToolMember | None = None
     fault = False
@@ -479,25 +493,27 @@ def _perform_step_text(run: RunState, _: Author, asked: y.StepText) -> Answer:
             case _:
                 assert_never(piece)
     if ended_by is not None and not fault:
-        run.progress.record_turn_end(complete=not run.history.append_inbox())
+        run.progress.record_turn_completion(complete=not run.history.append_inbox())
         record_end_turn_message(run, (ended_by,))
     return _make_step_result(run, tuple(results))
 
 
 def _report_broken_block(run: RunState, name: str, problem: str) -> Flow[ToolResult]:
+    """Emit a notice about a block that cannot be read; return it as an error result."""
     text = f"This tool-call block was not executed: {problem}"
     yield Notify(ev.HandlerNotice(path=run.plan.path, seq=run.effects.seq, kind="broken_block", message=text))
     return ToolResult.error(text, tool_name=name)
 
 
-def _make_block_call(run: RunState, asked: ToolCallPart, ended_by: ToolMember | None) -> ToolMember:
-    binding = run.tools.bindings.get(asked.tool_name)
+def _make_block_call(run: RunState, part: ToolCallPart, ended_by: ToolMember | None) -> ToolMember:
+    """Return the call of a block; one of an unavailable tool, or after the end of the turn, has its result already."""
+    binding = run.tools.bindings.get(part.tool_name)
     # A text may come from a model, so its calls are judged as a model's are: what was not offered is not there.
-    if binding is not None and asked.tool_name not in run.tools.offered and binding.runs.how != "control":
+    if binding is not None and part.tool_name not in run.tools.offered and binding.runs.how != "control":
         binding = None
-    call = ToolMember(run, asked, "model", binding)
+    call = ToolMember(run, part, "model", binding)
     if binding is None:
-        call.set_error_result(unavailable_tool_error(run, asked.tool_name, tuple(run.tools.offered)))
+        call.set_error_result(unavailable_tool_error(run, part.tool_name, tuple(run.tools.offered)))
     elif ended_by is not None:
         call.set_skipped_result(f"Skipped: {ended_by.asked.tool_name} ended the turn before this call.")
     return call

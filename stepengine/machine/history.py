@@ -187,7 +187,7 @@ class RunHistory:
     # --- what is said -----------------------------------------------------------------------------------------------
 
     def add(self, messages: Sequence[Message]) -> None:
-        """Append messages to record and view."""
+        """Append messages to record and view; an assistant's text clears the message of an earlier ``end_turn``."""
         if self.end_turn_message and any(isinstance(m, AssistantMessage) and m.text.strip() for m in messages):
             self.end_turn_message = ""
         self._append_all(messages)
@@ -285,11 +285,11 @@ class RunHistory:
         """Set the reply whose calls are running; ``None`` once they are done."""
         self.open_reply = reply
 
-    def reopen_suspended_step(self, said: Sequence[UserMessage]) -> bool:
+    def reopen_suspended_step(self, opening: Sequence[UserMessage]) -> bool:
         """
-        Remove the step in which the continued run was suspended; return whether there is one.
+        Move the step in which the continued run was suspended from the record to ``open_step``; return whether there is one.
 
-        The step is held separately while it runs. The messages after it and *said*, the first messages of this run, will follow its
+        The step is held separately while it runs. The messages after it and *opening*, the first messages of this run, will follow its
         results.
         """
         record, at = self.record, find_suspended_reply_index(self.record)
@@ -306,7 +306,7 @@ class RunHistory:
         if self._ephemeral_results is not None:
             self._ephemeral_results.reset(self.view)
         # Behind the results that are still to come, for the same reason as in `append_inbox`.
-        self.inbox += [*[m for m in record[after:] if isinstance(m, UserMessage)], *said]
+        self.inbox += [*[m for m in record[after:] if isinstance(m, UserMessage)], *opening]
         return True
 
     # --- how long things stay ---------------------------------------------------------------------------------------
@@ -325,14 +325,20 @@ class RunHistory:
             return
         self._times -= over
         self.start -= sum(_effective_lifetime(m) in over for m in self.record[: self.start])
-        self.record, self.view = self._without_expired(over)
+        self.record, self.view = self._copy_without_expired(over)
 
-    def _without_expired(self, over: Collection[str]) -> RecordAndView:
-        record = _make_if_changed(self.record, [m for m in self.record if _effective_lifetime(m) not in over])
+    def _copy_without_expired(self, expired_ttls: Collection[str]) -> RecordAndView:
+        """Return record and view without the messages whose lifetime is in *expired_ttls*; the history itself is unchanged."""
+        record = _make_transcript_if_changed(
+            self.record, [m for m in self.record if _effective_lifetime(m) not in expired_ttls]
+        )
         if self.view is self.record:
             return RecordAndView(record, record)
         return RecordAndView(
-            record, _make_if_changed(self.view, [m for m in self.view if _effective_lifetime(m) not in over])
+            record,
+            _make_transcript_if_changed(
+                self.view, [m for m in self.view if _effective_lifetime(m) not in expired_ttls]
+            ),
         )
 
     def expire_ephemeral_results(self) -> None:
@@ -350,7 +356,7 @@ class RunHistory:
             call_id: The call of the open reply that spawns; ``""`` for a handler's own.
         """
         record, view = (
-            self._without_expired(("agent_step",)) if "agent_step" in self._times else (self.record, self.view)
+            self._copy_without_expired(("agent_step",)) if "agent_step" in self._times else (self.record, self.view)
         )
         said = self._make_reply_before_call(call_id)
         if said is None:
@@ -358,16 +364,17 @@ class RunHistory:
         longer = record.append(said)
         return RecordAndView(longer, longer if view is record else view.append(said))
 
-    def make_history_after_inline(self, left: AgentState, call_id: str) -> RecordAndView:
+    def make_history_after_inline_child(self, child_state: AgentState, call_id: str) -> RecordAndView:
         """Return record and view after an inline child, without the open reply's part before its call."""
         said = self._make_reply_before_call(call_id)
         if said is None:
-            return RecordAndView(left.message_history, left.view)
-        record = _remove_last_equal(left.message_history, said)
-        same = left.view is left.message_history
-        return RecordAndView(record, record if same else _remove_last_equal(left.view, said))
+            return RecordAndView(child_state.message_history, child_state.view)
+        record = _remove_last_equal(child_state.message_history, said)
+        same = child_state.view is child_state.message_history
+        return RecordAndView(record, record if same else _remove_last_equal(child_state.view, said))
 
     def _make_reply_before_call(self, call_id: str) -> AssistantMessage | None:
+        """Return the texts and thoughts of the open reply before a call, or ``None`` if there are none."""
         said: list[AssistantPart] = []
         for part in self.open_reply.content if self.open_reply is not None else ():
             if isinstance(part, ToolCallPart) and part.tool_call_id == call_id:
@@ -517,18 +524,19 @@ def state_without_opening(state: AgentState, opening: Sequence[Message]) -> Agen
     return attrs.evolve(state, message_history=record, view=view)
 
 
-def _remove_messages(messages: Transcript, gone: Sequence[Message]) -> Transcript:
-    return _make_if_changed(messages, [m for m in messages if not any(m is g for g in gone)])
+def _remove_messages(messages: Transcript, removed: Sequence[Message]) -> Transcript:
+    """Return *messages* without the very objects in *removed*."""
+    return _make_transcript_if_changed(messages, [m for m in messages if not any(m is g for g in removed)])
 
 
-def _remove_last_equal(messages: Transcript, gone: Message) -> Transcript:
-    """Return *messages* without the last one that equals *gone*; an earlier one is the text of another reply."""
+def _remove_last_equal(messages: Transcript, removed: Message) -> Transcript:
+    """Return *messages* without the last one that equals *removed*; an earlier one is the text of another reply."""
     kept = list(messages)
     for index in range(len(kept) - 1, -1, -1):
-        if kept[index] == gone:
+        if kept[index] == removed:
             del kept[index]
             break
-    return _make_if_changed(messages, kept)
+    return _make_transcript_if_changed(messages, kept)
 
 
 def _has_thought_content(part: ThinkingPart) -> bool:
@@ -541,7 +549,7 @@ def _is_single_call(message: AssistantMessage) -> bool:
     return len(message.content) == 1 and isinstance(message.content[0], ToolCallPart)
 
 
-def _make_if_changed(messages: Transcript, kept: list[Message]) -> Transcript:
+def _make_transcript_if_changed(messages: Transcript, kept: list[Message]) -> Transcript:
     """Return a transcript of *kept*, or *messages* itself if none of them is missing."""
     return messages if len(kept) == len(messages) else Transcript(kept)
 

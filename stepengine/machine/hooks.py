@@ -23,8 +23,20 @@ from stepengine.data.questions import Decision
 from stepengine.data.record_sizes import find_length_problem
 from stepengine.data.yields import Race, StepResult, ToolCall
 from stepengine.errors import HandlerError, LimitReached, StepEngineError
-from stepengine.machine.author import Author, ReturnValue, find_yield_length_error, make_bad_yield, make_handler_error
-from stepengine.machine.calls import EffectMember, RaceMember, make_single_member, run_hook_call, run_single_member
+from stepengine.machine.author import (
+    Author,
+    ReturnValue,
+    find_yield_length_error,
+    make_bad_yield_error,
+    make_handler_error,
+)
+from stepengine.machine.calls import (
+    EffectMember,
+    RaceMember,
+    make_single_member,
+    run_single_member,
+    run_tool_call_of_hook,
+)
 from stepengine.machine.protocol import Flow, format_yieldable_names, get_yield_rows
 from stepengine.machine.signals import Abort, Stopped, belongs_to_caller
 from stepengine.machine.state import RunState
@@ -51,9 +63,9 @@ def _describe_hook(run: RunState, point: str, hook: Hook) -> str:
     return f"{point} hook {_hook_name(hook)} of {run.plan.definition.id!r}"
 
 
-def _make_hook_error(run: RunState, point: str, hook: Hook, how: str, kind: str = "TypeError") -> HandlerError:
+def _make_hook_error(run: RunState, point: str, hook: Hook, problem: str, kind: str = "TypeError") -> HandlerError:
     location = location_of(hook)
-    return HandlerError(f"{_describe_hook(run, point, hook)} ({location}) {how}", kind=kind, location=location)
+    return HandlerError(f"{_describe_hook(run, point, hook)} ({location}) {problem}", kind=kind, location=location)
 
 
 def _call_hook(run: RunState, point: str, hook: Hook, args: Sequence[object], allowed: tuple[type, ...]) -> Flow[Any]:
@@ -84,20 +96,21 @@ def _call_hook(run: RunState, point: str, hook: Hook, args: Sequence[object], al
     raise _make_hook_error(run, point, hook, f"returned a {type(value).__name__}; it may return {names}")
 
 
-def _refuse_misused_change(run: RunState, point: str, hook: Hook, said: object) -> None:
+def _refuse_misused_change(run: RunState, point: str, hook: Hook, returned: object) -> None:
     """Raise if a hook requests a change that has no effect at its point."""
     # A change that nobody would make is a mistake of the hook's author; passed over in silence they would look for it
     # everywhere else.
-    useless = said.find_misuse(point) if isinstance(said, Change) else ""
-    result = said.result if isinstance(said, Change) else said
+    useless = returned.find_misuse(point) if isinstance(returned, Change) else ""
+    result = returned.result if isinstance(returned, Change) else returned
     if not useless and isinstance(result, ToolResult) and result.change is not None:
         useless = result.change.find_misuse("tool")
     if useless:
         raise _make_hook_error(run, point, hook, f"returned {useless}")
 
 
-def _run_generator_hook(run: RunState, what: str, steps: GeneratorType[Any, Any, Any]) -> Flow[Any]:
-    author = Author(what, steps, by="hook")
+def _run_generator_hook(run: RunState, hook_name: str, steps: GeneratorType[Any, Any, Any]) -> Flow[Any]:
+    """Perform what a generator hook yields until it returns; return its value. The hook is closed on every way out."""
+    author = Author(hook_name, steps, by="hook")
     run.progress.authors.append(author)
     try:
         asked = author.send(None)
@@ -110,31 +123,32 @@ def _run_generator_hook(run: RunState, what: str, steps: GeneratorType[Any, Any,
                 asked = author.throw(error)
             else:
                 asked = author.send(answer)
-        msg = f"{what} ({author.location}) yielded more than {MAX_YIELDS} times"
+        msg = f"{hook_name} ({author.location}) yielded more than {MAX_YIELDS} times"
         raise HandlerError(msg, kind="RuntimeError", location=author.location)
     finally:
         run.side_events.add_warnings(*author.close())
         run.progress.authors.pop()
 
 
-def _perform_yield(run: RunState, author: Author, asked: Any) -> Flow[StepResult]:
-    row = YIELDS.get(type(asked))
+def _perform_yield(run: RunState, author: Author, yielded: Any) -> Flow[StepResult]:
+    """Perform what a hook yielded and return the answer; a value that hooks may not yield raises."""
+    row = YIELDS.get(type(yielded))
     if row is None:
-        raise make_bad_yield(author.what, asked, author.location, ACCEPTED)
-    if (refused := find_yield_length_error(author.what, asked)) is not None:
+        raise make_bad_yield_error(author.what, yielded, author.location, ACCEPTED)
+    if (refused := find_yield_length_error(author.what, yielded)) is not None:
         raise refused
     if row.kind is ToolCall:
-        result = yield from run_hook_call(run, asked)
+        result = yield from run_tool_call_of_hook(run, yielded)
         return StepResult(run.snapshot.state(), (result,))
     if row.kind is Race:
-        return StepResult(run.snapshot.state(), value=(yield from _run_race(run, author, asked)))
-    value = yield from run_single_member(make_single_member(run, asked))
+        return StepResult(run.snapshot.state(), value=(yield from _run_race(run, author, yielded)))
+    value = yield from run_single_member(make_single_member(run, yielded))
     return StepResult(run.snapshot.state(), value=value)
 
 
-def _run_race(run: RunState, author: Author, asked: Race[Any]) -> Flow[Any]:
+def _run_race(run: RunState, author: Author, yielded: Race[Any]) -> Flow[Any]:
     """Run a race of waits, functions and model calls; tool calls are not allowed in a hook's race."""
-    race = RaceMember(run, [_make_race_member(run, author, one) for one in asked.members])
+    race = RaceMember(run, [_make_race_member(run, author, one) for one in yielded.members])
     outcomes = yield from run.effects.gather(effects := race.make_member_effects(), races=((0, len(effects)),))
     stop = race.apply_outcomes(outcomes)
     if stop is not None:
@@ -143,12 +157,13 @@ def _run_race(run: RunState, author: Author, asked: Race[Any]) -> Flow[Any]:
     return race.result
 
 
-def _make_race_member(run: RunState, author: Author, asked: Any) -> EffectMember:
-    if isinstance(asked, Race):
-        return RaceMember(run, [_make_race_member(run, author, one) for one in asked.members])
-    if isinstance(asked, ToolCall) or type(asked) not in YIELDS:
-        raise make_bad_yield(author.what, asked, author.location, RACED)
-    return make_single_member(run, asked)
+def _make_race_member(run: RunState, author: Author, yielded: Any) -> EffectMember:
+    """Return a member of a hook's race; a tool call, or what no hook may yield, raises."""
+    if isinstance(yielded, Race):
+        return RaceMember(run, [_make_race_member(run, author, one) for one in yielded.members])
+    if isinstance(yielded, ToolCall) or type(yielded) not in YIELDS:
+        raise make_bad_yield_error(author.what, yielded, author.location, RACED)
+    return make_single_member(run, yielded)
 
 
 def _apply_hook_change(run: RunState, point: str, hook: Hook, change: Change) -> None:
@@ -172,21 +187,22 @@ def _call_optional_hook(
         if not was_stopped:
             raise
         error = _make_hook_error(run, point, hook, "yielded an action, but the run was stopped", "Stopped")
-        yield from _report_dropped_failure(run, point, hook, error)
+        yield from _warn_of_failed_hook(run, point, hook, error)
     except (StepEngineError, LimitReached) as error:
-        yield from _report_dropped_failure(run, point, hook, error)
+        yield from _warn_of_failed_hook(run, point, hook, error)
     else:
         if isinstance(said, Change):
             _apply_hook_change(run, point, hook, said)
         return said
 
 
-def _report_dropped_failure(run: RunState, point: str, hook: Hook, error: BaseException) -> Flow[None]:
+def _warn_of_failed_hook(run: RunState, point: str, hook: Hook, error: BaseException) -> Flow[None]:
+    """Add a hook's error to the warnings of the run and emit ``HookFailed``."""
     run.side_events.add_warnings(str(error))
-    yield from _notify_hook_failure(run, point, hook, error)
+    yield from _emit_hook_failure(run, point, hook, error)
 
 
-def _notify_hook_failure(run: RunState, point: str, hook: Hook, error: BaseException) -> Flow[None]:
+def _emit_hook_failure(run: RunState, point: str, hook: Hook, error: BaseException) -> Flow[None]:
     event = ev.HookFailed(path=run.plan.path, seq=run.effects.seq, point=point, hook=_hook_name(hook), error=str(error))
     yield Notify(event)
 
@@ -201,7 +217,7 @@ def _call_required_hooks(run: RunState, point: str) -> Flow[list[Change]]:
         try:
             change = yield from _call_hook(run, point, hook, (run.make_hook_context(),), (Change,))
         except (StepEngineError, LimitReached) as error:
-            yield from _notify_hook_failure(run, point, hook, error)
+            yield from _emit_hook_failure(run, point, hook, error)
             raise Abort(error.error if isinstance(error, LimitReached) else error) from error
         if change is not None:
             _apply_hook_change(run, point, hook, change)
@@ -210,7 +226,7 @@ def _call_required_hooks(run: RunState, point: str) -> Flow[list[Change]]:
 
 
 def call_pre_run_hooks(run: RunState) -> Flow[None]:
-    """Call the ``pre_run`` hooks; a failure ends the run before anything else happens."""
+    """Call the ``pre_run`` hooks and keep their messages for the end of each request; a failure ends the run."""
     changes = yield from _call_required_hooks(run, "pre_run")
     run.prompt.tail = tuple([message for change in changes for message in change.tail])
 
@@ -229,14 +245,14 @@ def call_post_step_hooks(run: RunState, reply: object) -> Flow[None]:
         yield from _call_optional_hook(run, "post_step", hook, (run.make_hook_context(), reply), (Change,))
 
 
-def judge_call(
-    run: RunState, call: ToolCallPart, source: Source, revalidate: Callable[[ToolCallPart], ToolCallPart]
+def call_pre_tool_hooks(
+    run: RunState, call: ToolCallPart, source: Source, replace_call: Callable[[ToolCallPart], ToolCallPart]
 ) -> Flow[Decision | None]:
     """
-    Return the combined decision of the ``pre_tool`` hooks about *call* by *source*: deny beats ask beats allow.
+    Call the ``pre_tool`` hooks and return their combined decision about *call* by *source*: deny beats ask beats allow.
 
     Each hook sees the input that would run. One that a hook changed is validated before the next one sees it, and taken over
-    by *revalidate*.
+    by *replace_call*.
     """
     strongest: Decision | None = None
     for hook in run.plan.hooks.pre_tool:
@@ -246,10 +262,10 @@ def judge_call(
             )
             if isinstance(said, Change):
                 _apply_hook_change(run, "pre_tool", hook, said)
-                call = _apply_input_change(call, said, revalidate)
+                call = _apply_input_change(call, said, replace_call)
         # A check that failed has not said yes (reliability:GN30).
         except (StepEngineError, LimitReached) as error:
-            yield from _report_dropped_failure(run, "pre_tool", hook, error)
+            yield from _warn_of_failed_hook(run, "pre_tool", hook, error)
             said = Decision.deny(f"The check of this call failed, so it was not run: {error}")
         # All are asked even after a deny: a hook may be there to see every call, such as one that counts.
         if isinstance(said, Decision) and (strongest is None or _decision_rank(said) > _decision_rank(strongest)):
@@ -258,12 +274,13 @@ def judge_call(
 
 
 def _apply_input_change(
-    call: ToolCallPart, change: Change, revalidate: Callable[[ToolCallPart], ToolCallPart]
+    call: ToolCallPart, change: Change, replace_call: Callable[[ToolCallPart], ToolCallPart]
 ) -> ToolCallPart:
+    """Return *call* with the input of a hook's change, once *replace_call* has accepted it; *call* itself without one."""
     if change.input is None:
         return call
     changed = ToolCallPart(call.tool_call_id, call.tool_name, change.input, provider_data=call.provider_data)
-    return revalidate(changed)
+    return replace_call(changed)
 
 
 def _decision_rank(decision: Decision) -> int:
@@ -285,7 +302,7 @@ def call_post_tool_hooks(run: RunState, call: ToolCallPart, source: Source, resu
 
 
 def call_on_stop_hooks(run: RunState) -> Flow[bool]:
-    """Call the ``on_stop`` hooks; append the first message that one returns, a few times in a row at most; return whether one was."""
+    """Call the ``on_stop`` hooks; append the first message they return, at most ten times in a row. Return whether one was appended."""
     first: UserMessage | str | None = None
     # All are called, and the first message counts: each of them may look at the end, but a model that is told three
     # things at once does the last.

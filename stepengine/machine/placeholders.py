@@ -18,7 +18,7 @@ def fill_system_prompt(run: RunState, placeholders: Placeholders) -> Flow[None]:
     """Look up the values of *placeholders*, fill the system prompt, and warn of each placeholder without a value."""
     plan = run.plan
     of_project = [name for name in placeholders.names if name in PROJECT_NAMES]
-    found = (yield from _read_project(run, placeholders, of_project)) if of_project else {}
+    found = (yield from _read_project_values(run, placeholders, of_project)) if of_project else {}
     prompts = {"USER_INPUT_PROMPT": _find_user_prompt(run), "INITIAL_AGENT_PROMPT": plan.prompt}
     date = f"{plan.created:%B} {plan.created.day}, {plan.created.year}"
     known = {"AGENT_NAME": plan.definition.display_name, "CURRENT_DATE": date, STEPS: str(run.budget.steps_left)}
@@ -42,7 +42,7 @@ def _find_user_prompt(run: RunState) -> str:
     return next((prompt.text for prompt in prompts), "")
 
 
-def _read_project(run: RunState, placeholders: Placeholders, names: list[str]) -> Flow[dict[str, str]]:
+def _read_project_values(run: RunState, placeholders: Placeholders, names: list[str]) -> Flow[dict[str, str]]:
     """Return the values of the project's placeholders. They are recorded, so a replay does not need the project."""
     effect = CallFunction(run.effects.allocate_number(), Perform.idempotent(placeholders.read, names))
     try:
@@ -50,13 +50,14 @@ def _read_project(run: RunState, placeholders: Placeholders, names: list[str]) -
     except PerformError as error:
         run.side_events.warn_once(f"agent {run.plan.definition.id!r}: its project could not be read: {error.message}")
         return {}
-    for warning in _get_member(read, "warnings", list):
+    for warning in _get_member_or_empty(read, "warnings", list):
         run.side_events.warning(str(warning))
-    return {name: text for name, text in _get_member(read, "texts", Mapping).items() if isinstance(text, str)}
+    return {name: text for name, text in _get_member_or_empty(read, "texts", Mapping).items() if isinstance(text, str)}
 
 
-def _get_member(read: object, name: str, kind: type[Any]) -> Any:
-    value = read.get(name) if isinstance(read, Mapping) else None
+def _get_member_or_empty(data: object, name: str, kind: type[Any]) -> Any:
+    """Return a member of type *kind*, or an empty list or mapping if there is none."""
+    value = data.get(name) if isinstance(data, Mapping) else None
     return value if isinstance(value, kind) else kind() if kind is list else {}
 
 

@@ -244,7 +244,7 @@ class Finished(EndedRun[Any]):
         if self.status is RunStatus.COMPLETED:
             return runs.shown(self.output, None, is_typed=is_typed)
         if self.status is RunStatus.CANCELLED:
-            return stopped_body_result()
+            return make_stopped_body_result()
         error = self.error
         if isinstance(error, HandlerError) and error.__cause__ is not None:
             error = error.__cause__
@@ -286,7 +286,7 @@ class Finished(EndedRun[Any]):
 
 
 @cache
-def stopped_body_result() -> ToolResult:
+def make_stopped_body_result() -> ToolResult:
     """Return the result of a call whose body was stopped, without the reason, which a replay does not know."""
     return ToolResult.error(
         "Cancelled before it gave a result; what it had begun may have had effects.", status="cancelled"

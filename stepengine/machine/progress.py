@@ -69,7 +69,7 @@ class Progress:
         """Deduct the step of a reply that has arrived, and count replies in a row with only thoughts."""
         # Counted when the reply is there, not when it is asked for: a request that failed for good is no step, and a
         # handler that catches the error still has its step.
-        self._budget.count_step()
+        self._budget.deduct_step()
         self.step_index += 1
         self.stop_reason = reason
         self.truncated = reason is StopReason.MAX_TOKENS
@@ -83,8 +83,8 @@ class Progress:
         """Treat the last reply as cut: its calls are skipped, the turn ends with this step, and the run can end as truncated."""
         self.truncated = True
 
-    def record_turn_end(self, *, complete: bool) -> bool:
-        """Record whether the turn is complete, and return it."""
+    def record_turn_completion(self, *, complete: bool) -> bool:
+        """Set whether the turn is complete, and return it."""
         self.steps_complete = complete
         return complete
 
@@ -92,11 +92,11 @@ class Progress:
         """Reset the count of refused ends after a turn ended."""
         self._stops_refused = 0
 
-    def refuse_stop(self, most: int) -> bool:
-        """Record that a hook refuses the end of the turn; return whether it may, at most *most* times in a row."""
+    def refuse_stop(self, max_refusals: int) -> bool:
+        """Record that a hook refuses the end of the turn; return whether it may, at most *max_refusals* times in a row."""
         # A hook that never lets the turn end would spend the whole step budget, with the model saying at each step that
         # it is done.
-        if self._stops_refused >= most:
+        if self._stops_refused >= max_refusals:
             return False
         self._stops_refused += 1
         return True

@@ -52,18 +52,18 @@ By: TypeAlias = Literal["handler", "hook", "tool"]
 """Whose generator it is."""
 
 
-def _rows_allowed(by: By) -> list[YieldRow]:
+def _list_allowed_rows(by: By) -> list[YieldRow]:
     return [row for row in YIELDS if by == "handler" or (row.for_hooks if by == "hook" else row.for_tools)]
 
 
 def get_yield_rows(by: By) -> Mapping[type, YieldRow]:
     """Return the yieldables allowed for *by*, by class."""
-    return {row.kind: row for row in _rows_allowed(by)}
+    return {row.kind: row for row in _list_allowed_rows(by)}
 
 
 def format_yieldable_names(by: By = "handler") -> str:
     """Return the names of the yieldables allowed for *by*, for messages."""
-    *names, last = [row.name for row in _rows_allowed(by)]
+    *names, last = [row.name for row in _list_allowed_rows(by)]
     return f"{', '.join(names)} or {last} (all from stepengine)"
 
 
@@ -107,7 +107,7 @@ CALLS: Mapping[How, CallRow] = MappingProxyType(
 Phase: TypeAlias = tuple[RunPhase, str]
 
 
-def _phase_of_question(effect: AskPerson) -> Phase:
+def _phase_from_question(effect: AskPerson) -> Phase:
     phase = RunPhase.AWAITING_PERMISSION if effect.purpose == "permission" else RunPhase.AWAITING_ANSWER
     return phase, effect.questions[0].tool_name or ""
 
@@ -120,7 +120,7 @@ PHASES: Mapping[type, Callable[[Any], Phase]] = MappingProxyType(
         CallTool: lambda effect: (EXECUTING, effect.tool_name),
         CallBody: lambda effect: (EXECUTING, effect.tool_name),
         Spawn: lambda effect: (RunPhase.AWAITING_AGENT, effect.agent_id),
-        AskPerson: _phase_of_question,
+        AskPerson: _phase_from_question,
         AwaitTime: lambda _: (RunPhase.AWAITING_TIME, ""),
         AwaitMessage: lambda effect: (RunPhase.AWAITING_MESSAGE, effect.topic),
         AwaitRuns: lambda _: (RunPhase.AWAITING_AGENT, ""),
@@ -138,20 +138,20 @@ ANYWHERE = ("Compacted", "Compute", "LogLine", "Notification", "PhaseChanged", "
 """What says something on the side, or is worked out there: log lines, warnings, notifications, todos, smaller prompts, and the phase before an effect."""
 
 
-def _tokens_allowed(by: By) -> list[str]:
+def _list_allowed_tokens(by: By) -> list[str]:
     """Return the tokens of what *by* may yield, calls of tools and single children left out: those have tokens by their source."""
-    rows = [row for row in _rows_allowed(by) if row.state == "handler"]
+    rows = [row for row in _list_allowed_rows(by) if row.state == "handler"]
     tokens = {token for row in rows for token in row.effects} - {"CallTool:handler", "CallTool:model", "Spawn"}
     return sorted(tokens)
 
 
-HOOKS = ("AskPerson:limit", "CallTool:hook", "HookFailed", *_tokens_allowed("hook"))
+HOOKS = ("AskPerson:limit", "CallTool:hook", "HookFailed", *_list_allowed_tokens("hook"))
 """What hooks may cause."""
 FIRST_HOOKS = tuple([token for token in HOOKS if token not in ("SendToRun", "EndRuns")])
 """What they may cause before the handler began, when there are no children yet."""
 BATCH = ("PermissionDecided", "AskPerson:permission", "CallTool:model", "Gather")
 """The tokens that the calls of one reply may cause outside of the spans from ``ToolStarted`` to ``ToolFinished``."""
-OWN = ("AskPerson:limit", *_tokens_allowed("tool"))
+OWN = ("AskPerson:limit", *_list_allowed_tokens("tool"))
 """The effects within a call that the machine carries out itself, or within the body of a tool: children, a person, I/O, a model, a time."""
 
 
@@ -164,7 +164,9 @@ ORDER: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "start": {"RunStarted": "pre_run"},
         "pre_run": _make_self_loops("pre_run", *FIRST_HOOKS),
         "handler": {
-            **_make_self_loops("handler", *HOOKS, *BATCH, *_tokens_allowed("handler"), "CallTool:handler", "Spawn"),
+            **_make_self_loops(
+                "handler", *HOOKS, *BATCH, *_list_allowed_tokens("handler"), "CallTool:handler", "Spawn"
+            ),
             **_make_self_loops("handler", "TextCompleted", "HandlerNotice"),
             "ToolStarted": "handler_control",
             "StepStarted": "pre_step",
@@ -176,7 +178,7 @@ ORDER: Mapping[str, Mapping[str, str]] = MappingProxyType(
         # The body of a tool is a run that nobody is told of: its call was.
         BODY: {
             **_make_self_loops(BODY, *HOOKS, "PermissionDecided", "AskPerson:permission", "Gather"),
-            **_make_self_loops(BODY, *_tokens_allowed("tool"), "CallTool:tool", "Spawn", "HandlerNotice"),
+            **_make_self_loops(BODY, *_list_allowed_tokens("tool"), "CallTool:tool", "Spawn", "HandlerNotice"),
             "ToolStarted": "body_control",
             "Finished": "ended",
         },
@@ -251,7 +253,7 @@ def collect_order_rows(row: YieldRow) -> Mapping[str, Mapping[str, str]]:
     return way
 
 
-def protocol_token(effect: Effect) -> str:
+def get_protocol_token(effect: Effect) -> str:
     """Return the token of an emitted effect in the state table ``ORDER``."""
     if isinstance(effect, Notify):
         event = effect.event
@@ -265,7 +267,7 @@ def protocol_token(effect: Effect) -> str:
     return type(effect).__name__
 
 
-def next_states(states: Iterable[str], token: str) -> frozenset[str]:
+def compute_next_states(states: Iterable[str], token: str) -> frozenset[str]:
     """Return the possible states of the machine after *token*; none if *token* is not allowed here."""
     possible = _compute_epsilon_closure(states)
     if token in ANYWHERE:

@@ -39,7 +39,7 @@ from stepengine.machine.calls import end_or_await_children
 from stepengine.machine.ceilings import ask_to_raise_limits
 from stepengine.machine.child_effects import qualify_with_publisher
 from stepengine.machine.control import HANDLER_ONLY, collect_offered_specs
-from stepengine.machine.final_output import get_final_output, get_final_text, require_output
+from stepengine.machine.final_output import get_final_output, get_final_text, set_or_request_output
 from stepengine.machine.handler import run_handler, run_without_handler
 from stepengine.machine.placeholders import fill_prompt_text, fill_system_prompt
 from stepengine.machine.plan import Finished, RunPlan, ToolBody
@@ -107,7 +107,7 @@ class Machine(Generator[Effect, Outcome | None, Finished]):
 
 def run_agent(plan: RunPlan, state: AgentState) -> Machine:
     """
-    Run an agent.
+    Run an agent: return its machine, a generator of effects that is sent their outcomes.
 
     Args:
         plan: What the run is started with.
@@ -122,10 +122,11 @@ def run_agent(plan: RunPlan, state: AgentState) -> Machine:
     """
     run = RunState(plan, state, collect_offered_specs(plan))
     # Outermost, so that the events that it shows itself, which are most of a watched run's, pass nobody else.
-    return Machine(run, exchange(run, _run_agent(run) if plan.body is None else _run_body(run, plan.body)))
+    return Machine(run, relay_effects(run, _run_agent(run) if plan.body is None else _run_body(run, plan.body)))
 
 
 def _run_agent(run: RunState) -> Flow[Finished]:
+    """Run an agent from ``RunStarted`` to its end, with all hooks; return how it ended."""
     plan = run.plan
     started = ev.RunStarted(
         path=plan.path, own_id=plan.run_id, agent_id=plan.definition.id, prompt=plan.prompt, params=plan.params_json
@@ -189,7 +190,7 @@ def _run_with_time_limit(run: RunState, body: ToolBody, flow: Flow[T]) -> Flow[T
             # A stop, or an error of the effect: raised where the body waits, as without a time limit.
             except BaseException as error:  # noqa: BLE001
                 resume = partial(flow.throw, error)
-            worked += 0 if _is_waiting(effect) else run.effects.now - began
+            worked += 0 if _is_waiting_effect(effect) else run.effects.now - began
             effect = resume()
     except StopIteration as stop:
         returned: T = stop.value
@@ -201,16 +202,17 @@ def _run_with_time_limit(run: RunState, body: ToolBody, flow: Flow[T]) -> Flow[T
 NO_WORK = (AskPerson, *RUNS, *WAITS)
 
 
-def _is_waiting(effect: Effect) -> bool:
-    """Return whether an effect waits for a person, a time, a message or a run, so that it is not work of the body."""
+def _is_waiting_effect(effect: Effect) -> bool:
+    """Return whether an effect, or a member of a group, waits for a person, a time, a message or a run: no work of the body."""
     members = effect.effects if isinstance(effect, Gather) else (effect,)
     return any(isinstance(member, NO_WORK) for member in members)
 
 
 def _run_body_to_end(run: RunState, body: ToolBody) -> Flow[_Ending]:
+    """Run the generator of a tool's body and return how it ended; an error is logged and gives ``FAILED``."""
     what = f"the tool {body.tool_name!r}"
     try:
-        author = Author(what, _start_author_generator(what, body.steps, _make_context(run)), by="tool")
+        author = Author(what, _start_author_generator(what, body.steps, _make_step_context(run)), by="tool")
         returned = yield from run_handler(run, author)
     except Stopped as stopped:
         return _ending_from_stop(stopped.stop)
@@ -230,9 +232,9 @@ def _log_body_failure(run: RunState, body: ToolBody, error: StepEngineError) -> 
     log(f"tool {body.tool_name!r} raised {type(cause).__name__}", traceback=trace)
 
 
-def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:  # noqa: C901 - one loop, so that an effect passes one generator
+def relay_effects(run: RunState, flow: Flow[T]) -> Flow[T]:  # noqa: C901 - one loop, so that an effect passes one generator
     """
-    Run *flow* and pass its effects to the driver.
+    Run *flow*, pass its effects to the driver and the outcomes back; return its result.
 
     Queued events are shown before the next event or effect, and the new phase of the run before an effect. The state of the run is
     updated from an outcome before *flow* receives it. After a stop no effect is passed on: ``Stopped`` is raised in *flow* instead.
@@ -250,7 +252,7 @@ def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:  # noqa: C901 - one loop,
                 continue
             # What a handler or tool said before this effect is shown before it, in the order in which it happened.
             if run.side_events.waiting or (not is_shown and run.plan.watched()):
-                yield from map(Notify, run.side_events.pop_events_before(effect))
+                yield from map(Notify, run.side_events.enter_phase_and_pop_events(effect))
             outcome = yield effect
             if is_shown:
                 effect = flow.send(None)
@@ -279,7 +281,7 @@ def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:  # noqa: C901 - one loop,
 def _run_to_end(run: RunState) -> Flow[_Ending]:
     """Run to the end and return how it ended; the handler is closed when this returns."""
     try:
-        yield from _append_opening(run)
+        yield from _fill_prompts_and_append_opening(run)
         if run.plan.hooks.pre_run:
             yield from hooks.call_pre_run_hooks(run)
         run.progress.mark_started()
@@ -291,7 +293,7 @@ def _run_to_end(run: RunState) -> Flow[_Ending]:
         if run.children.successor is not None and run.budget.reached is None:
             _warn_of_dropped_output(run, returned, run.children.successor)
             return (yield from _run_successor(run, run.children.successor))
-        yield from require_output(run, returned)
+        yield from set_or_request_output(run, returned)
     # The order of these is that of what is stronger: a stop from outside, a hook that aborts, a spent limit, and last
     # an error.
     except Stopped as stopped:
@@ -329,7 +331,7 @@ def _run_successor(run: RunState, agent_id: str) -> Flow[_Ending]:
         StepEngineError: when the other agent could not start.
     """
     # An effect with a number, as of any child: recorded, resumed and replayed as these are.
-    known = None if run.effects.sources is None else run.effects.sources.make_body_index()
+    known = None if run.effects.sources is None else run.effects.sources.make_body_provenance()
     effect = Spawn(
         run.effects.allocate_number(),
         agent_id,
@@ -356,6 +358,7 @@ def _run_successor(run: RunState, agent_id: str) -> Flow[_Ending]:
 
 
 def _ending_from_stop(stop: Stop) -> _Ending:
+    """Return the ending of a stopped run; one that failed without an error gets one."""
     status, error = status_from_stop(stop), stop.error
     if status is RunStatus.SUSPENDED:
         return _Ending(status, stop=stop)
@@ -388,15 +391,16 @@ def _ending_from_limit(run: RunState, error: LimitExceeded, returned: object = N
 def _ending_with_output(
     run: RunState, status: RunStatus, returned: object, failure: LimitExceeded | None = None
 ) -> _Ending:
-    _expire_at_end(run, status)
+    """Remove expired messages and return an ending with the final output; ``FAILED`` if that has an error."""
+    _remove_expired_at_end(run, status)
     try:
         return _Ending(status, failure, output=get_final_output(run, returned), was_returned=returned is not None)
     except HandlerError as error:
         return _Ending(RunStatus.FAILED, failure or error)
 
 
-def _append_opening(run: RunState) -> Flow[None]:
-    """Append the user's message and the instructions; fill the prompts first."""
+def _fill_prompts_and_append_opening(run: RunState) -> Flow[None]:
+    """Fill the system prompt, reopen the step of a suspended run if there is one, and append user message and instructions."""
     plan = run.plan
     if plan.placeholders is not None:
         yield from fill_system_prompt(run, plan.placeholders)
@@ -425,10 +429,12 @@ def _append_opening(run: RunState) -> Flow[None]:
 
 
 def _format_params(plan: RunPlan) -> str:
+    """Return the params as indented JSON, or ``""`` without any."""
     return json.dumps(thaw(plan.params_json), indent=2, ensure_ascii=False) if plan.params_json else ""
 
 
 def _render_instructions(run: RunState) -> str:
+    """Return the filled instructions, the note of the plan and, with either, the output schema; ``""`` without any."""
     plan, text = run.plan, fill_prompt_text(run, run.plan.definition.instructions_prompt)
     parts = [text, plan.note]
     if plan.output_json_schema is not None and (text or plan.note):
@@ -441,24 +447,25 @@ def _start_handler_author(run: RunState) -> Author:
     """Start the handler."""
     what = f"handle_steps of agent {run.plan.definition.id!r}"
     return Author(
-        what, _start_author_generator(what, run.plan.definition.handle_steps, _make_context(run)), by="handler"
+        what, _start_author_generator(what, run.plan.definition.handle_steps, _make_step_context(run)), by="handler"
     )
 
 
-def _start_author_generator(what: str, handler: Any, ctx: StepContext) -> Any:
+def _start_author_generator(author_name: str, handler: Any, ctx: StepContext) -> Any:
+    """Call *handler* with *ctx* and return its generator; an error of its own, or another value, raises ``HandlerError``."""
     try:
         steps = handler(ctx)
     except BaseException as error:
         if belongs_to_caller(error):
             raise
-        raise make_handler_error(what, error) from error
+        raise make_handler_error(author_name, error) from error
     if not isinstance(steps, GeneratorType):
-        msg = f"{what} did not yield: it returned a {type(steps).__name__} instead of a generator"
+        msg = f"{author_name} did not yield: it returned a {type(steps).__name__} instead of a generator"
         raise HandlerError(msg, kind="TypeError")
     return steps
 
 
-def _make_context(run: RunState) -> StepContext:
+def _make_step_context(run: RunState) -> StepContext:
     plan = run.plan
     return StepContext(
         prompt=plan.prompt,
@@ -475,18 +482,18 @@ def _make_context(run: RunState) -> StepContext:
 
 
 def _finish_run(run: RunState, ending: _Ending) -> Flow[Finished]:
-    """Announce the end, call the hooks and return the end of the run, with its unread messages."""
+    """End background children, append unread messages, show the end, call the ``post_run`` hooks and return the end of the run."""
     if run.children.background is not NO_CHILDREN:
         ending = yield from _end_children(run, ending)
     # Said too late to be answered, but said: the next run of the conversation reads it.
     if run.history.inbox:
         run.history.append_inbox()
-    _expire_at_end(run, ending.status)
+    _remove_expired_at_end(run, ending.status)
     if ending.error is not None:
         cut_error_texts(ending.error)
         for problem in run.side_events.problems:
             ending.error.add_note(problem)
-    yield from _notify_end(run, ending)
+    yield from _emit_end_or_suspend(run, ending)
     if run.plan.hooks.post_run:
         stop = yield from hooks.call_post_run_hooks(run, _make_finished(run, ending))
         # A `post_run` hook may do I/O, and the run may be stopped in it: then it ends as stopped, though its handler
@@ -494,7 +501,7 @@ def _finish_run(run: RunState, ending: _Ending) -> Flow[Finished]:
         if stop is not None and ending.stop is None:
             kept = ending.output if stop.kind == "limit" and ending.was_returned else None
             ending = _ending_from_stop(stop)._replace(output=kept)
-            yield from _notify_end(run, ending)
+            yield from _emit_end_or_suspend(run, ending)
     if run.side_events.waiting:
         yield from map(Notify, run.side_events.pop_waiting())
     return _make_finished(run, ending)
@@ -511,7 +518,7 @@ def _end_children(run: RunState, ending: _Ending) -> Flow[_Ending]:
     return ending
 
 
-def _expire_at_end(run: RunState, status: RunStatus) -> None:
+def _remove_expired_at_end(run: RunState, status: RunStatus) -> None:
     """Remove expired messages; suspended runs and inline children keep those that expire with the run."""
     # A suspended run is in the middle, and what is there for this run has to be there when it goes on. So has what an
     # inline child finds: it stands in its parent's conversation.
@@ -519,7 +526,8 @@ def _expire_at_end(run: RunState, status: RunStatus) -> None:
     run.history.remove_expired(*(("agent_step", "user_prompt") if is_over else ("agent_step",)))
 
 
-def _notify_end(run: RunState, ending: _Ending) -> Flow[None]:
+def _emit_end_or_suspend(run: RunState, ending: _Ending) -> Flow[None]:
+    """Emit the events for the end of a run; a suspended run stores its questions and calls its ``on_suspend`` hooks instead."""
     match ending.status:
         case RunStatus.SUSPENDED:
             run.questions.set_pending(ending.stop.questions if ending.stop is not None else ())
@@ -535,6 +543,7 @@ def _notify_end(run: RunState, ending: _Ending) -> Flow[None]:
 
 
 def _make_finished(run: RunState, ending: _Ending) -> Finished:
+    """Return the end of the run with its state, totals, children and warnings."""
     children, body, text = run.spent.children, run.body, ending.text
     if children and ending.status is not RunStatus.SUSPENDED:
         children = list(map(mark_suspended_as_cancelled, children))
@@ -564,6 +573,6 @@ def _make_finished(run: RunState, ending: _Ending) -> Finished:
         successor=run.children.successor_end,
         changes=() if body is None else tuple(body.changes),
         computed=() if body is None else tuple(body.computed),
-        trust="untrusted" if sources is None else sources.trust_of_output(ending.output),
+        trust="untrusted" if sources is None else sources.compute_output_trust(ending.output),
         text_trust="untrusted" if sources is None or sources.index.saw_untrusted else "trusted",
     )

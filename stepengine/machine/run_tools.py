@@ -94,7 +94,7 @@ class RunTools:
         self.log: list[ToolCallLog] = []
 
     def add_tools(self, tools: Sequence[ToolLike]) -> None:
-        """Add tools found at the start of the run."""
+        """Add tools found at the start of the run, and offer them to the model."""
         # Into the table of the plan itself: performers look there for what to run. The plan has its own copy where
         # anything may be added.
         for tool in tools:

@@ -23,7 +23,7 @@ class SideEvents:
     """
     Notifications and log lines of a run, queued until the next effect, and its warnings.
 
-    It is the logger and notifier of one run. It only queues events; ``exchange`` shows them.
+    It is the logger and notifier of one run. It only queues events; ``relay_effects`` shows them.
 
     Attributes:
         waiting: The events since the last effect.
@@ -51,7 +51,7 @@ class SideEvents:
         waiting, self.waiting = self.waiting, []
         return waiting
 
-    def pop_events_before(self, effect: Effect) -> Sequence[ev.Event]:
+    def enter_phase_and_pop_events(self, effect: Effect) -> Sequence[ev.Event]:
         """Return the events to show before *effect*: the waiting ones, and the phase that the run enters."""
         kind, waiting = type(effect), self.waiting
         first = effect.effects[0] if kind is Gather else effect  # type: ignore[union-attr]
@@ -138,35 +138,37 @@ class SideEvents:
             ev.HandlerNotice(path=path, seq=seq, kind="handler_ignored_close", message=problem) for problem in problems
         ]
 
-    def _require_open(self, what: str) -> None:
+    def _require_open_and_own_thread(self, api_name: str) -> None:
         """Raise ``AgentError`` if the run has ended, or the caller is in another thread."""
         if self._is_closed:
-            msg = f"{what} was used after its run ended, so the event reaches no one"
+            msg = f"{api_name} was used after its run ended, so the event reaches no one"
             raise AgentError(msg)
         if not self._plan.here():
             msg = (
-                f"{what} of agent {self._plan.definition.id!r} was used from another thread; a run accepts events only from its own "
+                f"{api_name} of agent {self._plan.definition.id!r} was used from another thread; a run accepts events only from its own "
                 "thread. Return the result of the thread from Perform(fn, ...) and report it in the handler"
             )
             raise AgentError(msg)
 
     def notify(self, message: str, data: object = None) -> None:
         """Queue a notification."""
-        self._require_open("ctx.notify")
+        self._require_open_and_own_thread("ctx.notify")
         event = ev.Notification(
             path=self._plan.path, seq=self._effects.seq, message=str(message), data=_to_json_or_label(data)
         )
         self.waiting.append(event)
 
-    def report_compaction(self, by: str, before: Transcript, after: Transcript, *, record: bool) -> None:
-        """Queue an event that *by* made the view smaller, if it did."""
+    def report_compaction_if_smaller(
+        self, changed_by: str, before: Transcript, after: Transcript, *, record: bool
+    ) -> None:
+        """Queue an event that *changed_by* made the view smaller, if it did."""
         tokens_before, tokens_after = transcript_tokens(before), transcript_tokens(after)
         if tokens_after >= tokens_before:
             return
         event = ev.Compacted(
             path=self._plan.path,
             seq=self._effects.seq,
-            by=by,
+            by=changed_by,
             record=record,
             tokens_before=tokens_before,
             tokens_after=tokens_after,
@@ -197,7 +199,8 @@ class SideEvents:
         self._log("error", message, data)
 
     def _log(self, level: str, message: str, data: dict[str, object]) -> None:
-        self._require_open("the logger")
+        """Queue a log line; raise ``AgentError`` after the end of the run or from another thread."""
+        self._require_open_and_own_thread("the logger")
         line = ev.LogLine(
             path=self._plan.path,
             seq=self._effects.seq,

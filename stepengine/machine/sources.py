@@ -142,7 +142,7 @@ class RunSources:
     # --- what is received -------------------------------------------------------------------------------------------
 
     def add_outcome(self, effect: Leaf | Gather | Compute, outcome: Single | Gathered) -> None:
-        """Add the content of an outcome."""
+        """Add the values in an outcome, and the messages that arrived with it, each with its trust."""
         if isinstance(effect, Gather):
             for one, member in zip(outcome.outcomes, effect.effects, strict=True):  # type: ignore[union-attr]
                 self.add_outcome(member, one)
@@ -155,6 +155,7 @@ class RunSources:
                 self.index.add(Source("error", step=self._progress.step), str(outcome.error))
 
     def _add_inputs(self, inputs: Iterable[UserMessage]) -> None:
+        """Add arrived user messages, which are trusted only in the root run."""
         for message in inputs:
             # A person writes to the root; a child is written to by its parent, too, and nobody can tell from here.
             self.index.add(
@@ -162,6 +163,7 @@ class RunSources:
             )
 
     def _add_value(self, effect: Any, value: Any) -> None:
+        """Add the result of an effect, with the trust of its kind."""
         step = self._progress.step
         match effect:
             case CallTool():
@@ -181,6 +183,7 @@ class RunSources:
                 self._add_children(effect, value)
 
     def _add_children(self, effect: Any, value: Any) -> None:
+        """Add the children whose results are in *value*, if it has any."""
         if isinstance(value, ChildResult):
             self._add_child(value, effect if isinstance(effect, Spawn) else None)
         elif isinstance(effect, CHILD_ENDS):
@@ -188,6 +191,7 @@ class RunSources:
                 self._add_child(child)
 
     def _add_result(self, effect: CallTool, result: ToolResult) -> None:
+        """Add the content of a tool's result; text that repeats untrusted input of calls stays untrusted."""
         about, step = find_call_subject(effect.input), self._progress.step
         source = Source("tool", result.trust, step, effect.tool_name, effect.tool_call_id, about)
         content = _get_content(result)
@@ -217,6 +221,7 @@ class RunSources:
                 self.index.add(source, [part.url or "", part.title or "", part.quote or ""])
 
     def _add_child(self, child: ChildResult, effect: Spawn | None = None) -> None:
+        """Add text and output of a child; the run has seen untrusted text if the child hands on any."""
         source = Source(
             "child", child.trust, self._progress.step, child.agent_id, effect.tool_call_id if effect else ""
         )
@@ -243,25 +248,25 @@ class RunSources:
                 if before.get(path) != text:
                     self.index.add(source, text, at=path)
 
-    def add_handler_values(self, given: object) -> None:
+    def add_handler_values(self, values: object) -> None:
         """Record values of the author's code as trusted, unless it may have them from a model or a third party."""
         if not self._has_answered and not self.index.saw_untrusted:
-            self.index.add(Source("handler", "trusted"), given)
+            self.index.add(Source("handler", "trusted"), values)
 
     # --- what is handed on ------------------------------------------------------------------------------------------
 
-    def make_body_index(self) -> Provenance:
+    def make_body_provenance(self) -> Provenance:
         """Return the provenance that the body of a tool starts with: that of its caller."""
         return Provenance(self.index)
 
-    def make_child_index(self, prompt: str, params: JsonValue, *, inherits: bool = False) -> Provenance:
+    def make_child_provenance(self, prompt: str, params: JsonValue, *, inherits: bool = False) -> Provenance:
         """Return the provenance that a child starts with; a child that inherits the conversation starts with that of this run."""
         child = Provenance(self.index) if inherits else self.index.make_prompt_index([prompt, params])
         if inherits:
             child.add(Source("prompt"), [prompt, params], taints=False)
         return child
 
-    def trust_of_output(self, output: object) -> Trust:
+    def compute_output_trust(self, output: object) -> Trust:
         """
         Return ``untrusted`` if the output of this run may hold text of third parties, else ``trusted``.
 
@@ -273,6 +278,7 @@ class RunSources:
         return "trusted" if is_bounded or not self.index.saw_untrusted else "untrusted"
 
     def _leaves_no_untrusted_text(self, value: object, schema: object, root: Mapping[str, Any]) -> bool:
+        """Return whether each text in *value* is fixed by *schema* or was given to the run by trusted sources."""
         if not isinstance(value, str | Mapping | list | tuple):
             return True
         if isinstance(schema, Mapping) and isinstance(schema.get("$ref"), str):

@@ -1,7 +1,7 @@
 """
 The mutable state of one run, used by the machine alone; values that leave it are frozen.
 
-Code that needs something of the world yields the effect; ``exchange`` of ``run`` passes it on and receives the outcome. A
+Code that needs something of the world yields the effect; ``relay_effects`` of ``run`` passes it on and receives the outcome. A
 ``RunState`` consists of parts. Each has one responsibility and knows nothing of the run. Nearly all changes go through its methods.
 Other modules set a few attributes, such as ``history.end_turn_message`` and ``prompt.tail``, and fill the queues ``history.inbox`` and
 ``side_events.waiting``:
@@ -266,20 +266,20 @@ class Snapshot:
         )
         return latest
 
-    def _is_current(self, known: Mapping[str, Any]) -> bool:
+    def _is_current(self, state_fields: Mapping[str, Any]) -> bool:
         """Return whether values equal those of the run, apart from reserved call ids."""
         # Every value that can change, by identity or as a number. What is not asked here follows from what is.
         return (
-            known["view"] is self._history.view
+            state_fields["view"] is self._history.view
             and self._entries == self._spent.entries
-            and known["steps_remaining"] == self._budget.steps_left
-            and known["step_index"] == self._progress.step_index
-            and known["output"] is self._output.value
-            and known["context"] is self._shared.context
-            and known["system_prompt"] is self._prompt.system
-            and known["tool_definitions"] is self._tools.definitions
-            and known["pending"] is self._questions.pending
-            and known["handed_to"] == self._children.handed_to
+            and state_fields["steps_remaining"] == self._budget.steps_left
+            and state_fields["step_index"] == self._progress.step_index
+            and state_fields["output"] is self._output.value
+            and state_fields["context"] is self._shared.context
+            and state_fields["system_prompt"] is self._prompt.system
+            and state_fields["tool_definitions"] is self._tools.definitions
+            and state_fields["pending"] is self._questions.pending
+            and state_fields["handed_to"] == self._children.handed_to
         )
 
     def make_inherited_state(self, call_id: str = "") -> AgentState:
@@ -408,11 +408,11 @@ class RunState:
             has_earlier_messages=self.history.has_earlier_messages,
         )
 
-    def apply_change(self, change: RequestedChange, by: str = "") -> None:
+    def apply_change(self, change: RequestedChange, changed_by: str = "") -> None:
         """
         Apply the change of a hook or tool. In a tool's body, all but context and values waits for the call's result.
 
-        *by* names the hook or tool in the event about a smaller prompt.
+        *changed_by* names the hook or tool in the event about a smaller prompt.
         """
         assert isinstance(change, Change)  # noqa: S101 - the one implementation
         # Made here as well, a change would be made twice: now, and when the call has its result. And in between a crash
@@ -423,7 +423,9 @@ class RunState:
         before = self.history.view
         if change.messages is not None or change.view is not None:
             self.history.replace(change.messages, change.view, has_begun=self.progress.began)
-            self.side_events.report_compaction(by, before, self.history.view, record=change.messages is not None)
+            self.side_events.report_compaction_if_smaller(
+                changed_by, before, self.history.view, record=change.messages is not None
+            )
         if change.system_prompt is not None:
             self.prompt.system = change.system_prompt
         if change.context is not None:
@@ -433,9 +435,9 @@ class RunState:
         if change.tools:
             self.tools.add_tools(change.tools)
 
-    def apply_body_end(self, end: BodyEnd, by: str, *, was_stopped: bool = False) -> None:
+    def apply_body_end(self, end: BodyEnd, tool_name: str, *, was_stopped: bool = False) -> None:
         """
-        Count the spending of the body of the tool *by* and apply its changes in order.
+        Count the spending of the body of the tool *tool_name* and apply its changes in order.
 
         Of one that was stopped only what was sent to it is applied: the rest comes when it has run to its end.
         """
@@ -448,16 +450,16 @@ class RunState:
             elif was_stopped:
                 continue
             elif isinstance(change, Change):
-                self.apply_change(change, by)
+                self.apply_change(change, tool_name)
                 if self.body is None and change.context is not None and "todos" in change.context:
                     self.side_events.report_todos(change.context["todos"])
             else:
                 self.set_output(change.value)
 
-    def apply_inline_child(self, left: AgentState, call_id: str = "") -> None:
+    def apply_inline_child(self, child_state: AgentState, call_id: str = "") -> None:
         """Replace the run's history and context by those of an inline child, started by *call_id*."""
-        record, view = self.history.make_history_after_inline(left, call_id)
-        self.shared.replace(left.context)
+        record, view = self.history.make_history_after_inline_child(child_state, call_id)
+        self.shared.replace(child_state.context)
         self.apply_change(Change(messages=record, view=None if view is record else view))
 
     def set_output(self, value: object) -> None:

@@ -93,7 +93,7 @@ def run_turn(run: RunState) -> Flow[None]:
         pass
 
 
-def run_step_within_budget(run: RunState, over: StepWith) -> Flow[TurnComplete]:
+def run_step_within_budget(run: RunState, options: StepWith) -> Flow[TurnComplete]:
     """
     Run one step and return whether the turn is complete.
 
@@ -105,17 +105,17 @@ def run_step_within_budget(run: RunState, over: StepWith) -> Flow[TurnComplete]:
     """
     # The generator itself is returned and not iterated here: each `yield from` is one more frame that every value of
     # the step passes, both ways.
-    return _run_step(run, over) if run.progress.request_step() else _step_on_spent_budget(run, over)
+    return _run_step(run, options) if run.progress.request_step() else _run_or_end_on_spent_budget(run, options)
 
 
-def _step_on_spent_budget(run: RunState, over: StepWith) -> Flow[TurnComplete]:
-    """Ask for more steps and run one; without more, follow ``on_max_steps``. Return whether the turn is complete."""
+def _run_or_end_on_spent_budget(run: RunState, options: StepWith) -> Flow[TurnComplete]:
+    """Ask for more steps and run one; without more, follow ``on_max_steps`` or raise. Return whether the turn is complete."""
     budget = run.budget
     if (yield from ask_for_more_steps(run)):
-        return (yield from _run_step(run, over))
+        return (yield from _run_step(run, options))
     # Told before the limit is raised: the handler is resumed once with `steps_complete` true, so that it can put
     # together what it has, and only a further step is refused (generator-contract:G46).
-    run.progress.record_turn_end(complete=True)
+    run.progress.record_turn_completion(complete=True)
     # The first request beyond the budget only; who asks again has been told, and gets the error.
     if budget.reached is None:
         limit, what = budget.most_steps, budget.limits.on_max_steps
@@ -145,7 +145,7 @@ def _request_final_answer(run: RunState) -> Flow[None]:
         # No tools at all: a model that is offered any calls one, and the text that says it cannot is read by few.
         # `StepWith(tools=())` means none, where `None` would mean the agent's own.
         request = make_step_request(run, StepWith(tools=(), tool_choice=None), [UserMessage(system_reminder(text))])
-        model = yield from _call_model(run, request, "final_answer")
+        model = yield from _call_model_until_complete(run, request, "final_answer")
     # The answer is a courtesy: where it fails, the run ends as it would have ended without one.
     except (StepEngineError, LimitReached):
         return
@@ -161,7 +161,7 @@ def _request_final_answer(run: RunState) -> Flow[None]:
     run.progress.replace_stop_reason(model.stop_reason)
 
 
-def _run_step(run: RunState, over: StepWith) -> Flow[TurnComplete]:
+def _run_step(run: RunState, options: StepWith) -> Flow[TurnComplete]:
     """Run one step and return whether the turn is complete."""
     plan, spent = run.plan, None
     points, watched = plan.hooks, plan.watched
@@ -177,25 +177,25 @@ def _run_step(run: RunState, over: StepWith) -> Flow[TurnComplete]:
         _expire_and_append_inbox(run)
         request = make_step_request(
             run,
-            over,
-            (yield from _collect_request_tail(run))
+            options,
+            (yield from _call_hooks_and_collect_tail(run))
             if points.pre_step
             else make_step_prompt(run)
             if run.plan.definition.step_prompt
             else (),
         )
         try:
-            model = yield from _call_model(run, request, "step")
+            model = yield from _call_model_until_complete(run, request, "step")
         # Once only, and only where the hooks make the view shorter: to send the same again costs the same refusal. It
         # is a new effect, so the record shows both requests (reliability:MP02).
         except ContextOverflow as error:
-            request = yield from _shorten_request(run, over, error)
-            model = yield from _call_model(run, request, "step")
+            request = yield from _shorten_request_by_hooks(run, options, error)
+            model = yield from _call_model_until_complete(run, request, "step")
         reply, calls = _count_reply_and_make_calls(run, model, request)
         # A reply of calls alone has nothing to hear. The question saves a generator for most steps of an agent at work.
         if reply.has_words or not calls:
             yield from _record_and_show_reply(run, reply)
-        spent = yield from _run_tools(run, reply, calls)
+        spent = yield from _run_calls_and_commit_reply(run, reply, calls)
         yield from hooks.call_post_step_hooks(run, reply.model) if points.post_step else ()
         # After the `post_step` hooks: they may have done I/O while somebody sent a message, which keeps the turn open.
         ended = _does_step_end_turn(run, calls) and (not points.on_stop or (yield from _ask_hooks_to_end_turn(run)))
@@ -206,7 +206,7 @@ def _run_step(run: RunState, over: StepWith) -> Flow[TurnComplete]:
     except BaseException as error:
         # Yielding in an `except` is allowed here since whoever closes the machine is told nothing more: to a
         # `GeneratorExit` no value may be yielded.
-        yield from _notify_abandoned_step(run, error)
+        yield from _emit_abandoned_step(run, error)
         raise
     # What lives for one step leaves the history here and not where the next one begins: no handler and no result may
     # show it (generator-contract:L35).
@@ -235,7 +235,7 @@ def _end_step(run: RunState, calls: Sequence[ToolMember], spent: LimitReached | 
     # Raised last, when reply and results stand in the history: the limit ends the run, and its state pairs.
     if spent:
         raise spent
-    return run.progress.record_turn_end(complete=ended)
+    return run.progress.record_turn_completion(complete=ended)
 
 
 def _make_step_started(run: RunState) -> ev.Event:
@@ -244,7 +244,7 @@ def _make_step_started(run: RunState) -> ev.Event:
     )
 
 
-def _notify_abandoned_step(run: RunState, error: BaseException) -> Flow[None]:
+def _emit_abandoned_step(run: RunState, error: BaseException) -> Flow[None]:
     """Report the end of a step that *error* ended, unless the machine is being closed."""
     if run.plan.watched() and not isinstance(error, GeneratorExit):
         yield Notify(_make_step_finished(run, False, status_from_error(error)))
@@ -281,7 +281,7 @@ def finish_reopened_step(run: RunState, message: AssistantMessage, stored: Seque
     # count either.
     reply = StepReply(ModelReply(message.content), message, message.tool_calls)
     try:
-        spent = yield from _run_tools(run, reply, calls)
+        spent = yield from _run_calls_and_commit_reply(run, reply, calls)
         # The same end as of any step, in the same order: hooks behind the step, then whether the turn is over, then
         # whether hooks let it be.
         yield from hooks.call_post_step_hooks(run, reply.model)
@@ -294,7 +294,7 @@ def finish_reopened_step(run: RunState, message: AssistantMessage, stored: Seque
 # --- the model --------------------------------------------------------------------------------------------------------
 
 
-def make_step_request(run: RunState, over: StepWith, tail: Sequence[Message]) -> ModelRequest:
+def make_step_request(run: RunState, options: StepWith, tail: Sequence[Message]) -> ModelRequest:
     """
     Return the request of a step: system prompt, view, the tails of run and step, tools and settings.
 
@@ -302,11 +302,15 @@ def make_step_request(run: RunState, over: StepWith, tail: Sequence[Message]) ->
         InputError: for the first request of a child, when it has no user message.
     """
     settings = (
-        run.plan.definition.settings if over.settings is None else run.plan.definition.settings.merge(over.settings)
+        run.plan.definition.settings
+        if options.settings is None
+        else run.plan.definition.settings.merge(options.settings)
     )
-    specs = run.tools.specs if over.tools is None else tuple([run.tools.bindings[name].spec for name in over.tools])
+    specs = (
+        run.tools.specs if options.tools is None else tuple([run.tools.bindings[name].spec for name in options.tools])
+    )
     # Several providers refuse a choice of tools in a request that offers none.
-    choice = (over.tool_choice or settings.tool_choice) if specs else None
+    choice = (options.tool_choice or settings.tool_choice) if specs else None
     # The tail stands behind the messages and is in no transcript. Put into the history, a step prompt would change what
     # stands before the next message, and the provider's prompt cache would be lost at every step
     # (generator-contract:L31).
@@ -314,7 +318,7 @@ def make_step_request(run: RunState, over: StepWith, tail: Sequence[Message]) ->
     if run.plan.path and run.budget.steps_left == run.budget.most_steps:
         _require_user_message(run, tail)
     return ModelRequest(
-        model=over.model or run.plan.model or run.plan.resolve_model(),
+        model=options.model or run.plan.model or run.plan.resolve_model(),
         system_prompt=run.prompt.system,
         messages=run.history.view,
         tools=specs,
@@ -342,8 +346,8 @@ def make_step_prompt(run: RunState) -> Sequence[Message]:
     return (UserMessage(system_reminder(text), ("STEP_PROMPT",)),) if text else ()
 
 
-def _collect_request_tail(run: RunState) -> Flow[Sequence[Message]]:
-    """Return the messages for the end of this request alone: those of ``pre_step`` hooks, and the step prompt."""
+def _call_hooks_and_collect_tail(run: RunState) -> Flow[Sequence[Message]]:
+    """Call the ``pre_step`` hooks and append the inbox; return the messages for the end of this request, with the step prompt."""
     tail = yield from hooks.call_pre_step_hooks(run)
     # Once more after the hooks, which may have waited for a person or done I/O while somebody sent a message.
     run.history.append_inbox()
@@ -370,8 +374,8 @@ def _list_callable_tools(run: RunState, request: ModelRequest) -> Collection[str
     return run.tools.offered if request.tools is run.tools.specs else [spec.name for spec in request.tools]
 
 
-def _shorten_request(run: RunState, over: StepWith, error: ContextOverflow) -> Flow[ModelRequest]:
-    """Return the request as shortened by hooks after an overflow, or raise *error*."""
+def _shorten_request_by_hooks(run: RunState, options: StepWith, error: ContextOverflow) -> Flow[ModelRequest]:
+    """Let the ``pre_step`` hooks shorten the prompt after an overflow; return the new request, or raise *error* if nothing changed."""
     run.history.append_inbox()
     # Whether the hooks did something is seen by what the request is made of, and not by what they say they did.
     before = (run.prompt.system, run.history.view)
@@ -386,10 +390,10 @@ def _shorten_request(run: RunState, over: StepWith, error: ContextOverflow) -> F
     if (run.prompt.system, run.history.view) == before:
         raise error
     run.history.append_inbox()
-    return make_step_request(run, over, [*tail, *make_step_prompt(run)])
+    return make_step_request(run, options, [*tail, *make_step_prompt(run)])
 
 
-def _call_model(run: RunState, request: ModelRequest, purpose: Purpose) -> Flow[ModelReply]:
+def _call_model_until_complete(run: RunState, request: ModelRequest, purpose: Purpose) -> Flow[ModelReply]:
     """Call the model, and again for missing parts of its reply."""
     # The quick way for the reply that is whole, which is nearly every one: `_complete_reply` is a generator more for all that
     # pass it.
@@ -445,13 +449,13 @@ def _complete_reply(run: RunState, request: ModelRequest, purpose: Purpose, repl
 
 
 def _request_continuation(
-    run: RunState, request: ModelRequest, purpose: Purpose, started: ModelReply, *more: Message
+    run: RunState, request: ModelRequest, purpose: Purpose, started: ModelReply, *extra_messages: Message
 ) -> Flow[ModelReply]:
-    """Send *started* back unchanged, then *more*; return the reply that continues it, without joining them."""
+    """Send *started* back unchanged, then *extra_messages*; return the reply that continues it, without joining them."""
     # What was said so far goes into the tail, as it came, thoughts and signatures included: a provider continues its
     # own words only when they come back unchanged. The history has none of it yet.
-    longer = attrs.evolve(request, tail=(*request.tail, AssistantMessage(started.content), *more))
-    effect = CallModel(run.effects.allocate_number(), longer, purpose, call_id=_make_id_function(run, started))
+    longer = attrs.evolve(request, tail=(*request.tail, AssistantMessage(started.content), *extra_messages))
+    effect = CallModel(run.effects.allocate_number(), longer, purpose, call_id=_make_call_id_function(run, started))
     return _unwrap_and_count_reply(run, (yield effect), effect)
 
 
@@ -463,7 +467,7 @@ def _is_cut_text(reply: ModelReply) -> bool:
     return all(isinstance(part, (TextPart, ThinkingPart)) for part in reply.content)
 
 
-def _make_id_function(run: RunState, paused: ModelReply) -> Callable[[int], str]:
+def _make_call_id_function(run: RunState, paused: ModelReply) -> Callable[[int], str]:
     """Return the function that looks up the ids of the calls after those of an unfinished reply."""
     # Ids of calls are counters of the run, given in order. The parts of one reply share one sequence, so that the
     # second part's calls do not begin anew with the first one's ids.
@@ -471,11 +475,18 @@ def _make_id_function(run: RunState, paused: ModelReply) -> Callable[[int], str]
     return lambda number: run.tools.call_ids.peek_id(held + number)
 
 
-def _join_replies(paused: ModelReply, more: ModelReply) -> ModelReply:
+def _join_replies(first: ModelReply, continuation: ModelReply) -> ModelReply:
     """Return two parts of a reply as one: content and usage of both, everything else of the later one."""
-    known = None if paused.usage is None and more.usage is None else (paused.usage or Usage()) + (more.usage or Usage())
+    known = (
+        None
+        if first.usage is None and continuation.usage is None
+        else (first.usage or Usage()) + (continuation.usage or Usage())
+    )
     return attrs.evolve(
-        more, content=(*paused.content, *more.content), usage=known, cost=add_cost(paused.cost, more.cost)
+        continuation,
+        content=(*first.content, *continuation.content),
+        usage=known,
+        cost=add_cost(first.cost, continuation.cost),
     )
 
 
@@ -557,7 +568,9 @@ def _is_only_thoughts(reply: ModelReply) -> bool:
 # --- its calls and its end --------------------------------------------------------------------------------------------
 
 
-def _run_tools(run: RunState, reply: StepReply, calls: Sequence[ToolMember]) -> Flow[LimitReached | None]:
+def _run_calls_and_commit_reply(
+    run: RunState, reply: StepReply, calls: Sequence[ToolMember]
+) -> Flow[LimitReached | None]:
     """Run the calls of a reply and append message and results together, even if the run is stopped meanwhile."""
     if not calls:
         _commit_reply(run, reply.message, calls)

@@ -61,12 +61,12 @@ def _describe_search_tool(description: str, hidden: tuple[str, ...]) -> str:
     return f"{description}\nThe tools: {', '.join(hidden[:MAX_NAMED_TOOLS])}{more}"
 
 
-def list_visible_tools(offered: Iterable[str], known: Mapping[str, ToolBinding]) -> list[str]:
+def list_visible_tools(offered: Iterable[str], bindings: Mapping[str, ToolBinding]) -> list[str]:
     """Return the names of *offered* tools that are not hidden from the model."""
-    return [name for name in offered if name not in known or not known[name].spec.defer_loading]
+    return [name for name in offered if name not in bindings or not bindings[name].spec.defer_loading]
 
 
-def find_hidden_tools(offered: Mapping[str, ToolSpec], query: str) -> ToolResult:
+def search_hidden_tools(offered: Mapping[str, ToolSpec], query: str) -> ToolResult:
     """Return the hidden tools that match *query* best: rare words count more, words in names double."""
     hidden = [spec for spec in offered.values() if spec.defer_loading]
     asked = _normalize_words(query[:MAX_QUERY_CHARS])

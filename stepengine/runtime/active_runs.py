@@ -146,11 +146,11 @@ class RunToolObjects:
         self.by_path: dict[str, RunResources] = {}
         self._warnings = warnings
 
-    def get(self, path: str) -> RunResources:
+    def get_or_create(self, path: str) -> RunResources:
         """Return the objects that tools store for the run at *path*; an empty collection at the first access."""
         return self.by_path.setdefault(path, RunResources())
 
-    async def end(self, run: Run) -> None:
+    async def close_run_objects(self, run: Run) -> None:
         """Close the objects that tools keep for a run, even if this task is cancelled; failures become warnings."""
         kept = self.by_path.pop(run.path)
         # A task of its own, waited for to its end: what is closed are processes and temporary folders, which a

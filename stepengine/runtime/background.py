@@ -84,17 +84,20 @@ class BackgroundChildren:
         del self._tree
 
     def start_child(self, item: Item, plan: RunPlan, state: AgentState, performer: Performer) -> None:
-        """Start the child of an effect."""
+        """Register the child of a ``Spawn``, and start it through *performer* in a task of its own."""
         assert isinstance(item.effect, Spawn)  # noqa: S101
         child = self.children[plan.path] = BackgroundChild(plan.path, item.effect)
         self.of.setdefault(item.path, []).append(child)
         asked = Item(plan.path, RunInBackground(plan.definition.id, plan=plan, state=state), plan)
-        child.task = asyncio.create_task(self._run(child, item, asked, performer))
+        child.task = asyncio.create_task(self._run_child_and_report_end(child, item, asked, performer))
 
-    async def _run(self, child: BackgroundChild, item: Item, asked: Item, performer: Performer) -> None:
+    async def _run_child_and_report_end(
+        self, child: BackgroundChild, item: Item, run_item: Item, performer: Performer
+    ) -> None:
+        """Run a child, store its outcome, show its end and wake those that wait for it; an error stops the tree."""
         tree = self._tree
         try:
-            outcome = await performer.perform(asked, tree)
+            outcome = await performer.perform(run_item, tree)
         except asyncio.CancelledError:
             outcome = Stop("cancelled", tree.clock.elapsed_ms())
         # This task is awaited by nobody in particular, so an error that left it would be lost; it ends the tree
@@ -184,7 +187,7 @@ class BackgroundChildren:
         """Wait until the children at *paths* have ended; return False if *cut* is done first or the tree is suspended."""
         while not self.have_all_ended(paths):
             # Shielded: this wait may be given up, and others wait for the same end.
-            came = await self._tree.suspension.wait_for_first(
+            came = await self._tree.suspension.wait_for_first_or_suspension(
                 item, (), self.make_end_future, lambda: asyncio.shield(cut)
             )
             if cut.done() or not came:
@@ -199,7 +202,7 @@ class BackgroundChildren:
             if child.outcome is None and child.stopping is None:
                 child.is_ended = True
                 child.stopping = Stop("cancelled", error=AgentError(reason) if reason else None)
-                self._stop(path, child.stopping)
+                self._stop_and_wake_child(path, child.stopping)
 
     async def stop_and_await_children(self, path: str, stop: Stop | None) -> list[ChildResult[Any]]:
         """
@@ -214,7 +217,7 @@ class BackgroundChildren:
         tasks = [child.task for child in left if child.task is not None]
         if tasks:
             await asyncio.wait(tasks)
-        found = [_result_even_if_stopped(child) for child in left]
+        found = [_find_result_even_if_stopped(child) for child in left]
         return [child for child in found if child is not None]
 
     async def await_children_at_end(self, run: Run, finished: Finished) -> Finished:
@@ -254,9 +257,10 @@ class BackgroundChildren:
             if child.outcome is None and child.stopping is None:
                 # No end: whoever goes on with the tree starts it again over its record.
                 child.stopping = stop
-                self._stop(child.path, stop)
+                self._stop_and_wake_child(child.path, stop)
 
-    def _stop(self, path: str, stop: Stop) -> None:
+    def _stop_and_wake_child(self, path: str, stop: Stop) -> None:
+        """Stop the child at *path* and all runs below it, and end its wait if it is suspended."""
         self._tree.runs.stop(path, stop)
         self._tree.suspension.end_background_wait(path)
 
@@ -274,7 +278,7 @@ class TreeWithBackground(TreeWithSuspension, Protocol):
         """The children in the background."""
 
 
-def _result_even_if_stopped(child: BackgroundChild) -> ChildResult[Any] | None:
+def _find_result_even_if_stopped(child: BackgroundChild) -> ChildResult[Any] | None:
     """Return the result of a child, also of one that was stopped with its tree; ``None`` if it left none."""
     outcome = child.outcome
     if not isinstance(outcome, Stop):

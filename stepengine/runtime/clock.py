@@ -69,15 +69,15 @@ class TreeClock:
         """Return the run's time (UTC)."""
         return self._created + timedelta(milliseconds=self.elapsed_ms())
 
-    def seconds_until(self, wakes: int, asked: int) -> float:
-        """Return the seconds left until *wakes*, for a wait that started at *asked*, both on the run's clock."""
+    def compute_seconds_left(self, wake_ms: int, start_ms: int) -> float:
+        """Return the seconds left until *wake_ms*, for a wait that started at *start_ms*, both on the run's clock."""
         # Over all processes that worked on the run, its clock goes on with the time of day: a sleep that began before a
         # crash ends when it would have ended.
         since = self._since
-        return (wakes - (asked if since is None else since + self.elapsed_ms())) / 1_000
+        return (wake_ms - (start_ms if since is None else since + self.elapsed_ms())) / 1_000
 
     def start_time_limit_timer(self, path: str, seconds: float, stop: Callable[[Stop], None]) -> asyncio.TimerHandle:
-        """Start a timer that calls *stop* at the time limit of the run at *path*."""
+        """Store the deadline of the run at *path*, and start a timer that calls *stop* then."""
         # On the loop's clock, which goes on evenly: a wall clock that is set back would give a run more time than it
         # has (reliability:MP32).
         loop = self._loop = asyncio.get_running_loop()

@@ -95,7 +95,7 @@ from stepengine.runtime.performer import IO, Item, child_path
 from stepengine.runtime.rates import Notice, ParsingRegistry, WaitReason, make_rate_limited_provider
 from stepengine.runtime.retry import Retries
 from stepengine.runtime.services import ModelProvider
-from stepengine.runtime.sizes import estimated_tokens
+from stepengine.runtime.sizes import estimate_request_tokens
 from stepengine.tools.context import ToolContext
 from stepengine.tools.execution import BodyFailure, make_failure_result
 from stepengine.workspace.guard import GUARD, PROJECT_RULES, CallGuard
@@ -126,8 +126,8 @@ class OutcomeMaker:
         self.elapsed = tree.clock.elapsed_ms
         self._inbox, self._inboxes = tree.inboxes.root, tree.inboxes.by_path
 
-    def make_value(self, item: Item, value: object) -> Single:
-        """Return the outcome of an effect with the result *value*; a stop after a time limit."""
+    def make_value_or_stop(self, item: Item, value: object) -> Single:
+        """Return the outcome of an effect with the result *value* and the arrived user messages; a stop after a time limit."""
         late = self._tree.clock.find_time_limit_stop(item.path) if self._tree.clock.deadlines else None
         if late is not None:
             # What did not end in time is cut off, also where nothing could cut it off in time; it is paid for nevertheless.
@@ -138,12 +138,12 @@ class OutcomeMaker:
         if not isinstance(value, ModelReply) and may_be_long(value):
             value = _fit_value_to_record(item, value)
             if isinstance(value, StepEngineError):
-                return self.make_failure(item, value)
+                return self.make_failure_or_stop(item, value)
         inputs = self._pop_inbox(item.path) if self._inbox or self._inboxes else ()
         return Value(value, self.elapsed(), inputs)
 
-    def make_failure(self, item: Item, error: StepEngineError) -> Single:
-        """Return the outcome of a failed effect; a stop after a time limit."""
+    def make_failure_or_stop(self, item: Item, error: StepEngineError) -> Single:
+        """Return the outcome of a failed effect with the arrived user messages; a stop after a time limit."""
         late = self._tree.clock.find_time_limit_stop(item.path)
         if late is not None:
             return _add_failure_usage_to_stop(late, error)
@@ -155,6 +155,7 @@ class OutcomeMaker:
         return Failure(error, self.elapsed(), inputs)
 
     def _pop_inbox(self, path: str) -> tuple[Any, ...]:
+        """Remove and return the oldest messages for the run at *path*, as many as fit into a record."""
         waiting = self._inboxes.get(path, []) if path else self._inbox
         inputs = select_fitting_messages(tuple(waiting))
         del waiting[: len(inputs)]  # another thread may have put more there since
@@ -162,8 +163,8 @@ class OutcomeMaker:
             self._inboxes.pop(path, None)
         return inputs
 
-    def make_stop_for_run(self, finished: Finished, **end: Any) -> Stop | None:
-        """Return the stop of an effect whose run was stopped, with its *end*; ``None`` if the run ended."""
+    def make_stop_if_stopped(self, finished: Finished, **end: Any) -> Stop | None:
+        """Return the stop of an effect whose run was suspended or stopped, with its *end*; ``None`` if the run ended by itself."""
         if finished.status is RunStatus.SUSPENDED:
             return Stop("suspended", self.elapsed(), questions=finished.pending, **end)
         stop = self._tree.root.stopping
@@ -218,7 +219,7 @@ class CorePerformer:
         try:
             provider = self._get_provider(item, io, request)
         except StepEngineError as error:
-            return self._outcomes.make_failure(item, error)
+            return self._outcomes.make_failure_or_stop(item, error)
         # Attempts are inside the one effect: the machine asked once and gets one reply, and the failed ones are members
         # of its result. So a retry moves no number, and a replay needs no luck (replay:J14).
         attempt = 1
@@ -232,34 +233,35 @@ class CorePerformer:
                 streams = watched and getattr(provider.stream, "__func__", None) is not Provider.stream
                 reply = await (_stream_reply(provider, request, item, io) if streams else provider.complete(request))
                 shown = _emit_whole_reply(reply, item, io) if watched and not streams else reply
-                reply = self._add_cost(request.model, shown, spent)
+                reply = self._validate_and_price_reply(request.model, shown, spent)
             # All of it, since also a cancelled call has to say what it had used (reliability:MP30); `_convert_or_raise` raises on
             # whatever is no failure of the provider.
             except BaseException as raised:  # noqa: BLE001
                 failed = self._convert_or_raise(item, request.model, raised, spent)
                 if not isinstance(failed, ModelError):
-                    return self._outcomes.make_failure(item, failed)
+                    return self._outcomes.make_failure_or_stop(item, failed)
                 used = get_failed_attempt_usage(failed)
                 spent = spent + used if spent and used else spent or used
-                wait = self._retries.next_delay(failed, attempt, item.address)
+                wait = self._retries.find_next_delay(failed, attempt, item.address)
                 if wait is None:
                     failed.usage = spent
-                    return self._outcomes.make_failure(item, failed)
+                    return self._outcomes.make_failure_or_stop(item, failed)
             else:
-                return self._outcomes.make_value(item, reply)
+                return self._outcomes.make_value_or_stop(item, reply)
             room = io.report_failed_attempt(Failure(cut_error_texts(failed)), used)
-            refusal = None if room is None else await self._store_usage_if_stopped(item, room(), spent)
+            refusal = None if room is None else await self._await_or_store_usage(item, room(), spent)
             if refusal is not None:
-                return self._outcomes.make_failure(item, _add_refusal(failed, refusal, spent))
+                return self._outcomes.make_failure_or_stop(item, _add_refusal(failed, refusal, spent))
             await self._wait_before_retry(item, io, _make_retry_event(item, request, attempt, wait, failed), spent)
             attempt += 1
 
     async def _wait_before_retry(self, item: Item, io: IO, event: ModelRetry, spent: Usage | None) -> None:
+        """Show *event* and sleep its delay; if the sleep is cancelled, *spent* is stored as the usage of the call."""
         if io.watched:
             io.emit(event)
-        await self._store_usage_if_stopped(item, self._services.clock.sleep(event.wait), spent)
+        await self._await_or_store_usage(item, self._services.clock.sleep(event.wait), spent)
 
-    async def _store_usage_if_stopped(self, item: Item, wait: Awaitable[Waited], spent: Usage | None) -> Waited:
+    async def _await_or_store_usage(self, item: Item, wait: Awaitable[Waited], spent: Usage | None) -> Waited:
         """Await *wait* before the next attempt; if it is cancelled, store *spent* as the usage of the call and raise."""
         try:
             return await wait
@@ -302,7 +304,7 @@ class CorePerformer:
         """Raise if a request is longer than its model's window."""
         # A model string with `|` is a chain of models to fall back on, which have windows of their own.
         window = None if "|" in request.model else self._services.window(request.model)
-        if window is None or (size := estimated_tokens(request)) <= window:
+        if window is None or (size := estimate_request_tokens(request)) <= window:
             return
         msg = (
             f"{request.model!r} accepts {window} tokens, and the request has about {size}; shorten it with a context policy such as "
@@ -311,7 +313,7 @@ class CorePerformer:
         raise ContextOverflow(msg, kind="context_overflow")
 
     def _get_provider(self, item: Item, io: IO, request: ModelRequest) -> ModelProvider:
-        """Return the provider of a model; with rate limits it waits for its turn and reports that."""
+        """Return the provider of a model, which waits for its turn under rate limits; raise if *request* is refused as too long."""
         if request.settings.oversize == "refuse":
             self._refuse_oversized_request(request)
         model, models, rates = request.model, self._services.models, self._services.rates
@@ -325,12 +327,12 @@ class CorePerformer:
             provider = self._providers[model] = models.provider_for(model)
         return provider
 
-    def _add_cost(self, model: str, reply: object, spent: Usage | None) -> ModelReply:
+    def _validate_and_price_reply(self, model: str, reply: object, spent: Usage | None) -> ModelReply:
         """
-        Return a reply with its cost and the usage *spent* by failed attempts.
+        Return a valid reply with its cost and the usage *spent* by failed attempts.
 
         Raises:
-            ModelError: when it is not a reply.
+            ModelError: when it is not a reply, or too long for a record.
         """
         # Providers may be anybody's. What they give goes into records and sums, so it is looked at once, here.
         if not isinstance(reply, ModelReply):
@@ -359,7 +361,7 @@ class CorePerformer:
     # --- tool calls ---------------------------------------------------------------------------------------------------
 
     async def _call_tool(self, item: Item, io: IO) -> Single:
-        """Run one tool; a failing body is an error result."""
+        """Run one tool, and wait for the result of a deferred one; a failing body is an error result."""
         effect: CallTool = item.effect  # type: ignore[assignment]
         binding = item.plan.tools.get(effect.tool_name)
         tool = binding.runs.tool if binding is not None and isinstance(binding.runs, Ordinary) else None
@@ -371,20 +373,20 @@ class CorePerformer:
             # run it again would begin the work a second time.
             running = None if item.has_begun else self._make_body_call(item, effect, binding, tool)
             if running is None or getattr(tool, "deferred", False):
-                result = await self._wait_for_deferred_result(item, running, io)
+                result = await self._await_body_and_deferred_result(item, running, io)
             else:
                 result = await running
             # Also that of a result from outside: whoever sends it does not decide whether it is trusted.
             trust = tool.trust(effect.input)
             result = result if result.trust == trust else attrs.evolve(result, trust=trust)
         except StepEngineError as error:
-            return self._outcomes.make_failure(item, error)
+            return self._outcomes.make_failure_or_stop(item, error)
         # Of a task that was cancelled before it entered the run, only the run knows which cancellation is the body's own.
         except asyncio.CancelledError as error:
             if self._tree.root.is_task_cancelled():
                 raise
             result = make_failure_result(effect.tool_name, BodyFailure(error))
-        return self._outcomes.make_value(item, result)
+        return self._outcomes.make_value_or_stop(item, result)
 
     def _make_body_call(
         self, item: Item, effect: CallTool, binding: ToolBinding, tool: Any
@@ -407,9 +409,11 @@ class CorePerformer:
         guard = self._services.tools.guard(
             _make_permission_request(item, binding.spec, effect.input, source=effect.source)
         )
-        return _await_guarded(running, guard, self._services.tools.workspace)
+        return _run_guarded_or_refuse(running, guard, self._services.tools.workspace)
 
-    async def _wait_for_deferred_result(self, item: Item, running: Awaitable[ToolResult] | None, io: IO) -> ToolResult:
+    async def _await_body_and_deferred_result(
+        self, item: Item, running: Awaitable[ToolResult] | None, io: IO
+    ) -> ToolResult:
         """
         Wait for the result of a deferred call, after its body has run; return the body's error if it failed.
 
@@ -439,6 +443,7 @@ class CorePerformer:
     # --- functions, questions, children -------------------------------------------------------------------------------
 
     async def _call_function(self, item: Item, io: IO) -> Single:
+        """Call the function of a ``Perform``; an exception, or a result that is not JSON, is a failure."""
         call = cast("CallFunction", item.effect).call
         token = WORKSPACE.set(self._services.tools.workspace)
         rules = PROJECT_RULES.set(partial(self._make_project_guard, item))
@@ -450,19 +455,19 @@ class CorePerformer:
             )
         except DataError as error:
             msg = f"Perform({call.name}) returned what is not JSON: {error.message}"
-            return self._outcomes.make_failure(item, _with_cause(PerformError(msg, kind="DataError"), error))
+            return self._outcomes.make_failure_or_stop(item, _set_cause(PerformError(msg, kind="DataError"), error))
         # A function may raise one of its own accord, such as from a task that it cancelled. Only when our task was
         # asked to end is it ours (reliability:TL03).
         except asyncio.CancelledError as error:
             if self._tree.root.is_task_cancelled():
                 raise
-            return self._outcomes.make_failure(item, _make_function_error(call.name, error))
+            return self._outcomes.make_failure_or_stop(item, _make_function_error(call.name, error))
         except (Exception, GeneratorExit) as error:  # noqa: BLE001
-            return self._outcomes.make_failure(item, _make_function_error(call.name, error))
+            return self._outcomes.make_failure_or_stop(item, _make_function_error(call.name, error))
         finally:
             PROJECT_RULES.reset(rules)
             WORKSPACE.reset(token)
-        return self._outcomes.make_value(item, value)
+        return self._outcomes.make_value_or_stop(item, value)
 
     def _make_project_guard(self, item: Item) -> CallGuard | None:
         """Return the guard of the project's rules about files, as for a tool that reads them."""
@@ -483,17 +488,20 @@ class CorePerformer:
             raise error
         return await value if inspect.isawaitable(value) else value
 
-    async def _ask(self, item: Item, io: IO) -> Single:
+    async def _ask_questions_or_suspend(self, item: Item, io: IO) -> Single:
+        """Ask the questions of an effect; the outcome is a suspension if any of them stays open."""
         questions = self._tree.questions.get_shown_questions(item)
         try:
             # Only while somebody waits for something is the mailbox looked into, which is a look at a disk.
             with self._tree.mail.polling():
                 if item.effect.purpose == "limit":  # type: ignore[union-attr]
-                    answers = [await self._tree.questions.limits.ask(questions[0], self._tree.questions.ask)]
+                    answers = [
+                        await self._tree.questions.limits.ask_or_share_answer(questions[0], self._tree.questions.ask)
+                    ]
                 else:
-                    answers = await self._tree.questions.ask(questions, _find_tool_interactor(item))
+                    answers = await self._tree.questions.ask(questions, _find_ask_user_interactor(item))
         except LimitExceeded as error:
-            return self._outcomes.make_failure(item, error)
+            return self._outcomes.make_failure_or_stop(item, error)
         finally:
             self._tree.questions.forget_shown(item)
         waiting = tuple([q for q, answer in zip(questions, answers, strict=True) if answer is None])
@@ -501,9 +509,10 @@ class CorePerformer:
         # recorder).
         if waiting:
             return Stop("suspended", self._outcomes.elapsed(), questions=waiting)
-        return self._outcomes.make_value(item, tuple(answers))
+        return self._outcomes.make_value_or_stop(item, tuple(answers))
 
-    async def _spawn(self, item: Item, io: IO) -> Single:
+    async def _start_or_run_child(self, item: Item, io: IO) -> Single:
+        """Start a child in the background, or run it to its end; one that cannot be planned has failed."""
         effect = cast("Spawn", item.effect)
         path = child_path(item.path, effect.seq)
         try:
@@ -513,71 +522,72 @@ class CorePerformer:
         except StepEngineError as error:
             error.__traceback__ = None
             if effect.is_background:
-                return self._outcomes.make_failure(item, error)
+                return self._outcomes.make_failure_or_stop(item, error)
             refused: ChildResult = ChildResult(agent_id=effect.agent_id, status=RunStatus.FAILED, error=error)
-            return self._outcomes.make_value(item, refused)
+            return self._outcomes.make_value_or_stop(item, refused)
         self._tree.runs.spawned_by[path] = effect.tool_call_id
         if effect.is_background:
-            started = self._outcomes.make_value(item, ChildRef(state.run_id, plan.definition.id, path))
+            started = self._outcomes.make_value_or_stop(item, ChildRef(state.run_id, plan.definition.id, path))
             # Where the time of the run is over, the start has no outcome and must not happen.
             if isinstance(started, Value):
                 self._tree.background.start_child(item, plan, state, self._tree.performers.recording)
             return started
         finished = await io.run_child(plan, state, path)
         child = finished.to_child_result(is_inline=effect.is_inline)
-        # Asked here, though `make_stop_for_run` knows it: nearly every child is neither, and is spared the call.
+        # Asked here, though `make_stop_if_stopped` knows it: nearly every child is neither, and is spared the call.
         if finished.status is RunStatus.SUSPENDED or self._tree.root.stopping is not None:
-            stop = self._outcomes.make_stop_for_run(finished, child=child)
+            stop = self._outcomes.make_stop_if_stopped(finished, child=child)
             if stop is not None:
                 return stop
         drop_tracebacks(child.error)
-        ended = self._outcomes.make_value(item, fit_child_result(child))
+        ended = self._outcomes.make_value_or_stop(item, fit_child_result(child))
         return attrs.evolve(ended, child=child) if isinstance(ended, Stop) else ended
 
-    async def _call_body_or_return_failure(self, item: Item, io: IO) -> Single:
+    async def _run_yielding_tool_body(self, item: Item, io: IO) -> Single:
         """Run the body of a tool that yields; one that fails is an error result."""
         effect = cast("CallBody", item.effect)
         path = child_path(item.path, effect.seq)
         try:
             plan, state = self._services.planner(item.plan, effect, path)
         except StepEngineError as error:
-            return self._outcomes.make_failure(item, error)
+            return self._outcomes.make_failure_or_stop(item, error)
         self._tree.runs.spawned_by[path] = effect.tool_call_id
         finished = await io.run_child(plan, state, path)
         body = finished.to_body_end()
-        stop = self._outcomes.make_stop_for_run(finished, body=body)
+        stop = self._outcomes.make_stop_if_stopped(finished, body=body)
         if stop is not None:
             return stop
         drop_tracebacks(finished.error)
         binding = item.plan.tools[effect.tool_name]
         result = finished.to_call_result(cast("Yielding", binding.runs), is_typed=effect.source != "model")
         result = result if result.trust == binding.spec.results else attrs.evolve(result, trust=binding.spec.results)
-        ended = self._outcomes.make_value(item, result)
+        ended = self._outcomes.make_value_or_stop(item, result)
         if isinstance(ended, Value):
             return Value(ended.value, ended.at, ended.inputs, body)
         return attrs.evolve(ended, body=body) if isinstance(ended, Stop) else ended
 
-    def _wait(self, item: Item, io: IO) -> Awaitable[Single]:
+    def _delegate_wait(self, item: Item, io: IO) -> Awaitable[Single]:
+        """Pass an effect on to the performer of waits and background children."""
         return self._perform_wait(item, io)
 
     _PERFORM: ClassVar[Mapping[type[Leaf], Callable[[CorePerformer, Item, IO], Awaitable[Single]]]] = {
         CallModel: _call_model,
         CallTool: _call_tool,
-        CallBody: _call_body_or_return_failure,
+        CallBody: _run_yielding_tool_body,
         CallFunction: _call_function,
-        Spawn: _spawn,
-        AskPerson: _ask,
-        AwaitTime: _wait,
-        AwaitMessage: _wait,
-        AwaitRuns: _wait,
-        SendToRun: _wait,
-        EndRuns: _wait,
-        RunInBackground: _wait,
+        Spawn: _start_or_run_child,
+        AskPerson: _ask_questions_or_suspend,
+        AwaitTime: _delegate_wait,
+        AwaitMessage: _delegate_wait,
+        AwaitRuns: _delegate_wait,
+        SendToRun: _delegate_wait,
+        EndRuns: _delegate_wait,
+        RunInBackground: _delegate_wait,
     }
     """How each effect is performed."""
 
 
-def _find_tool_interactor(item: Item) -> Interactor | None:
+def _find_ask_user_interactor(item: Item) -> Interactor | None:
     """Return the interactor of ``ask_user_tool(interactor)``, or ``None``."""
     effect = cast("AskPerson", item.effect)
     of_tool = effect.tool_call_id and effect.purpose == "question"
@@ -612,7 +622,7 @@ def _fit_value_to_record(item: Item, value: object) -> object:
 
 
 def drop_tracebacks(error: BaseException | None) -> None:
-    """Remove tracebacks and causes from an error, since frames keep whole transcripts alive."""
+    """Remove the tracebacks of an error, its causes and its members, since frames keep whole transcripts alive."""
     found, seen = [error], set[int]()
     while found:
         one = found.pop()
@@ -626,11 +636,12 @@ def drop_tracebacks(error: BaseException | None) -> None:
 
 
 def _make_function_error(name: str, error: BaseException) -> PerformError:
+    """Return the error of a ``Perform`` for the exception that its function raised, which becomes the cause."""
     kind = type(error).__name__
-    return _with_cause(PerformError(f"Perform({name}) raised {kind}: {error}", kind=kind), error)
+    return _set_cause(PerformError(f"Perform({name}) raised {kind}: {error}", kind=kind), error)
 
 
-def _with_cause(error: PerformError, cause: BaseException) -> PerformError:
+def _set_cause(error: PerformError, cause: BaseException) -> PerformError:
     error.__cause__ = cause
     return error
 
@@ -652,7 +663,7 @@ class _StreamedChars:
         elif isinstance(delta, ThinkingChunk):
             self.thought += len(delta.text)
 
-    def add_usage(self, stopped: BaseException) -> None:
+    def attach_lower_bound_usage(self, stopped: BaseException) -> None:
         """
         Add the stream's usage to the exception that ended it: the provider's, at least the streamed size.
 
@@ -673,7 +684,9 @@ class _StreamedChars:
 def _emit_whole_reply(reply: ModelReply, item: Item, io: IO) -> ModelReply:
     """Show the events of a reply that arrived in one piece, and return it."""
     calls = 0
-    if isinstance(reply, ModelReply):  # else nobody knows what to show, and `_add_cost` says what is wrong
+    if isinstance(
+        reply, ModelReply
+    ):  # else nobody knows what to show, and `_validate_and_price_reply` says what is wrong
         for part in reply.content:
             if isinstance(part, ToolCallPart):
                 # Of a call only its arguments are shown, which are one piece.
@@ -713,7 +726,7 @@ async def _stream_reply(provider: ModelProvider, request: ModelRequest, item: It
         if shown:
             io.emit(ReplyDiscarded(path=item.path, seq=item.effect.seq, model=request.model))
         if not isinstance(raised, Exception):
-            heard.add_usage(raised)
+            heard.attach_lower_bound_usage(raised)
         raise
     if shown:
         io.emit(ReplyDiscarded(path=item.path, seq=item.effect.seq, model=request.model))
@@ -722,6 +735,7 @@ async def _stream_reply(provider: ModelProvider, request: ModelRequest, item: It
 
 
 def _emit_delta(delta: ModelDelta, calls: dict[int, tuple[str, str]], item: Item, io: IO) -> bool:
+    """Show a piece of a reply and return True; the start of a call is only stored in *calls*, and an end has no event."""
     path, seq = item.path, item.effect.seq
     match delta:
         case TextChunk(text=text):
@@ -757,12 +771,12 @@ def _make_retry_event(item: Item, request: ModelRequest, attempt: int, wait: flo
 def _make_rate_limit_notice(item: Item, io: IO, request: ModelRequest) -> Notice:
     """Return a function that shows waits for a rate limit."""
 
-    def notice(provider: str, obstacle: WaitReason) -> None:
+    def emit_wait(provider: str, obstacle: WaitReason) -> None:
         if io.watched:
             at: dict[str, Any] = {"path": item.path, "seq": item.effect.seq, "model": request.model}
             io.emit(RateLimited(**at, provider=provider, limit=obstacle.limit, wait=obstacle.seconds))
 
-    return notice
+    return emit_wait
 
 
 def _add_usage_to_stop(late: Stop, value: object) -> Stop:
@@ -796,15 +810,15 @@ def _to_step_error(model: str, raised: BaseException) -> StepEngineError:
 
 
 def _make_permission_request(
-    item: Item, spec: ToolSpec, given: JsonDict, *, source: str, is_call: bool = True
+    item: Item, spec: ToolSpec, call_input: JsonDict, *, source: str, is_call: bool = True
 ) -> Request:
-    """Return a call with the input *given*, or another access to files, in the form that permission rules use."""
+    """Return a call with the input *call_input*, or another access to files, in the form that permission rules use."""
     from stepengine.permissions import Request  # an engine without rules does not load them
 
     info = item.plan.info
     return Request(
         tool=spec,
-        input=given,
+        input=call_input,
         agent_id=item.plan.definition.id,
         session_id=info.session_id,
         user_id=info.user_id,
@@ -813,7 +827,7 @@ def _make_permission_request(
     )
 
 
-async def _await_guarded(
+async def _run_guarded_or_refuse(
     running: Coroutine[object, Any, ToolResult], guard: CallGuard | None, workspace: Workspace | None
 ) -> ToolResult:
     """Await a call whose file access *guard* restricts, in threads too; a refused call does not start."""
@@ -842,11 +856,12 @@ class _LazyToolContext:
 
     def __getattr__(self, name: str) -> object:
         if self._made is None:
-            self._made = _make_context(self._item, self._effect, self._tree)
+            self._made = _make_tool_context(self._item, self._effect, self._tree)
         return getattr(self._made, name)
 
 
-def _make_context(item: Item, effect: CallTool, tree: TreeWithBackground) -> ToolContext:
+def _make_tool_context(item: Item, effect: CallTool, tree: TreeWithBackground) -> ToolContext:
+    """Return the context for the body of a tool call."""
     plan, setting = item.plan, tree.services.tools
     state, agent, info = effect.state(), plan.definition, plan.info
     voice, keep = _ToolOutput(item, effect, tree), tree.services.keep_write
@@ -871,18 +886,20 @@ def _make_context(item: Item, effect: CallTool, tree: TreeWithBackground) -> Too
         resources=setting.resources,
         logger=voice,
         cancelled=tree.runs.signal,
-        remaining_tokens=_remaining_context_tokens(item, effect, state, tree),
+        remaining_tokens=_estimate_remaining_context_tokens(item, effect, state, tree),
         emit=voice.emit,
         threads=setting.threads,
         leaked=tree.leftovers.leaked,
-        belongings=partial(tree.runs.belongings.get, item.path),
+        belongings=partial(tree.runs.belongings.get_or_create, item.path),
         sleep=tree.services.clock.sleep,
         is_typed=effect.source != "model",
         keep_write=None if keep is None else partial(keep, item.path, effect.seq),
     )
 
 
-def _remaining_context_tokens(item: Item, effect: CallTool, state: AgentState, tree: TreeWithBackground) -> int | None:
+def _estimate_remaining_context_tokens(
+    item: Item, effect: CallTool, state: AgentState, tree: TreeWithBackground
+) -> int | None:
     """Return the remaining context tokens; the model's data is looked up only if the run called its model."""
     plan = item.plan
     window = plan.context_window

@@ -45,7 +45,7 @@ class DeferredCalls:
             known = self.expected[key] = _DeferredCall(item.effect.seq, asyncio.get_running_loop().create_future())
             place = item.path, item.effect.seq
             if place in self._early:
-                self.deliver_once(place, self._early.pop(place))
+                self.deliver_now_or_later(place, self._early.pop(place))
         return known.result
 
     def mark_waiting(self, item: Item) -> None:
@@ -68,34 +68,34 @@ class DeferredCalls:
         Raises:
             ToolError: when no call with that id waits, or those of several runs do and *path* does not say which.
         """
-        future = self._find_waiting_call(call_id, path)[1]
+        future = self._get_waiting_call(call_id, path)[1]
         future.get_loop().call_soon_threadsafe(_set_result_once, future, as_result(result))
 
-    def find_call_place(self, call_id: str, path: str | None = None) -> tuple[str, int]:
+    def get_call_address(self, call_id: str, path: str | None = None) -> tuple[str, int]:
         """
         Return the run path and effect number of a waiting call; may be called from any thread.
 
         Raises:
             ToolError: as ``deliver_result``.
         """
-        return self._find_waiting_call(call_id, path)[0]
+        return self._get_waiting_call(call_id, path)[0]
 
-    def deliver_once(self, place: tuple[str, int], result: object) -> None:
+    def deliver_now_or_later(self, call_address: tuple[str, int], result: object) -> None:
         """
-        Deliver a result to the effect at a place, now or when it starts to wait, once; in the tree's event loop.
+        Deliver a result to the effect at a place, or keep it until that effect waits; later results are ignored.
 
         In a resumed run a message may arrive before its call starts, and may be read more than once.
         """
-        if place in self._settled:
+        if call_address in self._settled:
             return
-        waiting = [call.result for (path, _), call in self.expected.items() if (path, call.seq) == place]
+        waiting = [call.result for (path, _), call in self.expected.items() if (path, call.seq) == call_address]
         if not waiting:
-            self._early[place] = result
+            self._early[call_address] = result
             return
-        self._settled.add(place)
+        self._settled.add(call_address)
         _set_result_once(waiting[0], as_result(result))
 
-    def _find_waiting_call(self, call_id: str, path: str | None) -> tuple[tuple[str, int], asyncio.Future[ToolResult]]:
+    def _get_waiting_call(self, call_id: str, path: str | None) -> tuple[tuple[str, int], asyncio.Future[ToolResult]]:
         waiting = {key: entry for key, entry in list(self.expected.items()) if not entry.result.done()}
         found = [key for key in waiting if key[1] == call_id and path in (None, key[0])]
         # Ids of calls are counters of a run, so two children have a `c1` each. To take the first would give somebody's

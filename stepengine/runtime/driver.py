@@ -117,8 +117,8 @@ class TaskCancellation:
     _earlier: int = 0
     _is_requested: bool = False
 
-    def attach_task(self) -> None:
-        """Register the current task as the one that drives the run."""
+    def attach_current_task(self) -> None:
+        """Register the current task as the one that drives the run, with the cancellations that it has already."""
         task = self.task = asyncio.current_task()
         assert task is not None  # noqa: S101
         # A task may carry cancellations that are none of ours when we enter it: the caller's `asyncio.timeout` around us
@@ -127,12 +127,12 @@ class TaskCancellation:
         self._earlier = task.cancelling()
 
     def detach_task(self) -> None:
-        """Release the task without the cancellation of this run."""
+        """Take back the cancellation by this run, and release the task."""
         if self._is_requested:
             self.revoke()
         self.task = None
 
-    def schedule(self, cancel: Callable[[], None]) -> bool:
+    def schedule_cancel(self, cancel: Callable[[], None]) -> bool:
         """Schedule *cancel* in the task's event loop; return False if no task drives the run. May be called from any thread."""
         task = self.task
         if task is None or (loop := task.get_loop()).is_closed():
@@ -222,7 +222,7 @@ class RunTask:
         # cancels its run, an observer): to cancel the task right here would strike the frame that is calling. And from
         # another thread, or from a signal handler, `Task.cancel` is not safe at all. `is_cut` keeps a thousand stops
         # from filling the loop's queue (reliability:I12).
-        self.is_cut = self.is_cut or self.cancellation.schedule(self._cancel_task)
+        self.is_cut = self.is_cut or self.cancellation.schedule_cancel(self._cancel_task)
 
     def list_unrepeatable_effects(self) -> list[Item]:
         """Return the running effects that would be in doubt if they were cancelled."""
@@ -240,16 +240,18 @@ class RunTask:
             self._cancel_task()
 
     def _would_be_in_doubt(self, item: Item) -> bool:
+        """Return whether an effect can neither be repeated nor only waits for its result from outside."""
         # What may happen again is cut at once, and so is a call that only waits for its result, since nothing of it is
         # under way here. The rest would be in doubt for whoever goes on with the run, and so gets some seconds.
         return not is_repeatable(item) and not self.tree.deferred.is_waiting(item)
 
     def _is_spared(self, item: Item) -> bool:
+        """Return whether a graceful stop does not cancel an effect: a running child, or one that would be in doubt."""
         is_child = isinstance(item.effect, RUNS) and child_path(item.path, item.effect.seq) in self.tree.runs.by_path
         return is_child or self._would_be_in_doubt(item)
 
     def must_stop(self) -> bool:
-        """Return whether nothing more may be performed."""
+        """Return whether nothing more may be performed; an exceeded time limit stops the run here."""
         if self.stopping is None and self.tree.clock.deadlines:
             self.stopping = self.tree.clock.find_time_limit_stop(self.path)
         return self.stopping is not None
@@ -305,8 +307,8 @@ class RunTask:
         begun = tree.leftovers.stopped_calls.pop(address, None)
         return Stop(stop.kind, tree.clock.elapsed_ms(), stop.error, stop.questions, child, begun, body)
 
-    def refuse(self, effect: Effect) -> Outcome:
-        """Return the outcome of an effect that comes after the run was stopped."""
+    def make_stopped_outcome(self, effect: Effect) -> Outcome:
+        """Return the stop as the outcome of an effect that the stopped run still requests; of a group, one for each member."""
         # The machine is answered, not abandoned: it asks for effects while it closes handlers and gives every call a
         # result, and it checks that a Gather has one outcome for each member.
         return (
@@ -342,12 +344,12 @@ async def drive(machine: Generator[Any, Outcome | None, Finished], run: RunTask)
                 outcome = None
                 continue
             if isinstance(effect, Compute):
-                outcome = await (_run_handler_turn if run.plan.body is None else _run_compute)(run, effect)
+                outcome = await (_run_handler_turn if run.plan.body is None else _run_body_compute)(run, effect)
                 continue
             # Asked before each effect and not only by the timer: a model that answers without waiting never lets the
             # loop turn, so no timer fires.
             if run.must_stop():
-                outcome = run.refuse(effect)
+                outcome = run.make_stopped_outcome(effect)
                 continue
             if isinstance(effect, Gather):
                 outcome = await _perform_group(run, effect)
@@ -370,16 +372,16 @@ async def drive(machine: Generator[Any, Outcome | None, Finished], run: RunTask)
         machine.close()
 
 
-async def _run_compute(run: RunTask, effect: Compute) -> Single:
+async def _run_body_compute(run: RunTask, effect: Compute) -> Single:
     """Run work in a thread; if the run is stopped, stop the work and wait for it."""
     if run.must_stop():
         return run.make_stop()
     tree = run.tree
     # A body has the path of its call. What its sandbox keeps (a process, a loaded program) belongs to the run around
     # it, so that the next call of the same tool finds it warm.
-    kept = tree.runs.belongings.get(run.path.rpartition(".")[0])
+    kept = tree.runs.belongings.get_or_create(run.path.rpartition(".")[0])
     if effect.known is not None:
-        return _run_recorded_compute(run, effect, kept)
+        return _run_recorded_compute_in_place(run, effect, kept)
     run.busy = True
     work = asyncio.get_running_loop().run_in_executor(None, run_compute, effect, kept)
     try:
@@ -413,7 +415,7 @@ async def _run_handler_turn(run: RunTask, effect: Compute) -> Single:
     A handler that runs here is never stopped between two effects, since a stop is recorded at an effect. A running turn, which is
     recorded nowhere, may end, and the effect that it yields is refused; unless it takes too long.
     """
-    kept, ended_by_itself = run.tree.runs.belongings.get(run.path), threading.Event()
+    kept, ended_by_itself = run.tree.runs.belongings.get_or_create(run.path), threading.Event()
 
     def run_turn() -> Value | Failure:
         try:
@@ -445,10 +447,10 @@ async def _run_handler_turn(run: RunTask, effect: Compute) -> Single:
         run.busy = None
 
 
-def _run_recorded_compute(run: RunTask, effect: Compute, kept: RunObjects) -> Single:
-    """Return the outcome of recorded work, without a thread."""
+def _run_recorded_compute_in_place(run: RunTask, effect: Compute, run_objects: RunObjects) -> Single:
+    """Restore recorded work in the event loop's thread, and return its outcome; an exception stops the run."""
     try:
-        return run_compute(effect, kept)
+        return run_compute(effect, run_objects)
     except Exception as error:  # noqa: BLE001
         return run.stop_with_error(error)
 
@@ -466,10 +468,10 @@ async def _perform_alone(run: RunTask, item: Item) -> Single:
     run.busy = item
     try:
         if tree.suspension.is_replaying:
-            await tree.suspension.hold_new_effect(item, begins=True)
+            await tree.suspension.hold_effect_if_new(item, begins=True)
         await performer.begin((item,))
         if tree.suspension.is_replaying:
-            await tree.suspension.hold_new_effect(item, begins=False)
+            await tree.suspension.hold_effect_if_new(item, begins=False)
         if shows and began is None:
             # Who is shown a question can answer it: it is durable by now, and open before anybody gets to see it.
             began = _emit_start_events(tree, item)
@@ -477,9 +479,9 @@ async def _perform_alone(run: RunTask, item: Item) -> Single:
         if run.cancellation.task.cancelling():  # type: ignore[union-attr]  # it is driven
             run.record_outside_cancel()
     # The machine takes outcomes, and nothing else: an exception that went past it would leave a handler parked, calls
-    # without results, and a journal without an end. `_outcome_of_exception` sorts them: ours, the caller's, or a broken performer's.
+    # without results, and a journal without an end. `_outcome_from_exception` sorts them: ours, the caller's, or a broken performer's.
     except BaseException as error:  # noqa: BLE001
-        outcome = _outcome_of_exception(run, item, error, alone=True)
+        outcome = _outcome_from_exception(run, item, error, alone=True)
     finally:
         run.busy = None
     if direct is not None and began is not None and isinstance(effect, CallTool):
@@ -497,12 +499,12 @@ async def _perform_member(run: RunTask, item: Item) -> Single:
     outcome: Single
     try:
         if tree.suspension.is_replaying:
-            await tree.suspension.hold_new_effect(item, begins=False)
+            await tree.suspension.hold_effect_if_new(item, begins=False)
         outcome = await tree.performers.outermost.perform(item, tree)
     # As for a single effect, but what reaches this task is never a cancellation of the run: that reaches the run's own
     # task, which then cancels this one.
     except BaseException as error:  # noqa: BLE001
-        outcome = _outcome_of_exception(run, item, error, alone=False)
+        outcome = _outcome_from_exception(run, item, error, alone=False)
     _apply_outcome_to_tree(tree, item, outcome, began)
     return outcome
 
@@ -511,14 +513,14 @@ def _apply_outcome_to_tree(tree: DrivenTree, item: Item, outcome: Single, began:
     """Apply an outcome to the tree, and emit the end event of an effect whose start event was emitted (*began*)."""
     # Here, outside of all performers, since an answer that comes out of a record passes by those that would notice it.
     if isinstance(item.effect, AskPerson):
-        _record_permissions(tree, item.effect, outcome)
+        _record_permissions_and_limits(tree, item.effect, outcome)
     elif isinstance(item.effect, AwaitMessage):
         _remove_received_message(tree, item, outcome)
     if began is not None:
         _emit_end_events(tree, item, outcome, began)
 
 
-def _record_permissions(tree: DrivenTree, effect: AskPerson, outcome: Single) -> None:
+def _record_permissions_and_limits(tree: DrivenTree, effect: AskPerson, outcome: Single) -> None:
     """Record lasting permissions and raised limits from an outcome, live or replayed."""
     if not isinstance(outcome, Value):
         return
@@ -533,14 +535,14 @@ def _record_permissions(tree: DrivenTree, effect: AskPerson, outcome: Single) ->
 
 
 def _remove_received_message(tree: DrivenTree, item: Item, outcome: Single) -> None:
-    """Record that a run has received a message, live or replayed."""
+    """Remove the message that a run has received, live or replayed, from the waiting ones."""
     message = find_received_message(item, outcome)
     if message is not None:
         tree.mail.remove(message)
 
 
 def _is_already_asked(tree: DrivenTree, effect: AskPerson) -> bool:
-    """Return whether a question has a lasting answer, or another run asks it already, so that it is not shown."""
+    """Return whether a question is not shown: it has a lasting answer, or its limit was announced before, which is recorded here."""
     if effect.purpose == "limit":
         return not tree.questions.limits.announce_once(effect.questions[0])
     return all(map(tree.questions.has_answering_rule, effect.questions))
@@ -558,6 +560,7 @@ def _emit_start_events(tree: DrivenTree, item: Item) -> int:
 
 
 def _emit_end_events(tree: DrivenTree, item: Item, outcome: Single, began: int) -> None:
+    """Show the end of an effect that started at *began*, and forget its shown questions or deferred call."""
     duration_ms = tree.clock.now_ms() - began
     if isinstance(item.effect, CallTool) and tree.deferred.expected:
         tree.deferred.forget_call(item)
@@ -567,8 +570,8 @@ def _emit_end_events(tree: DrivenTree, item: Item, outcome: Single, began: int) 
         tree.emit(event)
 
 
-def _outcome_of_exception(run: RunTask, item: Item, error: BaseException, *, alone: bool) -> Single:
-    """Return the outcome of an effect that raised an exception."""
+def _outcome_from_exception(run: RunTask, item: Item, error: BaseException, *, alone: bool) -> Single:
+    """Return the stop as the outcome of an effect that raised an exception, which stops the run; members' cancellations do not."""
     if isinstance(error, asyncio.CancelledError):
         # A member's task is cancelled by `cut` or by its race; the run's own task has another count of cancellations,
         # which is not to be touched from here.
@@ -699,7 +702,7 @@ class _RunningGroup:
         return range(self._next, end)
 
     async def _admit_members(self) -> None:
-        """Admit the next members."""
+        """Begin the next members in order, and start those with room; while runs replay, new members are held first."""
         batch = self._find_admissible_members()
         items, tree = [self.items[index] for index in batch], self._run.tree
         if tree.suspension.is_replaying:
@@ -710,7 +713,7 @@ class _RunningGroup:
                 items, batch = known, range(batch.start, batch.start + len(known))
             else:
                 self._beginning = items[:1]
-                await tree.suspension.hold_new_effect(items[0], begins=True)
+                await tree.suspension.hold_effect_if_new(items[0], begins=True)
         if len(items) > 1:
             # A model call without room waits before it begins, and so before it is recorded as sent.
             count = tree.performers.count_startable(items)
@@ -741,14 +744,14 @@ class _RunningGroup:
                 task.add_done_callback(self._free_slot_and_start_members)
 
     async def _run_member(self, index: int) -> None:
-        """Perform one member and store its outcome."""
+        """Perform one member and store its outcome; it may stop a fail-fast group or win a race."""
         item = self.items[index]
         # Between `create_task` and this first line the loop has turned, and a stop may have come. The outcome stays
         # `None`, so it counts as never begun.
         if self._run.stopping is not None:
             return
         if self._group is not None:
-            self._group.register_start(item)
+            self._group.register_or_refuse_start(item)
         self.outcomes[index] = outcome = await _perform_member(self._run, item)
         if self._group is not None:
             self._group.stop_others_on_failure(outcome)

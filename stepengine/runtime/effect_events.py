@@ -81,7 +81,7 @@ def _make_spawn_event(item: Item, effect: Spawn, at: At) -> Event:
         child_path=child_path(item.path, effect.seq),
         prompt=effect.prompt,
         params=effect.params,
-        display_name=_display_name(item, effect),
+        display_name=_find_child_display_name(item, effect),
         parent_agent_id=item.plan.definition.id,
         only_child=effect.of == 1,
         of=effect.of,
@@ -112,7 +112,7 @@ name of the function, the path of the child, the category of the tool.
 """
 
 
-def _tool_category(item: Item, tool: str) -> str:
+def _get_tool_category(item: Item, tool: str) -> str:
     """Return the category of a tool of the run, or ``""`` for an unknown tool."""
     binding = item.plan.tools.get(tool)
     return "" if binding is None else binding.spec.category
@@ -129,7 +129,7 @@ def _make_permission_event(
         input=question.details,
         preview=question.preview,
         remember=question.remember,
-        category=_tool_category(item, question.tool_name or ""),
+        category=_get_tool_category(item, question.tool_name or ""),
     )
 
 
@@ -138,7 +138,7 @@ def _make_model_end_events(item: Item, outcome: Single, at: At) -> list[Event]:
     if isinstance(outcome, Value):
         reply: ModelReply = outcome.value
         return [ModelFinished(**at, model=effect.request.model, reply=reply, call_ids=_predict_call_ids(effect, reply))]
-    error, kind = _error_text(outcome), _error_kind(outcome)
+    error, kind = _get_error_text(outcome), _get_error_kind(outcome)
     return [ModelFinished(**at, model=effect.request.model, error=error, kind=kind)]
 
 
@@ -176,7 +176,7 @@ def _make_spawn_end_events(item: Item, outcome: Single, _: At) -> list[Event]:
 
 def _make_function_end_events(item: Item, outcome: Single, at: At) -> list[Event]:
     effect: CallFunction = item.effect  # type: ignore[assignment]
-    return [PerformFinished(**at, name=effect.call.name, error=_error_text(outcome))]
+    return [PerformFinished(**at, name=effect.call.name, error=_get_error_text(outcome))]
 
 
 def _make_wait_end_events(item: Item, outcome: Single, at: At) -> list[Event]:
@@ -199,7 +199,7 @@ def make_child_end_events(item: Item, outcome: Single) -> list[Event]:
     """Return the events for the end of a child, in the background or not."""
     effect = item.effect
     assert isinstance(effect, Spawn)  # noqa: S101
-    child = _child_result(outcome) or ChildResult(agent_id=effect.agent_id, status=_child_status(outcome))
+    child = _find_child_result(outcome) or ChildResult(agent_id=effect.agent_id, status=_status_from_outcome(outcome))
     is_waiting = child.status is RunStatus.SUSPENDED
     return [
         AgentFinished(
@@ -211,26 +211,26 @@ def make_child_end_events(item: Item, outcome: Single) -> list[Event]:
             usage=child.usage,
             cost=child.cost,
             text=child.text,
-            error="" if is_waiting else child.why or _error_text(outcome),
+            error="" if is_waiting else child.why or _get_error_text(outcome),
             is_background=effect.is_background,
         )
     ]
 
 
-def _display_name(item: Item, effect: Spawn) -> str:
+def _find_child_display_name(item: Item, effect: Spawn) -> str:
     if effect.definition is not None:
         name: str = effect.definition.display_name
         return name
     return (item.plan.agents or {}).get(effect.agent_id, effect.agent_id)
 
 
-def _error_text(outcome: Single) -> str:
+def _get_error_text(outcome: Single) -> str:
     if isinstance(outcome, Failure):
         return outcome.error.message
     return STOPPED if isinstance(outcome, Stop) else ""
 
 
-def _error_kind(outcome: Single) -> str:
+def _get_error_kind(outcome: Single) -> str:
     """Return the class of an outcome's error, or the kind of a stop without one; ``""`` for a value."""
     if isinstance(outcome, Stop) and outcome.error is None:
         return outcome.kind
@@ -253,17 +253,17 @@ def _make_substitute_result(outcome: Single) -> ToolResult:
     if isinstance(outcome, Stop) and outcome.kind == "suspended":
         # The body of a tool waits for somebody, and goes on where it is.
         return ToolResult.make_pending(outcome.questions[0].id if outcome.questions else "")
-    return ToolResult.error(_error_text(outcome), status="cancelled" if isinstance(outcome, Stop) else "error")
+    return ToolResult.error(_get_error_text(outcome), status="cancelled" if isinstance(outcome, Stop) else "error")
 
 
-def _child_result(outcome: Single) -> ChildResult[object] | None:
+def _find_child_result(outcome: Single) -> ChildResult[object] | None:
     if isinstance(outcome, Value):
         child: ChildResult[object] = outcome.value
         return child
     return outcome.child if isinstance(outcome, Stop) else None
 
 
-def _child_status(outcome: Single) -> RunStatus:
+def _status_from_outcome(outcome: Single) -> RunStatus:
     if isinstance(outcome, Stop):
         return RunStatus.SUSPENDED if outcome.kind == "suspended" else RunStatus.CANCELLED
     return RunStatus.FAILED

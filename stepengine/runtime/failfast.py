@@ -19,7 +19,7 @@ from stepengine.data.messages import ToolResult
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.state import ChildResult, RunStatus, mark_suspended_as_cancelled
 from stepengine.errors import AgentError, RaceLost
-from stepengine.machine.plan import stopped_body_result
+from stepengine.machine.plan import make_stopped_body_result
 from stepengine.runtime.performer import IO, Item, Performer, child_path
 from stepengine.runtime.suspension import TreeWithSuspension, list_waits
 
@@ -60,7 +60,7 @@ class FailFastGroup:
     def __exit__(self, *_: object) -> None:
         self._group_stopper.unwatch_children(self._children.values())
 
-    def register_start(self, item: Item) -> None:
+    def register_or_refuse_start(self, item: Item) -> None:
         """Register a member that starts; after a failure it is refused, or stopped if another process started it."""
         address = item.address
         self._begun.add(address)
@@ -71,7 +71,7 @@ class FailFastGroup:
             self._group_stopper.stop_children([self._children[address]])
 
     def stop_others_on_failure(self, outcome: Single) -> None:
-        """Handle the end of a member; the first failure stops the others."""
+        """Stop the other started children if *outcome* is the first failure of a member."""
         if self._gone or not has_failed(outcome):
             return
         self._gone = True
@@ -116,18 +116,18 @@ class StopOnFailure:
         return lost is not None and lost.done()
 
     def watch_children(self, paths: Iterable[str]) -> None:
-        """Watch the children at these paths."""
+        """Let ``stop_children`` stop the children at *paths* from now on."""
         loop = asyncio.get_running_loop()
         self._watched.update({path: loop.create_future() for path in paths})
 
     def unwatch_children(self, paths: Iterable[str]) -> None:
-        """Stop watching the children at these paths."""
+        """Forget the children at *paths*, whose group has ended."""
         for path in paths:
             self._watched.pop(path, None)
             self._stopped_by.pop(path, None)
 
     def stop_children(self, paths: Iterable[str]) -> None:
-        """Stop the children at these paths."""
+        """Stop the watched children at *paths* by the effects that they perform now or next."""
         for path in paths:
             self._watched[path].set_result(None)
 
@@ -171,8 +171,9 @@ class StopOnFailure:
         return Stop("cancelled", outcome.at, child=outcome.value)
 
     async def _perform_interruptibly(self, item: Item, io: IO, signals: Sequence[asyncio.Future[None]]) -> Single:
+        """Perform an effect, or cancel it and return a stop once one of *signals* is done."""
         if any(signal.done() for signal in signals):
-            return self._record_stop(item, signals)
+            return self._make_stop_with_cause(item, signals)
         # A task, since only a task can be cut off by somebody else than who awaits it. Only effects below a watched
         # group pay for one.
         work = asyncio.ensure_future(self._inner.perform(item, io))
@@ -183,7 +184,7 @@ class StopOnFailure:
             if not work.done():
                 await _cancel_and_wait(work)
         return (
-            attrs.evolve(self._record_stop(item, signals), begun=io.find_stopped_call_usage(item))
+            attrs.evolve(self._make_stop_with_cause(item, signals), begun=io.find_stopped_call_usage(item))
             if work.cancelled()
             else work.result()
         )
@@ -205,7 +206,7 @@ class StopOnFailure:
                 self._racing.pop(address, None)
 
     def cancel_race_losers(self, items: Iterable[Item]) -> None:
-        """Cancel the losers of a race."""
+        """Notify the members *items* that they have lost their race, so that each is cancelled."""
         for item in items:
             lost = self._racing[item.address]
             if not lost.done():
@@ -229,7 +230,7 @@ class StopOnFailure:
         if not isinstance(outcome, Stop) or outcome.kind != "suspended":
             return outcome
         # Another one may have won at the moment at which this one was suspended: then there is nothing to wait for.
-        if not lost.done() and not await self._tree.suspension.wait_for_first(
+        if not lost.done() and not await self._tree.suspension.wait_for_first_or_suspension(
             item, list_waits(item), lambda: asyncio.shield(lost)
         ):
             return outcome
@@ -257,7 +258,8 @@ class StopOnFailure:
             if not work.done():
                 await _cancel_and_wait(work)
 
-    def _record_stop(self, item: Item, signals: Sequence[asyncio.Future[None]]) -> Stop:
+    def _make_stop_with_cause(self, item: Item, signals: Sequence[asyncio.Future[None]]) -> Stop:
+        """Return the stop for an effect, and record which of *signals* stopped its run."""
         self._stopped_by[item.path] = next(signal for signal in signals if signal.done())
         return Stop("cancelled", self._now())
 
@@ -273,7 +275,7 @@ def make_race_loss_outcome(item: Item, now: int, outcome: Stop | None = None) ->
         body = None if outcome is None else outcome.body
         if body is not None:
             body = attrs.evolve(body, children=tuple(map(mark_suspended_as_cancelled, body.children)), questions=())
-        return Value(stopped_body_result(), now, body=body)
+        return Value(make_stopped_body_result(), now, body=body)
     if isinstance(effect, CallTool):
         text = "Cancelled: something else came first; it may have had effects."
         return Value(ToolResult.error(text, status="cancelled"), now)

@@ -112,12 +112,12 @@ class TurnSequence:
         else:
             self._callbacks.append(callback)
 
-    def add_message(self, message: UserMessage) -> None:
+    def deliver_or_start_turn(self, message: UserMessage) -> None:
         """Add a user message to the running turn, or start the next turn with it. May be called from any thread."""
         if self._turns is None:
             self.tree.inboxes.root.append(message)
         elif self._is_in_loop():
-            self._deliver_or_start_turn(message)
+            self._deliver_or_start_turn_in_loop(message)
         elif self._loop.is_closed():
             msg = (
                 f"the event loop of the run {self.tree.root.state.run_id!r} is closed, so no turn can start; start another run "
@@ -132,7 +132,7 @@ class TurnSequence:
         self.is_closing = True
         self.tree.hub.is_kept_open = False
         self.tree.root.stop(Stop("shutdown"))
-        self.call_in_loop(self._end_if_done)
+        self.call_in_loop(self._end_subscriptions_if_done)
 
     def call_in_loop(self, call: Callable[..., object], *arguments: object) -> None:
         """Call a function in the event loop of the turns: directly if the caller is in it."""
@@ -154,7 +154,8 @@ class TurnSequence:
             # Whoever attended kept a run here that only waits.
             self.tree.suspension.release_or_suspend()
 
-    def _deliver_or_start_turn(self, message: UserMessage) -> None:
+    def _deliver_or_start_turn_in_loop(self, message: UserMessage) -> None:
+        """In the event loop, add a message to the running turn or start the next one with it; after the last turn it is dropped."""
         if not self.task.done():
             self.tree.inboxes.root.append(message)
         elif not self.done:
@@ -163,19 +164,21 @@ class TurnSequence:
     def _deliver_or_warn(self, message: UserMessage) -> None:
         """Deliver a message from another thread; one that cannot start a turn stays unread."""
         try:
-            self._deliver_or_start_turn(message)
+            self._deliver_or_start_turn_in_loop(message)
         except StepEngineError as error:
             self.tree.inboxes.root.append(message)
             self._warn_of_unread_text(error)
 
     def _start_next_turn(self, text: str) -> None:
+        """Start the turn that answers *text*, in the context in which the handle was made."""
         turns, last = self._turns, self.task.result()
         assert turns is not None  # noqa: S101 - a handle that is not kept open has one
         # As the first turn: not in the context of whoever happens to send the text, which may be another run's.
         self._context.copy().run(lambda: self._start_turn(*turns(last, text)))
 
     def _on_turn_end(self, _: asyncio.Task[RunResult]) -> None:
-        self._end_if_done()
+        """Start the next turn with the texts that arrived too late, if there are any and another turn can follow."""
+        self._end_subscriptions_if_done()
         late = [message.text for message in self.tree.inboxes.root]
         if self.done or not late:
             return
@@ -188,15 +191,17 @@ class TurnSequence:
             inbox.clear()
 
     def _warn_of_unread_text(self, error: StepEngineError) -> None:
+        """Log, and show as an event, that a text could not start another turn."""
         text = f"the text sent after the turn ended could not start another turn: {error.message}"
         LOGGER.warning(text)
         self.tree.hub.emit(Warned(message=text))
 
-    def _end_if_done(self) -> None:
+    def _end_subscriptions_if_done(self) -> None:
+        """End the event stream and call the callbacks of ``on_end``, if no further turn can follow."""
         if not self.done:
             return
         self.tree.hub.is_kept_open = False
-        self.tree.hub.end_subscriptions()
+        self.tree.hub.end_stream_unless_kept_open()
         while self._callbacks:
             self._callbacks.pop()()
 
@@ -286,7 +291,7 @@ class RunHandle(Generic[Out]):
     @property
     def epoch(self) -> str:
         """The prefix of the ``id`` of this handle's events."""
-        return self._tree.hub.numbers.draw_epoch()
+        return self._tree.hub.numbers.ensure_epoch()
 
     @property
     def done(self) -> bool:
@@ -393,7 +398,7 @@ class RunHandle(Generic[Out]):
         if why := find_length_problem(text):
             msg = f"the text for the run {self.run_id!r} is too long: {why}; write it to a file and send its path"
             raise InputError(msg, issues=(why,))
-        self._turns.add_message(message)
+        self._turns.deliver_or_start_turn(message)
 
     @property
     def unread(self) -> tuple[str, ...]:
@@ -469,7 +474,7 @@ class RunHandle(Generic[Out]):
             InputError: when it is over 1 MiB, or the call was given another result.
             JournalError: when it cannot be kept.
         """
-        place = self._tree.deferred.find_call_place(tool_call_id, path)
+        place = self._tree.deferred.get_call_address(tool_call_id, path)
         message = make_result_message(place, result)
         is_new = self._tree.mail.send(message)
         self._turns.call_in_loop(self._tree.mail.apply, message)
@@ -532,6 +537,7 @@ def _format_call_label(item: Item) -> str:
 
 
 async def _iterate_attended(turns: TurnSequence, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
+    """Yield *events*; meanwhile their reader counts as one who can answer questions."""
     turns.change_attendant_count(1)
     try:
         async for event in events:

@@ -334,7 +334,7 @@ class EventBuffer:
         self.start = 0
 
     def put(self, event: Event) -> None:
-        """Store *event*, the newest one."""
+        """Store *event* as the newest; drop the deltas of a model call that it ends, and the oldest events over the limits."""
         if isinstance(event, DELTAS):
             self._append_delta(event)
         else:
@@ -363,6 +363,7 @@ class EventBuffer:
                 yield entry
 
     def _append_delta(self, delta: Delta) -> None:
+        """Add a delta to the stored ones that it continues, or store it as a new entry."""
         # By call, since the deltas of one call are forgotten together, when the event comes that holds them whole.
         keys = self._flows.setdefault((delta.path, delta.seq), [])
         flow = self._entries[keys[-1]][0] if keys and keys[-1] in self._entries else None
@@ -383,6 +384,7 @@ class EventBuffer:
         self._entries.move_to_end(flow.key)
 
     def _forget_deltas(self, path: str, seq: int) -> None:
+        """Drop the stored deltas of a model call."""
         for key in self._flows.pop((path, seq), ()):
             if key in self._entries:
                 self._remove_entry(key)
@@ -441,17 +443,17 @@ class StreamPosition:
     index: int
 
 
-def parse_event_id(after: object, *, like: str = "5d0c2a17") -> StreamPosition:
+def parse_event_id(event_id: object, *, example_epoch: str = "5d0c2a17") -> StreamPosition:
     """
-    Parse an event's id; *like* is an epoch for the example in an error.
+    Parse an event's id; *example_epoch* is an epoch for the example in an error.
 
     Raises:
         StepEngineError: when it is not an id of an event.
     """
-    epoch, _, index = after.partition("-") if isinstance(after, str) else ("", "", "")
+    epoch, _, index = event_id.partition("-") if isinstance(event_id, str) else ("", "", "")
     is_epoch = len(epoch) == 2 * EPOCH_BYTES and EPOCH_DIGITS.issuperset(epoch)
     if not (is_epoch and index.isascii() and index.isdigit() and len(index) <= MAX_INDEX_DIGITS):
-        msg = f"after={after!r} is not the id of an event; write one like {like}-0"
+        msg = f"after={event_id!r} is not the id of an event; write one like {example_epoch}-0"
         raise StepEngineError(msg)
     return StreamPosition(epoch, int(index))
 
@@ -472,7 +474,7 @@ class WatcherFailures:
         self.on_crash: Callable[[BaseException], Any] | None = None
 
     def record_failure(self, receiver: Receiver, event: Event, error: BaseException) -> None:
-        """Record that an observer raised an exception at *event*."""
+        """Record that an observer raised *error* at *event*, with a warning if it is dropped; any other receiver's error is raised."""
         if not isinstance(receiver, Watcher):
             raise error
         try:
@@ -517,7 +519,7 @@ class TreeLogger:
         self._labels.pop(path, None)
 
     def write(self, event: LogLine | ToolLog, data: object = None, *, step: int = 0) -> None:
-        """Write a log line to the engine's logger, without showing an event."""
+        """Write a redacted line to the engine's logger, without showing an event; an error of the logger does not end the run."""
         label = self._labels.get(event.path) or RunLabel("", "")
         # A cheap look for the beginnings of what is known; the thorough one copies, and hardly a line needs it.
         if KNOWN.may_contain_secret(f"{event.message} {data!r}"):
@@ -538,7 +540,7 @@ class EventNumbers:
 
     Attributes:
         run_id: The root run's id.
-        drawn_epoch: The epoch; ``""`` until ``draw_epoch`` is called.
+        drawn_epoch: The epoch; ``""`` until ``ensure_epoch`` is called.
         next_index: The index of the next event.
     """
 
@@ -548,8 +550,8 @@ class EventNumbers:
         self.run_id = self.drawn_epoch = ""
         self.next_index = 0
 
-    def draw_epoch(self) -> str:
-        """Return the id of this stream, random per process that drives the run; never recorded."""
+    def ensure_epoch(self) -> str:
+        """Return the epoch of this stream, drawn at random by the first call; each process that drives the run has its own."""
         # Drawn when first needed: a run that nobody watches asks the system for no random bytes. It is not the run's
         # own chance, which a replay repeats: two processes that drive one run after each other must have different
         # ones, or a reader that reconnects would be given the events behind another one's place.
@@ -572,8 +574,8 @@ class EventNumbers:
         Raises:
             StepEngineError: when it is not the id of an event so far.
         """
-        epoch = self.draw_epoch()
-        position = parse_event_id(event_id, like=epoch)
+        epoch = self.ensure_epoch()
+        position = parse_event_id(event_id, example_epoch=epoch)
         # The process that gave this id has ended, and another one continues the run: its numbers count other events. So
         # the reader gets all that there is, and is notified.
         if position.epoch != epoch:
@@ -596,7 +598,7 @@ class NewsFilter:
         self._is_news = is_news
         self._held_starts: dict[str, Event] = {}
 
-    def select(self, event: Event) -> Iterator[Event]:
+    def select_news(self, event: Event) -> Iterator[Event]:
         """
         Yield *event* if it is news, after the starts of the steps around it.
 
@@ -675,7 +677,7 @@ class Hub:
         self.is_kept_open = False
         self.watched = bool(self._receivers)
         if self.watched:
-            self.numbers.draw_epoch()
+            self.numbers.ensure_epoch()
         self.only: Subscription | None = None
         self._news: NewsFilter | None = None
         self._ring: EventBuffer | None = None
@@ -685,7 +687,7 @@ class Hub:
 
     def set_run_id(self, run_id: str) -> None:
         """Use *run_id* in the ids of all later events."""
-        self.index_waiting_events()
+        self.redact_and_index_waiting()
         self.numbers.run_id = run_id
 
     def set_news_filter(self, is_news: Callable[[Event], bool] | None) -> None:
@@ -703,21 +705,21 @@ class Hub:
         """Send events to another receiver from now on."""
         # Set only by those who watch, and asked before events are made: a run that nobody watches makes none of its
         # steps (performance:Q2).
-        self.numbers.draw_epoch()
+        self.numbers.ensure_epoch()
         self.watched = True
         self._receivers.append(receiver)
         self._reset_only_reader()
 
     def _reset_only_reader(self) -> None:
         """Update the only reader: the subscription that is the only receiver, if there is one."""
-        self.index_waiting_events()
+        self.redact_and_index_waiting()
         reader = self._receivers[0] if len(self._receivers) == 1 and self._news is None else None
         self.only = reader if isinstance(reader, Subscription) else None
         if self.only is not None:
             self.only.indexed = len(self.only.queue)
 
-    def index_waiting_events(self) -> None:
-        """Redact, index and join the events that wait for the only reader."""
+    def redact_and_index_waiting(self) -> None:
+        """Redact, index and join the events that wait for the only reader; do nothing without such a reader."""
         reader = self.only
         if reader is None or reader.indexed == len(reader.queue):
             return
@@ -753,26 +755,28 @@ class Hub:
             queue = reader.queue  # type: ignore[union-attr]
             if len(queue) < MAX_QUEUED_EVENTS:
                 if isinstance(event, NOTED):
-                    self._apply_event(event)
+                    self._update_root_or_log(event)
                 elif isinstance(event, DELTAS) and len(queue) > LAG_EVENTS and isinstance(queue[-1], JOINED_TO):
                     self._mark_joinable(reader)  # type: ignore[arg-type]
                 queue.append(event)
                 return
-            self.index_waiting_events()
+            self.redact_and_index_waiting()
         # The two usual cases cost one look each: a run that is not resumed has only news, and a process that knows no
         # secrets has nothing to look for. One that knows its keys, as most do, looks at an event once and shows it from
-        # here: through `_redact_news` it would take a generator and a second call.
+        # here: through `_select_and_redact_news` it would take a generator and a second call.
         if not is_clean and (
             news is not None or (GIVEN.names and not self._event_redactor.can_pass_unchanged((event,)))
         ):
-            for clean in self._event_redactor.redact_event(event) if news is None else self._redact_news(event, news):
+            for clean in (
+                self._event_redactor.redact_event(event) if news is None else self._select_and_redact_news(event, news)
+            ):
                 self.emit(clean, True)
             return
         if isinstance(event, NOTED):
-            self._apply_event(event)
+            self._update_root_or_log(event)
         if self.watched:
             if is_queued:
-                self.index_waiting_events()
+                self.redact_and_index_waiting()
             # As `EventNumbers.assign_ids`, without a call for each event of a watched run.
             numbers = self.numbers
             object.__setattr__(event, "run_id", numbers.run_id)
@@ -793,12 +797,12 @@ class Hub:
         """Mark that deltas may join among the waiting events of a reader that is behind; join them by the hundred."""
         # Joined by the hundred, at half of what it takes one by one.
         if len(reader.queue) - reader.indexed > LAG_EVENTS:
-            self.index_waiting_events()
+            self.redact_and_index_waiting()
         reader.joins = True
 
-    def _redact_news(self, event: Event, news: NewsFilter) -> Iterator[Event]:
+    def _select_and_redact_news(self, event: Event, news: NewsFilter) -> Iterator[Event]:
         """Yield the redacted news in an event of a resumed run."""
-        for one in news.select(event):
+        for one in news.select_news(event):
             # One event may become several: what deltas of that run had held back goes out in front of it.
             yield from self._event_redactor.redact_event(one) if GIVEN.names else (one,)
 
@@ -811,7 +815,7 @@ class Hub:
         if self._last is not None:
             return
         # What waits may hold something back, too.
-        self.index_waiting_events()
+        self.redact_and_index_waiting()
         for clean in self._event_redactor.flush():
             self.emit(clean, True)
         # The result is the caller's and passes as it is, secrets and all; who makes JSON of the event gets it clean.
@@ -819,9 +823,9 @@ class Hub:
         if not self.is_kept_open:
             self._last = event
         self.emit(event, True)
-        self.end_subscriptions()
+        self.end_stream_unless_kept_open()
 
-    def end_subscriptions(self) -> None:
+    def end_stream_unless_kept_open(self) -> None:
         """Drop the history and the held events of the ended run; end all subscriptions unless the hub is kept open."""
         self.root.history = None
         if self._news is not None:
@@ -859,7 +863,7 @@ class Hub:
         elif self._last is not None:
             if not self._last.epoch:
                 # Nobody watched when it was shown, so it has no id yet.
-                self.numbers.draw_epoch()
+                self.numbers.ensure_epoch()
                 self.numbers.assign_ids(self._last)
             subscription.put(self._last)
         if self._is_over:
@@ -875,8 +879,8 @@ class Hub:
             self.watched = bool(self._receivers)
             self._reset_only_reader()
 
-    def _apply_event(self, event: Event) -> None:
-        """Update the state of the root run from an event, or log it."""
+    def _update_root_or_log(self, event: Event) -> None:
+        """Update the state of the root run from an event, or write it to the log."""
         match event:
             case PhaseChanged(path=""):
                 self.root.phase = event.phase
@@ -965,14 +969,14 @@ class Subscription:
         if (
             count <= self._behind
             or (count < self._limit and not isinstance(event, DELTAS))
-            or self._needs_own_entry(event)
+            or self._join_or_make_room(event)
         ):
             queue.append(event)
             if self.waiter is not None:
                 self._wake()
 
-    def _needs_own_entry(self, event: Event) -> bool:
-        """Return whether an event for a reader that is behind needs an entry of its own."""
+    def _join_or_make_room(self, event: Event) -> bool:
+        """Join an event to the last one, or make room for it; return whether to queue it, False if it was joined or dropped."""
         is_delta = isinstance(event, DELTAS)
         if is_delta and self._join_to_last(event):
             return False
@@ -1008,7 +1012,7 @@ class Subscription:
         """End the iteration and drop the waiting events."""
         # What is forgotten had a place in the stream, and nobody else's event gets it.
         if self._hub.only is self:
-            self._hub.index_waiting_events()
+            self._hub.redact_and_index_waiting()
         self.queue.clear()
         self._held.clear()  # whoever iterates it gets nothing more
         self.end()
@@ -1032,7 +1036,7 @@ class Subscription:
         queue, hub = self.queue, self._hub
         if hub.only is self:
             if self.indexed != len(queue):
-                hub.index_waiting_events()
+                hub.redact_and_index_waiting()
             self.indexed = max(0, len(queue) - BATCH_EVENTS)
         if len(queue) <= BATCH_EVENTS:
             taken = queue.copy()
@@ -1065,13 +1069,14 @@ class Subscription:
         """Return the event that reports the dropped events, and reset the count."""
         numbers = self._hub.numbers
         event = EventsDropped(
-            count=self._dropped, reason=self._reason, run_id=numbers.run_id, epoch=numbers.draw_epoch()
+            count=self._dropped, reason=self._reason, run_id=numbers.run_id, epoch=numbers.ensure_epoch()
         )
         # Told once and then counted anew: the reader knows what it missed since the last time.
         self._dropped, self._reason, self._has_lost = 0, "buffer", False
         return event
 
     def _wake(self) -> None:
+        """Wake the reader if it waits for an event."""
         waiter, self.waiter = self.waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)

@@ -37,7 +37,7 @@ from stepengine.errors import LimitExceeded, ModelError, StepEngineError
 from stepengine.machine.plan import RunPlan
 from stepengine.runtime.performer import IO, ForwardingIO, Item, Performer, RoomWait, child_path
 from stepengine.runtime.prices import Prices
-from stepengine.runtime.sizes import estimated_tokens
+from stepengine.runtime.sizes import estimate_request_tokens
 
 NOTICE_AFTER_CALLS = 3
 """Two equal calls in a row are common, such as a retry; the third is worth a notice to observers."""
@@ -321,7 +321,7 @@ class Refusals:
     """
     The effects that must not start, with the reasons.
 
-    A performer outside of the gate calls ``refuse`` before the effect is performed; the gate calls ``pop_error``.
+    A performer outside of the gate calls ``refuse`` before the effect is performed; the gate calls ``pop_refusal_error``.
 
     Attributes:
         errors: The reasons, by address; mostly there are none.
@@ -333,11 +333,11 @@ class Refusals:
         self.errors: dict[tuple[str, int], StepEngineError] = {}
 
     def refuse(self, path: str, effects: Iterable[Leaf], error: StepEngineError) -> None:
-        """Refuse *effects* of the run at *path* before they start."""
+        """Store *error* as the reason why *effects* of the run at *path* must not start."""
         self.errors.update({(path, effect.seq): error for effect in effects})
 
-    def pop_error(self, item: Item) -> StepEngineError | None:
-        """Remove and return the error that refuses an effect; ``None`` also if the effect is recorded as started."""
+    def pop_refusal_error(self, item: Item) -> StepEngineError | None:
+        """Remove the error that refuses an effect, and return it; ``None`` without one, or if the effect is recorded as started."""
         error = self.errors.pop(item.address, None)
         return None if item.has_begun else error
 
@@ -353,10 +353,11 @@ class LimitGate:
 
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
         """Refuse an effect or pass it on."""
-        error = self._refusals.pop_error(item) if self._refusals.errors else None
+        error = self._refusals.pop_refusal_error(item) if self._refusals.errors else None
         return self._inner.perform(item, io) if error is None else self._make_refusal_outcome(item, error)
 
     async def _make_refusal_outcome(self, item: Item, error: StepEngineError) -> Single:
+        """Return a failure, or for a child whose refusal its caller reads as a result, a failed or cancelled result."""
         if not isinstance(item.effect, Spawn) or item.effect.is_background or _is_raised_in_handler(item.effect, error):
             return Failure(error, self._now())
         status = RunStatus.FAILED if isinstance(error, LimitExceeded) else RunStatus.CANCELLED
@@ -405,12 +406,12 @@ class CallQueue:
         """Return whether a call would run at once."""
         return not self._line and call.ledger.has_room(call.estimate)
 
-    def start_or_queue(self, call: MeteredCall) -> None:
-        """Start or refuse a call, or put it in line."""
+    def start_refuse_or_queue(self, call: MeteredCall) -> None:
+        """Start a call that has room, refuse one that never will by its ``error``, or put it in line."""
         call.error = call.find_room_error()
         if call.error is None:
             if self.has_room(call):
-                self._run(call)
+                self._mark_running(call)
             else:
                 call.turn = asyncio.get_running_loop().create_future()
                 self._line.append(call)
@@ -445,11 +446,11 @@ class CallQueue:
                 if call.error is None:
                     if not call.ledger.has_room(call.estimate):
                         return
-                    self._run(call)
+                    self._mark_running(call)
                 call.turn.set_result(None)
             del self._line[0]
 
-    def _run(self, call: MeteredCall) -> None:
+    def _mark_running(self, call: MeteredCall) -> None:
         call.is_running = True
         call.ledger.count_call(call.estimate, 1)
 
@@ -458,7 +459,7 @@ def estimate_call(
     request: ModelRequest, prices: Prices, find_output_limit: Callable[[ModelRequest], int | None]
 ) -> CallEstimate:
     """Return how much a model call may use: its estimated prompt and its longest reply."""
-    model, prompt, named = request.model, estimated_tokens(request), request.settings.max_tokens or 0
+    model, prompt, named = request.model, estimate_request_tokens(request), request.settings.max_tokens or 0
     longest = find_output_limit(request)
     cost = prices.compute_usage_cost(model, Usage(input_tokens=prompt, output_tokens=named))
     if longest is None:
@@ -474,7 +475,7 @@ class _MeteredIO(ForwardingIO):
     _settle: Callable[[Usage | None], RoomWait | None]
 
     def report_failed_attempt(self, failure: Failure, usage: Usage | None) -> RoomWait | None:
-        """Pass on a failed attempt, and settle it."""
+        """Report a failed attempt and count its usage; return the wait for room before the next one, or ``None``."""
         super().report_failed_attempt(failure, usage)
         return self._settle(usage)
 
@@ -557,7 +558,7 @@ class UsageMeter:
             return self._perform_metered(item, io)
         return self._inner.perform(item, io)
 
-    def release_run(self, path: str) -> None:
+    def release_run_reservations(self, path: str) -> None:
         """Release the reservations of an ended run."""
         for by_model in self._admitted.pop(path, {}).values():
             self._ledgers.get_ledger(path).count_children(-1, by_model=by_model)
@@ -569,6 +570,7 @@ class UsageMeter:
         self._queue.start_waiting_calls()
 
     def _get_record_state(self, item: Item) -> RecordState:
+        """Return whether the record has the outcome of an effect, or its start; ``"new"`` without a record."""
         return "new" if self._find_record is None else self._find_record(item)
 
     def _make_metered_call(self, item: Item) -> MeteredCall | None:
@@ -591,7 +593,7 @@ class UsageMeter:
         # What a record answers is paid for. What it has the start of may have to wait until all runs have reached the end of
         # their records, so it reserves nothing before it is performed.
         if state == "new":
-            self._queue.start_or_queue(call)
+            self._queue.start_refuse_or_queue(call)
             self._refuse_if_error(item, call)
         elif state == "begun":
             call.is_late = True
@@ -602,6 +604,7 @@ class UsageMeter:
             self._refusals.refuse(item.path, (item.effect,), call.error)
 
     async def _begin_after_turn(self, item: Item, call: MeteredCall) -> None:
+        """Wait until a model call runs or is refused, then begin it; a cancelled wait is not metered."""
         try:
             await self._wait_for_turn(item, call)
         except BaseException:
@@ -610,6 +613,7 @@ class UsageMeter:
         await self._inner.begin((item,))
 
     async def _wait_for_turn(self, item: Item, call: MeteredCall) -> None:
+        """Wait until a model call runs or is refused; a refusal is registered for the gate."""
         await self._queue.wait_for_turn(call)
         self._refuse_if_error(item, call)
 
@@ -617,7 +621,7 @@ class UsageMeter:
         """Count a child that a model requested, or refuse it alone."""
         ledger = self._ledgers.get_ledger(item.path)
         limits = ledger.limits
-        error = _find_depth_error(child_path(item.path, effect.seq), limits) or _count_child_of_call(
+        error = _find_depth_error(child_path(item.path, effect.seq), limits) or _count_child_or_find_error(
             effect, limits, spawned
         )
         error = error or ledger.admit_children(1, by_model=True)
@@ -646,7 +650,7 @@ class UsageMeter:
         path = first.path
         error = _find_depth_error(child_path(path, spawns[0].seq), ledger.limits)
         if error is not None and spawns[0].is_hand_off:
-            error = _explain_hand_off_limit(spawns[0], error)
+            error = _make_hand_off_limit_error(spawns[0], error)
         if error is not None:
             self._refusals.refuse(path, spawns, error)
             return
@@ -670,15 +674,16 @@ class UsageMeter:
         return outcome
 
     async def _perform_metered(self, item: Item, io: IO) -> Single:
+        """Perform a model call once it has room, and count what it used, also if it is cancelled."""
         call = self._calls[item.path].pop(item.effect.seq)
         if call.is_late:
-            self._queue.start_or_queue(call)
+            self._queue.start_refuse_or_queue(call)
             self._refuse_if_error(item, call)
         if call.turn is not None:
             await self._wait_for_turn(item, call)
         tokens, cost = call.estimate.tokens, call.estimate.cost or FREE
         used: tuple[int, Decimal] = (0, FREE)
-        metered = _MeteredIO(io, partial(self._settle_attempt, item, call))
+        metered = _MeteredIO(io, partial(self._settle_and_requeue_call, item, call))
         try:
             outcome = await self._inner.perform(item, metered)
             used = self._compute_call_usage(item, outcome, tokens, cost)
@@ -695,7 +700,7 @@ class UsageMeter:
             self._queue.end_call(call)
         return outcome
 
-    def _settle_attempt(self, item: Item, call: MeteredCall, usage: Usage | None) -> RoomWait | None:
+    def _settle_and_requeue_call(self, item: Item, call: MeteredCall, usage: Usage | None) -> RoomWait | None:
         """Count the usage of a failed attempt, if it had any; then the next attempt waits for room like a new call."""
         if usage is None or not usage.total_tokens:
             return None
@@ -703,10 +708,11 @@ class UsageMeter:
         call.settled = call.settled[0] + usage.total_tokens, call.settled[1] + cost
         call.ledger.add_usage(usage.total_tokens, cost)
         self._queue.end_call(call)
-        self._queue.start_or_queue(call)
+        self._queue.start_refuse_or_queue(call)
         return partial(self._wait_for_retry, call)
 
     async def _wait_for_retry(self, call: MeteredCall) -> LimitExceeded | None:
+        """Wait for room for the next attempt of a call; return the error if it is refused."""
         await self._queue.wait_for_turn(call)
         return call.error
 
@@ -733,16 +739,17 @@ class UsageMeter:
         return tokens if usage is None else usage.total_tokens, max(known, default=cost)
 
 
-def _find_depth_error(path: str, limits: Limits, what: str = "child") -> LimitExceeded | None:
+def _find_depth_error(path: str, limits: Limits, subject: str = "child") -> LimitExceeded | None:
+    """Return the error if a run at *path* would be deeper than ``max_depth``, or ``None``."""
     depth, most = path.count(".") + 1, limits.max_depth
     if most is None or depth <= most:
         return None
-    msg = f"the {what} would be {depth} levels below the root, and max_depth is {most}; raise Limits(max_depth=...)"
+    msg = f"the {subject} would be {depth} levels below the root, and max_depth is {most}; raise Limits(max_depth=...)"
     return LimitExceeded(msg, kind="depth", limit=most)
 
 
-def _explain_hand_off_limit(effect: Spawn, error: LimitExceeded) -> LimitExceeded:
-    """Return the error for a hand-off, which explains that a hand-off adds a level."""
+def _make_hand_off_limit_error(effect: Spawn, error: LimitExceeded) -> LimitExceeded:
+    """Return the depth *error* of a hand-off with a message that explains that each hand-off adds a level."""
     msg = (
         f"the conversation cannot be handed over to agent {effect.agent_id!r}: each hand-off of a run counts as a level of children, "
         f"and max_depth is {error.limit}; raise Limits(max_depth=...) to allow more hand-offs"
@@ -755,15 +762,16 @@ def _is_raised_in_handler(effect: Spawn, error: StepEngineError) -> bool:
     return not effect.tool_call_id and isinstance(error, LimitExceeded) and error.kind == "children"
 
 
-def _find_siblings_error(count: int, given: Limits) -> LimitExceeded | None:
-    most = given.max_children
+def _find_siblings_error(count: int, limits: Limits) -> LimitExceeded | None:
+    """Return the error if *count* children at once are more than an explicit ``max_children``, or ``None``."""
+    most = limits.max_children
     if most is None or count <= most:
         return None
     msg = f"{count} children are requested at once, and max_children is {most}; none has started. Request fewer at a time or raise Limits(max_children=...)"
     return LimitExceeded(msg, kind="children", limit=most)
 
 
-def _count_child_of_call(effect: Spawn, limits: Limits, spawned: dict[str, int]) -> LimitExceeded | None:
+def _count_child_or_find_error(effect: Spawn, limits: Limits, spawned: dict[str, int]) -> LimitExceeded | None:
     """Count one more child of a tool call; return the error if that exceeds ``max_children``, or ``None``."""
     count = spawned.get(effect.tool_call_id, 0) + 1
     spawned[effect.tool_call_id] = count
@@ -815,16 +823,16 @@ class Repeats:
         """Drop the calls of an ended run."""
         self._last.pop(path, None)
 
-    def _refuse_repeated_call(self, path: str, effect: CallTool, most: int) -> None:
-        """Refuse a call if the last *most* calls of the tool had the same input and result."""
+    def _refuse_repeated_call(self, path: str, effect: CallTool, max_repeats: int) -> None:
+        """Refuse a call if the last *max_repeats* calls of the tool had the same input and result."""
         last = self._last.get(path, {}).get(effect.tool_name)
         given, _, times = last or (None, None, 0)
-        if times >= most and given == effect.input:
+        if times >= max_repeats and given == effect.input:
             msg = (
                 f"the model called {effect.tool_name!r} {times} times in a row with the same input and got the same "
-                f"result, and max_identical_calls is {most}"
+                f"result, and max_identical_calls is {max_repeats}"
             )
-            self._refusals.refuse(path, (effect,), LimitExceeded(msg, kind="repetition", limit=most))
+            self._refusals.refuse(path, (effect,), LimitExceeded(msg, kind="repetition", limit=max_repeats))
 
     async def _perform_and_compare(self, item: Item, performed: Awaitable[Single], io: IO) -> Single:
         outcome = await performed

@@ -149,35 +149,41 @@ class LogObserver:
         """Pass an event to the logger's method for it."""
         match event:
             case ToolStarted():
-                self._call_method("on_tool_call", event.tool_name, event.input)
-                self._log_event(event, "debug", "tool call", tool_name=event.tool_name, tool_call_id=event.tool_call_id)
+                self._call_method_if_defined("on_tool_call", event.tool_name, event.input)
+                self._log_to_standard_logger(
+                    event, "debug", "tool call", tool_name=event.tool_name, tool_call_id=event.tool_call_id
+                )
             case ToolFinished():
-                self._call_method("on_tool_result", event.tool_name, event.result)
+                self._call_method_if_defined("on_tool_result", event.tool_name, event.result)
                 call = {"tool_name": event.tool_name, "tool_call_id": event.tool_call_id}
-                self._log_event(event, "debug", "tool result", **call, status=event.result.status, ms=event.duration_ms)
+                self._log_to_standard_logger(
+                    event, "debug", "tool result", **call, status=event.result.status, ms=event.duration_ms
+                )
             case StepStarted():
                 self._steps[event.run_id, event.path] = event.step
             case ModelStarted(purpose="step", request=request) if request is not None:
                 # A step that is asked again, after its prompt was too long, is one step.
                 step = self._steps.pop((event.run_id, event.path), None)
                 if step is not None:
-                    self._call_method("on_step", step, request.messages)
-                    self._log_event(
+                    self._call_method_if_defined("on_step", step, request.messages)
+                    self._log_to_standard_logger(
                         event, "debug", "step", step=step, model=event.model, messages=len(request.messages)
                     )
             case RunFinished():
                 for place in [place for place in self._steps if place[0] == event.run_id]:
                     del self._steps[place]
-                self._call_method("on_complete", event.result)
-                self._log_event(event, "info", "run ended", **_make_end_fields(event.result))
+                self._call_method_if_defined("on_complete", event.result)
+                self._log_to_standard_logger(event, "info", "run ended", **_make_end_fields(event.result))
             case _:
                 pass
 
-    def _log_event(self, event: Event, level: str, message: str, **data: object) -> None:
+    def _log_to_standard_logger(self, event: Event, level: str, message: str, **data: object) -> None:
+        """Write a line for *event* if the logger is a standard one, and not an object with methods of its own."""
         if isinstance(self._logger, logging.Logger | logging.LoggerAdapter):
             write_log_line(self._logger, level, message, {"run_id": event.run_id, "path": event.path}, data)
 
-    def _call_method(self, name: str, *arguments: object) -> None:
+    def _call_method_if_defined(self, name: str, *arguments: object) -> None:
+        """Call a method of the logger, if it has that method."""
         method = getattr(self._logger, name, None)
         if method is not None:
             method(*arguments)
@@ -218,8 +224,8 @@ class EventFile:
         self._full = full
 
     def on_event(self, event: Event) -> None:
-        """Append *event*."""
-        line = json.dumps(self._line_members(event), ensure_ascii=True, separators=(",", ":")) + "\n"
+        """Append *event* to the file as one line of JSON."""
+        line = json.dumps(self._make_line_members(event), ensure_ascii=True, separators=(",", ":")) + "\n"
         EVENTS_FILE.check(self._path)
         file = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, OWNER_FILE_MODE)
         try:
@@ -229,17 +235,20 @@ class EventFile:
         finally:
             os.close(file)
 
-    def _line_members(self, event: Event) -> dict[str, Any]:
+    def _make_line_members(self, event: Event) -> dict[str, Any]:
+        """Return the JSON of *event* for the file: a result without secrets, and without conversations unless ``full``."""
         if isinstance(event, RunFinished):
             # The hub shows the result as its caller gets it, which may hold a key.
-            told: dict[str, object] = KNOWN.value((event if self._full else _without_state(event)).to_json())
+            told: dict[str, object] = KNOWN.value(
+                (event if self._full else _copy_without_conversation(event)).to_json()
+            )
             return told
         return (
             attrs.evolve(event, request=None) if isinstance(event, ModelStarted) and not self._full else event
         ).to_json()
 
 
-def _without_state(event: RunFinished) -> RunFinished:
+def _copy_without_conversation(event: RunFinished) -> RunFinished:
     """Return *event* without the conversation in its result."""
     result = event.result
     state = AgentState(run_id=result.state.run_id, agent_id=result.state.agent_id)

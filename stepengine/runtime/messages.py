@@ -57,9 +57,9 @@ class Message:
     kind: MessageKind = "message"
 
 
-def make_result_message(place: tuple[str, int], result: object) -> Message:
-    """Return a message with the result for the call at a place; its id makes it unique."""
-    path, seq = place
+def make_result_message(call_address: tuple[str, int], result: object) -> Message:
+    """Return the message with *result* for a call; its id is the call's address, so that a call has one result."""
+    path, seq = call_address
     return Message(f"result:{path}#{seq}", path, str(seq), result, "result")
 
 
@@ -169,8 +169,8 @@ class RunMessages:
         first, self._first = self._first, ()
         self._apply_all([message for message in first if message.kind != "message"])
 
-    def _apply_all(self, asked: Iterable[Message]) -> None:
-        for message in asked:
+    def _apply_all(self, messages: Iterable[Message]) -> None:
+        for message in messages:
             self.apply(message)
 
     def _enqueue_new(self, messages: Iterable[Message]) -> bool:
@@ -184,7 +184,7 @@ class RunMessages:
         return news
 
     def deliver(self, message: Message) -> bool:
-        """Receive a message of this process in the run's event loop; return whether it is new."""
+        """Store and queue a message of this process and wake its waiters; return whether it was accepted as new."""
         if self._is_over or self.has_message(message.id):
             return False  # what comes too late is in the mailbox, for whoever goes on
         # Kept before it is told: what a run has acted upon has to be in its record, or a replay would not hear it.
@@ -203,7 +203,7 @@ class RunMessages:
         return not self.has_message(message.id) if self._box is None else self._box.send(message)
 
     async def fetch(self) -> None:
-        """Receive the messages of other processes; to be called in the run's event loop."""
+        """Fetch, queue and apply the messages of other processes; a failure becomes a warning. Call it in the run's event loop."""
         if self._box is None:
             return
         try:
@@ -231,7 +231,7 @@ class RunMessages:
             if not future.done():
                 future.set_result(None)
 
-    def find_oldest(self, path: str, topic: str) -> Message | None:
+    def find_oldest_message(self, path: str, topic: str) -> Message | None:
         """Return the oldest waiting message on a topic of the run at *path*; ``remove`` or ``refuse`` removes it."""
         waiting = self._waiting.get((path, topic))
         return waiting[0] if waiting else None
@@ -287,7 +287,7 @@ class RunMessages:
             pause = min(MAX_POLL_SECONDS, pause * POLL_FACTOR)
 
     def close(self) -> None:
-        """Forget the tree, which has ended."""
+        """Stop polling and ignore later messages, since the tree has ended."""
         self._is_over = True
         self._stop_polling()
         self.apply = self._warn = _ignore_message
@@ -324,11 +324,11 @@ def make_message_checker(topic: str, schema: Any) -> Callable[[JsonValue], str]:
         return lambda value: "; ".join(compiled.issues(value))
     refuse_one_shot_fields(schema, f"schema of Receive({topic!r})")
 
-    def misfit(value: JsonValue) -> str:
+    def find_misfit(value: JsonValue) -> str:
         try:
             model_from_json(schema, value)
         except Exception as error:  # noqa: BLE001 - validators of the author's may raise whatever they like
             return str(error)
         return ""
 
-    return misfit
+    return find_misfit

@@ -52,14 +52,15 @@ def apply_outside_message(tree: SteerableTree, message: Message) -> None:
             )
             tree.runs.interrupt(GRACE_SECONDS)
         case "answer":
-            _deliver_answer(tree, message)
+            _deliver_or_refuse_answer(tree, message)
         case "result":
-            tree.deferred.deliver_once((message.path, int(message.topic)), thaw(message.value))
+            tree.deferred.deliver_now_or_later((message.path, int(message.topic)), thaw(message.value))
         case "message":
             pass
 
 
-def _deliver_answer(tree: SteerableTree, message: Message) -> None:
+def _deliver_or_refuse_answer(tree: SteerableTree, message: Message) -> None:
+    """Answer the question of *message*; a rejected answer is refused with a warning, unless the run is just being suspended."""
     try:
         tree.questions.answer(message.topic, parse_answer(message.value))
     # Somebody was told that the answer arrived, so it cannot simply vanish: that it was left out, and why, stands

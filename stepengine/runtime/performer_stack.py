@@ -107,6 +107,7 @@ class PerformerStack:
         (self._wrapping or self._wrap_innermost()).repeats.count_repeated_call(item, outcome, io)
 
     def _wrap_innermost(self) -> _Wrapping:
+        """Build, store and return all wrappers around the innermost performer."""
         # From the inside out, and the order is not free. The gate stands inside of who records, so that its refusals
         # are recorded like any other outcome and a replay needs no limits to find them again. The meter stands outside,
         # so that it counts also what comes out of a record: a run that goes on has spent what it had spent. What traces
@@ -134,7 +135,7 @@ class PerformerStack:
         self._wrapping = _Wrapping(group_stopper, recording, meter, repeats, performer)
         return self._wrapping
 
-    def open_run(self, path: str, plan: RunPlan) -> Performer | None:
+    def open_ledger_and_find_shortcut(self, path: str, plan: RunPlan) -> Performer | None:
         """
         Open the ledger of a starting run; return the performer for its effects other than children, if there is a shortcut.
 
@@ -170,7 +171,7 @@ class PerformerStack:
     def forget_run(self, path: str) -> None:
         """Drop the data of an ended run."""
         if self._wrapping is not None:
-            self._wrapping.meter.release_run(path)
+            self._wrapping.meter.release_run_reservations(path)
             self._wrapping.repeats.forget_run(path)
         if path:
             self._ledgers.close_ledger(path)

@@ -44,7 +44,7 @@ class Prices:
     def compute_usage_cost(self, model: str, usage: Usage) -> Decimal | None:
         """Return the cost of *usage* by *model*, or ``None`` if it is unknown."""
         pricing = self._pricing
-        return None if pricing is None else _compute_cost(model, lambda: pricing(model, usage, self._now()))
+        return None if pricing is None else _compute_checked_cost(model, lambda: pricing(model, usage, self._now()))
 
     def compute_reply_cost(self, model: str, reply: ModelReply) -> Decimal | None:
         """
@@ -59,7 +59,7 @@ class Prices:
             self._pricing, "price_reply", None
         )
         if whole is not None:
-            return _compute_cost(model, lambda: whole(model, reply, self._now()))
+            return _compute_checked_cost(model, lambda: whole(model, reply, self._now()))
         cost = self.compute_usage_cost(reply.model or model, usage)
         return self.compute_usage_cost(model, usage) if cost is None and reply.model is not None else cost
 
@@ -67,19 +67,22 @@ class Prices:
         """Return the parts of *reply* without a price, which make its cost a lower bound."""
         parts: Callable[[str, ModelReply, datetime], tuple[str, ...]] | None
         parts = getattr(self._pricing, "list_unpriced", None)
-        return () if parts is None else _call_pricing(model, lambda: parts(model, reply, self._now())) or ()
+        return () if parts is None else _call_pricing_or_log(model, lambda: parts(model, reply, self._now())) or ()
 
 
-def _compute_cost(model: str, price: Callable[[], Decimal | None]) -> Decimal | None:
-    def compute() -> Decimal | None:
+def _compute_checked_cost(model: str, price: Callable[[], Decimal | None]) -> Decimal | None:
+    """Return the result of *price*; ``None`` and a log line if it raises or is not a valid cost."""
+
+    def compute_and_check() -> Decimal | None:
         cost = price()
         check_cost(cost)
         return cost
 
-    return _call_pricing(model, compute)
+    return _call_pricing_or_log(model, compute_and_check)
 
 
-def _call_pricing(model: str, price: Callable[[], Priced | None]) -> Priced | None:
+def _call_pricing_or_log(model: str, price: Callable[[], Priced | None]) -> Priced | None:
+    """Return the result of *price*; ``None`` and a log line if it raises."""
     try:
         return price()
     # A pricing that raises must not lose a reply that was paid for.

@@ -95,8 +95,8 @@ class RememberedRules:
         if rule is not None:
             self.add(rule)
 
-    def store_rule(self, question: Question, answer: Answer) -> None:
-        """Store the rule of an answer with ``remember="always"`` for other processes; failures are logged."""
+    def store_rule_if_always(self, question: Question, answer: Answer) -> None:
+        """Store the rule of an answer for other processes if it has ``remember="always"``; failures are logged."""
         rule = rule_from_answer(question, answer) if answer.remember == "always" else None
         if rule is None or self.store is None:
             return
@@ -173,7 +173,7 @@ class AdvanceAnswers:
         self._unused = list(given)
         self._misfits: dict[str, str] = {}
 
-    def find_and_mark_used(self, question: Question) -> Answer | None:
+    def find_answer_and_mark_used(self, question: Question) -> Answer | None:
         """Return the answer to a question, or ``None``; each of an earlier run serves once."""
         # A run that goes on from a state asks anew, under other ids; the answer belongs to the question that is the
         # same in all else.
@@ -209,7 +209,7 @@ class LimitQuestions:
         self._asking: dict[str, asyncio.Future[Answer | None]] = {}
         self._announced: set[str] = set()
 
-    async def ask(
+    async def ask_or_share_answer(
         self, question: Question, ask: Callable[[Sequence[Question]], Awaitable[list[Answer | None]]]
     ) -> Answer | None:
         """
@@ -321,7 +321,9 @@ class OpenQuestions:
             if answer is not None:
                 self._of_session.add_from_answer(question, answer)
                 if answer.remember == "always":
-                    await self._threads.run("policy file", partial(self._of_session.store_rule, question, answer))
+                    await self._threads.run(
+                        "policy file", partial(self._of_session.store_rule_if_always, question, answer)
+                    )
         return answers
 
     def get_shown_questions(self, item: Item) -> tuple[Question, ...]:
@@ -337,14 +339,16 @@ class OpenQuestions:
 
     def has_answering_rule(self, question: Question) -> bool:
         """Return whether a lasting permission already answers a question."""
-        return self._find_covering_rule(question) is not None
+        return self._find_rule_of_run_or_session(question) is not None
 
-    def _find_covering_rule(self, question: Question) -> JsonDict | None:
+    def _find_rule_of_run_or_session(self, question: Question) -> JsonDict | None:
+        """Return the narrowest remembered rule that answers *question*, of this run before those of the conversation, or ``None``."""
         return self.remembered.find_covering_rule(question) or self._of_session.find_covering_rule(question)
 
     async def _find_or_ask_answers(
         self, questions: Sequence[Question], interactor: Interactor | None
     ) -> list[Answer | None]:
+        """Return known answers, then those of an interactor, denials if headless, and answers that arrive while questions are open."""
         # In this order: what was said before, or is settled by itself; then somebody in this process; then, where
         # nobody may be waited for, a no; and only what is left stays open.
         answers = [self._find_known_answer(question) or _find_preview_refusal(question) for question in questions]
@@ -358,7 +362,7 @@ class OpenQuestions:
                 Answer(declined=True, by=NOBODY) if answer is None and _is_denied_if_unanswered(question) else answer
                 for question, answer in zip(questions, answers, strict=True)
             ]
-        self._check_waiting_count(answers.count(None))
+        self._refuse_too_many_waiting(answers.count(None))
         # Nobody is there and nobody is waited for: the questions go back at once, and the run is suspended, which costs
         # nothing for as long as it lasts.
         if not self._attending and self.patience == 0:
@@ -373,7 +377,7 @@ class OpenQuestions:
                 del self._open[questions[index].id]
         return answers
 
-    def _check_waiting_count(self, count: int) -> None:
+    def _refuse_too_many_waiting(self, count: int) -> None:
         """Raise ``LimitExceeded`` if *count* more questions are too many; unanswered ones count until ``forget_unanswered``."""
         waiting = len(self._open) + len(self._left)
         if count and waiting + count > MAX_QUESTIONS:
@@ -385,10 +389,10 @@ class OpenQuestions:
 
     def _find_known_answer(self, question: Question) -> Answer | None:
         """Return the answer from those given in advance or from a remembered rule, or ``None``."""
-        known = self.given.find_and_mark_used(question)
+        known = self.given.find_answer_and_mark_used(question)
         if known is not None:
             return known
-        rule = self._find_covering_rule(question)
+        rule = self._find_rule_of_run_or_session(question)
         if rule is None:
             return None
         return Answer(text="yes", by=REMEMBERED, covers="" if rule is question.remember else str(rule["id"]))
@@ -415,16 +419,18 @@ class OpenQuestions:
         self._left.difference_update([question.id for question in questions])
 
     def _open_question(self, question: Question) -> _OpenQuestion:
+        """Register a question that waits for its answer, with a timer for the patience if that is limited."""
         loop = asyncio.get_running_loop()
         known = self._open[question.id] = _OpenQuestion(question, loop.create_future())
         if self.patience is not None:
-            known.timer = loop.call_later(self.patience, self._expire_question, known)
+            known.timer = loop.call_later(self.patience, self._end_question_if_unattended, known)
         return known
 
-    def _expire_question(self, known: _OpenQuestion) -> None:
-        known.is_late = True
+    def _end_question_if_unattended(self, open_question: _OpenQuestion) -> None:
+        """Mark a question as late; without an attendant it ends unanswered."""
+        open_question.is_late = True
         if not self._attending:
-            _set_answer_once(known.future, None)
+            _set_answer_once(open_question.future, None)
 
     def add_attendant(self) -> None:
         """Register a reader that answers questions. Questions then wait instead of suspending the run."""
@@ -484,6 +490,7 @@ class OpenQuestions:
         return None
 
     async def _ask_interactor(self, interactor: Interactor, question: Question) -> AnswerLike | None:
+        """Return what the interactor answers, called in a thread unless it is async; a value of a wrong type raises."""
         value: Any
         # A function that reads a terminal would hold up the loop for as long as the person thinks, with all other runs.
         if inspect.iscoroutinefunction(interactor.ask):
@@ -532,13 +539,14 @@ def render_questions(item: Item) -> tuple[Question, ...]:
     return tuple([_add_preview(item, question, effect.place) for question in effect.questions])
 
 
-def _add_preview(item: Item, question: Question, place: tuple[str, int] | None) -> Question:
+def _add_preview(item: Item, question: Question, program_place: tuple[str, int] | None) -> Question:
+    """Return *question* with the tool's preview and, if *program_place* is given, the lines of the program that waits."""
     preview = _make_preview(item, question)
-    if place is not None:
+    if program_place is not None:
         preview = preview or JsonDict(action="", details=question.details)
         details = preview["details"]
         known = details if isinstance(details, Mapping) else {} if details is None else {"what": details}
-        preview = JsonDict({**preview, "details": freeze({**known, IN_PROGRAM: _format_waiting_lines(*place)})})
+        preview = JsonDict({**preview, "details": freeze({**known, IN_PROGRAM: _format_waiting_lines(*program_place)})})
     return attrs.evolve(question, preview=preview)
 
 

@@ -189,6 +189,7 @@ class Limiter:
             self._wake_first_waiter()
 
     async def _wait_in_queue(self, waiter: _Waiter, tokens: int) -> AdmittedRequest:
+        """Wait until *waiter* is first and no limit is reached; return its ticket."""
         while True:
             with self._lock:
                 obstacle = self._find_current_obstacle(tokens) if self._queue[0] is waiter else WaitReason("queue")
@@ -212,6 +213,7 @@ class Limiter:
             await asyncio.wait((asleep,))
 
     def _find_current_obstacle(self, tokens: int) -> WaitReason | None:
+        """Drop requests older than a minute; return the limit that a request of *tokens* would exceed, or ``None``."""
         limit, recent, now = self._limit, self._recent, self._clock.now_ms()
         # The last 60 seconds and not the calendar's minute: at the turn of a minute twice the limit could go out within
         # a second.
@@ -231,16 +233,17 @@ class Limiter:
             return WaitReason("tokens", (self._find_expiring_start(most - tokens) + WINDOW_MS - now) / 1000)
         return None
 
-    def _find_expiring_start(self, most: int) -> int:
-        """Return the start time of the last request that must expire until at most *most* tokens count."""
+    def _find_expiring_start(self, max_tokens: int) -> int:
+        """Return the start time of the last request that must expire until at most *max_tokens* tokens count."""
         left = self._tokens
         for ticket in self._recent:
             left -= ticket.tokens
-            if left <= most:
+            if left <= max_tokens:
                 return ticket.at
         return self._recent[-1].at
 
     def _admit_request(self, tokens: int) -> AdmittedRequest:
+        """Count a request that starts now, and return its ticket."""
         ticket = AdmittedRequest(self._clock.now_ms(), tokens)
         self._running += 1
         self._tokens += tokens
@@ -248,6 +251,7 @@ class Limiter:
         return ticket
 
     def _wake_first_waiter(self) -> None:
+        """Wake the first request in the queue; those whose loop is closed are removed."""
         # Somebody's loop may be closed by now; a place in the queue that nobody takes would stop all who stand behind
         # it.
         while self._queue and not self._queue[0].wake():
@@ -336,20 +340,20 @@ class _RateLimitedProvider(Provider):
     async def complete(self, request: ModelRequest) -> ModelReply:
         """Wait for a turn and return the reply."""
         ticket = await self._wait_for_turn(request)
-        with self._report_usage_at_end(ticket) as used:
+        with self._report_usage_at_end(ticket) as record_usage:
             reply = await self._provider.complete(request)
-            used(reply)
+            record_usage(reply)
         return reply
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
         """Wait for a turn and yield the stream."""
         ticket = await self._wait_for_turn(request)
-        with self._report_usage_at_end(ticket) as used:
+        with self._report_usage_at_end(ticket) as record_usage:
             inner: Any = self._provider.stream(request)
             async with aclosing(inner) as deltas:
                 async for delta in deltas:
                     if isinstance(delta, ReplyDone):
-                        used(delta.reply)
+                        record_usage(delta.reply)
                     yield delta
 
     async def _wait_for_turn(self, request: ModelRequest) -> object:
@@ -366,12 +370,12 @@ class _RateLimitedProvider(Provider):
         """Replace the estimate by the request's actual usage, if it is known."""
         usage: Usage | None = None
 
-        def used(reply: ModelReply) -> None:
+        def record_usage(reply: ModelReply) -> None:
             nonlocal usage
             usage = getattr(reply, "usage", None)
 
         try:
-            yield used
+            yield record_usage
         except ModelError as error:
             usage = get_failed_attempt_usage(error) or Usage()
             raise

@@ -67,9 +67,9 @@ class Retries:
         self._seed = seed
         self._left = policy.extra_attempts
 
-    def next_delay(self, error: ModelError, attempt: int, address: tuple[str, int]) -> float | None:
+    def find_next_delay(self, error: ModelError, attempt: int, address: tuple[str, int]) -> float | None:
         """
-        Return the seconds to wait before the next attempt, or ``None`` when there must be none.
+        Return the seconds to wait before the next attempt, which is counted; ``None`` when there must be none.
 
         Args:
             error: Why attempt number *attempt* failed.

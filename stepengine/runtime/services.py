@@ -77,6 +77,7 @@ ChildPlanner = Callable[[RunPlan, Any, str], tuple[RunPlan, AgentState]]
 
 
 def _refuse_child(_: RunPlan, effect: Spawn, path: str) -> tuple[RunPlan, AgentState]:
+    """Raise, since a tree without an engine knows no agents."""
     # A tree without an engine, as in tests of performers: to ask for a child there is an error that says so, and no
     # AttributeError.
     msg = f"agent {effect.agent_id!r} is unknown here; nothing was started at {path!r}"

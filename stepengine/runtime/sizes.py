@@ -6,7 +6,7 @@ from stepengine.data.estimate import estimate_tokens, message_tokens, tool_token
 from stepengine.data.models import ModelRequest
 
 
-def estimated_tokens(request: ModelRequest) -> int:
+def estimate_request_tokens(request: ModelRequest) -> int:
     """Return the estimated tokens of a request; each message and tool is measured once."""
     tokens = transcript_tokens(request.messages) + sum([message_tokens(m) for m in request.tail])
     return tokens + estimate_tokens(request.system_prompt) + tool_tokens(request.tools)
@@ -14,4 +14,4 @@ def estimated_tokens(request: ModelRequest) -> int:
 
 def estimate_total_tokens(request: ModelRequest) -> int:
     """Return the estimated tokens of a request and its reply; without ``max_tokens`` the reply counts as 0."""
-    return estimated_tokens(request) + (request.settings.max_tokens or 0)
+    return estimate_request_tokens(request) + (request.settings.max_tokens or 0)

@@ -63,7 +63,9 @@ class SuspensionDetector:
         self._busy = ""
         self.is_reachable = self.is_replaying = False
 
-    async def wait_for_first(self, item: Item, waits: tuple[Waits, ...], *begin: Callable[[], Awaitable[Any]]) -> bool:
+    async def wait_for_first_or_suspension(
+        self, item: Item, waits: tuple[Waits, ...], *begin: Callable[[], Awaitable[Any]]
+    ) -> bool:
         """
         Start the awaitables and wait for the first. Return False if the tree was suspended before one was done.
 
@@ -103,7 +105,7 @@ class SuspensionDetector:
         finally:
             self.held.pop(address, None)
 
-    async def hold_new_effect(self, item: Item, *, begins: bool) -> None:
+    async def hold_effect_if_new(self, item: Item, *, begins: bool) -> None:
         """
         Hold a new effect until every run of the tree has reached the end of its record.
 
@@ -169,6 +171,7 @@ class SuspensionDetector:
         return [one for one in parked if one.waits and one.waits[0].kind == "message"]
 
     def _are_all_runs_waiting(self) -> bool:
+        """Return whether every run of the tree, background children included, only waits."""
         tree = self._tree
         # Whoever was at work when this was last asked mostly still is, and the youngest comes to rest last.
         # Asked at each end of anything, of all runs of a tree that may have thousands: the one that was at work the
@@ -200,6 +203,7 @@ class SuspensionDetector:
         )
 
     def _is_effect_waiting(self, item: Item) -> bool:
+        """Return whether an effect is held, parked, or a child whose run is looked at by itself."""
         held = self.held.get(item.address)
         if held is not None:
             return not held.done()  # one that was let go is at work, though it had no turn yet
@@ -214,6 +218,7 @@ class SuspensionDetector:
         return self._is_parked((item.path, effect.seq))
 
     def _is_parked(self, address: tuple[str, int]) -> bool:
+        """Return whether the wait at an address is parked and nothing has ended it yet."""
         parked = self.parked.get(address)
         return parked is not None and not any(event.done() for event in (parked.over, *parked.events))
 

@@ -201,7 +201,7 @@ class RunTree:
         """Return the known usage of a model call without a result; ``None`` if no request was sent."""
         return self.leftovers.stopped_calls.get(item.address)
 
-    async def wait_before_run(self, coming: Callable[[], Awaitable[object]]) -> bool:
+    async def wait_before_run(self, wait: Callable[[], Awaitable[object]]) -> bool:
         """
         Wait for something before the root runs, such as its turn.
 
@@ -213,12 +213,12 @@ class RunTree:
         timer = None
         if seconds is not None:
             timer = asyncio.get_running_loop().call_later(max(0.0, seconds), root.stop, make_time_limit_stop(seconds))
-        root.cancellation.attach_task()
+        root.cancellation.attach_current_task()
         # There is no effect to name, but a stop has to find something that it can cancel.
         root.busy = True
         try:
             if root.stopping is None:
-                await coming()
+                await wait()
         except asyncio.CancelledError:
             root.absorb_cancellation()
         finally:
@@ -244,7 +244,7 @@ class RunTree:
         self.mail.apply_earlier_messages()
         try:
             finished = await self._run_to_end(self.root)
-            return _fail_with_callers_error(finished, self.leftovers.reraise)
+            return _mark_failed_by_caller_error(finished, self.leftovers.reraise)
         finally:
             watchdog.unwatch_tree(self)
             self._break_cycles()
@@ -288,11 +288,12 @@ class RunTree:
             raise
 
     async def _run_to_end(self, run: RunTask) -> Finished:
+        """Drive a run and await its background children; return its end, also after an internal or a caller's error."""
         plan = run.plan
         # Before the machine is made: its first effect reserves in the ledger.
-        run.direct = self.performers.open_run(run.path, plan)
+        run.direct = self.performers.open_ledger_and_find_shortcut(run.path, plan)
         self.hub.log.add_run(run.path, run.state.run_id, plan.definition.id)
-        run.cancellation.attach_task()
+        run.cancellation.attach_current_task()
         if self.mail.is_kept:
             # What was said to a resumed run before and did not reach it.
             self.inboxes.add(run.path, *map(UserMessage, self.mail.list_unreceived(run.path)))
@@ -309,17 +310,17 @@ class RunTree:
         # and no other: a parent sees a failed child.
         except BaseException as error:  # noqa: BLE001
             if not belongs_to_caller(error):
-                return _finish_lost_run(run, error)
+                return _make_failed_end(run, error)
             run.crash_tree(error)
             if not isinstance(error, KeyboardInterrupt | SystemExit):
                 self.emit(RunFailed(path=run.path, error=str(error), kind=type(error).__name__))
                 self.emit(PhaseChanged(path=run.path, phase=RunPhase.FAILED))
-            return _fail_with_callers_error(Finished(status=RunStatus.CANCELLED, state=run.state), error)
+            return _mark_failed_by_caller_error(Finished(status=RunStatus.CANCELLED, state=run.state), error)
         finally:
             if timer is not None:
                 timer.cancel()
             if run.path in self.runs.belongings.by_path:
-                await self.runs.belongings.end(run)
+                await self.runs.belongings.close_run_objects(run)
             run.direct = None  # refers to the tree
             run.cancellation.detach_task()
             self._forget_run(run.path)
@@ -339,14 +340,14 @@ class RunTree:
             self.runs.spawned_by.pop(path, None)
 
 
-def _fail_with_callers_error(finished: Finished, error: BaseException | None) -> Finished:
+def _mark_failed_by_caller_error(finished: Finished, error: BaseException | None) -> Finished:
     """Return the end of a run as failed if *error* of the caller ended it; an interrupted one is unchanged."""
     if error is None or isinstance(error, KeyboardInterrupt | SystemExit):
         return finished
     return attrs.evolve(finished, status=RunStatus.FAILED, error=error)
 
 
-def _finish_lost_run(run: RunTask, error: BaseException) -> Finished:
+def _make_failed_end(run: RunTask, error: BaseException) -> Finished:
     """Return the failed end of a run whose machine raised an internal error."""
     error = wrap_error(error, f"the run of {run.plan.definition.id!r} broke")
     return Finished(status=RunStatus.FAILED, state=run.state, error=error)

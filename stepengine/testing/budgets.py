@@ -29,7 +29,7 @@ from stepengine.runtime.limits import Ledgers, LimitGate, Refusals, UsageMeter
 from stepengine.runtime.performer import IO, Item, Middleware, Performer, RoomWait
 from stepengine.runtime.prices import Prices
 from stepengine.runtime.services import get_named_output_limit
-from stepengine.runtime.sizes import estimated_tokens
+from stepengine.runtime.sizes import estimate_request_tokens
 from stepengine.testing.invariants import WatchedRun, format_address, raise_violation
 
 __tracebackhide__ = True  # a failed test ends at its author's line
@@ -156,7 +156,7 @@ class Budgets:
         Raises:
             Violation: when something is still reserved for it.
         """
-        self._meter.release_run(path)
+        self._meter.release_run_reservations(path)
         for at in [at for at in self._nodes[path].held if at[0] == path]:
             self._release_tokens(at)
         ledger = self._ledgers.get_ledger(path)
@@ -233,7 +233,7 @@ class Budgets:
         nodes = [*self._iter_run_and_ancestors(path)]
         if all(node.token_limit is None for node in nodes):
             return
-        prompt, named = estimated_tokens(effect.request), effect.request.settings.max_tokens
+        prompt, named = estimate_request_tokens(effect.request), effect.request.settings.max_tokens
         call = _HeldCall(prompt + (named or 0), is_bounded=named is not None)
         for node in nodes:
             # A call may run alone if what is known of it fits, and beside others only if all of that is known.

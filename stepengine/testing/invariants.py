@@ -53,7 +53,7 @@ from stepengine.errors import (
 )
 from stepengine.machine.handler import default_handler
 from stepengine.machine.plan import Finished, RunPlan
-from stepengine.machine.protocol import BODY, FIRST, LAST, REFUSALS, STOPPED, next_states, protocol_token
+from stepengine.machine.protocol import BODY, FIRST, LAST, REFUSALS, STOPPED, compute_next_states, get_protocol_token
 
 __tracebackhide__ = True  # a failed test ends at its author's line
 
@@ -161,7 +161,7 @@ AUTHORS_ERRORS = (HandlerError, BadYield, ToolNotAvailable, ToolInputError)
 LATER = (UserMessage("later"),) * 20
 NUMBERS = tuple([field.name for field in attrs.fields(Usage) if field.name != "at_least"])
 AT_THE_END = ("Finished", "HookFailed", "PhaseChanged:done", "PhaseChanged:failed")
-_advanced = lru_cache(maxsize=4096)(next_states)
+_advanced = lru_cache(maxsize=4096)(compute_next_states)
 
 
 @attrs.define(eq=False)
@@ -283,17 +283,19 @@ class WatchedRun:
         """Check an effect that the machine emits."""
         if self.found:
             raise self.found[0]
-        self._advance_protocol_state(protocol_token(effect))
+        self._advance_protocol_state(get_protocol_token(effect))
         if isinstance(effect, Notify):
             self._check_event(effect.event)
             return
         if isinstance(effect, Compute):
             return
         if self._stop is not None:
-            raise_violation("I7", f"{protocol_token(effect)} was requested after the run was stopped")
+            raise_violation("I7", f"{get_protocol_token(effect)} was requested after the run was stopped")
         for leaf in effect.effects if isinstance(effect, Gather) else (effect,):
             if leaf.seq != self._next:
-                raise_violation("I2", f"{protocol_token(leaf)} has the number {leaf.seq}, but {self._next} is expected")
+                raise_violation(
+                    "I2", f"{get_protocol_token(leaf)} has the number {leaf.seq}, but {self._next} is expected"
+                )
             self._next += 1
 
     def _check_event(self, event: object) -> None:

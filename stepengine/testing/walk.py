@@ -35,7 +35,7 @@ from stepengine.errors import (
     DefinitionError,
     ReplayDivergence,
 )
-from stepengine.machine.author import find_waiting_line, make_bad_yield
+from stepengine.machine.author import find_waiting_line, make_bad_yield_error
 from stepengine.machine.protocol import By, format_yieldable_names, get_yield_rows
 from stepengine.runtime.performer import run_compute
 from stepengine.testing.short_answers import HandlerPlace, compute_time_after_yield, make_step_result
@@ -307,7 +307,7 @@ class Walk:
 
     def _throw_bad_yield(self, foreign: object) -> Any:
         asked = self._steps.throw(
-            make_bad_yield(self._handler_name, foreign, self.location, format_yieldable_names(self._by))
+            make_bad_yield_error(self._handler_name, foreign, self.location, format_yieldable_names(self._by))
         )
         return asked if type(asked) in self._accepted else self._throw_bad_yield(asked)
 

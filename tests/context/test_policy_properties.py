@@ -28,7 +28,7 @@ from stepengine.data.messages import (
 )
 from stepengine.data.transcript import Transcript
 from stepengine.journal import MemoryJournal
-from stepengine.runtime.sizes import estimated_tokens
+from stepengine.runtime.sizes import estimate_request_tokens
 from stepengine.testing import ScriptedModel, text, tool_call
 from tests.context.conversations import NOW, conversations
 from tests.context.worlds import assert_paired
@@ -286,7 +286,7 @@ async def test_run_of_400_steps_stays_under_window_and_replays(name: str) -> Non
         result = await engine.run(definition, "Look at all of it.", journal=journal)
         again = await engine.replay(journal, agent=definition)
     steps = [r for r in provider.calls if reply(r) is None]
-    sizes = [estimated_tokens(request) for request in steps]
+    sizes = [estimate_request_tokens(request) for request in steps]
 
     assert RunStatus.COMPLETED is result.status, result.error
     assert STEPS == len(steps)

@@ -38,7 +38,7 @@ from stepengine.data.transcript import Transcript
 from stepengine.errors import ContextOverflow, DefinitionError
 from stepengine.events import Compacted
 from stepengine.journal import MemoryJournal
-from stepengine.runtime.sizes import estimated_tokens
+from stepengine.runtime.sizes import estimate_request_tokens
 from stepengine.testing import ScriptedModel, failure, text, tool_call
 from tests.context.worlds import MODEL, Worker, assert_paired, context, digging, engine
 from tests.models.wires import FOUR, provider_of
@@ -96,7 +96,7 @@ def _answer(state: AgentState, asked: Any, reply: str) -> Any:
 )
 async def test_summarize_keeps_400_steps_under_window_and_replays(reports: bool, steps: int, window: int) -> None:
     journal = MemoryJournal()
-    model = Worker(steps - 1, report=estimated_tokens if reports else None)
+    model = Worker(steps - 1, report=estimate_request_tokens if reports else None)
     agent = worker(summarize())
     lab = engine(model, window)
     events = [event async for event in lab.stream(agent, "dig deep", journal=journal)]
@@ -104,12 +104,12 @@ async def test_summarize_keeps_400_steps_under_window_and_replays(reports: bool,
 
     assert RunStatus.COMPLETED is result.status
     assert steps == result.state.step_index
-    assert max(estimated_tokens(request) for request in model.requests) <= window
+    assert max(estimate_request_tokens(request) for request in model.requests) <= window
     assert_paired(model.requests)
     assert 8 < len(model.summaries) < 20
     assert steps + len(model.summaries) == result.usage.requests
     if reports:
-        assert sum(estimated_tokens(request) for request in model.requests) == result.usage.input_tokens
+        assert sum(estimate_request_tokens(request) for request in model.requests) == result.usage.input_tokens
 
     compacted = [event for event in events if isinstance(event, Compacted)]
 
@@ -412,7 +412,7 @@ async def test_refused_prompt_is_summarised_once_and_resent() -> None:
     result = await engine(model).run(agent, "go on", previous=full(), journal=journal)
 
     assert (RunStatus.COMPLETED, "done", 1) == (result.status, result.text, result.state.step_index)
-    assert estimated_tokens(model.calls[1]) < estimated_tokens(model.calls[0])
+    assert estimate_request_tokens(model.calls[1]) < estimate_request_tokens(model.calls[0])
     assert ["SUMMARY", "USER_PROMPT"] == [m.tags[0] for m in model.calls[2].messages]
     assert_paired(model.calls)
     assert (await engine(ScriptedModel([])).replay(journal, agent=agent)).state == result.state
@@ -431,7 +431,7 @@ async def test_a_prompt_that_is_refused_twice_fails_the_run() -> None:
 async def test_oversized_summary_request_is_cut_until_it_fits() -> None:
     model = ScriptedModel([too_long(), too_long(), too_long(), text("the summary"), text("done")])
     result = await engine(model).run(worker(summarize()), "go on", previous=full(40))
-    sizes = [estimated_tokens(request) for request in model.calls[:4]]
+    sizes = [estimate_request_tokens(request) for request in model.calls[:4]]
 
     assert "done" == result.text
     assert sorted(sizes, reverse=True) == sizes
@@ -480,6 +480,6 @@ async def test_resumed_run_keeps_its_original_context_length() -> None:
     done = await engine(second, 100_000).resume(journal, agent=agent, answers={"Deeper?": "yes"})
 
     assert [RunStatus.SUSPENDED, RunStatus.COMPLETED] == [waiting.status, done.status]
-    assert max(estimated_tokens(request) for request in second.requests) < 3_000
+    assert max(estimate_request_tokens(request) for request in second.requests) < 3_000
     assert 1 == sum('"context_window"' in str(line) for line in journal.lines())
     assert (await engine(Worker(0)).replay(journal, agent=agent)).state == done.state

@@ -14,7 +14,7 @@ from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage
 from stepengine.models import ModelInfo, Models, Provider
-from stepengine.runtime.sizes import estimated_tokens
+from stepengine.runtime.sizes import estimate_request_tokens
 from stepengine.testing import text, tool_call
 from tests.context.conversations import Lines
 
@@ -40,7 +40,7 @@ class Worker(Provider):
 
     name = "test"
 
-    def __init__(self, calls: int, *, report: Callable[[ModelRequest], int] | None = estimated_tokens) -> None:
+    def __init__(self, calls: int, *, report: Callable[[ModelRequest], int] | None = estimate_request_tokens) -> None:
         self.todo = calls
         self.report = report
         self.requests: list[ModelRequest] = []

@@ -33,7 +33,7 @@ from stepengine.data.state import AgentState, estimate_next_prompt_tokens
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.data.yields import ToolCall
-from stepengine.runtime.sizes import estimated_tokens
+from stepengine.runtime.sizes import estimate_request_tokens
 
 SENT = Transcript([UserMessage("hello there")])
 PNG = ImagePart(data=b"\x89PNG")
@@ -72,9 +72,9 @@ def test_state_and_its_request_have_equal_estimates() -> None:
     state = AgentState(system_prompt="s" * 41, message_history=SENT, tool_definitions={t.name: t for t in tools})
     request = ModelRequest("m", state.system_prompt, state.view, tuple(tools))
 
-    assert state.context_tokens == estimated_tokens(request)
+    assert state.context_tokens == estimate_request_tokens(request)
     longer = attrs.evolve(request, tail=(UserMessage("y" * 40),))
-    assert estimated_tokens(longer) == estimated_tokens(request) + 18
+    assert estimate_request_tokens(longer) == estimate_request_tokens(request) + 18
     assert sum([-(-len(t.name + t.description + compact(t.input_schema)) // 4) for t in tools]) == tool_tokens(tools)
 
 

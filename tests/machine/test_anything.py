@@ -19,7 +19,7 @@ from stepengine.data.state import RunStatus
 from stepengine.data.usage import Usage
 from stepengine.errors import LimitExceeded, ModelError, PerformError, UnknownOutcome
 from stepengine.machine import run as machine_run
-from stepengine.machine.run import exchange
+from stepengine.machine.run import relay_effects
 from stepengine.machine.state import Snapshot
 from tests.machine.world import ADD, STEP, STEP_ALL, World, agent, binding, call, child, limits, play, reply, thought
 
@@ -279,7 +279,7 @@ def test_cached_state_equals_a_fresh_snapshot_at_any_moment(program, given_world
 
     def exchange_looking(run, flow):
         # Looked at after each outcome, too.
-        effects = exchange(run, flow)
+        effects = relay_effects(run, flow)
         try:
             effect = effects.send(None)
             while True:
@@ -291,6 +291,6 @@ def test_cached_state_equals_a_fresh_snapshot_at_any_moment(program, given_world
         finally:
             effects.close()
 
-    with patch.object(Snapshot, "state", shown), patch.object(machine_run, "exchange", exchange_looking):
+    with patch.object(Snapshot, "state", shown), patch.object(machine_run, "relay_effects", exchange_looking):
         play_in(given_world, Recorder(program), points)
     event("kept" if kept else "made anew each time")

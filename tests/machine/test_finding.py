@@ -10,7 +10,7 @@ from stepengine import AgentDefinition, Change, Engine, Hooks, Tool, ToolCall
 from stepengine.data.messages import ToolReferencePart
 from stepengine.data.tools import FIND_TOOLS, ToolSpec
 from stepengine.errors import DefinitionError
-from stepengine.machine.tool_search import find_hidden_tools
+from stepengine.machine.tool_search import search_hidden_tools
 from stepengine.testing import ScriptedModel, tool_call
 
 EMPTY: dict[str, Any] = {"type": "object", "properties": {}}
@@ -36,7 +36,9 @@ def specs(*tools: ToolSpec) -> dict[str, ToolSpec]:
 def names(*told: tuple[str, str], query: str) -> list[str]:
     """What a search finds among hidden tools, given by name and description."""
     hidden = specs(*[ToolSpec(name, about, defer_loading=True) for name, about in told])
-    return [part.tool_name for part in find_hidden_tools(hidden, query).content if isinstance(part, ToolReferencePart)]
+    return [
+        part.tool_name for part in search_hidden_tools(hidden, query).content if isinstance(part, ToolReferencePart)
+    ]
 
 
 # --- what is offered -------------------------------------------------------------------------------------------------
@@ -132,11 +134,11 @@ def test_search_returns_at_most_five_tools_deterministically() -> None:
 
 
 def test_search_without_match_says_so_and_references_nothing() -> None:
-    result = find_hidden_tools(specs(ToolSpec("get_rate", "The rate.", defer_loading=True)), "weather")
+    result = search_hidden_tools(specs(ToolSpec("get_rate", "The rate.", defer_loading=True)), "weather")
     assert not result.is_error
     assert result.text.startswith("No tool has any of these words.")
-    assert find_hidden_tools({}, "").text == result.text
+    assert search_hidden_tools({}, "").text == result.text
 
 
 def test_tools_that_are_shown_are_not_found() -> None:
-    assert "No tool" in find_hidden_tools(specs(ToolSpec("get_rate", "The rate.")), "rate").text
+    assert "No tool" in search_hidden_tools(specs(ToolSpec("get_rate", "The rate.")), "rate").text

@@ -156,6 +156,6 @@ def test_inline_child_leaves_inherited_texts_of_other_replies(before, text, own)
     added = [said(one) for one in own]
     left = AgentState("r", "child", message_history=inherited.record.with_messages(added))
 
-    record, view = past.make_history_after_inline(left, "c1")
+    record, view = past.make_history_after_inline_child(left, "c1")
 
     assert [*record] == [*view] == [*past.record, *added]

@@ -23,8 +23,8 @@ from stepengine.machine.protocol import (
     ORDER,
     collect_order_rows,
     format_yieldable_names,
+    get_protocol_token,
     get_yield_rows,
-    protocol_token,
 )
 from tests.machine.world import (
     ADD,
@@ -89,7 +89,7 @@ def asking(asked: Any, sent: list[Any], *, of: str = "") -> Any:
 
 def tokens(played: Any) -> list[str]:
     """Return the tokens of what was handed out, events left out."""
-    return [protocol_token(effect) for effect in played.emitted if type(effect) is not Notify]
+    return [get_protocol_token(effect) for effect in played.emitted if type(effect) is not Notify]
 
 
 def test_the_code_is_driven_by_the_table():

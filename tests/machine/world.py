@@ -48,7 +48,7 @@ from stepengine.data.usage import Usage
 from stepengine.data.waits import Awaited, ChildRef, Received
 from stepengine.errors import LimitExceeded, PerformError, StepEngineError, ToolInputError
 from stepengine.machine import Finished, RunPlan, run_agent
-from stepengine.machine.protocol import BODY, FIRST, LAST, ORDER, STOPPED, next_states, protocol_token
+from stepengine.machine.protocol import BODY, FIRST, LAST, ORDER, STOPPED, compute_next_states, get_protocol_token
 from stepengine.tools.agent_tools import BUILT_IN
 from stepengine.tools.control import make_set_output_binding
 
@@ -163,7 +163,7 @@ class World:
 
     @property
     def tokens(self) -> list[str]:
-        return [protocol_token(effect) for effect in self.emitted]
+        return [get_protocol_token(effect) for effect in self.emitted]
 
     @property
     def models(self) -> list[CallModel]:
@@ -183,11 +183,11 @@ class World:
     # --- what comes back --------------------------------------------------------------------------------------------
 
     def answer(self, effect: Any) -> Any:
-        self._advance(protocol_token(effect))
+        self._advance(get_protocol_token(effect))
         self.emitted.append(effect)
         if type(effect) is Notify:
             return None
-        assert not self.stopped, f"{protocol_token(effect)} was emitted after a stop"
+        assert not self.stopped, f"{get_protocol_token(effect)} was emitted after a stop"
         if type(effect) is Gather:
             members = list(enumerate(effect.effects))
             done = {i: self._one(e) for i, e in (reversed(members) if self.backwards else members)}
@@ -208,7 +208,7 @@ class World:
     def _advance(self, token: str) -> None:
         if not self.watched:
             return
-        before, self.states = self.states, next_states(self.states, token)
+        before, self.states = self.states, compute_next_states(self.states, token)
         assert self.states, f"{token} must not come in {sorted(before)}; so far: {self.tokens}"
         self.rows |= {(state, token) for state in ORDER if token in ORDER[state] and ORDER[state][token] in self.states}
 

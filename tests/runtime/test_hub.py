@@ -327,7 +327,7 @@ async def test_unnumbered_events_of_an_only_reader_get_stable_indexes():
 
     assert [("a", 0), ("b", 1)] == [(e.message, e.index) for e in taken]
     assert [(["g", "run_finished"], [6, 7])] == [(said(events), [e.index for e in events])]
-    assert {("r1", hub.numbers.draw_epoch())} == {(e.run_id, e.epoch) for e in [*taken, *events]}
+    assert {("r1", hub.numbers.ensure_epoch())} == {(e.run_id, e.epoch) for e in [*taken, *events]}
 
 
 async def test_event_filter_applies_from_the_moment_it_is_set():
@@ -352,7 +352,7 @@ def test_news_of_a_child_shows_steps_around_it():
         Notification(path="3.0", message="new"),
         Notification(path="3.0", message="new"),
     ]
-    selected = [one for event in events for one in news.select(event)]
+    selected = [one for event in events for one in news.select_news(event)]
 
     assert [events[1], events[2], events[4], events[5]] == selected
     assert [True, True] == [event.resumed for event in selected[:2]]
@@ -361,7 +361,7 @@ def test_news_of_a_child_shows_steps_around_it():
 def test_event_ids_are_found_only_in_their_own_epoch():
     numbers, events = EventNumbers(), [note("a"), note("b"), note("c")]
     numbers.run_id = "r1"
-    epoch = numbers.draw_epoch()
+    epoch = numbers.ensure_epoch()
     numbers.assign_ids(events[0])
     numbers.assign_ids(*events[1:])
 

@@ -28,7 +28,7 @@ async def drive(cancellation: TaskCancellation, entered: asyncio.Event) -> tuple
     """
     Return whether the wait was cancelled by others, and how many cancellations the task has afterwards.
     """
-    cancellation.attach_task()
+    cancellation.attach_current_task()
     entered.set()
     await wait(cancellation)
     is_from_outside = cancellation.is_from_outside
@@ -66,7 +66,7 @@ async def test_earlier_cancellation_does_not_count():
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:
-            cancellation.attach_task()
+            cancellation.attach_current_task()
         return cancellation.is_from_outside
 
     task = asyncio.create_task(cancelled_before())
@@ -145,6 +145,6 @@ async def test_run_in_a_cleanup_survives_cancellations_of_its_parts(way: str, is
 async def test_cancellation_is_scheduled_from_threads_only_while_driven():
     cancellation, task = await start()
 
-    assert await asyncio.to_thread(cancellation.schedule, cancellation.cancel)
+    assert await asyncio.to_thread(cancellation.schedule_cancel, cancellation.cancel)
     assert (False, 0) == await task
-    assert not cancellation.schedule(cancellation.cancel)
+    assert not cancellation.schedule_cancel(cancellation.cancel)

@@ -95,13 +95,13 @@ def renumbered(monkeypatch):
 
 
 def talkative(monkeypatch):
-    tell = run._notify_end
+    tell = run._emit_end_or_suspend
 
     def mutant(state, ending):
         yield from tell(state, ending)
         yield Notify(TextCompleted(path=state.plan.path, seq=state.effects.seq, text="one more thing"))
 
-    monkeypatch.setattr(run, "_notify_end", mutant)
+    monkeypatch.setattr(run, "_emit_end_or_suspend", mutant)
 
 
 def leaking(monkeypatch):
