@@ -46,9 +46,9 @@ class LoopClients:
         finally:
             self.users -= 1
             if self.is_released:
-                await self.release()
+                await self.close_when_unused()
 
-    async def release(self) -> None:
+    async def close_when_unused(self) -> None:
         """Close the connections now, or after the last running request, since engines may share a provider."""
         self.is_released = True
         if not self.users:
@@ -120,9 +120,9 @@ class Connections:
         for loop, ready in list(self._clients.items()):
             self._clients.pop(loop, None)
             if loop is here:
-                await ready.release()
+                await ready.close_when_unused()
             elif loop.is_running():
-                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(ready.release(), loop))
+                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(ready.close_when_unused(), loop))
 
 
 def _warn_of_unclosed(unclosed: set[str]) -> None:

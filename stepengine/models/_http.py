@@ -23,9 +23,9 @@ from stepengine.models._byte_reader import (
     Accumulator,
     HttpExchange,
     ReplyReader,
-    check_reply_size,
+    check_reply_text_size,
+    decode_or_raise_protocol_error,
     open_reply_body,
-    run_decoder,
 )
 from stepengine.models._failures import NO_SEARCH, ONCE, RequestLabel, error_from_body
 from stepengine.models._hidden_tools import select_tools_to_send
@@ -207,7 +207,7 @@ class HttpProvider(ApiProvider):
                 with attach_usage_on_cancel(lambda: reader.usage):
                     async with open_reply_body(exchange, reader) as body:
                         while done is None:
-                            piece = body.read_available()
+                            piece = body.read_or_start_wait()
                             if piece is None:
                                 piece = await body.wait_for_piece()
                             for delta in () if piece is None else _filter_deltas(reader.feed(piece), filters):
@@ -290,7 +290,7 @@ class HttpProvider(ApiProvider):
             reader = self._make_reply_reader(exchange, request)
             reader.feed(content)
             return self._convert_answer_and_add_dropped(reader.finish(), request)
-        data = exchange.parse_json(content)
+        data = exchange.parse_json_object(content)
         if data.get("error"):
             usage = self.accumulator.usage_parser(data)
             raise error_from_body(data, None, exchange.response.headers, exchange.call, usage)
@@ -302,8 +302,8 @@ class HttpProvider(ApiProvider):
         self, data: Mapping[str, object], call: RequestLabel, request: ModelRequest, request_id: str | None
     ) -> ModelReply:
         model = self.strip_prefix(request.model)
-        reply = run_decoder(
-            call, lambda: check_reply_size(self.accumulator.decoder(data, call, model, request_id), call)
+        reply = decode_or_raise_protocol_error(
+            call, lambda: check_reply_text_size(self.accumulator.decoder(data, call, model, request_id), call)
         )
         return self._convert_answer_and_add_dropped(reply, request)
 

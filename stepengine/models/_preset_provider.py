@@ -12,7 +12,7 @@ import attrs
 from stepengine.data.json import compact
 from stepengine.data.models import ModelRequest
 from stepengine.errors import ModelError
-from stepengine.models._api import NO_KEY, read_batch_id
+from stepengine.models._api import NO_KEY, get_batch_id
 from stepengine.models._cloud_auth import (
     AZURE_TOKEN,
     ENTRA_SCOPE,
@@ -202,7 +202,7 @@ class PresetProvider(HttpProvider):
             lambda to: to.files.create(file=file, purpose="batch", extra_headers=self._headers)
         )
         told = {"input_file_id": made.id, "endpoint": url, "completion_window": "24h"}
-        return read_batch_id(self.name, await self._call_api("batches", "/batches", compact(told).encode()))
+        return get_batch_id(self.name, await self._call_api("batches", "/batches", compact(told).encode()))
 
     async def batch_results(self, batch: str) -> Mapping[str, object] | None:
         """
@@ -227,7 +227,7 @@ class PresetProvider(HttpProvider):
         for member in ("output_file_id", "error_file_id"):
             file = told.get(member)
             if isinstance(file, str) and file:
-                for line in await self._fetch_batch_lines(f"/files/{quote(file, safe='')}/content"):
+                for line in await self._fetch_json_lines(f"/files/{quote(file, safe='')}/content"):
                     # Results without a name are dropped: the name "" is for all requests.
                     if line.get("custom_id"):
                         results[str(line["custom_id"])] = _parse_batch_result(line)

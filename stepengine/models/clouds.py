@@ -915,9 +915,9 @@ class AnthropicGoogleProvider(_GoogleCloudProvider, _PlatformProvider):
         async with super()._send_body(body, request, stream=stream) as exchange:
             yield exchange
 
-    async def _call_file_api(self, ask: Callable[[Any], Awaitable[Any]]) -> Any:
+    async def _call_file_api(self, operation: Callable[[Any], Awaitable[Any]]) -> Any:
         await self._google.load_credentials_if_missing(self.name)
-        return await super()._call_file_api(ask)
+        return await super()._call_file_api(operation)
 
     def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
         project, place = self._google.project or "", self._google.resolve_location("ANTHROPIC_GOOGLE_CLOUD_LOCATION")

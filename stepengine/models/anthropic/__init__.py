@@ -13,7 +13,7 @@ from stepengine.data.models import ModelDelta, ModelReply, ModelRequest, ModelSe
 from stepengine.data.server_tools import Programs
 from stepengine.data.tools import ToolSpec
 from stepengine.errors import ModelError
-from stepengine.models._api import NO_KEY, RequestBody, read_batch_id
+from stepengine.models._api import NO_KEY, RequestBody, get_batch_id
 from stepengine.models._byte_reader import HttpExchange
 from stepengine.models._http import HttpProvider
 from stepengine.models._json import object_at, parse_token_count
@@ -195,7 +195,7 @@ class AnthropicProvider(HttpProvider):
             headers = {**headers, **own_headers}
             parts.append(b'{"custom_id":"%s","params":%s}' % (name.encode(), encoded))
         content = b'{"requests":[%s]}' % b",".join(parts)
-        return read_batch_id(self.name, await self._call_api("batches", BATCHES, content, **headers))
+        return get_batch_id(self.name, await self._call_api("batches", BATCHES, content, **headers))
 
     async def batch_results(self, batch: str) -> Mapping[str, object] | None:
         """
@@ -208,7 +208,7 @@ class AnthropicProvider(HttpProvider):
         if (await self._call_api("batches", path)).get("processing_status") != "ended":
             return None
         # Results without a name are dropped: the name "" means a result for all requests.
-        lines = await self._fetch_batch_lines(f"{path}/results")
+        lines = await self._fetch_json_lines(f"{path}/results")
         return {str(line["custom_id"]): _parse_batch_result(line) for line in lines if line.get("custom_id")}
 
     async def complete(self, request: ModelRequest) -> ModelReply:

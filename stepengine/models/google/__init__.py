@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from stepengine.data.models import ModelRequest
 from stepengine.errors import ModelError
-from stepengine.models._api import NO_KEY, RequestBody, read_batch_id
+from stepengine.models._api import NO_KEY, RequestBody, get_batch_id
 from stepengine.models._byte_reader import Accumulator
 from stepengine.models._failures import RequestLabel, error_from_body, error_from_response, error_from_transport
 from stepengine.models._http import HttpProvider
@@ -155,7 +155,7 @@ class GoogleProvider(HttpProvider):
             parts
         )
         answer = await self._call_api("batches", make_request_path(model, "batchGenerateContent"), content)
-        return read_batch_id(self.name, answer, "name")
+        return get_batch_id(self.name, answer, "name")
 
     async def batch_results(self, batch: str) -> Mapping[str, object] | None:
         """
