@@ -117,7 +117,7 @@ class _CloudProvider(ApiProvider):
         """The authentication of the cloud."""
 
     @abstractmethod
-    def _get_default_base_url(self) -> str | None:
+    def _find_default_base_url(self) -> str | None:
         """Return the cloud's own base URL; ``None`` while region or resource is unknown."""
 
     def settings(self) -> ProviderSettings:
@@ -125,13 +125,13 @@ class _CloudProvider(ApiProvider):
         return ProviderSettings(
             key_variables=tuple(self._cloud_auth.variables),
             base_url_variable=self.base_url_variable,
-            base_url=self._get_default_base_url(),
+            base_url=self._find_default_base_url(),
             given_url=self._base_url,
         )
 
     def _resolve_credentials_and_url(self) -> tuple[Credentials, str]:
         """Return the source of the credentials and the base URL; raise for a missing URL and for an untrusted host."""
-        credentials, home = self._cloud_auth.resolve_credentials(self.name), self._get_default_base_url()
+        credentials, home = self._cloud_auth.resolve_credentials(self.name), self._find_default_base_url()
         url, _ = resolve_base_url(self._base_url, self.base_url_variable, home)
         if url is None:
             msg = f"there is no base URL for {self.name!r}: pass base_url= or set {self.base_url_variable}"
@@ -141,10 +141,10 @@ class _CloudProvider(ApiProvider):
 
     def get_account(self) -> str:
         """Return a hash of its account in the cloud, or of its base URL if that is unknown."""
-        return hash_account(self._cloud_auth.identity(), self._resolve_credentials_and_url()[1])
+        return hash_account(self._cloud_auth.find_account_id(), self._resolve_credentials_and_url()[1])
 
     def _convert_error(self, error: Exception, call: RequestLabel) -> BaseException:
-        if isinstance(error, self._cloud_auth.list_error_types()):
+        if isinstance(error, self._cloud_auth.list_credential_error_types()):
             # The SDK raises a plain RuntimeError for missing credentials; any other one has another cause.
             if type(error) is RuntimeError and "credentials" not in str(error):
                 return error
@@ -162,7 +162,7 @@ class _AwsProvider(_CloudProvider):
     def _cloud_auth(self) -> CloudAuth:
         return self._aws
 
-    def _get_default_base_url(self) -> str | None:
+    def _find_default_base_url(self) -> str | None:
         region = self._aws.find_region()
         return None if region is None else self.regional.format(region)
 
@@ -171,7 +171,10 @@ class _AwsProvider(_CloudProvider):
         region, bearer = self._aws.find_region(), self._aws.find_api_key()
         if bearer is not None:
             return {"aws_region": region, "api_key": bearer.reveal()}
-        return {"aws_region": region, **{f"aws_{name}": value for name, value in self._aws.find_signing_keys().items()}}
+        return {
+            "aws_region": region,
+            **{f"aws_{name}": value for name, value in self._aws.find_signing_keys_or_profile().items()},
+        }
 
 
 class _GoogleCloudProvider(_CloudProvider):
@@ -209,6 +212,7 @@ class _MultiProvider(Provider):
         """Return the provider of the wire for *model*, a name without prefix."""
 
     def _get_provider(self, model: str) -> HttpProvider:
+        """Return the provider of the wire for *model*, with all prefixes of this provider."""
         wire = self._select_wire_provider(self.strip_prefix(model))
         for prefix in (self.name, *self._prefixes):
             wire.add_prefix(prefix)
@@ -385,7 +389,7 @@ class _RuntimeClaude(_AwsClaude):
     base_url_variable = "ANTHROPIC_BEDROCK_BASE_URL"
     regional = "https://bedrock-runtime.{}.amazonaws.com"
 
-    def _make_path(self, model: str, *, stream: bool) -> str:
+    def _make_request_path(self, model: str, *, stream: bool) -> str:
         return f"/model/{quote(model, safe=':;')}/invoke{'-with-response-stream' if stream else ''}"
 
     def _encode_token_count_request(self, request: ModelRequest) -> RequestBody | None:  # type: ignore[override]
@@ -420,7 +424,7 @@ class _BedrockOpenAI(_NoFilesProvider, _AwsProvider, OpenAIProvider):
         if bearer is not None:
             access = {"api_key": bearer.reveal()}
         else:
-            keys = self._aws.find_signing_keys()
+            keys = self._aws.find_signing_keys_or_profile()
             words = {"access_key": "access_key_id", "secret_key": "secret_access_key"}
             access = {"api_key": None, **{words.get(name, name): value for name, value in keys.items()}}
         sdk, region = self._load_sdk(), self._aws.find_region()
@@ -475,7 +479,7 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
         return AuthenticatedClient(self._aws, self.name, base_url, http_client)
 
     def _convert_error(self, error: Exception, call: RequestLabel) -> BaseException:
-        if isinstance(error, self._cloud_auth.list_error_types()):
+        if isinstance(error, self._cloud_auth.list_credential_error_types()):
             return super()._convert_error(error, call)
         return error_from_transport(error, call)
 
@@ -491,7 +495,7 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
         return ""
 
     def _can_all_tools_be_strict(self, request: ModelRequest, previous_failure: str = "") -> bool:
-        """Return whether all strict tools of *request* can be strict together."""
+        """Return whether *request* has strict tools, and all of them can be strict together."""
         strict = [tool for tool in request.tools if tool.strict]
         if (
             not strict
@@ -511,14 +515,15 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
             dropped.append("parallel_tool_calls")
         if converse.demands_unsupported_call(self._adapt_request_tools(request), family):
             dropped.append("tool_choice")
-        return (*dropped, *converse.find_unsupported_limits(self._make_request_options(request), settings))
+        return (*dropped, *converse.find_unsupported_limits(self._make_request_options_and_warn(request), settings))
 
-    def _make_request_options(
+    def _make_request_options_and_warn(
         self, request: ModelRequest, previous_failure: str = ""
     ) -> converse.ConverseRequestOptions:
+        """Return the options of *request*; a note on unsupported thinking is logged once."""
         model, cache = self.strip_prefix(request.model), request.settings.cache
         family = family_of_converse(model)
-        asked = self._thinking_for_claude(request, model, previous_failure) if family.thinking == "claude" else None
+        asked = self._encode_claude_thinking(request, model, previous_failure) if family.thinking == "claude" else None
         asked = converse.make_thinking_request(request.settings, model, family) if asked is None else asked
         warn_once(asked.note)
         return converse.ConverseRequestOptions(
@@ -530,7 +535,7 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
             previous_failure=previous_failure,
         )
 
-    def _thinking_for_claude(self, request: ModelRequest, model: str, previous_failure: str) -> ThinkingRequest:
+    def _encode_claude_thinking(self, request: ModelRequest, model: str, previous_failure: str) -> ThinkingRequest:
         """Return the thinking members for Claude, in the format of its own wire."""
         family, thinking, most = find_family(model), request.settings.thinking, request.settings.max_tokens
         if cannot_disable_thinking(request, family):
@@ -546,7 +551,7 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
         return ThinkingRequest({**members, **({"anthropic_beta": [BINDING_BETA]} if "block_binding" in asked else {})})
 
     def _encode(self, request: ModelRequest, *, stream: bool, previous_failure: str = "") -> RequestBody:
-        ways = self._make_request_options(request, previous_failure)
+        ways = self._make_request_options_and_warn(request, previous_failure)
         tools = self._tools if self._can_all_tools_be_strict(request, previous_failure) else self._loose
         request = self._adapt_request_tools(request, previous_failure)
         path = f"/model/{quote(ways.model, safe=':;')}/converse{'-stream' if stream else ''}"
@@ -559,7 +564,7 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
             return None
         request = self._adapt_request_tools(request, is_count=True)
         content = converse.encode_token_count_request(
-            request, self._make_request_options(request), self._loose(request.tools)
+            request, self._make_request_options_and_warn(request), self._loose(request.tools)
         )
         return RequestBody(content, path=f"/model/{quote(model[model.index('anthropic.') :], safe=':;')}/count-tokens")
 
@@ -622,7 +627,7 @@ class _VertexBase(_NoFilesProvider, _GoogleCloudProvider, HttpProvider):
     def _location(self) -> str:
         return self._google.resolve_location(*self.location_variables)
 
-    def _get_default_base_url(self) -> str:
+    def _find_default_base_url(self) -> str:
         place = self._location
         if place in MULTI_REGIONS:
             return f"https://aiplatform.{place}.rep.googleapis.com"
@@ -654,8 +659,8 @@ class _VertexClaude(_VertexBase, _CloudClaudeProvider):
         super().__init__(None, base_url, **options)
         self._google = access
 
-    def _get_default_base_url(self) -> str:
-        return f"{super()._get_default_base_url()}/v1"
+    def _find_default_base_url(self) -> str:
+        return f"{super()._find_default_base_url()}/v1"
 
     def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
         access = {"project_id": self._google.project, "credentials": self._google.credentials}
@@ -666,7 +671,7 @@ class _VertexClaude(_VertexBase, _CloudClaudeProvider):
         project, place = quote(self._google.project or "", safe=":"), quote(self._location, safe="")
         return f"/projects/{project}/locations/{place}/publishers/anthropic/models"
 
-    def _make_path(self, model: str, *, stream: bool) -> str:
+    def _make_request_path(self, model: str, *, stream: bool) -> str:
         return f"{self._models_path}/{quote(model, safe='@:')}:{'streamRawPredict' if stream else 'rawPredict'}"
 
     def _encode_token_count_request(self, request: ModelRequest) -> RequestBody:
@@ -751,6 +756,7 @@ class FoundryProvider(_NoFilesProvider, AnthropicProvider):
         )
 
     def _make_token_source(self) -> TokenSource | None:
+        """Return the source of Entra ID tokens; ``None`` with a key, without credentials, or for an untrusted host."""
         settings = self.settings()
         if self._token_provider is None:
             has_key = self._api_key is not None or settings.key_from is not None
@@ -904,7 +910,7 @@ class AnthropicGoogleProvider(_GoogleCloudProvider, _PlatformProvider):
         self._google = GooglePlatformAuth(name, project=project, location=location, credentials=credentials)
         super().__init__(base_url, workspace_id, transport=transport, name=name, **options)
 
-    def _get_default_base_url(self) -> str:
+    def _find_default_base_url(self) -> str:
         return "https://claude.googleapis.com"
 
     @asynccontextmanager

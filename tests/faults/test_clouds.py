@@ -762,7 +762,10 @@ def test_explicit_project_and_location_win_over_the_environment(monkeypatch):
     for given in (("mine", "eu"), (None, None)):
         provider = VertexProvider(*given, credentials="a-token-0123456789")
         wires = provider._get_provider("vertex/claude-x"), provider._get_provider("vertex/gemini-x")
-        found[given] = [wires[0]._make_path("claude-x", stream=False), *[wire.settings().base_url for wire in wires]]
+        found[given] = [
+            wires[0]._make_request_path("claude-x", stream=False),
+            *[wire.settings().base_url for wire in wires],
+        ]
 
     assert [
         "/projects/mine/locations/eu/publishers/anthropic/models/claude-x:rawPredict",

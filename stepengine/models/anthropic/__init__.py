@@ -348,9 +348,9 @@ class AnthropicProvider(HttpProvider):
         content = encode(
             request, model, family, ways, tools, stream=stream, previous_failure=previous_failure, more=more
         )
-        return RequestBody(content, headers, self._make_path(model, stream=stream))
+        return RequestBody(content, headers, self._make_request_path(model, stream=stream))
 
-    def _make_path(self, model: str, *, stream: bool) -> str:
+    def _make_request_path(self, model: str, *, stream: bool) -> str:
         """Return the URL path of requests for *model*; ``""`` for the common one."""
         return ""
 

@@ -175,7 +175,7 @@ class AnthropicAccumulator(Accumulator):
                     self._raise_protocol_error(f"arguments in a block of type {block['type']!r}")
                 given = delta.get("partial_json")
                 text = compact(given) if isinstance(given, dict) else text_at(delta, "partial_json")
-                new = opened.arguments.append(text)
+                new = opened.arguments.append_and_flush_certain(text)
                 if opened.call is not None and new:
                     return [ToolCallChunk(opened.call, new)]
             case _:

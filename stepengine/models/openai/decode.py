@@ -473,7 +473,7 @@ class ResponsesAccumulator(Accumulator):
         if chunk is not None:
             return [chunk(text)]
         index = event["output_index"]
-        new = self._arguments.setdefault(index, ArgumentPieces()).append(text)
+        new = self._arguments.setdefault(index, ArgumentPieces()).append_and_flush_certain(text)
         return [ToolCallChunk(self._calls[index], new)] if new and index in self._calls else []
 
     def _open_item(self, index: int, item: Mapping[str, object]) -> list[ModelDelta]:

@@ -320,7 +320,7 @@ class CallPieces:
             )
             if is_other:
                 self._refuse(f"other arguments after the complete ones of the call of {slot.name!r}")
-            new = arguments.append(piece.text)
+            new = arguments.append_and_flush_certain(piece.text)
         if arguments.count and slot.twin is not None and slot.twin.arguments.count:
             slot.twin = None  # arguments after complete ones belong to another call
         if slot.ended:
