@@ -53,7 +53,7 @@ class DeltaFilter(Protocol):
     """Converts the deltas of a stream to those that subscribers receive."""
 
     def convert_delta(self, delta: ModelDelta) -> Iterable[ModelDelta]:
-        """Return the deltas that subscribers receive for *delta*."""
+        """Return the deltas that subscribers receive for *delta*; it may be held back, split or converted."""
 
     def flush(self) -> Iterable[ModelDelta]:
         """Return the deltas that were held back."""
@@ -129,8 +129,8 @@ class HttpProvider(ApiProvider):
         """Return the reason why the provider does not support the response schema of *request*; ``""`` if it does."""
         return ""
 
-    def _list_dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
-        """Return the names of settings of *request* that the wire does not support."""
+    def _list_unsupported_settings(self, request: ModelRequest) -> tuple[str, ...]:
+        """Return the names of the settings of *request* that the provider does not support, so that they are not sent."""
         return ()
 
     def _find_options_of_other_providers(self, request: ModelRequest) -> tuple[str, ...]:
@@ -141,18 +141,18 @@ class HttpProvider(ApiProvider):
         _, elsewhere = resolve_base_url(self._base_url, settings.base_url_variable, settings.base_url)
         return () if elsewhere else find_options_of_other_providers(request.settings, self.name)
 
-    def _list_left_out_settings(self, request: ModelRequest) -> tuple[str, ...]:
+    def _list_dropped_settings_and_options(self, request: ModelRequest) -> tuple[str, ...]:
         """Return the names of the settings and ``extra`` members that *request* is sent without."""
         return (
-            *self._list_dropped_settings(request),
+            *self._list_unsupported_settings(request),
             *[f"extra[{name!r}]" for name in self._find_options_of_other_providers(request)],
         )
 
-    def _adapt_request_tools(
+    def _select_tools_and_add_answer(
         self, request: ModelRequest, previous_failure: str = "", *, is_count: bool = False
     ) -> ModelRequest:
         """
-        Return *request* with its hidden tools arranged, and an answer tool where a schema needs one.
+        Return *request* with the tools to send, and with an answer tool where its schema needs one.
 
         The answer tool is added if the provider does not support the schema. *is_count* is for counting tokens, which does
         not support a tool search.
@@ -164,8 +164,8 @@ class HttpProvider(ApiProvider):
         if previous_failure == NO_SEARCH:
             self._without_search.add(model)
             warn_once(f"{self.name} rejected its own tool search for {model}; find_tools is offered in its place")
-        searches = not is_count and model not in self._without_search and self._supports_tool_search(model)
-        request = select_tools_to_send(request, self.name, searches=searches)
+        has_tool_search = not is_count and model not in self._without_search and self._supports_tool_search(model)
+        request = select_tools_to_send(request, self.name, has_tool_search=has_tool_search)
         return add_answer_tool_if_needed(request, self.name, self._explain_unsupported_schema, previous_failure)
 
     def _encode_token_count_request(self, request: ModelRequest) -> RequestBody | None:
@@ -235,14 +235,14 @@ class HttpProvider(ApiProvider):
     def _encode_and_warn_of_dropped(
         self, request: ModelRequest, *, stream: bool, dropped: tuple[str, ...] = ()
     ) -> RequestBody:
-        """Encode *request* without unsupported settings, and warn of these and of *dropped*."""
-        report_dropped_settings(request, self.name, (*self._list_left_out_settings(request), *dropped))
+        """Encode *request* without unsupported settings; warn of these and of *dropped*, or raise if ``unsupported="error"``."""
+        report_dropped_settings(request, self.name, (*self._list_dropped_settings_and_options(request), *dropped))
         request = remove_extra_options(request, self._find_options_of_other_providers(request))
         _, kind = self._failed.get(_make_retry_key(request), (None, ""))
         return self._encode(request, stream=stream, previous_failure=kind)
 
     def _encode_for_batch(self, request: ModelRequest) -> RequestBody:
-        """Encode *request* for a batch."""
+        """Encode *request* for a batch, and warn of dropped settings, which may include ``extra["headers"]``."""
         has_lost_headers = not self.batches_have_headers and parse_extra_headers(request.settings)
         return self._encode_and_warn_of_dropped(
             request, stream=False, dropped=("extra['headers']",) if has_lost_headers else ()
@@ -279,12 +279,14 @@ class HttpProvider(ApiProvider):
 
     @asynccontextmanager
     async def _send_request(self, request: ModelRequest, *, stream: bool) -> AsyncGenerator[HttpExchange]:
+        """Encode and send *request*, and yield the response with its body unread."""
         async with self._send_body(
             self._encode_and_warn_of_dropped(request, stream=stream), request, stream=stream
         ) as exchange:
             yield exchange
 
     async def _read_reply(self, exchange: HttpExchange, request: ModelRequest) -> ModelReply:
+        """Read the whole body and return its reply, with the cost of a LiteLLM header; raise ``ModelError`` for an error in it."""
         content = await exchange.read_content()
         if exchange.is_event_stream:
             reader = self._make_reply_reader(exchange, request)
@@ -301,6 +303,7 @@ class HttpProvider(ApiProvider):
     def _decode_reply(
         self, data: Mapping[str, object], call: RequestLabel, request: ModelRequest, request_id: str | None
     ) -> ModelReply:
+        """Return the decoded reply in *data*, with its answer call as text and the names of dropped settings."""
         model = self.strip_prefix(request.model)
         reply = decode_or_raise_protocol_error(
             call, lambda: check_reply_text_size(self.accumulator.decoder(data, call, model, request_id), call)
@@ -311,9 +314,12 @@ class HttpProvider(ApiProvider):
         """Return *reply* with its answer call as text, the adapter's postprocessing, and the names of left-out settings."""
         if can_be_answered_by_tool(request) and request.settings.response_schema is not None:
             reply = convert_answer_call_to_text(reply, request.settings.response_schema)
-        return add_dropped_settings(self._postprocess_reply(reply, request), self._list_left_out_settings(request))
+        return add_dropped_settings(
+            self._postprocess_reply(reply, request), self._list_dropped_settings_and_options(request)
+        )
 
     def _make_reply_reader(self, exchange: HttpExchange, request: ModelRequest) -> ReplyReader:
+        """Return a reader for the events of a streamed reply."""
         accumulator = self.accumulator(exchange.call, self.strip_prefix(request.model), exchange.request_id)
         return ReplyReader(accumulator, exchange.call, exchange.new_parser)
 

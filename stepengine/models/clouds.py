@@ -505,7 +505,7 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
             return False
         return limit_strict_tools(request.tools, request.settings.response_schema) == request.tools
 
-    def _list_dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
+    def _list_unsupported_settings(self, request: ModelRequest) -> tuple[str, ...]:
         model = self.strip_prefix(request.model)
         family, settings = family_of_converse(model), request.settings
         dropped = [*converse.encode_wire_settings(request, model, family, self.name).dropped]
@@ -513,7 +513,7 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
             dropped.append("strict")
         if request.tools and settings.parallel_tool_calls is False:
             dropped.append("parallel_tool_calls")
-        if converse.demands_unsupported_call(self._adapt_request_tools(request), family):
+        if converse.demands_unsupported_call(self._select_tools_and_add_answer(request), family):
             dropped.append("tool_choice")
         return (*dropped, *converse.find_unsupported_limits(self._make_request_options_and_warn(request), settings))
 
@@ -553,7 +553,7 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
     def _encode(self, request: ModelRequest, *, stream: bool, previous_failure: str = "") -> RequestBody:
         ways = self._make_request_options_and_warn(request, previous_failure)
         tools = self._tools if self._can_all_tools_be_strict(request, previous_failure) else self._loose
-        request = self._adapt_request_tools(request, previous_failure)
+        request = self._select_tools_and_add_answer(request, previous_failure)
         path = f"/model/{quote(ways.model, safe=':;')}/converse{'-stream' if stream else ''}"
         return RequestBody(converse.encode(request, ways, tools(request.tools)), path=path)
 
@@ -562,7 +562,7 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
         model = self.strip_prefix(request.model)
         if parse_maker(model) != "anthropic":
             return None
-        request = self._adapt_request_tools(request, is_count=True)
+        request = self._select_tools_and_add_answer(request, is_count=True)
         content = converse.encode_token_count_request(
             request, self._make_request_options_and_warn(request), self._loose(request.tools)
         )
@@ -756,7 +756,7 @@ class FoundryProvider(_NoFilesProvider, AnthropicProvider):
         )
 
     def _make_token_source(self) -> TokenSource | None:
-        """Return the source of Entra ID tokens; ``None`` with a key, without credentials, or for an untrusted host."""
+        """Return the source of Entra ID tokens; ``None`` with a key, without credentials, or for a server on this machine."""
         settings = self.settings()
         if self._token_provider is None:
             has_key = self._api_key is not None or settings.key_from is not None

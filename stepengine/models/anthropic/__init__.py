@@ -314,10 +314,10 @@ class AnthropicProvider(HttpProvider):
             return "the schema has open objects, more than 24 optional members, or no object at its root"
         return ""
 
-    def _list_dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
+    def _list_unsupported_settings(self, request: ModelRequest) -> tuple[str, ...]:
         model = self.strip_prefix(request.model)
         dropped = encode_wire_settings(request, model, self.site).dropped
-        shaped = self._adapt_request_tools(request)
+        shaped = self._select_tools_and_add_answer(request)
         wanted = {tool.name for tool in request.tools if tool.strict}
         if wanted and wanted.intersection([tool.name for tool in self._limit_strict_tools(shaped) if not tool.strict]):
             dropped = (*dropped, "strict")
@@ -331,7 +331,7 @@ class AnthropicProvider(HttpProvider):
         if cannot_disable_thinking(request, family):
             warn_once(CANNOT.format(model=model, least="low effort"))
         request, ways = (
-            self._adapt_request_tools(request, previous_failure),
+            self._select_tools_and_add_answer(request, previous_failure),
             with_cache_setting(self._ways, request.settings),
         )
         tools = self._encode_tools(self._limit_strict_tools(request, previous_failure), request.settings, ways)
@@ -364,7 +364,7 @@ class AnthropicProvider(HttpProvider):
         return {**more, "anthropic_beta": betas.split(",")} if betas and self.site.betas_in_body else more
 
     def _encode_token_count_request(self, request: ModelRequest) -> RequestBody:
-        model, request = self.strip_prefix(request.model), self._adapt_request_tools(request, is_count=True)
+        model, request = self.strip_prefix(request.model), self._select_tools_and_add_answer(request, is_count=True)
         tools, family = self._encode_tools(self._limit_strict_tools(request), request.settings), self._get_family(model)
         headers = {"anthropic-beta": BINDING_BETA} if needs_binding_beta(request, model, family) else {}
         content = encode_token_count_request(request, model, family, self._ways, tools)

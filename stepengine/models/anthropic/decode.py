@@ -26,7 +26,7 @@ from stepengine.models._json import (
     parse_token_count,
     parse_token_counts,
     text_at,
-    wrap_newer_members,
+    wrap_unknown_members,
 )
 from stepengine.models._reply import format_sources, make_reply, select_members, shorten_text
 
@@ -100,7 +100,7 @@ def decode(message: Mapping[str, Any], call: RequestLabel, model: str, request_i
             "id": message.get("id"),
             "usage": message.get("usage"),
             **select_members(message, *KEPT),
-            **wrap_newer_members(message, IN_MESSAGE),
+            **wrap_unknown_members(message, IN_MESSAGE),
         },
     )
 
@@ -149,7 +149,7 @@ def _decode_part(block: Mapping[str, Any], provider: str, model: str, container:
     mark: Json = {"provider": provider}
     # Plain text has no provider data, so equal texts of different providers are equal values and may go to any provider.
     if kind == "text":
-        newer = wrap_newer_members(block, IN_TEXT)
+        newer = wrap_unknown_members(block, IN_TEXT)
         kept = {**select_members(block, "citations"), **({"model": model, **newer} if newer else {})}
         return TextPart(
             block["text"], provider_data=freeze({**mark, **kept}) if kept.get("citations") or newer else None
@@ -158,18 +158,18 @@ def _decode_part(block: Mapping[str, Any], provider: str, model: str, container:
     if kind == "thinking":
         signed = {"signature": text_at(block, "signature")}
         return ThinkingPart(
-            block["thinking"], provider_data=freeze({**mark, **signed, **wrap_newer_members(block, IN_THINKING)})
+            block["thinking"], provider_data=freeze({**mark, **signed, **wrap_unknown_members(block, IN_THINKING)})
         )
     # It must go back unchanged and in its place, or the API rejects the turn.
     if kind == "redacted_thinking":
-        kept = {"redacted": block["data"], **wrap_newer_members(block, IN_REDACTED)}
+        kept = {"redacted": block["data"], **wrap_unknown_members(block, IN_REDACTED)}
         return ThinkingPart("", provider_data=freeze({**mark, **kept}))
     if kind == "tool_use":
         # The result of a call by a program must name the program's container, which only the message knows.
         where = container if find_calling_program_id(block) else ""
         given = {name: value for name, value in (("id", block.get("id")), ("container", where)) if value}
         return make_call_part(
-            block["name"], block.get("input"), {**mark, **given, **wrap_newer_members(block, IN_CALL)}
+            block["name"], block.get("input"), {**mark, **given, **wrap_unknown_members(block, IN_CALL)}
         )
     tool = _server_tool_name(block, kind)
     return OpaquePart(provider, freeze(block), tool=tool, text=_describe_server_tool(block) if tool else "")

@@ -21,7 +21,7 @@ from stepengine.data.usage import Usage
 from stepengine.models._byte_reader import Accumulator
 from stepengine.models._call_arguments import ArgumentPieces
 from stepengine.models._failures import RequestLabel
-from stepengine.models._json import encode_utf8, find_newer_members, index_at, list_at, object_at, read_json, text_at
+from stepengine.models._json import encode_utf8, find_unknown_members, index_at, list_at, object_at, read_json, text_at
 from stepengine.models.anthropic.decode import decode, parse_usage
 
 TERMINAL = (b"event: message_stop\n", b'data: {"type":"message_stop"', b'data: {"type": "message_stop"')
@@ -90,7 +90,7 @@ class AnthropicAccumulator(Accumulator):
         event = read_json(data)
         kind = event.get("type") or name
         if kind in TOLD and not IN_EVENT.issuperset(event):
-            self._record_unknown_names(*[f"{kind}.{member}" for member in find_newer_members(event, IN_EVENT)])
+            self._record_unknown_names(*[f"{kind}.{member}" for member in find_unknown_members(event, IN_EVENT)])
         match kind:
             case "content_block_delta":
                 return self._apply_delta(self._get_open_block(index_at(event, "index")), object_at(event, "delta"))
@@ -159,7 +159,7 @@ class AnthropicAccumulator(Accumulator):
         block, kind = opened.block, delta["type"]
         if block["type"] not in BELONGS.get(kind, (block["type"],)):
             self._raise_protocol_error(f"a {kind} in a block of type {block['type']!r}")
-        _merge_newer_members(block, find_newer_members(delta, IN_DELTA.get(kind, NOTHING)))
+        _merge_newer_members(block, find_unknown_members(delta, IN_DELTA.get(kind, NOTHING)))
         match kind:
             case "text_delta" | "thinking_delta":
                 text = text_at(delta, "text" if kind == "text_delta" else "thinking")
@@ -214,7 +214,7 @@ class AnthropicAccumulator(Accumulator):
         usage = object_at(event, "usage")
         self._message["usage"].update({name: value for name, value in usage.items() if value is not None})
         self._message.update(object_at(event, "delta"))
-        self._message.update(find_newer_members(event, IN_EVENT))
+        self._message.update(find_unknown_members(event, IN_EVENT))
 
 
 def _initial_text_deltas(block: Mapping[str, object]) -> list[ModelDelta]:

@@ -22,15 +22,15 @@ from stepengine.models._failures import (
     make_protocol_error,
 )
 from stepengine.models._json import (
-    find_newer_members,
     find_objects,
     find_text,
+    find_unknown_members,
     make_call_part,
     object_at,
     objects_at,
     parse_token_counts,
     text_at,
-    wrap_newer_members,
+    wrap_unknown_members,
 )
 from stepengine.models._reply import make_media_part, make_reply, shorten_text
 
@@ -103,12 +103,12 @@ def _decode_parts(block: Mapping[str, Any], mark: Json) -> list[AssistantPart]:
     """Return the part of a block, followed by the sources if it is a cited text."""
     # Blocks have no type. Their kind is the name of their only member. Unknown blocks are stored whole.
     if isinstance(block.get("text"), str):
-        beside = wrap_newer_members(block, TEXT)
+        beside = wrap_unknown_members(block, TEXT)
         if not block["text"] and not beside:
             return []
         return [TextPart(block["text"], provider_data=freeze({**mark, **beside}) if beside else None)]
     if isinstance(call := block.get("toolUse"), Mapping) and call.get("type") != SERVER:
-        return [_decode_call(call, {**mark, **wrap_newer_members(block, CALL)})]
+        return [_decode_call(call, {**mark, **wrap_unknown_members(block, CALL)})]
     if isinstance(thought := block.get("reasoningContent"), Mapping):
         return [_decode_thought(block, thought, mark)]
     if isinstance(cited := block.get("citationsContent"), Mapping):
@@ -124,7 +124,7 @@ def _decode_parts(block: Mapping[str, Any], mark: Json) -> list[AssistantPart]:
 
 def _decode_call(call: Mapping[str, object], data: Json) -> AssistantPart:
     given = {"id": call["toolUseId"]} if text_at(call, "toolUseId") else {}
-    newer = find_newer_members(call, IN_CALL)
+    newer = find_unknown_members(call, IN_CALL)
     if call.get("type") not in {None, OWN_TYPE}:
         newer["type"] = call["type"]
     data = {**data, **given, **({"in_call": newer} if newer else {})}

@@ -214,7 +214,7 @@ class GoogleProvider(HttpProvider):
             return "models before Gemini 3 do not accept a schema together with tools"
         return ""
 
-    def _list_dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
+    def _list_unsupported_settings(self, request: ModelRequest) -> tuple[str, ...]:
         model = self.strip_prefix(request.model)
         dropped = [*encode_wire_settings(request, model, is_vertex=self.is_vertex).dropped]
         choice = resolve_tool_choice(request)
@@ -228,7 +228,7 @@ class GoogleProvider(HttpProvider):
 
     def _encode(self, request: ModelRequest, *, stream: bool, previous_failure: str = "") -> RequestBody:
         """Encode *request*; after a rejected signature (*previous_failure*), omit earlier thoughts and signatures."""
-        request = self._adapt_request_tools(request, previous_failure)
+        request = self._select_tools_and_add_answer(request, previous_failure)
         model = self.strip_prefix(request.model)
         warn_once(thinking_for_gemini(request.settings.thinking, model).note)
         tools, is_vertex = self._tools(request.tools), self.is_vertex
@@ -237,7 +237,7 @@ class GoogleProvider(HttpProvider):
         return RequestBody(content, path=make_request_path(model, method, is_vertex=is_vertex))
 
     def _encode_token_count_request(self, request: ModelRequest) -> RequestBody:
-        request = self._adapt_request_tools(request)
+        request = self._select_tools_and_add_answer(request)
         model = self.strip_prefix(request.model)
         content = encode_token_count_request(
             request, model, self.name, self._tools(request.tools), is_vertex=self.is_vertex

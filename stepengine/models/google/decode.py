@@ -37,9 +37,9 @@ from stepengine.models._failures import (
     make_unsigned_call_error,
 )
 from stepengine.models._json import (
-    find_newer_members,
     find_objects,
     find_text,
+    find_unknown_members,
     make_call_part,
     object_at,
     objects_at,
@@ -47,7 +47,7 @@ from stepengine.models._json import (
     parse_token_counts,
     read_json,
     text_at,
-    wrap_newer_members,
+    wrap_unknown_members,
 )
 from stepengine.models._reply import MAX_UNREAD_NAMES, make_media_part, make_reply, shorten_text
 from stepengine.models.google.calls import IN_PIECES, PartialCall, join_streamed_arguments
@@ -172,9 +172,9 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
 def _collect_newer_members(data: Mapping[str, object], candidate: Mapping[str, object]) -> Json:
     """Return the unknown members of a reply, and the names of the ignored candidates."""
     found = {
-        "more": find_newer_members(data, IN_REPLY),
-        "more_of_candidate": find_newer_members(candidate, IN_CANDIDATE),
-        "more_of_content": find_newer_members(object_at(candidate, "content"), IN_CONTENT),
+        "more": find_unknown_members(data, IN_REPLY),
+        "more_of_candidate": find_unknown_members(candidate, IN_CANDIDATE),
+        "more_of_content": find_unknown_members(object_at(candidate, "content"), IN_CONTENT),
         "unread": [f"candidates[{index}]" for index in range(1, len(objects_at(data, "candidates")))][
             :MAX_UNREAD_NAMES
         ],
@@ -239,10 +239,10 @@ def _decode_part(part: Mapping[str, Any], mark: Json) -> AssistantPart | None:
         # order (ecosystem:EC83).
         given = {"id": call["id"]} if text_at(call, "id") else {}
         newer = {name: value for name, value in call.items() if name not in IN_CALL}
-        data = {**mark, **signed, **wrap_newer_members(part, CALL), **given, **({"in_call": newer} if newer else {})}
+        data = {**mark, **signed, **wrap_unknown_members(part, CALL), **given, **({"in_call": newer} if newer else {})}
         return make_call_part(text_at(call, "name"), call.get("args"), data)
     if _is_text_part(part):
-        kept = {**signed, **wrap_newer_members(part, TEXT)}
+        kept = {**signed, **wrap_unknown_members(part, TEXT)}
         if part.get("thought"):
             return ThinkingPart(part["text"], provider_data=freeze({**mark, **kept}))
         # Gemini ends many streams with an empty part. One with a signature must be sent back, or the next request is
@@ -406,7 +406,7 @@ class GoogleAccumulator(Accumulator):
                 known = self._quoted.setdefault(member, [])
                 # A chunk has only its own quotations, or repeats all before it, so only new ones are added.
                 known += [source for source in sources if source not in known]
-        self._content.update(find_newer_members(object_at(candidate, "content"), IN_CONTENT))
+        self._content.update(find_unknown_members(object_at(candidate, "content"), IN_CONTENT))
         for member in LIKELY:
             if tokens := find_objects(candidate, "logprobsResult", member):
                 self._likely.setdefault(member, []).extend(tokens)

@@ -92,12 +92,12 @@ class OpenAIProvider(PresetProvider):
     def _supports_tool_search(self, model: str) -> bool:
         return bool(self._preset.searches and re.match(self._preset.searches, model))
 
-    def _list_dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
+    def _list_unsupported_settings(self, request: ModelRequest) -> tuple[str, ...]:
         dropped = encode_wire_settings(request, self.strip_prefix(request.model), self._preset).dropped
         return (*dropped, "strict") if has_strict_tool_openai_rejects(request.tools) else dropped
 
     def _encode(self, request: ModelRequest, *, stream: bool, previous_failure: str = "") -> RequestBody:
-        request = self._adapt_request_tools(request, previous_failure)
+        request = self._select_tools_and_add_answer(request, previous_failure)
         model, tools = self.strip_prefix(request.model), self._encode_tools(request)
         warn_once(thinking_for_responses(request.settings.thinking, self._preset.thinking, model).note)
         return RequestBody(
@@ -105,7 +105,7 @@ class OpenAIProvider(PresetProvider):
         )
 
     def _encode_token_count_request(self, request: ModelRequest) -> RequestBody:
-        request = self._adapt_request_tools(request)
+        request = self._select_tools_and_add_answer(request)
         content = encode_token_count_request(
             request, self.strip_prefix(request.model), self._preset, self._encode_tools(request)
         )

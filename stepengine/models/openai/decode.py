@@ -29,9 +29,9 @@ from stepengine.models._call_arguments import ArgumentPieces
 from stepengine.models._failures import RequestLabel, error_from_body, make_protocol_error, make_unanswerable_error
 from stepengine.models._hidden_tools import SEARCH, find_loaded_tool_names
 from stepengine.models._json import (
-    find_newer_members,
     find_objects,
     find_text,
+    find_unknown_members,
     index_at,
     make_call_part,
     object_at,
@@ -39,7 +39,7 @@ from stepengine.models._json import (
     read_json,
     text_at,
     usage_from_totals,
-    wrap_newer_members,
+    wrap_unknown_members,
 )
 from stepengine.models._reply import (
     find_stated_cost,
@@ -215,7 +215,7 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
             "id": data.get("id"),
             "usage": data.get("usage"),
             **select_members(data, *KEPT),
-            **wrap_newer_members(data, IN_RESPONSE),
+            **wrap_unknown_members(data, IN_RESPONSE),
             **_find_image_model(data),
             **_collect_logprobs(items),
         },
@@ -314,7 +314,7 @@ def _decode_parts(item: Mapping[str, object], mark: Json) -> list[AssistantPart]
             return [ThinkingPart(_thought_text(item), provider_data=freeze({**mark, "item": kept}))]
         case "function_call":
             ids = {"id": item.get("call_id"), "item_id": item.get("id"), "namespace": item.get("namespace")}
-            known = {**ids, "more": find_newer_members(item, IN_CALL)}
+            known = {**ids, "more": find_unknown_members(item, IN_CALL)}
             data = {**mark, **{name: value for name, value in known.items() if value}}
             return [make_call_part(text_at(item, "name"), item.get("arguments"), data)]
         case "tool_search_call" if is_client_tool_search(item):
@@ -370,8 +370,8 @@ def _decode_text(content: Mapping[str, Any], item: Mapping[str, object], mark: J
         "id": item.get("id"),
         "phase": item.get("phase"),
         "annotations": None if refuses else content.get("annotations"),
-        "more": find_newer_members(content, IN_REFUSAL if refuses else IN_TEXT),
-        "more_of_item": find_newer_members(item, IN_MESSAGE),
+        "more": find_unknown_members(content, IN_REFUSAL if refuses else IN_TEXT),
+        "more_of_item": find_unknown_members(item, IN_MESSAGE),
     }
     # The other members go back with the text. `phase`, for example, tells newer models comments from answers.
     data = freeze({**mark, **{name: value for name, value in origin.items() if value}})
@@ -436,7 +436,7 @@ class ResponsesAccumulator(Accumulator):
             self._record_unknown_names(kind)
             return []
         if not IN_EVENT.issuperset(event):
-            self._record_unknown_names(*[f"{kind}.{member}" for member in find_newer_members(event, IN_EVENT)])
+            self._record_unknown_names(*[f"{kind}.{member}" for member in find_unknown_members(event, IN_EVENT)])
         return self._apply_known_event(kind, event)
 
     def _apply_known_event(self, kind: str, event: Json) -> list[ModelDelta]:

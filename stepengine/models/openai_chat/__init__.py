@@ -118,7 +118,7 @@ class OpenAIChatProvider(PresetProvider):
             return "the service does not accept schemas"
         return ""
 
-    def _list_dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
+    def _list_unsupported_settings(self, request: ModelRequest) -> tuple[str, ...]:
         model, preset = self.strip_prefix(request.model), self._preset
         dropped = encode_wire_settings(request, model, preset).dropped
         if has_strict_tool_openai_rejects(request.tools) or (
@@ -129,12 +129,12 @@ class OpenAIChatProvider(PresetProvider):
             dropped = (*dropped, "parallel_tool_calls")
         return (
             (*dropped, "tool_choice")
-            if demands_unsupported_call(self._adapt_request_tools(request), model, preset)
+            if demands_unsupported_call(self._select_tools_and_add_answer(request), model, preset)
             else dropped
         )
 
     def _encode(self, request: ModelRequest, *, stream: bool, previous_failure: str = "") -> RequestBody:
-        request = self._adapt_request_tools(request, previous_failure)
+        request = self._select_tools_and_add_answer(request, previous_failure)
         model, preset = self.strip_prefix(request.model), self._preset
         warn_once(make_thinking_request(request, model, preset).note)
         plain = preset.plain_schemas and re.fullmatch(preset.plain_schemas, model)

@@ -33,7 +33,7 @@ from attrs import frozen
 from stepengine.data.json import compact
 from stepengine.data.models import ModelDelta, ToolCallChunk, ToolCallEnded, ToolCallStarted
 from stepengine.models._call_arguments import ArgumentPieces, can_start_json
-from stepengine.models._json import find_newer_members, object_at, text_at
+from stepengine.models._json import find_unknown_members, object_at, text_at
 
 MEMBERS = frozenset({"id", "type", "index", "function"})
 FUNCTION_MEMBERS = frozenset({"name", "arguments"})
@@ -133,8 +133,8 @@ class CallPieces:
                 position == 0,
             )
             slot = self._find_or_start_call(piece)
-            slot.more.update(find_newer_members(entry, MEMBERS))
-            slot.more_of_function.update(find_newer_members(function, FUNCTION_MEMBERS))
+            slot.more.update(find_unknown_members(entry, MEMBERS))
+            slot.more_of_function.update(find_unknown_members(function, FUNCTION_MEMBERS))
             deltas += self._extend_call(slot, piece)
         return deltas
 

@@ -37,10 +37,10 @@ from stepengine.models._failures import (
     make_unanswerable_error,
 )
 from stepengine.models._json import (
-    find_newer_members,
     find_object,
     find_objects,
     find_text,
+    find_unknown_members,
     list_at,
     make_call_part,
     object_at,
@@ -201,11 +201,11 @@ def _collect_newer_members(
     data: Mapping[str, object], choice: Mapping[str, object], message: Mapping[str, object]
 ) -> Json:
     """Return the unknown members of a reply, and the names of the ignored choices."""
-    of_message = find_newer_members(message, IN_MESSAGE)
+    of_message = find_unknown_members(message, IN_MESSAGE)
     of_message.update({name: message[name] for name in REASONING if isinstance(message.get(name), dict | list)})
     found = {
-        "more": find_newer_members(data, IN_REPLY),
-        "more_of_choice": find_newer_members(choice, IN_CHOICE),
+        "more": find_unknown_members(data, IN_REPLY),
+        "more_of_choice": find_unknown_members(choice, IN_CHOICE),
         "more_of_message": of_message,
         "unread": [f"choices[{index}]" for index in range(1, len(objects_at(data, "choices")))][:MAX_UNREAD_NAMES],
     }
@@ -244,8 +244,8 @@ def _decode_call(entry: Mapping[str, object], function: Mapping[str, object], ma
     """Return a call with its id and unknown members, such as the thought signature of Gemini's OpenAI endpoint."""
     found = {
         "id": text_at(entry, "id"),
-        "more": find_newer_members(entry, IN_CALL),
-        "more_of_function": find_newer_members(function, FUNCTION_MEMBERS),
+        "more": find_unknown_members(entry, IN_CALL),
+        "more_of_function": find_unknown_members(function, FUNCTION_MEMBERS),
     }
     data = {**mark, **{name: value for name, value in found.items() if value}}
     return make_call_part(text_at(function, "name"), function.get("arguments"), data)
@@ -260,7 +260,7 @@ def _decode_media(message: Mapping[str, object], mark: Json) -> list[AssistantPa
     if not isinstance(audio, Mapping):
         return parts
     said = find_text(audio, "transcript")
-    kept = find_newer_members(audio, IN_AUDIO)
+    kept = find_unknown_members(audio, IN_AUDIO)
     sound = make_media_part(audio.get("data"), "", {**mark, **kept, **({"transcript": True} if said else {})})
     # Streams send bare samples without a header; other audio is recognized by its first bytes.
     if sound is not None:
@@ -321,7 +321,7 @@ def _decode_content(message: Mapping[str, object], mark: Json) -> list[Assistant
         if isinstance(piece, str):
             parts.append(TextPart(piece))
         elif piece.get("type") == "text":
-            newer = find_newer_members(piece, IN_TEXT)
+            newer = find_unknown_members(piece, IN_TEXT)
             parts.append(TextPart(piece["text"], provider_data=freeze({**mark, "more": newer}) if newer else None))
         elif piece.get("type") == "thinking":
             parts.append(ThinkingPart(_thought_text(piece), provider_data=freeze({**mark, "piece": piece})))
@@ -517,7 +517,7 @@ class ChatAccumulator(Accumulator):
     def _append_audio(self, audio: Mapping[str, object]) -> list[ModelDelta]:
         """Append a chunk of audio, encoded in base64 separately from the other chunks, and a chunk of its transcript."""
         said, data = find_text(audio, "transcript"), find_text(audio, "data")
-        self._audio.update(find_newer_members(audio, IN_AUDIO))
+        self._audio.update(find_unknown_members(audio, IN_AUDIO))
         if said:
             self._texts.setdefault("transcript", []).append(said)
         if data:
