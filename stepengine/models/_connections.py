@@ -95,13 +95,13 @@ class Connections:
         """Return an HTTP client for an SDK."""
         import httpx2
 
-        from stepengine.models._transport import decompress_response, get_ssl_context
+        from stepengine.models._transport import decompress_and_limit_response, get_ssl_context
 
         # It accepts only gzip, which can be decompressed in bounded pieces. It follows no redirects, which would send the
         # key to another host (reliability:MP14). Its time limits are above ours, which ignore keep-alives.
         return httpx2.AsyncClient(
             headers={"accept-encoding": "gzip"},
-            event_hooks={"response": [decompress_response]},
+            event_hooks={"response": [decompress_and_limit_response]},
             transport=self.transport,
             verify=get_ssl_context(),
             timeout=httpx2.Timeout(connect=self._timeouts.connect, read=self._timeouts.total, write=60.0, pool=60.0),

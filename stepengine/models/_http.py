@@ -35,8 +35,8 @@ from stepengine.models._settings import (
     add_dropped_settings,
     find_options_of_other_providers,
     remove_extra_options,
-    report_dropped_settings,
     warn_once,
+    warn_or_raise_for_dropped,
 )
 from stepengine.models._stopped_usage import attach_usage_on_cancel
 from stepengine.models._wire import parse_extra_headers
@@ -236,7 +236,7 @@ class HttpProvider(ApiProvider):
         self, request: ModelRequest, *, stream: bool, dropped: tuple[str, ...] = ()
     ) -> RequestBody:
         """Encode *request* without unsupported settings; warn of these and of *dropped*, or raise if ``unsupported="error"``."""
-        report_dropped_settings(request, self.name, (*self._list_dropped_settings_and_options(request), *dropped))
+        warn_or_raise_for_dropped(request, self.name, (*self._list_dropped_settings_and_options(request), *dropped))
         request = remove_extra_options(request, self._find_options_of_other_providers(request))
         _, kind = self._failed.get(_make_retry_key(request), (None, ""))
         return self._encode(request, stream=stream, previous_failure=kind)

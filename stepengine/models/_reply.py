@@ -133,8 +133,8 @@ def _mark_truncated_call(content: tuple[AssistantPart, ...]) -> tuple[AssistantP
     return tuple(parts)
 
 
-def make_media_part(
-    written: object, mime_type: str, provider_data: Mapping[str, object]
+def media_part_from_base64(
+    encoded: object, mime_type: str, provider_data: Mapping[str, object]
 ) -> ImagePart | DocumentPart | None:
     """
     Return the image or file of a base64 text from a model; an empty type is detected from the bytes.
@@ -142,10 +142,10 @@ def make_media_part(
     ``None`` if the bytes do not encode to the same text; the caller then stores the original.
     """
     try:
-        data = base64.b64decode(written, validate=True) if isinstance(written, str) else b""
+        data = base64.b64decode(encoded, validate=True) if isinstance(encoded, str) else b""
     except ValueError:
         return None
-    if not data or base64.b64encode(data).decode() != written:
+    if not data or base64.b64encode(data).decode() != encoded:
         return None
     mime = resolve_media_type(mime_type, data)
     if mime.startswith("image/"):

@@ -50,12 +50,14 @@ class _ReferenceResolver:
         }
 
     def _resolve_reference(self, reference: Any, rest: Mapping[str, Any], within: tuple[str, ...]) -> object:
+        """Return the converted definition behind *reference*, merged with *rest*; a plain object beyond the limits."""
         if within.count(reference) > NESTED or len(within) >= MAX_DEPTH or self._made > MOST_PARTS:
             return {"type": "object"}
         target = self._definitions.get(reference, {"type": "object"})
         return self.convert({**(target if isinstance(target, Mapping) else {}), **rest}, (*within, reference))
 
     def _convert_member(self, name: str, item: object, within: tuple[str, ...]) -> Any:
+        """Return the converted value of a keyword; values that are no schemas stay unchanged."""
         if name in {"enum", "default", "examples", "required", "const"}:
             return item
         if name in {"properties", "patternProperties"} and isinstance(item, Mapping):
@@ -211,6 +213,7 @@ class _StrictConverter(ABC):
 
 class _AnthropicConverter(_StrictConverter):
     def convert(self, schema: Any, level: int) -> dict[str, Any]:
+        """Return a part of the schema with unsupported keywords moved to its description; raise if Anthropic cannot guarantee it."""
         if not isinstance(schema, Mapping) or level > MAX_DEPTH or OLDER in schema:
             raise _UnsupportedSchema
         defined = {"$defs": self.convert_mapping(schema["$defs"], level + 1)} if "$defs" in schema else {}
@@ -248,6 +251,7 @@ class _AnthropicConverter(_StrictConverter):
 
 class _OpenAIConverter(_StrictConverter):
     def convert(self, schema: Any, level: int) -> dict[str, Any]:
+        """Return a part of the schema; raise for keywords, depths and patterns that OpenAI does not support."""
         if not isinstance(schema, Mapping) or level > MAX_LEVELS or not UNPROMISED.isdisjoint(schema):
             raise _UnsupportedSchema
         if "$ref" in schema and schema.keys() - {"$ref", "$defs"}:
@@ -268,6 +272,7 @@ class _OpenAIConverter(_StrictConverter):
         return found
 
     def convert_members(self, schema: Mapping[str, Any], level: int) -> dict[str, Any]:
+        """Return the converted members of an object; raise unless all of them are required."""
         found = super().convert_members(schema, level)
         names = list(found["properties"])
         if set(schema.get("required", ())) != set(names):

@@ -18,7 +18,7 @@ from attrs import frozen
 from stepengine.data.models import ModelDelta, ModelReply, ModelRequest, ReplyDone
 from stepengine.data.usage import Usage, add_lost_usage
 from stepengine.errors import ContextOverflow, MissingKey, ModelError, UnknownModel
-from stepengine.models._stopped_usage import get_failed_attempt_usage
+from stepengine.models._stopped_usage import find_failed_attempt_usage
 from stepengine.models.base import Provider
 
 BAR, ON = " | ", " on "
@@ -142,7 +142,7 @@ class Fallback(Provider):
             try:
                 reply = await self._provider_of(model).complete(attrs.evolve(request, model=model))
             except ModelError as error:
-                spent = _add_usage(spent, get_failed_attempt_usage(error))
+                spent = _add_usage(spent, find_failed_attempt_usage(error))
                 error.usage = spent
                 if number + 1 == len(models) or not self._route.is_fallback_cause(error):
                     raise
@@ -173,7 +173,7 @@ class Fallback(Provider):
                         )
                 return
             except ModelError as error:
-                spent = _add_usage(spent, get_failed_attempt_usage(error))
+                spent = _add_usage(spent, find_failed_attempt_usage(error))
                 error.usage = spent
                 if number + 1 == len(models) or not self._route.is_fallback_cause(error):
                     raise

@@ -84,8 +84,8 @@ from stepengine.errors import (
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.models._stopped_usage import (
     attach_usage_to_exception,
-    get_attached_usage,
-    get_failed_attempt_usage,
+    find_attached_usage,
+    find_failed_attempt_usage,
     may_have_been_sent,
 )
 from stepengine.models.base import Provider, raw_arguments, split_part_into_deltas
@@ -239,7 +239,7 @@ class CorePerformer:
                 failed = self._convert_or_raise(item, request.model, raised, spent)
                 if not isinstance(failed, ModelError):
                     return self._outcomes.make_failure(item, failed)
-                used = get_failed_attempt_usage(failed)
+                used = find_failed_attempt_usage(failed)
                 spent = spent + used if spent and used else spent or used
                 wait = self._retries.next_delay(failed, attempt, item.address)
                 if wait is None:
@@ -279,7 +279,7 @@ class CorePerformer:
         if not self._is_interruption(raised):
             return _to_step_error(model, raised)
         # One that was sent may be billed, whether anything of its reply has come or not.
-        used = attrs.evolve(get_attached_usage(raised) or Usage(), requests=1, at_least=True)
+        used = attrs.evolve(find_attached_usage(raised) or Usage(), requests=1, at_least=True)
         self._store_stopped_usage(item, model, (spent or Usage()) + (used if may_have_been_sent(raised) else Usage()))
         raise raised
 
@@ -660,7 +660,7 @@ class _StreamedChars:
         """
         # Providers bill what they had produced when the connection was cut, and tell of it at the end, which never
         # came. So it is counted from what was heard: a lower bound, and marked as one.
-        told = get_attached_usage(stopped)
+        told = find_attached_usage(stopped)
         if told is None and not self.said and not self.thought:
             return
         told = told or Usage()

@@ -21,9 +21,9 @@ from stepengine.models._failures import FORCED_THINKING, GRAMMAR, INVALID_SIGNAT
 from stepengine.models._hidden_tools import find_hidden_tool_names
 from stepengine.models._programs import (
     RUNS_NEWER_CODE,
-    check_program_tools_offered,
-    make_callers_member,
+    make_allowed_callers_member,
     merge_programs,
+    require_program_tool_offered,
 )
 from stepengine.models._schemas import MAX_OPTIONAL, count_optional_members, make_strict_schema
 from stepengine.models._settings import (
@@ -378,7 +378,7 @@ def _encode_server_tools(items: tuple[ServerTool, ...], request: ModelRequest, m
             raise make_unsupported_tool_error(
                 programs, model, site.name, "only Claude 4.5 and newer models can call tools from programs"
             )
-        check_program_tools_offered(request, programs, model, site.name)
+        require_program_tool_offered(request, programs, model, site.name)
     definitions: list[Json] = []
     for definition in [_encode_server_tool(item, model, site) for item in items]:
         definitions += [definition] if definition not in definitions else []
@@ -459,7 +459,7 @@ def limit_strict_tools(
 def encode_tool(spec: ToolSpec, programs: Programs | None = None) -> Json:
     """Return a tool definition."""
     tool: Json = {"name": spec.name, "description": spec.description, "input_schema": spec.input_schema}
-    tool.update(make_callers_member(programs, spec, PROGRAM))
+    tool.update(make_allowed_callers_member(programs, spec, PROGRAM))
     form = make_strict_schema(spec.input_schema, "anthropic") if spec.strict else None
     return tool if form is None else {**tool, "input_schema": form, "strict": True}
 

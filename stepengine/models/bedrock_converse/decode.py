@@ -32,7 +32,7 @@ from stepengine.models._json import (
     text_at,
     wrap_unknown_members,
 )
-from stepengine.models._reply import make_media_part, make_reply, shorten_text
+from stepengine.models._reply import make_reply, media_part_from_base64, shorten_text
 
 STOPS = {
     "end_turn": StopReason.END_TURN,
@@ -115,7 +115,11 @@ def _decode_parts(block: Mapping[str, Any], mark: Json) -> list[AssistantPart]:
         return _decode_cited_text(block, cited, mark)
     if isinstance(image := block.get("image"), Mapping) and image.keys() == {"format", "source"}:
         kind = IMAGES.get(find_text(image, "format"), "")
-        made = make_media_part(find_text(image, "source", "bytes"), kind, mark) if kind and len(block) == 1 else None
+        made = (
+            media_part_from_base64(find_text(image, "source", "bytes"), kind, mark)
+            if kind and len(block) == 1
+            else None
+        )
         if made is not None:
             return [made]
     tool, text = _name_and_describe_server_tool(block)

@@ -49,7 +49,7 @@ from stepengine.models._json import (
     text_at,
     wrap_unknown_members,
 )
-from stepengine.models._reply import MAX_UNREAD_NAMES, make_media_part, make_reply, shorten_text
+from stepengine.models._reply import MAX_UNREAD_NAMES, make_reply, media_part_from_base64, shorten_text
 from stepengine.models.google.calls import IN_PIECES, PartialCall, join_streamed_arguments
 from stepengine.models.google.encode import GOES_ON_WITH
 from stepengine.models.keys import make_safe_excerpt
@@ -253,7 +253,7 @@ def _decode_part(part: Mapping[str, Any], mark: Json) -> AssistantPart | None:
     blob = part.get("inlineData")
     # An image only if the part has no other members. Else the whole part is stored, so that it goes back unchanged.
     if isinstance(blob, Mapping) and BLOB.issuperset(blob) and MADE.issuperset(part):
-        made = make_media_part(blob.get("data"), find_text(blob, "mimeType") or UNKNOWN, {**mark, **signed})
+        made = media_part_from_base64(blob.get("data"), find_text(blob, "mimeType") or UNKNOWN, {**mark, **signed})
         if made is not None:
             return made
     tool, text = _name_and_describe_server_tool(part)

@@ -44,8 +44,8 @@ from stepengine.models._json import (
 from stepengine.models._reply import (
     find_stated_cost,
     format_sources,
-    make_media_part,
     make_reply,
+    media_part_from_base64,
     select_members,
     shorten_text,
 )
@@ -333,7 +333,7 @@ def _decode_parts(item: Mapping[str, object], mark: Json) -> list[AssistantPart]
 def _decode_image(item: Mapping[str, object], mark: Json) -> AssistantPart | None:
     rest = {name: value for name, value in item.items() if name != "result"}
     form = find_text(item, "output_format")
-    return make_media_part(item.get("result"), f"image/{form}" if form else "", {**mark, "item": rest})
+    return media_part_from_base64(item.get("result"), f"image/{form}" if form else "", {**mark, "item": rest})
 
 
 def _describe_server_tool(item: Mapping[str, object]) -> str:

@@ -15,7 +15,7 @@ from stepengine.errors import ModelError
 from stepengine.models._failures import DANGLING_REASONING, INVALID_SIGNATURE, UNKNOWN_FIELD
 from stepengine.models._hidden_tools import find_hidden_tool_names
 from stepengine.models._json import find_objects
-from stepengine.models._programs import check_program_tools_offered, make_callers_member, merge_programs
+from stepengine.models._programs import make_allowed_callers_member, merge_programs, require_program_tool_offered
 from stepengine.models._schemas import make_strict_schema
 from stepengine.models._settings import (
     DROPPED,
@@ -129,7 +129,7 @@ def encode_tool(spec: ToolSpec, programs: Programs | None = None) -> Json:
         "description": spec.description,
         "parameters": spec.input_schema if form is None else form,
         "strict": form is not None,
-        **make_callers_member(programs, spec, PROGRAM),
+        **make_allowed_callers_member(programs, spec, PROGRAM),
     }
 
 
@@ -153,7 +153,7 @@ def _encode_server_tools(
     """Return the definitions of the server tools, their ``include`` values, and their limit of calls."""
     programs = merge_programs(request.settings)
     if programs is not None and preset.name == "openai":
-        check_program_tools_offered(request, programs, model, preset.name)
+        require_program_tool_offered(request, programs, model, preset.name)
     members: Json = {"tools": [_encode_server_tool(item, model, preset) for item in items]}
     include = [word for kind, word in RESULTS.items() if any(isinstance(item, kind) for item in items)]
     if include and preset.name in OPENAI_ITSELF:

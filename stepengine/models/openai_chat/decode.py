@@ -52,8 +52,8 @@ from stepengine.models._json import (
 from stepengine.models._reply import (
     MAX_UNREAD_NAMES,
     find_stated_cost,
-    make_media_part,
     make_reply,
+    media_part_from_base64,
     parse_dollar_text,
     select_members,
 )
@@ -261,7 +261,7 @@ def _decode_media(message: Mapping[str, object], mark: Json) -> list[AssistantPa
         return parts
     said = find_text(audio, "transcript")
     kept = find_unknown_members(audio, IN_AUDIO)
-    sound = make_media_part(audio.get("data"), "", {**mark, **kept, **({"transcript": True} if said else {})})
+    sound = media_part_from_base64(audio.get("data"), "", {**mark, **kept, **({"transcript": True} if said else {})})
     # Streams send bare samples without a header; other audio is recognized by its first bytes.
     if sound is not None:
         parts.append(attrs.evolve(sound, mime_type=PCM) if sound.mime_type == UNKNOWN else sound)
@@ -270,7 +270,7 @@ def _decode_media(message: Mapping[str, object], mark: Json) -> list[AssistantPa
 
 def _find_unreadable_audio(audio: object) -> Json:
     """Return the members of audio that is missing or unreadable, without its transcript; ``{}`` for readable audio."""
-    if not isinstance(audio, Mapping) or make_media_part(audio.get("data"), "", {}) is not None:
+    if not isinstance(audio, Mapping) or media_part_from_base64(audio.get("data"), "", {}) is not None:
         return {}
     return {name: value for name, value in audio.items() if name != "transcript" and value}
 
@@ -280,7 +280,7 @@ def _decode_image(image: Mapping[str, object], mark: Json) -> AssistantPart | No
     url = find_text(image, "image_url", "url")
     head, found, data = url.removeprefix("data:").partition(";base64,")
     if url.startswith("data:"):
-        return make_media_part(data, head, mark) if found and head.startswith("image/") else None
+        return media_part_from_base64(data, head, mark) if found and head.startswith("image/") else None
     return ImagePart(url, provider_data=freeze(mark)) if url else None
 
 

@@ -43,7 +43,7 @@ from stepengine.models._json import (
     read_json,
     text_at,
 )
-from stepengine.models._reply import make_media_part, make_reply, shorten_text
+from stepengine.models._reply import make_reply, media_part_from_base64, shorten_text
 
 STOPS = {
     "completed": StopReason.END_TURN,
@@ -133,7 +133,7 @@ def _decode_output(piece: Mapping[str, Any], mark: Json) -> list[AssistantPart]:
         content = encode_utf8(text) if notes else b""
         return [part, *[_decode_citation(one, content) for one in notes]]
     if "data" in piece and MEDIUM.issuperset(piece):
-        made = make_media_part(piece.get("data"), find_text(piece, "mime_type") or UNKNOWN, mark)
+        made = media_part_from_base64(piece.get("data"), find_text(piece, "mime_type") or UNKNOWN, mark)
         if made is not None:
             return [made]
     return [OpaquePart(mark["provider"], freeze({"type": "model_output", "content": [piece]}))]
