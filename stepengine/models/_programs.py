@@ -40,7 +40,7 @@ def _join_unique_names(names: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
 
 
 def make_allowed_callers_member(programs: Programs | None, spec: ToolSpec, program_caller: str) -> dict[str, list[str]]:
-    """Return the ``allowed_callers`` member for a tool of *programs*, ``{}`` for others; *program_caller* is the name of a program as caller."""
+    """Return the ``allowed_callers`` member for a tool of *programs*, ``{}`` for others; *program_caller* names a program as caller."""
     if programs is None or spec.name not in programs.tools:
         return {}
     return {"allowed_callers": ["direct", program_caller] if spec.name in programs.direct else [program_caller]}

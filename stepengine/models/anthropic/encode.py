@@ -45,21 +45,21 @@ from stepengine.models._wire import (
     NUDGE,
     MessageEncoders,
     MessageJoiner,
-    call_arguments,
     check_file_provider,
     check_image_type,
     choose_wire_ids,
     continues_paused_reply,
     encode_base64,
+    encode_comma_separated,
     encode_json,
     encode_turns,
     format_call_as_text,
+    get_arguments_to_send,
+    get_media_kind,
     is_from_provider,
-    join_json_values,
     list_generated_media,
     make_safe_tool_name,
     make_unsupported_part_error,
-    media_kind,
 )
 from stepengine.models._wire import EncodedMessage as BaseTurn
 from stepengine.models.anthropic.decode import find_calling_program_id
@@ -198,7 +198,7 @@ DIRECT = ("caller", {"type": "direct"})
 
 
 def _encode_user(message: UserMessage, flags: AnthropicEncodeOptions) -> AnthropicEncoded:
-    return AnthropicEncoded("user", join_json_values([_encode_content(part, flags) for part in message.content]))
+    return AnthropicEncoded("user", encode_comma_separated([_encode_content(part, flags) for part in message.content]))
 
 
 def _encode_assistant(message: AssistantMessage, flags: AnthropicEncodeOptions, own_ids: bool) -> AnthropicEncoded:  # noqa: FBT001 - private
@@ -208,11 +208,13 @@ def _encode_assistant(message: AssistantMessage, flags: AnthropicEncodeOptions, 
         block for block in [_encode_assistant_block(part, flags, ids) for part in message.content] if block is not None
     ]
     made = list_generated_media(message)
-    after = join_json_values([_encode_text(MADE), *[_encode_content(part, flags) for part in made]]) if made else b""
+    after = (
+        encode_comma_separated([_encode_text(MADE), *[_encode_content(part, flags) for part in made]]) if made else b""
+    )
     if not calls:
         return AnthropicEncoded(
             "assistant",
-            join_json_values(_drop_trailing_thoughts(_drop_unanswered_server_calls(blocks))),
+            encode_comma_separated(_drop_trailing_thoughts(_drop_unanswered_server_calls(blocks))),
             after=after,
             ends=_list_answered_server_call_ids(blocks),
         )
@@ -220,11 +222,11 @@ def _encode_assistant(message: AssistantMessage, flags: AnthropicEncodeOptions, 
     # With a thinking budget the API requires thinking at the start of a turn with calls. A history from another
     # model has none, so its calls are sent as text.
     if flags.manual and not waits and blocks[0]["type"] not in THINKING:
-        said = join_json_values([block for block in blocks if block["type"] != "tool_use"])
+        said = encode_comma_separated([block for block in blocks if block["type"] != "tool_use"])
         return AnthropicEncoded("assistant", said, texts=_encode_calls_as_texts(calls), after=after)
     return AnthropicEncoded(
         "assistant",
-        join_json_values(blocks),
+        encode_comma_separated(blocks),
         ids={ours: encode_json(theirs) for ours, theirs in ids.items()},
         after=after,
         waits=waits,
@@ -256,7 +258,7 @@ def _encode_abandoned_as_text(message: Message, flags: AnthropicEncodeOptions) -
     said = [b for b in blocks if b["type"] != "tool_use" and (b["type"] != "server_tool_use" or b["id"] in answered)]
     return AnthropicEncoded(
         "assistant",
-        join_json_values(_drop_trailing_thoughts(said)),
+        encode_comma_separated(_drop_trailing_thoughts(said)),
         texts=_encode_calls_as_texts(message.tool_calls),
         ends=answered,
     )
@@ -305,7 +307,7 @@ def _encode_call(part: ToolCallPart, flags: AnthropicEncodeOptions, ids: Mapping
     """Return the block of a call, with its unknown members except the default ``caller``."""
     more = _unwrap_newer_members(part.provider_data, flags)
     newer = {name: value for name, value in more.items() if (name, value) != DIRECT}
-    name, given = make_safe_tool_name(part.tool_name), call_arguments(part)
+    name, given = make_safe_tool_name(part.tool_name), get_arguments_to_send(part)
     return {**newer, "type": "tool_use", "id": ids[part.tool_call_id], "name": name, "input": given}
 
 
@@ -371,7 +373,7 @@ def _encode_result(message: ToolMessage, flags: AnthropicEncodeOptions) -> Anthr
         # Outside a tool result the API rejects references to tools, so they are text there.
         plain = attrs.evolve(flags, hidden=None)
         shown = [block for block in [_encode_content(part, plain) for part in message.content] if block is not None]
-        as_text = join_json_values(shown or [_encode_text("(nothing)")])
+        as_text = encode_comma_separated(shown or [_encode_text("(nothing)")])
     return AnthropicEncoded("tool", (b"," if rest else b"") + members, call_id=message.tool_call_id, as_text=as_text)
 
 
@@ -392,7 +394,7 @@ def _encode_content(part: ResultPart, flags: AnthropicEncodeOptions) -> Json | N
 
 def _encode_media(part: ImagePart | DocumentPart, flags: AnthropicEncodeOptions) -> Json:
     check_file_provider(flags.provider, part)
-    kind = media_kind(part)
+    kind = get_media_kind(part)
     if kind == "image":
         check_image_type(flags.provider, part)
         return {"type": "image", "source": _encode_source(part)}
@@ -420,7 +422,7 @@ def _encode_source(part: ImagePart | DocumentPart) -> Json:
         return {"type": "file", "file_id": part.file_id}
     if part.data is None:
         return {"type": "url", "url": part.url}
-    if media_kind(part) == "text":
+    if get_media_kind(part) == "text":
         return {"type": "text", "media_type": "text/plain", "data": part.data.decode("utf-8", "replace")}
     return {"type": "base64", "media_type": part.mime_type, "data": encode_base64(part.data)}
 

@@ -36,8 +36,8 @@ from stepengine.models._settings import (
 from stepengine.models._thinking_levels import budget_from_thinking, effort_from_thinking
 from stepengine.models._wire import (
     continues_paused_reply,
+    encode_body_members,
     encode_json,
-    encode_members,
     join_json_members,
     resolve_tool_choice,
 )
@@ -194,7 +194,7 @@ def encode(
     messages, container = encode_messages(request, flags, lost=previous_failure == LOST_PROGRAM)
     if container:
         optional["container"] = container
-    members = encode_members(request, optional, tools)
+    members = encode_body_members(request, optional, tools)
     members["messages"] = (
         messages if site.marks_whole else _add_cache_mark_to_last_block(messages, request, ways.cache_mark)
     )
@@ -252,7 +252,7 @@ def encode_token_count_request(
         "tool_choice": _encode_tool_choice(request, family) if request.tools else None,
     }
     manual = asked is not None and asked["type"] == "enabled"
-    members = encode_members(request, optional, tools, extra=False)
+    members = encode_body_members(request, optional, tools, with_extra=False)
     flags = AnthropicEncodeOptions(
         ways.provider, model, manual, _requests_code_execution(request), find_hidden_tool_names(request)
     )

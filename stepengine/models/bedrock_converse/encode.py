@@ -44,21 +44,21 @@ from stepengine.models._wire import (
     Kind,
     MessageEncoders,
     MessageJoiner,
-    call_arguments,
     choose_wire_ids,
     continues_paused_reply,
     encode_base64,
+    encode_comma_separated,
     encode_json,
     encode_turns,
     format_call_as_text,
+    format_result_text,
+    get_arguments_to_send,
+    get_media_kind,
     is_from_provider,
-    join_json_values,
     list_generated_media,
+    make_result_media_heading,
     make_safe_tool_name,
     make_unsupported_part_error,
-    media_kind,
-    result_media_heading,
-    result_text,
 )
 from stepengine.models._wire import EncodedMessage as BaseTurn
 from stepengine.models.bedrock_converse.families import ConverseFamily
@@ -225,7 +225,9 @@ class _ConverseJoiner(MessageJoiner):
 
 def _encode_user(message: UserMessage, flags: ConverseEncodeOptions) -> ConverseEncoded:
     blocks = _add_text_for_documents([_encode_content(part, flags) for part in message.content])
-    return ConverseEncoded("user", join_json_values(blocks), kinds=_block_kinds(blocks), last=_last_block_kind(blocks))
+    return ConverseEncoded(
+        "user", encode_comma_separated(blocks), kinds=_block_kinds(blocks), last=_last_block_kind(blocks)
+    )
 
 
 def _add_text_for_documents(blocks: Iterable[Json | None]) -> list[Json]:
@@ -257,14 +259,19 @@ def _encode_assistant(message: AssistantMessage, flags: ConverseEncodeOptions, o
         blocks = [block for block in blocks if not block.keys() & {"toolUse", "toolResult"}]
     made = list_generated_media(message)
     shown = _add_text_for_documents([{"text": MADE}, *[_encode_content(part, flags) for part in made]]) if made else []
-    more: Json = {"after": join_json_values(shown), "kinds": _block_kinds(shown), "last": _last_block_kind(shown)}
+    more: Json = {"after": encode_comma_separated(shown), "kinds": _block_kinds(shown), "last": _last_block_kind(shown)}
     if not calls:
-        return ConverseEncoded("assistant", join_json_values(_drop_trailing_thoughts(blocks)), **more)
+        return ConverseEncoded("assistant", encode_comma_separated(_drop_trailing_thoughts(blocks)), **more)
     if not keeps_calls:
         texts = {call.tool_call_id: encode_json({"text": format_call_as_text(call)}) for call in calls}
-        return ConverseEncoded("assistant", join_json_values(_drop_trailing_thoughts(blocks)), texts=texts, **more)
+        return ConverseEncoded(
+            "assistant", encode_comma_separated(_drop_trailing_thoughts(blocks)), texts=texts, **more
+        )
     return ConverseEncoded(
-        "assistant", join_json_values(blocks), ids={ours: encode_json(theirs) for ours, theirs in ids.items()}, **more
+        "assistant",
+        encode_comma_separated(blocks),
+        ids={ours: encode_json(theirs) for ours, theirs in ids.items()},
+        **more,
     )
 
 
@@ -323,7 +330,7 @@ def _encode_call(part: ToolCallPart, flags: ConverseEncodeOptions, ids: Mapping[
     call = {
         "toolUseId": ids[part.tool_call_id],
         "name": make_safe_tool_name(part.tool_name),
-        "input": call_arguments(part),
+        "input": get_arguments_to_send(part),
     }
     return {"toolUse": {**newer, **call}, **_unwrap_newer_members(data, flags)}
 
@@ -339,8 +346,8 @@ def _encode_result(message: ToolMessage, flags: ConverseEncodeOptions) -> Conver
             (outside if is_medium and _last_block_kind([block]) not in flags.family.inside else inside).append(block)
     is_told = not message.is_error or flags.family.status
     if not is_told:
-        inside = [{"text": result_text(message) or "Error"}, *[block for block in inside if "text" not in block]]
-    after = _add_text_for_documents([{"text": result_media_heading(message)}, *outside]) if outside else []
+        inside = [{"text": format_result_text(message) or "Error"}, *[block for block in inside if "text" not in block]]
+    after = _add_text_for_documents([{"text": make_result_media_heading(message)}, *outside]) if outside else []
     result: Json = {"content": inside or [{"text": NOTHING}]}
     if flags.family.status:
         result["status"] = "error" if message.is_error else "success"
@@ -349,8 +356,8 @@ def _encode_result(message: ToolMessage, flags: ConverseEncodeOptions) -> Conver
         "tool",
         b"," + encode_json(result)[1:] + b"}",
         call_id=message.tool_call_id,
-        after=join_json_values(after),
-        as_text=join_json_values(everything),
+        after=encode_comma_separated(after),
+        as_text=encode_comma_separated(everything),
         kinds=_block_kinds(after) if flags.calls and not flags.manual else _block_kinds(everything),
         last=_last_block_kind(everything),
     )
@@ -370,7 +377,7 @@ def _encode_content(part: ResultPart, flags: ConverseEncodeOptions) -> Json | No
 
 def _encode_media(part: ImagePart | DocumentPart, flags: ConverseEncodeOptions) -> Json:
     mime = part.mime_type.partition(";")[0].strip().lower()
-    kind = media_kind(part)
+    kind = get_media_kind(part)
     form = _find_media_format(kind, mime)
     if not form:
         why = "it accepts PNG, JPEG, GIF, WebP, PDF, text, Word, Excel, and common audio and video types"

@@ -23,11 +23,11 @@ from stepengine.models._settings import DROPPED, Way, WireSettings, convert_sett
 from stepengine.models._thinking_levels import CANNOT, DEAF, SHOWN, ThinkingRequest, effort_from_thinking
 from stepengine.models._wire import (
     continues_paused_reply,
+    encode_body_members,
     encode_json,
-    encode_members,
     join_json_members,
+    make_schema_name,
     resolve_tool_choice,
-    schema_name,
 )
 from stepengine.models.bedrock_converse.encode import ConverseEncodeOptions, encode_messages
 from stepengine.models.bedrock_converse.families import ConverseFamily
@@ -110,7 +110,7 @@ def encode(request: ModelRequest, ways: ConverseRequestOptions, tools: bytes) ->
         "outputConfig": _encode_output_config(request),
         **{name: value for name, value in said.items() if name != "toolConfig"},
     }
-    members = encode_members(attrs.evolve(request, tools=()), head, b"")
+    members = encode_body_members(attrs.evolve(request, tools=()), head, b"")
     members.pop("toolConfig", None)
     members.update(_encode_prompt_members(request, ways, tools, said.get("toolConfig", {}).get("tools", ())))
     return join_json_members(members)
@@ -207,7 +207,7 @@ def _encode_output_config(request: ModelRequest) -> Json | None:
     if schema is None:
         return None
     form = make_strict_schema(schema, "anthropic") or schema
-    structure = {"jsonSchema": {"schema": compact(form), "name": schema_name(schema)}}
+    structure = {"jsonSchema": {"schema": compact(form), "name": make_schema_name(schema)}}
     return {"textFormat": {"type": "json_schema", "structure": structure}}
 
 

@@ -15,7 +15,7 @@ from stepengine.models._http import HttpProvider
 from stepengine.models._json import find_object, find_objects, find_text, parse_token_count
 from stepengine.models._sdks import GOOGLE
 from stepengine.models._settings import warn_once
-from stepengine.models._thinking_levels import thinking_for_gemini
+from stepengine.models._thinking_levels import encode_thinking_for_gemini
 from stepengine.models._wire import ToolsCache, resolve_tool_choice
 from stepengine.models.base import BatchMember, ModelInfo, ProviderSettings, Timeouts
 from stepengine.models.google import transport
@@ -230,7 +230,7 @@ class GoogleProvider(HttpProvider):
         """Encode *request*; after a rejected signature (*previous_failure*), omit earlier thoughts and signatures."""
         request = self._select_tools_and_add_answer(request, previous_failure)
         model = self.strip_prefix(request.model)
-        warn_once(thinking_for_gemini(request.settings.thinking, model).note)
+        warn_once(encode_thinking_for_gemini(request.settings.thinking, model).note)
         tools, is_vertex = self._tools(request.tools), self.is_vertex
         content = encode(request, model, self.name, tools, previous_failure=previous_failure, is_vertex=is_vertex)
         method = "streamGenerateContent?alt=sse" if stream else "generateContent"

@@ -44,21 +44,21 @@ from stepengine.models._wire import (
     NUDGE,
     MessageEncoders,
     MessageJoiner,
-    call_arguments,
     check_file_provider,
     continues_paused_reply,
     encode_base64,
+    encode_comma_separated,
     encode_json,
     encode_turns,
+    get_arguments_to_send,
+    get_media_kind,
     is_from_provider,
-    join_json_values,
+    join_non_media_text,
     list_generated_media,
+    make_result_media_heading,
     make_safe_tool_name,
     make_unsupported_part_error,
-    media_kind,
-    non_media_text,
     remove_blank_texts,
-    result_media_heading,
 )
 from stepengine.models._wire import EncodedMessage as BaseTurn
 
@@ -163,7 +163,7 @@ class _GoogleJoiner(MessageJoiner):
 
 def _encode_user(message: UserMessage, flags: GoogleEncodeOptions) -> GoogleEncoded:
     return GoogleEncoded(
-        "user", join_json_values([_encode_content(part, flags) for part in remove_blank_texts(message.content)])
+        "user", encode_comma_separated([_encode_content(part, flags) for part in remove_blank_texts(message.content)])
     )
 
 
@@ -180,8 +180,10 @@ def _encode_assistant(message: AssistantMessage, flags: GoogleEncodeOptions, own
     ]
     return GoogleEncoded(
         "assistant",
-        join_json_values(parts),
-        after=join_json_values([{"text": MADE}, *[_encode_content(part, flags) for part in made]]) if made else b"",
+        encode_comma_separated(parts),
+        after=encode_comma_separated([{"text": MADE}, *[_encode_content(part, flags) for part in made]])
+        if made
+        else b"",
         ids={ours: b',"id":' + encode_json(theirs) for ours, theirs in ids.items()},
         names={
             call.tool_call_id: b'"name":' + encode_json(_make_function_name(call.tool_name))
@@ -216,7 +218,7 @@ def _encode_assistant_part(part: AssistantPart, flags: GoogleEncodeOptions, ids:
         case ToolCallPart():
             own = is_from_provider(part.provider_data, flags.provider, flags.model)
             newer = part.provider_data.get("in_call", {}) if own and part.provider_data else {}
-            call: Json = {**newer, "name": _make_function_name(part.tool_name), "args": call_arguments(part)}
+            call: Json = {**newer, "name": _make_function_name(part.tool_name), "args": get_arguments_to_send(part)}
             if part.tool_call_id in ids:
                 call["id"] = ids[part.tool_call_id]
             return {"functionCall": call, **_get_signature_and_newer(part.provider_data, flags)}
@@ -251,19 +253,19 @@ def _get_signature_and_newer(data: Mapping[str, object] | None, flags: GoogleEnc
 def _encode_result(message: ToolMessage, flags: GoogleEncodeOptions) -> GoogleEncoded:
     said = [part for part in message.content if isinstance(part, TextPart | JsonPart | ToolReferencePart)]
     media = [part for part in message.content if isinstance(part, ImagePart | DocumentPart)]
-    value = said[0].value if len(said) == 1 and isinstance(said[0], JsonPart) else non_media_text(said)
+    value = said[0].value if len(said) == 1 and isinstance(said[0], JsonPart) else join_non_media_text(said)
     inside = [part for part in media if flags.signed and part.mime_type in IN_RESULTS]
     outside = [part for part in media if part not in inside]
     after: list[Json | None] = []
     if outside:
-        after = [{"text": result_media_heading(message)}, *[_encode_content(part, flags) for part in outside]]
+        after = [{"text": make_result_media_heading(message)}, *[_encode_content(part, flags) for part in outside]]
         if not value:
             value = "(Images and documents follow.)"
     answer: Json = {"response": {"error" if message.is_error else "output": value}}
     if inside:
         answer["parts"] = [_encode_content(part, flags) for part in inside]
     return GoogleEncoded(
-        "tool", b"," + encode_json(answer)[1:] + b"}", call_id=message.tool_call_id, after=join_json_values(after)
+        "tool", b"," + encode_json(answer)[1:] + b"}", call_id=message.tool_call_id, after=encode_comma_separated(after)
     )
 
 
@@ -289,7 +291,7 @@ def encode_inline_data(part: ImagePart | DocumentPart, data: bytes, provider: st
 
 def _encode_media(part: ImagePart | DocumentPart, flags: GoogleEncodeOptions) -> Json:
     check_file_provider(flags.provider, part)
-    kind = media_kind(part)
+    kind = get_media_kind(part)
     if kind in {"office", "other"}:
         raise make_unsupported_part_error(flags.provider, part, "it accepts images, audio, video, text and PDF")
     if part.file_id is not None:

@@ -17,8 +17,8 @@ from stepengine.data.server_tools import CodeExecution, FileSearch, Programs, Se
 from stepengine.data.tools import ToolSpec
 from stepengine.models._failures import INVALID_SIGNATURE
 from stepengine.models._settings import DROPPED, Way, WireSettings, convert_settings, make_unsupported_tool_error
-from stepengine.models._thinking_levels import thinking_for_gemini
-from stepengine.models._wire import encode_json, encode_members, join_json_members, resolve_tool_choice
+from stepengine.models._thinking_levels import encode_thinking_for_gemini
+from stepengine.models._wire import encode_body_members, encode_json, join_json_members, resolve_tool_choice
 from stepengine.models.google.encode import (
     GOES_ON_WITH,
     SIGNED_SINCE,
@@ -162,7 +162,7 @@ def _encode_body_members(
         "topP": settings.top_p,
         "maxOutputTokens": settings.max_tokens,
         "stopSequences": list(settings.stop_sequences) or None,
-        "thinkingConfig": thinking_for_gemini(settings.thinking, model).members or None,
+        "thinkingConfig": encode_thinking_for_gemini(settings.thinking, model).members or None,
         "responseMimeType": "application/json" if settings.response_schema is not None else None,
         "responseJsonSchema": settings.response_schema,
     }
@@ -174,7 +174,7 @@ def _encode_body_members(
         "toolConfig": {**(_encode_tool_config(request, model) or {}), **more.get("toolConfig", {})} or None,
         "generationConfig": {**config, **more.get("generationConfig", {})} or None,
     }
-    members = encode_members(request, optional, OURS + tools + b"}]")
+    members = encode_body_members(request, optional, OURS + tools + b"}]")
     flags = GoogleEncodeOptions(provider, model if thinking else "", parse_generation(model) >= SIGNED_SINCE)
     if token := find_continuation_token(request, provider):
         request = attrs.evolve(request, tail=request.tail[:-1])

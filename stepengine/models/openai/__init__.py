@@ -15,7 +15,7 @@ from stepengine.models._programs import merge_programs
 from stepengine.models._reply import cut_at_stop_sequence
 from stepengine.models._schemas import has_strict_tool_openai_rejects
 from stepengine.models._settings import warn_once
-from stepengine.models._thinking_levels import thinking_for_responses
+from stepengine.models._thinking_levels import encode_thinking_for_responses
 from stepengine.models._wire import ToolsCache
 from stepengine.models.base import Timeouts
 from stepengine.models.keys import Secret
@@ -99,7 +99,7 @@ class OpenAIProvider(PresetProvider):
     def _encode(self, request: ModelRequest, *, stream: bool, previous_failure: str = "") -> RequestBody:
         request = self._select_tools_and_add_answer(request, previous_failure)
         model, tools = self.strip_prefix(request.model), self._encode_tools(request)
-        warn_once(thinking_for_responses(request.settings.thinking, self._preset.thinking, model).note)
+        warn_once(encode_thinking_for_responses(request.settings.thinking, self._preset.thinking, model).note)
         return RequestBody(
             encode(request, model, self._preset, tools, stream=stream, previous_failure=previous_failure)
         )

@@ -40,27 +40,27 @@ from stepengine.models._wire import (
     MADE,
     NUDGE,
     MessageEncoders,
-    call_arguments,
     check_file_provider,
     check_image_type,
     choose_wire_ids,
     continues_paused_reply,
     continues_text,
-    document_text,
     encode_base64,
+    encode_comma_separated,
     encode_json,
     encode_turns,
-    file_name,
+    file_name_or_default,
+    format_document_text,
+    format_result_text,
+    get_arguments_to_send,
+    get_media_kind,
+    get_url_or_data_url,
     is_from_provider,
-    join_json_values,
     list_generated_media,
     make_safe_tool_name,
     make_unsupported_part_error,
-    media_kind,
     remove_blank_texts,
     remove_empty_texts,
-    result_text,
-    url_or_data_url,
 )
 from stepengine.models._wire import EncodedMessage as BaseTurn
 
@@ -212,7 +212,7 @@ def _encode_assistant(message: AssistantMessage, flags: OpenAIEncodeOptions, own
     )
     return ResponsesEncoded(
         "assistant",
-        join_json_values(items),
+        encode_comma_separated(items),
         ids=wire,
         after=after,
         callers=_encode_callers(message, flags),
@@ -355,7 +355,7 @@ def _encode_call(part: ToolCallPart, flags: OpenAIEncodeOptions, ids: Mapping[st
         "type": "function_call",
         "call_id": ids[part.tool_call_id],
         "name": make_safe_tool_name(part.tool_name),
-        "arguments": encode_utf8(compact(call_arguments(part))).decode(),
+        "arguments": encode_utf8(compact(get_arguments_to_send(part))).decode(),
     }
     data = part.provider_data
     if is_from_provider(data, flags.provider, flags.model):
@@ -381,7 +381,7 @@ def _encode_result(message: ToolMessage, flags: OpenAIEncodeOptions) -> Response
         if message.is_error:
             output.insert(0, {"type": "input_text", "text": "Error:"})
     else:
-        output = result_text(message)
+        output = format_result_text(message)
     body = b',"output":' + encode_json(output) + b"}"
     return ResponsesEncoded("tool", body, call_id=message.tool_call_id, refers=refers)
 
@@ -400,10 +400,10 @@ def _encode_content(part: ResultPart, flags: OpenAIEncodeOptions) -> Json:
 
 def _encode_media(part: ImagePart | DocumentPart, flags: OpenAIEncodeOptions) -> Json:
     check_file_provider(flags.provider, part)
-    kind = media_kind(part)
+    kind = get_media_kind(part)
     if kind == "image":
         check_image_type(flags.provider, part)
-        where = {"image_url": url_or_data_url(part)} if part.file_id is None else {"file_id": part.file_id}
+        where = {"image_url": get_url_or_data_url(part)} if part.file_id is None else {"file_id": part.file_id}
         return {"type": "input_image", "detail": "auto", **where}
     if kind not in {"pdf", "text", "office"}:
         raise make_unsupported_part_error(flags.provider, part, "it accepts images, PDF, text and office files")
@@ -412,8 +412,8 @@ def _encode_media(part: ImagePart | DocumentPart, flags: OpenAIEncodeOptions) ->
     if part.data is None:
         return {"type": "input_file", "file_url": part.url}
     if kind == "text":
-        return {"type": "input_text", "text": document_text(getattr(part, "name", ""), part.data)}
-    return {"type": "input_file", "filename": file_name(part), "file_data": url_or_data_url(part)}
+        return {"type": "input_text", "text": format_document_text(getattr(part, "name", ""), part.data)}
+    return {"type": "input_file", "filename": file_name_or_default(part), "file_data": get_url_or_data_url(part)}
 
 
 ENCODERS = MessageEncoders(_encode_user, _encode_assistant, _encode_result)

@@ -26,8 +26,8 @@ from stepengine.models._settings import (
     encode_user_location,
     make_unsupported_tool_error,
 )
-from stepengine.models._thinking_levels import thinking_for_responses
-from stepengine.models._wire import encode_members, join_json_members, resolve_tool_choice, schema_name
+from stepengine.models._thinking_levels import encode_thinking_for_responses
+from stepengine.models._wire import encode_body_members, join_json_members, make_schema_name, resolve_tool_choice
 from stepengine.models.openai.encode import OpenAIEncodeOptions, encode_messages
 from stepengine.models.presets import Preset
 
@@ -87,7 +87,7 @@ def encode(
         "stream": True if stream else None,
         **said,
     }
-    members = encode_members(request, optional, tools)
+    members = encode_body_members(request, optional, tools)
     known = "" if previous_failure in (INVALID_SIGNATURE, DANGLING_REASONING) else model
     flags = OpenAIEncodeOptions(
         preset.name, known, sources=previous_failure != UNKNOWN_FIELD, hidden=find_hidden_tool_names(request)
@@ -101,7 +101,7 @@ def encode_token_count_request(request: ModelRequest, model: str, preset: Preset
     shared = _encode_shared_members(request, model, preset)
     if not request.tools:
         shared["tool_choice"] = None  # server tools are not sent, and the API rejects a choice without tools
-    members = encode_members(request, shared, tools, extra=False)
+    members = encode_body_members(request, shared, tools, with_extra=False)
     flags = OpenAIEncodeOptions(preset.name, model, hidden=find_hidden_tool_names(request))
     members["input"] = encode_messages(request, flags, _make_definition_lookup(request))
     return join_json_members(members)
@@ -204,7 +204,7 @@ def _encode_shared_members(request: ModelRequest, model: str, preset: Preset) ->
     return {
         "model": model,
         "instructions": request.system_prompt or None,
-        "reasoning": thinking_for_responses(request.settings.thinking, preset.thinking, model).members or None,
+        "reasoning": encode_thinking_for_responses(request.settings.thinking, preset.thinking, model).members or None,
         "text": _encode_text_config(request),
         "tool_choice": _encode_tool_choice(request),
         "parallel_tool_calls": request.settings.parallel_tool_calls if request.tools else None,
@@ -217,7 +217,7 @@ def _encode_text_config(request: ModelRequest) -> Json | None:
     if schema is None:
         return None
     form = make_strict_schema(schema, "openai")
-    named = {"type": "json_schema", "name": schema_name(schema)}
+    named = {"type": "json_schema", "name": make_schema_name(schema)}
     return {"format": {**named, "schema": schema if form is None else form, "strict": form is not None}}
 
 

@@ -39,27 +39,27 @@ from stepengine.models._wire import (
     MADE,
     NUDGE,
     MessageEncoders,
-    call_arguments,
     check_file_provider,
     check_image_type,
     choose_wire_ids,
     continues_paused_reply,
     continues_text,
-    document_text,
     encode_base64,
+    encode_comma_separated,
     encode_json,
     encode_turns,
-    file_name,
+    file_name_or_default,
+    format_document_text,
+    format_result_text,
+    get_arguments_to_send,
+    get_media_kind,
+    get_url_or_data_url,
     is_from_provider,
-    join_json_values,
     list_generated_media,
+    make_result_media_heading,
     make_safe_tool_name,
     make_unsupported_part_error,
-    media_kind,
     remove_blank_texts,
-    result_media_heading,
-    result_text,
-    url_or_data_url,
 )
 from stepengine.models._wire import EncodedMessage as BaseTurn
 from stepengine.models.presets import Preset
@@ -207,7 +207,7 @@ def _encode_user(message: UserMessage, flags: ChatEncodeOptions) -> ChatEncoded:
     parts = remove_blank_texts(message.content)
     if len(parts) == 1 and isinstance(parts[0], TextPart):
         return ChatEncoded("user", encode_json(parts[0].text))
-    return ChatEncoded("user", join_json_values([_encode_content(part, flags) for part in parts]), plain=False)
+    return ChatEncoded("user", encode_comma_separated([_encode_content(part, flags) for part in parts]), plain=False)
 
 
 def _encode_assistant(message: AssistantMessage, flags: ChatEncodeOptions, own_ids: bool) -> ChatEncoded:  # noqa: FBT001 - private
@@ -235,7 +235,7 @@ def _encode_assistant(message: AssistantMessage, flags: ChatEncodeOptions, own_i
         body.setdefault(member, "")
     made = list_generated_media(message)
     after = (
-        join_json_values([{"type": "text", "text": MADE}, *[_encode_media(part, flags) for part in made]])
+        encode_comma_separated([{"type": "text", "text": MADE}, *[_encode_media(part, flags) for part in made]])
         if made
         else b""
     )
@@ -328,7 +328,7 @@ def _encode_thinking(part: AssistantPart, flags: ChatEncodeOptions) -> Json:
 def _encode_call(part: ToolCallPart, ids: Mapping[str, str], flags: ChatEncodeOptions) -> Json:
     data = part.provider_data
     own = data if is_from_provider(data, flags.preset.name, flags.model) else {}
-    name, arguments = make_safe_tool_name(part.tool_name), encode_utf8(compact(call_arguments(part))).decode()
+    name, arguments = make_safe_tool_name(part.tool_name), encode_utf8(compact(get_arguments_to_send(part))).decode()
     function = {**own.get("more_of_function", {}), "name": name, "arguments": arguments}
     return {**own.get("more", {}), "id": ids[part.tool_call_id], "type": "function", "function": function}
 
@@ -340,18 +340,18 @@ def _is_legacy_function_call(part: ToolCallPart, flags: ChatEncodeOptions) -> bo
 
 def _encode_result(message: ToolMessage, flags: ChatEncodeOptions) -> ChatEncoded:
     media = [part for part in message.content if isinstance(part, ImagePart | DocumentPart)]
-    text = result_text(message)
+    text = format_result_text(message)
     moved: list[Json] = []
     # Results hold only text, so images follow in a user message after all results of the batch: nothing may separate
     # results.
     if media:
         text = f"{text}\n(Images and documents follow in the next message.)".strip()
         moved = [
-            {"type": "text", "text": result_media_heading(message)},
+            {"type": "text", "text": make_result_media_heading(message)},
             *[_encode_content(part, flags) for part in media],
         ]
     body = b',"content":' + encode_json(text) + b"}"
-    return ChatEncoded("tool", body, call_id=message.tool_call_id, after=join_json_values(moved))
+    return ChatEncoded("tool", body, call_id=message.tool_call_id, after=encode_comma_separated(moved))
 
 
 def _encode_content(part: ResultPart, flags: ChatEncodeOptions) -> Json:
@@ -367,19 +367,19 @@ def _encode_content(part: ResultPart, flags: ChatEncodeOptions) -> Json:
 
 
 def _encode_media(part: ImagePart | DocumentPart, flags: ChatEncodeOptions) -> Json:
-    preset, kind = flags.preset, media_kind(part)
+    preset, kind = flags.preset, get_media_kind(part)
     check_file_provider(preset.name, part)
     if kind == "text" and part.data is not None:
-        return {"type": "text", "text": document_text(getattr(part, "name", ""), part.data)}
+        return {"type": "text", "text": format_document_text(getattr(part, "name", ""), part.data)}
     if kind == "image" and part.file_id is None:
         if preset.stores_files:  # OpenAI itself; other servers check it themselves
             check_image_type(preset.name, part)
-        return {"type": "image_url", "image_url": {"url": url_or_data_url(part)}}
+        return {"type": "image_url", "image_url": {"url": get_url_or_data_url(part)}}
     if kind == "video" and preset.supports_video and part.file_id is None:
-        return {"type": "video_url", "video_url": {"url": url_or_data_url(part)}}
+        return {"type": "video_url", "video_url": {"url": get_url_or_data_url(part)}}
     sound = SOUNDS.get(part.mime_type)
     if sound and preset.audio_format and part.data is not None:
-        data = encode_base64(part.data) if preset.audio_format == "bytes" else url_or_data_url(part)
+        data = encode_base64(part.data) if preset.audio_format == "bytes" else get_url_or_data_url(part)
         return {"type": "input_audio", "input_audio": {"data": data, "format": sound}}
     pdf = _encode_pdf(part, preset) if kind == "pdf" else None
     if pdf is None:
@@ -391,10 +391,10 @@ def _encode_pdf(part: ImagePart | DocumentPart, preset: Preset) -> Json | None:
     if part.file_id is not None:
         return {"type": "file", "file": {"file_id": part.file_id}} if preset.stores_files else None
     if preset.file_format == "link":
-        return {"type": "document_url", "document_url": url_or_data_url(part)}
+        return {"type": "document_url", "document_url": get_url_or_data_url(part)}
     if preset.file_format == "no" or (preset.file_format == "bytes" and part.data is None):
         return None
-    return {"type": "file", "file": {"filename": file_name(part), "file_data": url_or_data_url(part)}}
+    return {"type": "file", "file": {"filename": file_name_or_default(part), "file_data": get_url_or_data_url(part)}}
 
 
 def _describe_accepted_media(preset: Preset) -> str:

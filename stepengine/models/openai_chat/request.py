@@ -24,8 +24,14 @@ from stepengine.models._settings import (
     encode_user_location,
     make_unsupported_tool_error,
 )
-from stepengine.models._thinking_levels import ThinkingRequest, thinking_for_chat
-from stepengine.models._wire import encode_json, encode_members, join_json_members, resolve_tool_choice, schema_name
+from stepengine.models._thinking_levels import ThinkingRequest, encode_thinking_for_chat
+from stepengine.models._wire import (
+    encode_body_members,
+    encode_json,
+    join_json_members,
+    make_schema_name,
+    resolve_tool_choice,
+)
 from stepengine.models.openai_chat.encode import ChatEncodeOptions, encode_messages
 from stepengine.models.presets import Preset
 
@@ -74,7 +80,7 @@ def encode(
         **make_thinking_request(request, model, preset, off=previous_failure == FORCED_THINKING).members,
         **said.members,
     }
-    members = encode_members(request, optional, tools)
+    members = encode_body_members(request, optional, tools)
     if members.get("tools") == NO_TOOLS:
         del members["tools"]
     bridged = bool(preset.bridged and re.fullmatch(preset.bridged, model))
@@ -237,14 +243,17 @@ def _encode_response_format(schema: Mapping[str, object] | None, *, strict: bool
         return None
     form = make_strict_schema(schema, "openai") if strict else None
     if form is not None:
-        return {"type": "json_schema", "json_schema": {"name": schema_name(schema), "schema": form, "strict": True}}
-    return {"type": "json_schema", "json_schema": {"name": schema_name(schema), "schema": schema}}
+        return {
+            "type": "json_schema",
+            "json_schema": {"name": make_schema_name(schema), "schema": form, "strict": True},
+        }
+    return {"type": "json_schema", "json_schema": {"name": make_schema_name(schema), "schema": schema}}
 
 
 def make_thinking_request(request: ModelRequest, model: str, preset: Preset, *, off: bool = False) -> ThinkingRequest:
     """Return the thinking members of a request; *off* switches thinking off after the service rejected it."""
     demanded = resolve_tool_choice(request) not in {None, "auto", "none"}
-    asked = thinking_for_chat(request.settings.thinking, preset.thinking, model, demanded=demanded, off=off)
+    asked = encode_thinking_for_chat(request.settings.thinking, preset.thinking, model, demanded=demanded, off=off)
     given, only = request.settings.temperature, asked.members.get("temperature")
     if only is not None and given not in (None, only):
         return attrs.evolve(asked, note=f"{model} thinks at temperature {only} only; temperature={given} is not sent")

@@ -36,20 +36,20 @@ from stepengine.models._wire import (
     NUDGE,
     EncodedMessage,
     MessageEncoders,
-    call_arguments,
     check_file_provider,
     choose_wire_ids,
     continues_paused_reply,
+    encode_comma_separated,
     encode_json,
     encode_turns,
+    get_arguments_to_send,
+    get_media_kind,
     is_from_provider,
-    join_json_values,
     list_generated_media,
+    make_result_media_heading,
     make_safe_tool_name,
     make_unsupported_part_error,
-    media_kind,
     remove_blank_texts,
-    result_media_heading,
 )
 from stepengine.models.google.encode import encode_inline_data
 
@@ -143,7 +143,7 @@ def _encode_assistant(message: AssistantMessage, flags: InteractionsEncodeOption
     after = _encode_user_step([_encode_text(MADE), *[_encode_content(part, flags) for part in made]]) if made else b""
     return EncodedMessage(
         "assistant",
-        join_json_values(steps),
+        encode_comma_separated(steps),
         ids={ours: encode_json(theirs) for ours, theirs in ids.items()},
         after=after,
     )
@@ -175,7 +175,7 @@ def _encode_step(part: AssistantPart, flags: InteractionsEncodeOptions, ids: Map
             call = {
                 "id": ids[part.tool_call_id],
                 "name": make_safe_tool_name(part.tool_name),
-                "arguments": call_arguments(part),
+                "arguments": get_arguments_to_send(part),
             }
             return {**newer, "type": "function_call", **call}
         case OpaquePart():
@@ -199,7 +199,7 @@ def _encode_result(message: ToolMessage, flags: InteractionsEncodeOptions) -> En
     rest: Json = {"name": make_safe_tool_name(message.tool_name), "result": told}
     if message.is_error:
         rest["is_error"] = True
-    after = _encode_user_step([_encode_text(result_media_heading(message)), *outside]) if outside else b""
+    after = _encode_user_step([_encode_text(make_result_media_heading(message)), *outside]) if outside else b""
     return EncodedMessage("tool", b"," + encode_json(rest)[1:], call_id=message.tool_call_id, after=after)
 
 
@@ -221,7 +221,7 @@ def _encode_content(part: ResultPart, flags: InteractionsEncodeOptions) -> Json 
 
 def _encode_media(part: ImagePart | DocumentPart, flags: InteractionsEncodeOptions) -> Json:
     check_file_provider(flags.provider, part)
-    kind = KINDS.get(media_kind(part))
+    kind = KINDS.get(get_media_kind(part))
     if kind is None:
         raise make_unsupported_part_error(flags.provider, part, "it accepts images, audio, video, text and PDF")
     block: Json = {"type": kind, "mime_type": part.mime_type}

@@ -12,7 +12,7 @@ from stepengine.errors import ModelError
 from stepengine.models._failures import INVALID_SIGNATURE
 from stepengine.models._settings import DROPPED, Way, WireSettings, convert_settings, make_unsupported_tool_error
 from stepengine.models._thinking_levels import CANNOT, ThinkingRequest, effort_from_thinking
-from stepengine.models._wire import encode_members, join_json_members, resolve_tool_choice
+from stepengine.models._wire import encode_body_members, join_json_members, resolve_tool_choice
 from stepengine.models.google.interactions.encode import InteractionsEncodeOptions, encode_messages
 
 CHOICES = {"auto": "auto", "none": "none", "required": "any"}
@@ -57,7 +57,7 @@ def encode(
         **said,
         "generation_config": {**generation, **said.get("generation_config", {})} or None,
     }
-    members = encode_members(request, head, tools)
+    members = encode_body_members(request, head, tools)
     flags = InteractionsEncodeOptions(provider, "" if previous_failure == INVALID_SIGNATURE else model)
     members["input"] = encode_messages(request, flags)
     return join_json_members(members)
