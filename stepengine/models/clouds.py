@@ -48,7 +48,7 @@ from stepengine.models.anthropic.request import (
     BINDING_BETA,
     MIN_BUDGET_TOKENS,
     Site,
-    cannot_disable_thinking,
+    disables_unavoidable_thinking,
     encode_thinking,
     limit_strict_tools,
 )
@@ -538,7 +538,7 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
     def _encode_claude_thinking(self, request: ModelRequest, model: str, previous_failure: str) -> ThinkingRequest:
         """Return the thinking members for Claude, in the format of its own wire."""
         family, thinking, most = find_family(model), request.settings.thinking, request.settings.max_tokens
-        if cannot_disable_thinking(request, family):
+        if disables_unavoidable_thinking(request, family):
             return ThinkingRequest({"output_config": {"effort": "low"}}, CANNOT.format(model=model, least="low effort"))
         asked = encode_thinking(request, model, family, off=previous_failure == FORCED_THINKING)
         if thinking is None or asked is None:
@@ -547,7 +547,7 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
             asked = {**asked, "budget_tokens": max(MIN_BUDGET_TOKENS, most - 1)}
         members: dict[str, Any] = {"thinking": asked}
         if asked["type"] == "adaptive" and (thinking.effort is not None or thinking.tokens is not None):
-            members["output_config"] = {"effort": family.nearest_effort(effort_from_thinking(thinking))}
+            members["output_config"] = {"effort": family.find_nearest_effort(effort_from_thinking(thinking))}
         return ThinkingRequest({**members, **({"anthropic_beta": [BINDING_BETA]} if "block_binding" in asked else {})})
 
     def _encode(self, request: ModelRequest, *, stream: bool, previous_failure: str = "") -> RequestBody:

@@ -23,7 +23,7 @@ from stepengine.models._sdks import ANTHROPIC
 from stepengine.models._settings import warn_once
 from stepengine.models._thinking_levels import CANNOT
 from stepengine.models._wire import ToolsCache, merge_headers, parse_extra_headers
-from stepengine.models.anthropic.families import AnthropicFamily, find_family, with_capabilities
+from stepengine.models.anthropic.families import AnthropicFamily, find_family, update_family_with_capabilities
 from stepengine.models.anthropic.request import (
     BINDING_BETA,
     FALLBACK_BETA,
@@ -32,14 +32,14 @@ from stepengine.models.anthropic.request import (
     UNPROMISING,
     AnthropicRequestOptions,
     Site,
-    cannot_disable_thinking,
     demands_unsupported_call,
+    disables_unavoidable_thinking,
     encode,
     encode_token_count_request,
     encode_tool,
     encode_wire_settings,
     limit_strict_tools,
-    limit_tools_to_choice,
+    limit_tools_if_choice_unsupported,
     needs_binding_beta,
     resolve_output_limit,
     uses_fast_mode,
@@ -242,9 +242,10 @@ class AnthropicProvider(HttpProvider):
         return self._described[model][0]
 
     def _parse_model_description(self, answer: Mapping[str, object], model: str) -> tuple[ModelInfo, AnthropicFamily]:
+        """Return the limits and the family in the API's description of *model*; raise ``ModelError`` if it is unreadable."""
         try:
             most, capabilities = parse_token_count(answer.get("max_tokens")), object_at(answer, "capabilities")
-            family = with_capabilities(find_family(model), capabilities, most)
+            family = update_family_with_capabilities(find_family(model), capabilities, most)
             types = object_at(object_at(capabilities, "thinking"), "types")
             takes = tuple([name for name in types if object_at(types, name).get("supported") is True])
         except (TypeError, ValueError) as error:
@@ -259,6 +260,7 @@ class AnthropicProvider(HttpProvider):
         return resolve_output_limit(request, model, self._get_family(model), self._ways)
 
     def _get_family(self, model: str) -> AnthropicFamily:
+        """Return the family of *model* by the API if it was queried, else by the table of names."""
         known = self._described.get(model)
         return find_family(model) if known is None else known[1]
 
@@ -278,7 +280,7 @@ class AnthropicProvider(HttpProvider):
         async with super()._send_request(request, stream=stream) as exchange:
             yield exchange
 
-    def _encode_tools(
+    def _encode_tools_cached(
         self, tools: tuple[ToolSpec, ...], settings: ModelSettings, ways: AnthropicRequestOptions | None = None
     ) -> bytes:
         """Return the encoded tools, cached for each combination of cache settings and programs."""
@@ -293,7 +295,7 @@ class AnthropicProvider(HttpProvider):
 
     def _limit_strict_tools(self, request: ModelRequest, previous_failure: str = "") -> tuple[ToolSpec, ...]:
         """Return the tools of *request*, with as many strict ones as the API accepts; equal inputs return the same objects."""
-        tools = limit_tools_to_choice(request, self._get_family(self.strip_prefix(request.model)))
+        tools = limit_tools_if_choice_unsupported(request, self._get_family(self.strip_prefix(request.model)))
         if not any(tool.strict for tool in tools):
             return tools
         programs, schema = merge_programs(request.settings), request.settings.response_schema
@@ -328,13 +330,13 @@ class AnthropicProvider(HttpProvider):
     def _encode(self, request: ModelRequest, *, stream: bool, previous_failure: str = "") -> RequestBody:
         model = self.strip_prefix(request.model)
         family = self._get_family(model)
-        if cannot_disable_thinking(request, family):
+        if disables_unavoidable_thinking(request, family):
             warn_once(CANNOT.format(model=model, least="low effort"))
         request, ways = (
             self._select_tools_and_add_answer(request, previous_failure),
             with_cache_setting(self._ways, request.settings),
         )
-        tools = self._encode_tools(self._limit_strict_tools(request, previous_failure), request.settings, ways)
+        tools = self._encode_tools_cached(self._limit_strict_tools(request, previous_failure), request.settings, ways)
         headers: dict[str, str] = {}
         if request.settings.temperature is not None or request.settings.top_p is not None:
             headers["anthropic-version"] = SAMPLING_VERSION
@@ -365,13 +367,17 @@ class AnthropicProvider(HttpProvider):
 
     def _encode_token_count_request(self, request: ModelRequest) -> RequestBody:
         model, request = self.strip_prefix(request.model), self._select_tools_and_add_answer(request, is_count=True)
-        tools, family = self._encode_tools(self._limit_strict_tools(request), request.settings), self._get_family(model)
+        tools, family = (
+            self._encode_tools_cached(self._limit_strict_tools(request), request.settings),
+            self._get_family(model),
+        )
         headers = {"anthropic-beta": BINDING_BETA} if needs_binding_beta(request, model, family) else {}
         content = encode_token_count_request(request, model, family, self._ways, tools)
         return RequestBody(content, headers, path=f"{self.path}/count_tokens")
 
 
 def _parse_batch_result(line: Mapping[str, object]) -> Mapping[str, Any]:
+    """Return the result in a line of batch results, in the form for ``batch_reply``; ``{}`` for an unknown form."""
     match line.get("result"):
         case {"type": "succeeded", "message": message}:
             return {"reply": message}

@@ -86,7 +86,9 @@ def decode(message: Mapping[str, Any], call: RequestLabel, model: str, request_i
         raise make_protocol_error(call, "it holds no content", usage)
     blocks = _drop_blocks_of_replaced_model(objects_at(message, "content"))
     container = find_text(message, "container", "id")
-    content = tuple([part for block in blocks for part in _decode_parts(block, call.provider, model, container)])
+    content = tuple(
+        [part for block in blocks for part in _decode_block_with_citations(block, call.provider, model, container)]
+    )
     return make_reply(
         content,
         call,
@@ -130,21 +132,26 @@ def _find_answering_model(message: Mapping[str, object], blocks: list[Mapping[st
     return next((name for name in [*reversed(named), *reversed(served)] if name), text_at(message, "model"))
 
 
-def _decode_parts(block: Mapping[str, object], provider: str, model: str, container: str) -> list[AssistantPart]:
-    part = _decode_part(block, provider, model, container)
+def _decode_block_with_citations(
+    block: Mapping[str, object], provider: str, model: str, container: str
+) -> list[AssistantPart]:
+    """Return the part of a content block, followed by the sources if it is a cited text."""
+    part = _decode_block(block, provider, model, container)
     cited = find_objects(block, "citations") if block["type"] == "text" else []
     return [part, *[_decode_citation(citation, find_text(block, "text")) for citation in cited]]
 
 
-def _decode_citation(citation: Mapping[str, object], said: str) -> CitationPart:
+def _decode_citation(citation: Mapping[str, object], reply_text: str) -> CitationPart:
+    """Return a citation of the text *reply_text*."""
     title = find_text(citation, "title") or find_text(citation, "document_title")
     url = find_text(citation, "url") or find_text(citation, "source")
     return CitationPart(
-        url, title, quote=find_text(citation, "cited_text"), said=said, source=find_text(citation, "file_id")
+        url, title, quote=find_text(citation, "cited_text"), said=reply_text, source=find_text(citation, "file_id")
     )
 
 
-def _decode_part(block: Mapping[str, Any], provider: str, model: str, container: str) -> AssistantPart:
+def _decode_block(block: Mapping[str, Any], provider: str, model: str, container: str) -> AssistantPart:
+    """Return the part of a content block; blocks of other kinds, such as those of server tools, become opaque parts."""
     kind = block["type"]
     mark: Json = {"provider": provider}
     # Plain text has no provider data, so equal texts of different providers are equal values and may go to any provider.
@@ -171,7 +178,7 @@ def _decode_part(block: Mapping[str, Any], provider: str, model: str, container:
         return make_call_part(
             block["name"], block.get("input"), {**mark, **given, **wrap_unknown_members(block, IN_CALL)}
         )
-    tool = _server_tool_name(block, kind)
+    tool = _find_server_tool_name(block, kind)
     return OpaquePart(provider, freeze(block), tool=tool, text=_describe_server_tool(block) if tool else "")
 
 
@@ -180,7 +187,7 @@ def find_calling_program_id(block: Mapping[str, object]) -> str:
     return find_text(block, "caller", "tool_id")
 
 
-def _server_tool_name(block: Mapping[str, object], kind: str) -> str:
+def _find_server_tool_name(block: Mapping[str, object], kind: str) -> str:
     """Return our name of the provider's tool that a block is about; ``""`` if it is about none."""
     if kind == "server_tool_use":
         name = find_text(block, "name")

@@ -191,7 +191,7 @@ def encode(
     flags = AnthropicEncodeOptions(
         ways.provider, known, manual, _requests_code_execution(request), find_hidden_tool_names(request)
     )
-    messages, container = encode_messages(request, flags, lost=previous_failure == LOST_PROGRAM)
+    messages, container = encode_messages(request, flags, is_container_lost=previous_failure == LOST_PROGRAM)
     if container:
         optional["container"] = container
     members = encode_body_members(request, optional, tools)
@@ -212,6 +212,7 @@ def _add_cache_mark_to_last_block(messages: bytes, request: ModelRequest, mark: 
 
 
 def _requests_code_execution(request: ModelRequest) -> bool:
+    """Return whether the request has a server tool that runs code."""
     return any(isinstance(tool, CodeExecution | Programs) for tool in request.settings.server_tools)
 
 
@@ -261,6 +262,7 @@ def encode_token_count_request(
 
 
 def _encode_system_prompt(request: ModelRequest, ways: AnthropicRequestOptions) -> object:
+    """Return the system prompt, with a cache mark if prompts are cached; ``None`` for an empty one."""
     text = request.system_prompt
     if not text.strip() or ways.cache_mark is None:
         return text or None
@@ -278,7 +280,7 @@ def _encode_output_config(request: ModelRequest, asked: Json | None, family: Ant
     if thinking.mode == "none":
         return {**output, "effort": "low"} if family.off == "never" else output or None
     if asked is not None and asked["type"] == "adaptive":
-        output["effort"] = family.nearest_effort(effort_from_thinking(thinking))
+        output["effort"] = family.find_nearest_effort(effort_from_thinking(thinking))
     return output or None
 
 
@@ -309,14 +311,14 @@ def encode_thinking(request: ModelRequest, model: str, family: AnthropicFamily, 
     return {"type": "enabled", "budget_tokens": amount, **bound, **({} if thinking.show else {"display": "omitted"})}
 
 
-def cannot_disable_thinking(request: ModelRequest, family: AnthropicFamily) -> bool:
-    """Return whether the request switches thinking off and the model thinks anyway."""
+def disables_unavoidable_thinking(request: ModelRequest, family: AnthropicFamily) -> bool:
+    """Return whether the request switches thinking off although the model always thinks."""
     thinking = request.settings.thinking
     return thinking is not None and thinking.mode == "none" and family.off == "never"
 
 
-def limit_tools_to_choice(request: ModelRequest, family: AnthropicFamily) -> tuple[ToolSpec, ...]:
-    """Return the tools for the request: all, or only the chosen one if the model does not support forced calls."""
+def limit_tools_if_choice_unsupported(request: ModelRequest, family: AnthropicFamily) -> tuple[ToolSpec, ...]:
+    """Return the tools of the request, or only the chosen one if the model does not support forced calls."""
     choice = resolve_tool_choice(request)
     if choice in UNDEMANDED or choice == "required" or family.demands:
         return request.tools
@@ -341,7 +343,7 @@ def with_cache_setting(ways: AnthropicRequestOptions, settings: ModelSettings) -
 
 
 def encode_wire_settings(request: ModelRequest, model: str, site: Site) -> WireSettings:
-    """Return the body members for the settings that only some wires support."""
+    """Return the body members for cache, server tools, service tier and fallbacks, and the names of dropped settings."""
     ways: dict[str, Way] = {
         "cache": lambda _: {},  # the marks hold it
         "server_tools": lambda items: {"tools": _encode_server_tools(items, request, model, site)},
@@ -358,6 +360,7 @@ def _encode_fallbacks(names: tuple[str, ...]) -> object:
 
 
 def _encode_service_tier(tier: str, model: str, site: Site) -> Json | None:
+    """Return the body members for a service tier; ``None`` if the host does not support it."""
     if tier == "fast":
         return {"speed": "fast"} if uses_fast_mode(tier, model, site) else None
     return {"service_tier": TIERS[tier]} if tier in TIERS and site.has_tiers else None
@@ -416,6 +419,7 @@ def _encode_server_tool(item: ServerTool, model: str, site: Site) -> Json:
 
 
 def _encode_search_limits(item: WebSearch | UrlContext, model: str) -> Json:
+    """Return the limits of a web tool: its uses and domains; raise if both lists of domains are set."""
     if item.allowed_domains and item.blocked_domains:
         raise make_unsupported_tool_error(
             item, model, "anthropic", "it accepts allowed_domains or blocked_domains, not both"
@@ -457,7 +461,7 @@ def limit_strict_tools(
 
 
 def encode_tool(spec: ToolSpec, programs: Programs | None = None) -> Json:
-    """Return a tool definition."""
+    """Return a tool definition, with a strict schema if the tool asks for one and its schema supports it."""
     tool: Json = {"name": spec.name, "description": spec.description, "input_schema": spec.input_schema}
     tool.update(make_allowed_callers_member(programs, spec, PROGRAM))
     form = make_strict_schema(spec.input_schema, "anthropic") if spec.strict else None
@@ -465,6 +469,7 @@ def encode_tool(spec: ToolSpec, programs: Programs | None = None) -> Json:
 
 
 def _encode_tool_choice(request: ModelRequest, family: AnthropicFamily) -> Json | None:
+    """Return the ``tool_choice`` member, ``auto`` for an unsupported forced call; ``None`` without a choice."""
     choice = resolve_tool_choice(request)
     if choice not in UNDEMANDED and not family.demands:
         choice = "auto"

@@ -144,7 +144,7 @@ def encode_messages(request: ModelRequest, flags: ConverseEncodeOptions) -> tupl
     """Return the array of history and tail with alternating roles, and the kind of the last block (``""``: the assistant's)."""
     joiner = _ConverseJoiner(flags.family)
     for turn in encode_turns(request, flags, ENCODERS):
-        joiner.add(turn)
+        joiner.append_turn(turn)
     return joiner.join(nudge=not continues_paused_reply(request)), joiner.last
 
 
@@ -161,7 +161,7 @@ class _ConverseJoiner(MessageJoiner):
         self._kept: tuple[frozenset[str], str] = (frozenset(), "")
         self.last = ""
 
-    def add(self, turn: ConverseEncoded) -> None:
+    def append_turn(self, turn: ConverseEncoded) -> None:
         if turn.role == "tool":
             self._add_result(turn)
             return
@@ -224,7 +224,7 @@ class _ConverseJoiner(MessageJoiner):
 
 
 def _encode_user(message: UserMessage, flags: ConverseEncodeOptions) -> ConverseEncoded:
-    blocks = _add_text_for_documents([_encode_content(part, flags) for part in message.content])
+    blocks = _add_text_for_documents([_encode_content_part(part, flags) for part in message.content])
     return ConverseEncoded(
         "user", encode_comma_separated(blocks), kinds=_block_kinds(blocks), last=_last_block_kind(blocks)
     )
@@ -258,7 +258,9 @@ def _encode_assistant(message: AssistantMessage, flags: ConverseEncodeOptions, o
     if not keeps_calls:
         blocks = [block for block in blocks if not block.keys() & {"toolUse", "toolResult"}]
     made = list_generated_media(message)
-    shown = _add_text_for_documents([{"text": MADE}, *[_encode_content(part, flags) for part in made]]) if made else []
+    shown = (
+        _add_text_for_documents([{"text": MADE}, *[_encode_content_part(part, flags) for part in made]]) if made else []
+    )
     more: Json = {"after": encode_comma_separated(shown), "kinds": _block_kinds(shown), "last": _last_block_kind(shown)}
     if not calls:
         return ConverseEncoded("assistant", encode_comma_separated(_drop_trailing_thoughts(blocks)), **more)
@@ -288,11 +290,11 @@ def _encode_assistant_block(part: AssistantPart, flags: ConverseEncodeOptions, i
             data = part.provider_data
             if is_from_provider(data, flags.provider, flags.model) and "cited" in data:
                 return dict(data["cited"])
-            return _encode_text(part.text, _unwrap_newer_members(data, flags))
+            return _encode_text(part.text, _unwrap_unknown_members(data, flags))
         case RefusalPart():
             return _encode_text(part.text)
         case ThinkingPart():
-            return _encode_thinking(part, flags)
+            return _encode_thinking_if_own(part, flags)
         case ToolCallPart():
             return _encode_call(part, flags, ids)
         case OpaquePart():
@@ -308,12 +310,12 @@ def _encode_text(text: str, more: Mapping[str, object] | None = None) -> Json | 
     return {"text": text, **(more or {})} if text.strip() else None
 
 
-def _unwrap_newer_members(data: Mapping[str, object] | None, flags: ConverseEncodeOptions) -> Json:
+def _unwrap_unknown_members(data: Mapping[str, object] | None, flags: ConverseEncodeOptions) -> Json:
     """Return the members next to a block that this version did not know, if the same model sent them."""
     return dict(data.get("more", {})) if is_from_provider(data, flags.provider, flags.model) else {}
 
 
-def _encode_thinking(part: ThinkingPart, flags: ConverseEncodeOptions) -> Json | None:
+def _encode_thinking_if_own(part: ThinkingPart, flags: ConverseEncodeOptions) -> Json | None:
     """Return signed or redacted thinking of the same model; ``None`` for other thoughts, which models do not accept."""
     data = part.provider_data
     if not is_from_provider(data, flags.provider, flags.model):
@@ -332,7 +334,7 @@ def _encode_call(part: ToolCallPart, flags: ConverseEncodeOptions, ids: Mapping[
         "name": make_safe_tool_name(part.tool_name),
         "input": get_arguments_to_send(part),
     }
-    return {"toolUse": {**newer, **call}, **_unwrap_newer_members(data, flags)}
+    return {"toolUse": {**newer, **call}, **_unwrap_unknown_members(data, flags)}
 
 
 def _encode_result(message: ToolMessage, flags: ConverseEncodeOptions) -> ConverseEncoded:
@@ -340,7 +342,7 @@ def _encode_result(message: ToolMessage, flags: ConverseEncodeOptions) -> Conver
     inside: list[Json] = []
     outside: list[Json | None] = []
     for part in message.content:
-        block = _encode_content(part, flags)
+        block = _encode_content_part(part, flags)
         if block is not None:
             is_medium = isinstance(part, ImagePart | DocumentPart)
             (outside if is_medium and _last_block_kind([block]) not in flags.family.inside else inside).append(block)
@@ -363,26 +365,26 @@ def _encode_result(message: ToolMessage, flags: ConverseEncodeOptions) -> Conver
     )
 
 
-def _encode_content(part: ResultPart, flags: ConverseEncodeOptions) -> Json | None:
+def _encode_content_part(part: ResultPart, flags: ConverseEncodeOptions) -> Json | None:
     match part:
         case TextPart() | ToolReferencePart():
             return _encode_text(part.text)
         case JsonPart():
             return _encode_text(compact(part.value))
         case ImagePart() | DocumentPart():
-            return _encode_media(part, flags)
+            return _encode_supported_media(part, flags)
         case _ as never:
             assert_never(never)
 
 
-def _encode_media(part: ImagePart | DocumentPart, flags: ConverseEncodeOptions) -> Json:
+def _encode_supported_media(part: ImagePart | DocumentPart, flags: ConverseEncodeOptions) -> Json:
     mime = part.mime_type.partition(";")[0].strip().lower()
     kind = get_media_kind(part)
     form = _find_media_format(kind, mime)
     if not form:
         why = "it accepts PNG, JPEG, GIF, WebP, PDF, text, Word, Excel, and common audio and video types"
         raise make_unsupported_part_error(flags.provider, part, why)
-    source = _encode_source(part, flags)
+    source = _encode_media_source(part, flags)
     if kind in FORMS:
         return {kind: {"format": form, "source": source}}
     # The null character marks a name that joining makes unique.
@@ -406,7 +408,7 @@ def _find_media_format(kind: Kind, mime: str) -> str:
     return {"pdf": "pdf", "text": TEXTS.get(mime, "txt")}.get(kind, "")
 
 
-def _encode_source(part: ImagePart | DocumentPart, flags: ConverseEncodeOptions) -> Json:
+def _encode_media_source(part: ImagePart | DocumentPart, flags: ConverseEncodeOptions) -> Json:
     if part.data is not None:
         return {"bytes": encode_base64(part.data)}
     if part.url is not None and part.url.startswith(STORED):

@@ -133,7 +133,7 @@ def encode_messages(request: ModelRequest, flags: GoogleEncodeOptions) -> bytes:
     """Return the ``contents`` array of history and tail, with alternating roles."""
     joiner = _GoogleJoiner()
     for turn in encode_turns(request, flags, ENCODERS):
-        joiner.add(turn)
+        joiner.append_turn(turn)
     return joiner.join(nudge=not continues_paused_reply(request))
 
 
@@ -143,7 +143,7 @@ class _GoogleJoiner(MessageJoiner):
         self._ids: Mapping[str, bytes] = {}
         self._names: Mapping[str, bytes] = {}
 
-    def add(self, turn: GoogleEncoded) -> None:
+    def append_turn(self, turn: GoogleEncoded) -> None:
         if turn.role == "tool":
             self.append_content(
                 "user", ANSWER + self._names[turn.call_id] + self._ids.get(turn.call_id, b"") + turn.body
@@ -163,7 +163,8 @@ class _GoogleJoiner(MessageJoiner):
 
 def _encode_user(message: UserMessage, flags: GoogleEncodeOptions) -> GoogleEncoded:
     return GoogleEncoded(
-        "user", encode_comma_separated([_encode_content(part, flags) for part in remove_blank_texts(message.content)])
+        "user",
+        encode_comma_separated([_encode_content_part(part, flags) for part in remove_blank_texts(message.content)]),
     )
 
 
@@ -181,7 +182,7 @@ def _encode_assistant(message: AssistantMessage, flags: GoogleEncodeOptions, own
     return GoogleEncoded(
         "assistant",
         encode_comma_separated(parts),
-        after=encode_comma_separated([{"text": MADE}, *[_encode_content(part, flags) for part in made]])
+        after=encode_comma_separated([{"text": MADE}, *[_encode_content_part(part, flags) for part in made]])
         if made
         else b"",
         ids={ours: b',"id":' + encode_json(theirs) for ours, theirs in ids.items()},
@@ -223,11 +224,13 @@ def _encode_assistant_part(part: AssistantPart, flags: GoogleEncodeOptions, ids:
                 call["id"] = ids[part.tool_call_id]
             return {"functionCall": call, **_get_signature_and_newer(part.provider_data, flags)}
         case OpaquePart():
-            return _encode_opaque(part, flags)
+            return _encode_opaque_if_own(part, flags)
         case ImagePart() | DocumentPart():
             own = is_from_provider(part.provider_data, flags.provider, flags.model)
             return (
-                {**_encode_media(part, flags), **_get_signature_and_newer(part.provider_data, flags)} if own else None
+                {**_encode_supported_media(part, flags), **_get_signature_and_newer(part.provider_data, flags)}
+                if own
+                else None
             )
         case CitationPart():
             return None
@@ -235,7 +238,7 @@ def _encode_assistant_part(part: AssistantPart, flags: GoogleEncodeOptions, ids:
             assert_never(never)
 
 
-def _encode_opaque(part: OpaquePart, flags: GoogleEncodeOptions) -> Json | None:
+def _encode_opaque_if_own(part: OpaquePart, flags: GoogleEncodeOptions) -> Json | None:
     if part.provider != flags.provider or GOES_ON_WITH in part.data:
         return None
     # The model is "" after a rejected signature: then no signature is sent.
@@ -258,25 +261,25 @@ def _encode_result(message: ToolMessage, flags: GoogleEncodeOptions) -> GoogleEn
     outside = [part for part in media if part not in inside]
     after: list[Json | None] = []
     if outside:
-        after = [{"text": make_result_media_heading(message)}, *[_encode_content(part, flags) for part in outside]]
+        after = [{"text": make_result_media_heading(message)}, *[_encode_content_part(part, flags) for part in outside]]
         if not value:
             value = "(Images and documents follow.)"
     answer: Json = {"response": {"error" if message.is_error else "output": value}}
     if inside:
-        answer["parts"] = [_encode_content(part, flags) for part in inside]
+        answer["parts"] = [_encode_content_part(part, flags) for part in inside]
     return GoogleEncoded(
         "tool", b"," + encode_json(answer)[1:] + b"}", call_id=message.tool_call_id, after=encode_comma_separated(after)
     )
 
 
-def _encode_content(part: ResultPart, flags: GoogleEncodeOptions) -> Json | None:
+def _encode_content_part(part: ResultPart, flags: GoogleEncodeOptions) -> Json | None:
     match part:
         case TextPart() | ToolReferencePart():
             return {"text": part.text} if part.text else None
         case JsonPart():
             return {"text": compact(part.value)}
         case ImagePart() | DocumentPart():
-            return _encode_media(part, flags)
+            return _encode_supported_media(part, flags)
         case _ as never:
             assert_never(never)
 
@@ -289,7 +292,7 @@ def encode_inline_data(part: ImagePart | DocumentPart, data: bytes, provider: st
     return encode_base64(data)
 
 
-def _encode_media(part: ImagePart | DocumentPart, flags: GoogleEncodeOptions) -> Json:
+def _encode_supported_media(part: ImagePart | DocumentPart, flags: GoogleEncodeOptions) -> Json:
     check_file_provider(flags.provider, part)
     kind = get_media_kind(part)
     if kind in {"office", "other"}:

@@ -79,7 +79,7 @@ class OpenAIProvider(PresetProvider):
         )
         self._tools: dict[tuple[Programs | None, bool], ToolsCache] = {}
 
-    def _encode_tools(self, request: ModelRequest) -> bytes:
+    def _encode_tools_cached(self, request: ModelRequest) -> bytes:
         """Return the encoded tools, cached for each combination of programs and tool search."""
         programs, search = merge_programs(request.settings), None if has_extra_tool_search(request) else TOOL_SEARCH
         key = (programs, search is None)
@@ -98,7 +98,7 @@ class OpenAIProvider(PresetProvider):
 
     def _encode(self, request: ModelRequest, *, stream: bool, previous_failure: str = "") -> RequestBody:
         request = self._select_tools_and_add_answer(request, previous_failure)
-        model, tools = self.strip_prefix(request.model), self._encode_tools(request)
+        model, tools = self.strip_prefix(request.model), self._encode_tools_cached(request)
         warn_once(encode_thinking_for_responses(request.settings.thinking, self._preset.thinking, model).note)
         return RequestBody(
             encode(request, model, self._preset, tools, stream=stream, previous_failure=previous_failure)
@@ -107,7 +107,7 @@ class OpenAIProvider(PresetProvider):
     def _encode_token_count_request(self, request: ModelRequest) -> RequestBody:
         request = self._select_tools_and_add_answer(request)
         content = encode_token_count_request(
-            request, self.strip_prefix(request.model), self._preset, self._encode_tools(request)
+            request, self.strip_prefix(request.model), self._preset, self._encode_tools_cached(request)
         )
         return RequestBody(content, path=f"{self.path}/input_tokens")
 

@@ -186,7 +186,7 @@ def _encode_user(message: UserMessage, flags: OpenAIEncodeOptions) -> ResponsesE
         return ResponsesEncoded("user", b"")
     if len(parts) == 1 and isinstance(parts[0], TextPart):
         return ResponsesEncoded("user", encode_json({"role": "user", "content": parts[0].text}))
-    content = [_encode_content(part, flags) for part in parts]
+    content = [_encode_content_part(part, flags) for part in parts]
     return ResponsesEncoded("user", encode_json({"role": "user", "content": content}))
 
 
@@ -204,7 +204,7 @@ def _encode_assistant(message: AssistantMessage, flags: OpenAIEncodeOptions, own
         before = part
     items = _drop_orphaned_reasoning(items)
     made = [part for part in list_generated_media(message) if not _encode_items_of_provider(part, flags)]
-    moved = [{"type": "input_text", "text": MADE}, *[_encode_media(part, flags) for part in made]]
+    moved = [{"type": "input_text", "text": MADE}, *[_encode_supported_media(part, flags) for part in made]]
     after = encode_json({"role": "user", "content": moved}) if made else b""
     wire = {ours: encode_json(theirs) for ours, theirs in ids.items()}
     searches = frozenset(
@@ -223,7 +223,7 @@ def _encode_assistant(message: AssistantMessage, flags: OpenAIEncodeOptions, own
 def _loses_reasoning(message: AssistantMessage, flags: OpenAIEncodeOptions) -> bool:
     """Return whether *message* has reasoning of the provider with an id that is not sent, such as that of another model."""
     return any(
-        find_text(part.provider_data, "item", "id") and not _encode_reasoning(part, flags)
+        find_text(part.provider_data, "item", "id") and not _encode_reasoning_if_sendable(part, flags)
         for part in message.content
         if isinstance(part, ThinkingPart) and is_from_provider(part.provider_data, flags.provider)
     )
@@ -276,7 +276,7 @@ def _append_part(
         case RefusalPart():
             _append_text(items, part, {"type": "refusal", "refusal": part.text}, flags, apart=apart)
         case ThinkingPart():
-            items += _encode_reasoning(part, flags)
+            items += _encode_reasoning_if_sendable(part, flags)
         case ToolCallPart():
             items.append(_encode_call(part, flags, ids, own_ids=own_ids))
         case OpaquePart() | ImagePart() | DocumentPart():
@@ -314,7 +314,7 @@ def _remove_output_only_members(data: Mapping[str, object], flags: OpenAIEncodeO
     return item
 
 
-def _encode_reasoning(part: ThinkingPart, flags: OpenAIEncodeOptions) -> list[Json]:
+def _encode_reasoning_if_sendable(part: ThinkingPart, flags: OpenAIEncodeOptions) -> list[Json]:
     """Return the reasoning item; ``[]`` without its content, because it is not stored at the provider."""
     data = part.provider_data
     item = data.get("item") if is_from_provider(data, flags.provider, flags.model) else None
@@ -377,7 +377,7 @@ def _encode_result(message: ToolMessage, flags: OpenAIEncodeOptions) -> Response
         parts = remove_empty_texts(message.content)
     output: str | list[Json]
     if any(isinstance(part, ImagePart | DocumentPart) for part in parts):
-        output = [_encode_content(part, flags) for part in parts]
+        output = [_encode_content_part(part, flags) for part in parts]
         if message.is_error:
             output.insert(0, {"type": "input_text", "text": "Error:"})
     else:
@@ -386,19 +386,19 @@ def _encode_result(message: ToolMessage, flags: OpenAIEncodeOptions) -> Response
     return ResponsesEncoded("tool", body, call_id=message.tool_call_id, refers=refers)
 
 
-def _encode_content(part: ResultPart, flags: OpenAIEncodeOptions) -> Json:
+def _encode_content_part(part: ResultPart, flags: OpenAIEncodeOptions) -> Json:
     match part:
         case TextPart() | ToolReferencePart():
             return {"type": "input_text", "text": part.text}
         case JsonPart():
             return {"type": "input_text", "text": compact(part.value)}
         case ImagePart() | DocumentPart():
-            return _encode_media(part, flags)
+            return _encode_supported_media(part, flags)
         case _ as never:
             assert_never(never)
 
 
-def _encode_media(part: ImagePart | DocumentPart, flags: OpenAIEncodeOptions) -> Json:
+def _encode_supported_media(part: ImagePart | DocumentPart, flags: OpenAIEncodeOptions) -> Json:
     check_file_provider(flags.provider, part)
     kind = get_media_kind(part)
     if kind == "image":

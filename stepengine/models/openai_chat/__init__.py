@@ -27,7 +27,7 @@ from stepengine.models.openai_chat.request import (
     encode_strict_tool,
     encode_tool,
     encode_wire_settings,
-    limit_tools_to_choice,
+    limit_tools_if_choice_unsupported,
     make_thinking_request,
     supports_stop_sequences,
     supports_strict_schemas,
@@ -145,7 +145,7 @@ class OpenAIChatProvider(PresetProvider):
             if supports_strict_schemas(preset, model)
             else encode_tool
         )
-        tools = self._tools[kind](limit_tools_to_choice(request, preset))
+        tools = self._tools[kind](limit_tools_if_choice_unsupported(request, preset))
         content = encode(request, model, preset, tools, stream=stream, previous_failure=previous_failure)
         return RequestBody(content, path=f"/deployments/{model}{self.path}" if self._api_version else "")
 

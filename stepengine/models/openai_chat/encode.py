@@ -113,7 +113,7 @@ def encode_messages(
     """
     joiner = _ChatJoiner(request.system_prompt, bridged=bridged, mark=mark)
     for turn in encode_turns(request, flags, ENCODERS):
-        joiner.add(turn)
+        joiner.append_turn(turn)
     return joiner.join(nudge=not continues_paused_reply(request))
 
 
@@ -129,7 +129,7 @@ class _ChatJoiner:
         self._legacy = b""
         self._role = ""
 
-    def add(self, turn: ChatEncoded) -> None:
+    def append_turn(self, turn: ChatEncoded) -> None:
         if turn.role == "user":
             if turn.body:
                 self._user.append(turn)
@@ -207,7 +207,9 @@ def _encode_user(message: UserMessage, flags: ChatEncodeOptions) -> ChatEncoded:
     parts = remove_blank_texts(message.content)
     if len(parts) == 1 and isinstance(parts[0], TextPart):
         return ChatEncoded("user", encode_json(parts[0].text))
-    return ChatEncoded("user", encode_comma_separated([_encode_content(part, flags) for part in parts]), plain=False)
+    return ChatEncoded(
+        "user", encode_comma_separated([_encode_content_part(part, flags) for part in parts]), plain=False
+    )
 
 
 def _encode_assistant(message: AssistantMessage, flags: ChatEncodeOptions, own_ids: bool) -> ChatEncoded:  # noqa: FBT001 - private
@@ -220,7 +222,7 @@ def _encode_assistant(message: AssistantMessage, flags: ChatEncodeOptions, own_i
     if refusal and flags.preset.refusals:
         body["refusal"] = refusal
     for part in message.content:
-        body.update(_encode_thinking(part, flags))
+        body.update(_encode_thinking_members_if_own(part, flags))
     calls = [_encode_call(part, ids, flags) for part in message.tool_calls]
     legacy = len(calls) == 1 and _is_legacy_function_call(message.tool_calls[0], flags)
     if calls:
@@ -235,7 +237,9 @@ def _encode_assistant(message: AssistantMessage, flags: ChatEncodeOptions, own_i
         body.setdefault(member, "")
     made = list_generated_media(message)
     after = (
-        encode_comma_separated([{"type": "text", "text": MADE}, *[_encode_media(part, flags) for part in made]])
+        encode_comma_separated(
+            [{"type": "text", "text": MADE}, *[_encode_supported_media(part, flags) for part in made]]
+        )
         if made
         else b""
     )
@@ -311,7 +315,7 @@ def _sends_tagged_thoughts(flags: ChatEncodeOptions) -> bool:
     return bool(tagged and re.fullmatch(tagged, flags.model))
 
 
-def _encode_thinking(part: AssistantPart, flags: ChatEncodeOptions) -> Json:
+def _encode_thinking_members_if_own(part: AssistantPart, flags: ChatEncodeOptions) -> Json:
     """Return the members that send thinking back to the same provider and model (ecosystem:EC91, ecosystem:EC99)."""
     if not isinstance(part, ThinkingPart) or not is_from_provider(
         data := part.provider_data, flags.preset.name, flags.model
@@ -348,25 +352,25 @@ def _encode_result(message: ToolMessage, flags: ChatEncodeOptions) -> ChatEncode
         text = f"{text}\n(Images and documents follow in the next message.)".strip()
         moved = [
             {"type": "text", "text": make_result_media_heading(message)},
-            *[_encode_content(part, flags) for part in media],
+            *[_encode_content_part(part, flags) for part in media],
         ]
     body = b',"content":' + encode_json(text) + b"}"
     return ChatEncoded("tool", body, call_id=message.tool_call_id, after=encode_comma_separated(moved))
 
 
-def _encode_content(part: ResultPart, flags: ChatEncodeOptions) -> Json:
+def _encode_content_part(part: ResultPart, flags: ChatEncodeOptions) -> Json:
     match part:
         case TextPart() | ToolReferencePart():
             return {"type": "text", "text": part.text}
         case JsonPart():
             return {"type": "text", "text": compact(part.value)}
         case ImagePart() | DocumentPart():
-            return _encode_media(part, flags)
+            return _encode_supported_media(part, flags)
         case _ as never:
             assert_never(never)
 
 
-def _encode_media(part: ImagePart | DocumentPart, flags: ChatEncodeOptions) -> Json:
+def _encode_supported_media(part: ImagePart | DocumentPart, flags: ChatEncodeOptions) -> Json:
     preset, kind = flags.preset, get_media_kind(part)
     check_file_provider(preset.name, part)
     if kind == "text" and part.data is not None:

@@ -182,7 +182,7 @@ def demands_unsupported_call(request: ModelRequest, model: str, preset: Preset) 
     return not preset.required_word or not callable_
 
 
-def limit_tools_to_choice(request: ModelRequest, preset: Preset) -> tuple[ToolSpec, ...]:
+def limit_tools_if_choice_unsupported(request: ModelRequest, preset: Preset) -> tuple[ToolSpec, ...]:
     """Return the tools for the request: all, or only the chosen one if the server does not support a choice by name (ecosystem:EC107)."""
     choice = resolve_tool_choice(request)
     if choice == "none" and preset.ignores_none:

@@ -111,7 +111,7 @@ def encode_messages(request: ModelRequest, flags: InteractionsEncodeOptions) -> 
 def _encode_user(message: UserMessage, flags: InteractionsEncodeOptions) -> EncodedMessage:
     return EncodedMessage(
         "user",
-        _encode_user_step([_encode_content(part, flags) for part in remove_blank_texts(message.content)]),
+        _encode_user_step([_encode_content_part(part, flags) for part in remove_blank_texts(message.content)]),
     )
 
 
@@ -140,7 +140,9 @@ def _encode_assistant(message: AssistantMessage, flags: InteractionsEncodeOption
         for part in list_generated_media(message)
         if not is_from_provider(part.provider_data, flags.provider, flags.model)
     ]
-    after = _encode_user_step([_encode_text(MADE), *[_encode_content(part, flags) for part in made]]) if made else b""
+    after = (
+        _encode_user_step([_encode_text(MADE), *[_encode_content_part(part, flags) for part in made]]) if made else b""
+    )
     return EncodedMessage(
         "assistant",
         encode_comma_separated(steps),
@@ -157,7 +159,7 @@ def _encode_output(part: AssistantPart, flags: InteractionsEncodeOptions) -> Jso
             more = data.get("more", {}) if is_from_provider(data, flags.provider, flags.model) else {}
             return {"type": "text", "text": part.text, **more} if part.text or more else None
         case ImagePart() | DocumentPart() if is_from_provider(part.provider_data, flags.provider, flags.model):
-            return _encode_media(part, flags)
+            return _encode_supported_media(part, flags)
         case _:
             return None
 
@@ -192,7 +194,7 @@ def _encode_result(message: ToolMessage, flags: InteractionsEncodeOptions) -> En
     outside: list[Json | None] = []
     for part in message.content:
         is_medium = isinstance(part, DocumentPart)
-        (outside if is_medium else inside).append(_encode_content(part, flags))
+        (outside if is_medium else inside).append(_encode_content_part(part, flags))
     found = [piece for piece in inside if piece is not None]
     is_text = all(piece["type"] == "text" for piece in found)
     told = "\n".join([piece["text"] for piece in found]) if is_text else found
@@ -207,19 +209,19 @@ def _encode_text(text: str) -> Json:
     return {"type": "text", "text": text}
 
 
-def _encode_content(part: ResultPart, flags: InteractionsEncodeOptions) -> Json | None:
+def _encode_content_part(part: ResultPart, flags: InteractionsEncodeOptions) -> Json | None:
     match part:
         case TextPart() | ToolReferencePart():
             return _encode_text(part.text) if part.text else None
         case JsonPart():
             return _encode_text(compact(part.value))
         case ImagePart() | DocumentPart():
-            return _encode_media(part, flags)
+            return _encode_supported_media(part, flags)
         case _ as never:
             assert_never(never)
 
 
-def _encode_media(part: ImagePart | DocumentPart, flags: InteractionsEncodeOptions) -> Json:
+def _encode_supported_media(part: ImagePart | DocumentPart, flags: InteractionsEncodeOptions) -> Json:
     check_file_provider(flags.provider, part)
     kind = KINDS.get(get_media_kind(part))
     if kind is None:
