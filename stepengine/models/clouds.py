@@ -524,7 +524,7 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
         model, cache = self.strip_prefix(request.model), request.settings.cache
         family = family_of_converse(model)
         asked = self._encode_claude_thinking(request, model, previous_failure) if family.thinking == "claude" else None
-        asked = converse.make_thinking_request(request.settings, model, family) if asked is None else asked
+        asked = converse.make_non_claude_thinking_request(request.settings, model, family) if asked is None else asked
         warn_once(asked.note)
         return converse.ConverseRequestOptions(
             provider=self.name,

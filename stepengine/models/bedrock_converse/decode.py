@@ -73,7 +73,7 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
     if not isinstance(message, Mapping) or message.get("content") is None:
         raise make_protocol_error(call, "it holds no message", usage)
     mark: Json = {"provider": call.provider, "model": model}
-    content = [part for block in objects_at(message, "content") for part in _decode_parts(block, mark)]
+    content = [part for block in objects_at(message, "content") for part in _decode_block_to_parts(block, mark)]
     return make_reply(
         tuple(content),
         call,
@@ -88,19 +88,21 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
     )
 
 
-def _raise_if_unusable(raw: str | None, call: RequestLabel, usage: Usage | None, request_id: str | None) -> None:
-    """Raise an error for a reply that ended without usable content."""
-    if raw == OVERFLOW:
+def _raise_if_unusable(
+    stop_reason: str | None, call: RequestLabel, usage: Usage | None, request_id: str | None
+) -> None:
+    """Raise an error for a *stop_reason* that means a full context, a malformed call or malformed output."""
+    if stop_reason == OVERFLOW:
         msg = f"the context of {call.model!r} is full; its reply is discarded"
         raise ContextOverflow(msg, kind="context_overflow", usage=usage, request_id=request_id)
-    if raw == MALFORMED_CALL:
-        raise make_malformed_call_error(call, raw, usage)
-    if raw == MALFORMED:
-        raise make_aborted_reply_error(call, raw, usage)
+    if stop_reason == MALFORMED_CALL:
+        raise make_malformed_call_error(call, stop_reason, usage)
+    if stop_reason == MALFORMED:
+        raise make_aborted_reply_error(call, stop_reason, usage)
 
 
-def _decode_parts(block: Mapping[str, Any], mark: Json) -> list[AssistantPart]:
-    """Return the part of a block, followed by the sources if it is a cited text."""
+def _decode_block_to_parts(block: Mapping[str, Any], mark: Json) -> list[AssistantPart]:
+    """Return the part of a block, followed by the sources if it is a cited text; ``[]`` for an empty text."""
     # Blocks have no type. Their kind is the name of their only member. Unknown blocks are stored whole.
     if isinstance(block.get("text"), str):
         beside = wrap_unknown_members(block, TEXT)
@@ -127,6 +129,7 @@ def _decode_parts(block: Mapping[str, Any], mark: Json) -> list[AssistantPart]:
 
 
 def _decode_call(call: Mapping[str, object], data: Json) -> AssistantPart:
+    """Return a call with its id and its unknown members."""
     given = {"id": call["toolUseId"]} if text_at(call, "toolUseId") else {}
     newer = find_unknown_members(call, IN_CALL)
     if call.get("type") not in {None, OWN_TYPE}:
@@ -136,6 +139,7 @@ def _decode_call(call: Mapping[str, object], data: Json) -> AssistantPart:
 
 
 def _decode_thought(block: Mapping[str, object], thought: Mapping[str, object], mark: Json) -> AssistantPart:
+    """Return signed or redacted thinking; a block with unknown members becomes an opaque part."""
     told = thought.get("reasoningText")
     known = {"reasoningText", "redactedContent"}
     # A block with unknown members is stored whole: thoughts are signed, and one with a missing member is rejected.
@@ -154,10 +158,11 @@ def _decode_cited_text(block: Mapping[str, object], cited: Mapping[str, object],
     return [TextPart(said, provider_data=freeze({**mark, "cited": block})), *sources]
 
 
-def _decode_citation(citation: Mapping[str, object], said: str) -> CitationPart:
+def _decode_citation(citation: Mapping[str, object], reply_text: str) -> CitationPart:
+    """Return a citation of the text *reply_text*."""
     quote = "".join([find_text(piece, "text") for piece in find_objects(citation, "sourceContent")])
     url = find_text(citation, "location", "web", "url") or find_text(citation, "source")
-    return CitationPart(url, find_text(citation, "title"), quote=quote, said=said)
+    return CitationPart(url, find_text(citation, "title"), quote=quote, said=reply_text)
 
 
 def _name_and_describe_server_tool(block: Mapping[str, object]) -> tuple[str, str]:

@@ -71,9 +71,9 @@ class ConverseRequestOptions:
     thinking: Mapping[str, Any] = attrs.field(factory=dict)
     previous_failure: str = ""
 
-    def cache_mark(self, what: Literal["tools", "messages"]) -> bytes:
-        """Return the cache mark after *what*; ``b""`` for none."""
-        if self.cache is None or not self.family.caches or (what == "tools" and self.family.caches != "tools"):
+    def cache_mark(self, section: Literal["tools", "messages"]) -> bytes:
+        """Return the cache mark to put after *section*; ``b""`` if it is not cached."""
+        if self.cache is None or not self.family.caches or (section == "tools" and self.family.caches != "tools"):
             return b""
         longer = {"ttl": "1h"} if self.cache == "1h" and self.family.longer else {}
         return encode_json({"cachePoint": {"type": "default", **longer}})
@@ -181,6 +181,7 @@ def _find_extra_tool_config(request: ModelRequest) -> Mapping[str, Any]:
 
 
 def _encode_tool_choice(request: ModelRequest, family: ConverseFamily) -> Json | None:
+    """Return the tool choice; ``None`` without a forced call, or if the model does not support it."""
     choice = resolve_tool_choice(request)
     if choice in UNDEMANDED or demands_unsupported_call(request, family):
         return None
@@ -203,6 +204,7 @@ def find_unsupported_limits(ways: ConverseRequestOptions, settings: ModelSetting
 
 
 def _encode_output_config(request: ModelRequest) -> Json | None:
+    """Return the member with the schema of the reply; ``None`` without a schema."""
     schema = request.settings.response_schema
     if schema is None:
         return None
@@ -212,7 +214,7 @@ def _encode_output_config(request: ModelRequest) -> Json | None:
 
 
 def encode_tool(spec: ToolSpec) -> Json:
-    """Return a tool definition."""
+    """Return a tool definition, with a strict schema if the tool asks for one and its schema supports it."""
     form = make_strict_schema(spec.input_schema, "anthropic") if spec.strict else None
     told = {"description": spec.description} if spec.description else {}
     schema = {"inputSchema": {"json": spec.input_schema if form is None else form}}
@@ -220,7 +222,7 @@ def encode_tool(spec: ToolSpec) -> Json:
 
 
 def encode_wire_settings(request: ModelRequest, model: str, family: ConverseFamily, provider: str) -> WireSettings:
-    """Return the body members for the settings that only some wires support."""
+    """Return the body members for service tier, cache and server tools, and the names of dropped settings."""
     ways: dict[str, Way] = {
         "service_tier": TIERS.get,
         "cache": lambda lifetime: _encode_cache_lifetime(lifetime, family),
@@ -237,6 +239,7 @@ def _encode_cache_lifetime(lifetime: str, family: ConverseFamily) -> Json | None
 
 
 def _encode_server_tools(items: tuple[ServerTool, ...], model: str, family: ConverseFamily, provider: str) -> Json:
+    """Return the definitions of Nova's server tools, and dropped options; raise for tools that the model does not have."""
     tools: list[Json] = []
     dropped: list[str] = []
     for item in items:
@@ -254,7 +257,7 @@ def _encode_server_tools(items: tuple[ServerTool, ...], model: str, family: Conv
     return {"toolConfig": {"tools": tools}, DROPPED: dropped}
 
 
-def make_thinking_request(settings: ModelSettings, model: str, family: ConverseFamily) -> ThinkingRequest:
+def make_non_claude_thinking_request(settings: ModelSettings, model: str, family: ConverseFamily) -> ThinkingRequest:
     """Return the thinking members for models other than Claude, with a note on unsupported options."""
     thinking = settings.thinking
     if thinking is None:

@@ -155,7 +155,7 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
     kept: Json = {"id": data.get("responseId"), "usage": data.get("usageMetadata")}
     kept.update({name: candidate[name] for name in KEPT if candidate.get(name)})
     kept.update({name: data[name] for name in OF_REPLY if data.get(name)})
-    kept.update(_collect_newer_members(data, candidate))
+    kept.update(_collect_unknown_members(data, candidate))
     return make_reply(
         content,
         call,
@@ -169,7 +169,7 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
     )
 
 
-def _collect_newer_members(data: Mapping[str, object], candidate: Mapping[str, object]) -> Json:
+def _collect_unknown_members(data: Mapping[str, object], candidate: Mapping[str, object]) -> Json:
     """Return the unknown members of a reply, and the names of the ignored candidates."""
     found = {
         "more": find_unknown_members(data, IN_REPLY),
@@ -183,22 +183,24 @@ def _collect_newer_members(data: Mapping[str, object], candidate: Mapping[str, o
 
 
 def _raise_if_unusable(
-    candidate: Mapping[str, object], raw: str | None, call: RequestLabel, usage: Usage | None
+    candidate: Mapping[str, object], finish_reason: str | None, call: RequestLabel, usage: Usage | None
 ) -> None:
     """
-    Raise an error for a candidate that ended without a usable reply (ecosystem:EC97).
+    Raise an error for a *finish_reason* that means a malformed call, a missing signature or an aborted reply (ecosystem:EC97).
 
     A call of a tool that was not offered is usable if the call arrived: its result reports the error.
     """
-    said = text_at(candidate, "finishMessage") or raw or ""
+    said = text_at(candidate, "finishMessage") or finish_reason or ""
     parts = objects_at(object_at(candidate, "content"), "parts")
     # The API discards a call that it could not parse and reports that in place of a reply. The same prompt mostly
     # succeeds the next time, so the error is retryable.
-    if raw in MALFORMED and not (raw == "UNEXPECTED_TOOL_CALL" and any("functionCall" in part for part in parts)):
+    if finish_reason in MALFORMED and not (
+        finish_reason == "UNEXPECTED_TOOL_CALL" and any("functionCall" in part for part in parts)
+    ):
         raise make_malformed_call_error(call, said, usage)
-    if raw == UNSIGNED:
+    if finish_reason == UNSIGNED:
         raise make_unsigned_call_error(call, said, usage)
-    if raw in GIVEN_UP:
+    if finish_reason in GIVEN_UP:
         raise make_aborted_reply_error(call, said, usage)
 
 
@@ -261,6 +263,7 @@ def _decode_part(part: Mapping[str, Any], mark: Json) -> AssistantPart | None:
 
 
 def _is_text_part(part: Mapping[str, object]) -> bool:
+    """Return whether *part* has a text and no member of another kind."""
     return isinstance(part.get("text"), str) and OTHERS.isdisjoint(part)
 
 
@@ -309,6 +312,7 @@ def _decode_citations(candidate: Mapping[str, object]) -> list[CitationPart]:
 
 
 def _decode_citation(chunk: Mapping[str, object]) -> CitationPart:
+    """Return the citation of a grounding chunk; an empty one for an unknown kind."""
     for kind in ("web", "retrievedContext", "maps"):
         told = chunk.get(kind)
         if isinstance(told, Mapping):
@@ -397,6 +401,7 @@ class GoogleAccumulator(Accumulator):
         return deltas
 
     def _apply_candidate(self, candidate: Mapping[str, object]) -> list[ModelDelta]:
+        """Merge the candidate of a chunk into the reply and return the deltas of its parts."""
         # The last value of each member counts. Empty values of later chunks are ignored, and lists that arrive in pieces
         # are collected below.
         told = {name: value for name, value in candidate.items() if name != "content" and value not in (None, {})}
@@ -439,10 +444,12 @@ class GoogleAccumulator(Accumulator):
         return [ThinkingChunk(text) if part.get("thought") else TextChunk(text)]
 
     def _append_part(self, part: Mapping[str, object], text: str = "") -> None:
+        """Store a new part, and its text apart from it."""
         self._parts.append(part)
         self._texts.append([text])
 
     def _add_call_part(self, part: Mapping[str, Any]) -> list[ModelDelta]:
+        """Add a call, or a piece of one, and return its deltas; raise if two calls are open."""
         call, newest, number = part["functionCall"], self._newest, self._calls
         # Pieces of a call have no index, so a call must end before the next one starts. Two open calls are an error.
         if newest is not None:
@@ -458,7 +465,7 @@ class GoogleAccumulator(Accumulator):
             return [ToolCallStarted(number, text_at(call, "name"))]
         part = join_streamed_arguments(part)
         self._append_part(part)
-        return [ToolCallStarted(number, text_at(call, "name")), *self._end_call_with_arguments(part["functionCall"])]
+        return [ToolCallStarted(number, text_at(call, "name")), *self._make_call_end_deltas(part["functionCall"])]
 
     def _close_call(self) -> list[ModelDelta]:
         """Replace the placeholder part by the assembled call, and return its deltas."""
@@ -466,9 +473,10 @@ class GoogleAccumulator(Accumulator):
         assert self._call_at is not None  # noqa: S101
         self._parts[self._call_at] = whole = self._newest.to_part()
         self._newest = self._call_at = None
-        return self._end_call_with_arguments(whole["functionCall"])
+        return self._make_call_end_deltas(whole["functionCall"])
 
-    def _end_call_with_arguments(self, call: Mapping[str, object]) -> list[ModelDelta]:
+    def _make_call_end_deltas(self, call: Mapping[str, object]) -> list[ModelDelta]:
+        """Return the deltas with the whole arguments and the end of the current call, and count the call."""
         number = self._calls
         self._calls += 1
         arguments = compact({} if call.get("args") is None else call["args"])

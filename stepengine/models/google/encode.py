@@ -144,6 +144,7 @@ class _GoogleJoiner(MessageJoiner):
         self._names: Mapping[str, bytes] = {}
 
     def append_turn(self, turn: GoogleEncoded) -> None:
+        """Append an encoded message; a result gets the name and id of its call."""
         if turn.role == "tool":
             self.append_content(
                 "user", ANSWER + self._names[turn.call_id] + self._ids.get(turn.call_id, b"") + turn.body
@@ -187,7 +188,7 @@ def _encode_assistant(message: AssistantMessage, flags: GoogleEncodeOptions, own
         else b"",
         ids={ours: b',"id":' + encode_json(theirs) for ours, theirs in ids.items()},
         names={
-            call.tool_call_id: b'"name":' + encode_json(_make_function_name(call.tool_name))
+            call.tool_call_id: b'"name":' + encode_json(_make_safe_function_name(call.tool_name))
             for call in message.tool_calls
         },
     )
@@ -202,33 +203,44 @@ def _find_provider_ids(calls: tuple[ToolCallPart, ...], flags: GoogleEncodeOptio
     return ids if len(set(ids.values())) == len(ids) else {}
 
 
-def _make_function_name(name: str) -> str:
+def _make_safe_function_name(name: str) -> str:
+    """Return *name* with safe characters only, and with ``_`` before it if it does not start with a letter."""
     safe = make_safe_tool_name(name)
     return safe if safe[0].isalpha() or safe[0] == "_" else f"_{safe}"
 
 
 def _encode_assistant_part(part: AssistantPart, flags: GoogleEncodeOptions, ids: Mapping[str, str]) -> Json | None:
+    """Return the encoded part of a reply; ``None`` for parts that are not sent back, such as thoughts of other models."""
     match part:
         case TextPart() | RefusalPart():
-            signed = _get_signature_and_newer(part.provider_data, flags)
+            signed = _get_signature_and_unknown_members(part.provider_data, flags)
             return {"text": part.text, **signed} if part.text or signed else None
         case ThinkingPart():
             data = part.provider_data
             own = is_from_provider(data, flags.provider, flags.model)
-            return {"text": part.text, "thought": True, **_get_signature_and_newer(data, flags)} if own else None
+            return (
+                {"text": part.text, "thought": True, **_get_signature_and_unknown_members(data, flags)} if own else None
+            )
         case ToolCallPart():
             own = is_from_provider(part.provider_data, flags.provider, flags.model)
             newer = part.provider_data.get("in_call", {}) if own and part.provider_data else {}
-            call: Json = {**newer, "name": _make_function_name(part.tool_name), "args": get_arguments_to_send(part)}
+            call: Json = {
+                **newer,
+                "name": _make_safe_function_name(part.tool_name),
+                "args": get_arguments_to_send(part),
+            }
             if part.tool_call_id in ids:
                 call["id"] = ids[part.tool_call_id]
-            return {"functionCall": call, **_get_signature_and_newer(part.provider_data, flags)}
+            return {"functionCall": call, **_get_signature_and_unknown_members(part.provider_data, flags)}
         case OpaquePart():
             return _encode_opaque_if_own(part, flags)
         case ImagePart() | DocumentPart():
             own = is_from_provider(part.provider_data, flags.provider, flags.model)
             return (
-                {**_encode_supported_media(part, flags), **_get_signature_and_newer(part.provider_data, flags)}
+                {
+                    **_encode_supported_media(part, flags),
+                    **_get_signature_and_unknown_members(part.provider_data, flags),
+                }
                 if own
                 else None
             )
@@ -239,13 +251,14 @@ def _encode_assistant_part(part: AssistantPart, flags: GoogleEncodeOptions, ids:
 
 
 def _encode_opaque_if_own(part: OpaquePart, flags: GoogleEncodeOptions) -> Json | None:
+    """Return an opaque part of the same provider, except a continuation token; ``None`` for others."""
     if part.provider != flags.provider or GOES_ON_WITH in part.data:
         return None
     # The model is "" after a rejected signature: then no signature is sent.
     return {name: value for name, value in part.data.items() if flags.model or name != "thoughtSignature"}
 
 
-def _get_signature_and_newer(data: Mapping[str, object] | None, flags: GoogleEncodeOptions) -> Json:
+def _get_signature_and_unknown_members(data: Mapping[str, object] | None, flags: GoogleEncodeOptions) -> Json:
     """Return the signature and the unknown members of a part, if the same model produced it; else ``{}``."""
     if not is_from_provider(data, flags.provider, flags.model):
         return {}
@@ -254,6 +267,7 @@ def _get_signature_and_newer(data: Mapping[str, object] | None, flags: GoogleEnc
 
 
 def _encode_result(message: ToolMessage, flags: GoogleEncodeOptions) -> GoogleEncoded:
+    """Encode a result; media that the model does not accept inside it follow in the next user message."""
     said = [part for part in message.content if isinstance(part, TextPart | JsonPart | ToolReferencePart)]
     media = [part for part in message.content if isinstance(part, ImagePart | DocumentPart)]
     value = said[0].value if len(said) == 1 and isinstance(said[0], JsonPart) else join_non_media_text(said)
@@ -273,6 +287,7 @@ def _encode_result(message: ToolMessage, flags: GoogleEncodeOptions) -> GoogleEn
 
 
 def _encode_content_part(part: ResultPart, flags: GoogleEncodeOptions) -> Json | None:
+    """Return the encoded part of a user message or result; ``None`` for empty text."""
     match part:
         case TextPart() | ToolReferencePart():
             return {"text": part.text} if part.text else None
@@ -293,6 +308,7 @@ def encode_inline_data(part: ImagePart | DocumentPart, data: bytes, provider: st
 
 
 def _encode_supported_media(part: ImagePart | DocumentPart, flags: GoogleEncodeOptions) -> Json:
+    """Return inline data or a file reference; raise ``ModelError`` for unsupported or too large media."""
     check_file_provider(flags.provider, part)
     kind = get_media_kind(part)
     if kind in {"office", "other"}:

@@ -194,10 +194,10 @@ def _collect_extra_members(
     }
     kept: Json = {"id": data.get("id"), "usage": _find_raw_usage(data), **select_members(data, *KEPT)}
     kept.update({name: value for name, value in more.items() if value})
-    return {**kept, **_collect_newer_members(data, choice, message)}
+    return {**kept, **_collect_unknown_members(data, choice, message)}
 
 
-def _collect_newer_members(
+def _collect_unknown_members(
     data: Mapping[str, object], choice: Mapping[str, object], message: Mapping[str, object]
 ) -> Json:
     """Return the unknown members of a reply, and the names of the ignored choices."""

@@ -285,7 +285,7 @@ class InteractionsAccumulator(Accumulator):
                 opened.arguments.append(text)
                 return [ToolCallChunk(opened.call or 0, text)] if text else []
             case _:
-                _merge_delta(opened, kind, delta)
+                _merge_silent_delta(opened, kind, delta)
                 return []
 
     def finish(self, tail: bytes, *, clean: bool = True) -> ModelReply:
@@ -321,7 +321,7 @@ def _append_text(opened: _OpenStep, member: str, text: str) -> None:
     opened.texts[-1][1].append(text)
 
 
-def _merge_delta(opened: _OpenStep, kind: str, delta: Mapping[str, Any]) -> None:
+def _merge_silent_delta(opened: _OpenStep, kind: str, delta: Mapping[str, Any]) -> None:
     """Merge a delta that subscribers do not see into the step: signatures, sources, images and unknown kinds."""
     step = opened.step
     if kind == "text_annotation_delta":
