@@ -40,6 +40,7 @@ LOST = {"CANCELLED": "canceled", "EXPIRED": "expired"}
 
 
 def _parse_batch_result(answer: Mapping[str, object]) -> Mapping[str, Any]:
+    """Return the result in an inlined response, in the form for ``batch_reply``; ``{}`` for an unknown form."""
     match answer:
         case {"response": Mapping() as response}:
             return {"reply": response}
@@ -108,7 +109,7 @@ class GoogleProvider(HttpProvider):
         return error_from_transport(error, call)
 
     async def _open_response(self, client: Any, body: RequestBody, *, stream: bool) -> object:
-        return await transport.open_response(
+        return await transport.send_with_sdk_headers(
             client, body.path, None if body.is_question else body.content, body.headers
         )
 

@@ -131,7 +131,7 @@ def encode_messages(
                 continue
             out.append(OUTPUT + ids[turn.call_id] + callers.get(turn.call_id, b"") + turn.body)
             if turn.refers:
-                after = loading.add_definitions(after, turn.refers)
+                after = loading.prepend_new_definitions(after, turn.refers)
             continue
         # Media of the model that the API does not accept in its messages follow the results of its calls.
         for body, whose in ((after, "user"), (turn.body, turn.role)):
@@ -166,8 +166,8 @@ class _ToolDefinitions:
         tools = [] if define is None else [{**define(name), "defer_loading": True} for name in dict.fromkeys(names)]
         return b',"tools":' + encode_json(tools) + b"}"
 
-    def add_definitions(self, after: bytes, names: tuple[str, ...]) -> bytes:
-        """Return *after* with the definitions of newly referenced tools before it."""
+    def prepend_new_definitions(self, after: bytes, names: tuple[str, ...]) -> bytes:
+        """Return *after* with the definitions of newly referenced tools before it, each only once."""
         fresh = [name for name in dict.fromkeys(names) if name in self._waiting]
         self._waiting.difference_update(fresh)
         if not fresh or self._define is None:
@@ -191,6 +191,7 @@ def _encode_user(message: UserMessage, flags: OpenAIEncodeOptions) -> ResponsesE
 
 
 def _encode_assistant(message: AssistantMessage, flags: OpenAIEncodeOptions, own_ids: bool) -> ResponsesEncoded:  # noqa: FBT001 - private
+    """Encode a reply as items; reasoning without its following item is left out, and foreign media follow as a user message."""
     ids = choose_wire_ids(message.tool_calls, flags.provider, own=own_ids)
     if _loses_reasoning(message, flags):
         # The API answers 400, "was provided without its required 'reasoning' item", for a call without its reasoning.
@@ -203,7 +204,7 @@ def _encode_assistant(message: AssistantMessage, flags: OpenAIEncodeOptions, own
         _append_part(items, part, flags, ids, apart=not continues_text(before, part), own_ids=own_ids)
         before = part
     items = _drop_orphaned_reasoning(items)
-    made = [part for part in list_generated_media(message) if not _encode_items_of_provider(part, flags)]
+    made = [part for part in list_generated_media(message) if not _encode_items_if_own(part, flags)]
     moved = [{"type": "input_text", "text": MADE}, *[_encode_supported_media(part, flags) for part in made]]
     after = encode_json({"role": "user", "content": moved}) if made else b""
     wire = {ours: encode_json(theirs) for ours, theirs in ids.items()}
@@ -270,6 +271,7 @@ def _append_part(
     apart: bool,
     own_ids: bool,
 ) -> None:
+    """Append the items of a part of a reply; parts that are not sent back append nothing."""
     match part:
         case TextPart():
             _append_text(items, part, {"type": "output_text", "text": part.text}, flags, apart=apart)
@@ -280,14 +282,14 @@ def _append_part(
         case ToolCallPart():
             items.append(_encode_call(part, flags, ids, own_ids=own_ids))
         case OpaquePart() | ImagePart() | DocumentPart():
-            items += _encode_items_of_provider(part, flags)
+            items += _encode_items_if_own(part, flags)
         case CitationPart():
             return
         case _ as never:
             assert_never(never)
 
 
-def _encode_items_of_provider(part: OpaquePart | ImagePart | DocumentPart, flags: OpenAIEncodeOptions) -> list[Json]:
+def _encode_items_if_own(part: OpaquePart | ImagePart | DocumentPart, flags: OpenAIEncodeOptions) -> list[Json]:
     """Return the item of an opaque part or image of the same provider, unchanged; ``[]`` for others."""
     item = part.data if isinstance(part, OpaquePart) else find_object(part.provider_data, "item")
     is_call = find_text(item, "type").endswith("_call") and not is_tool_search_part(item)
@@ -315,7 +317,7 @@ def _remove_output_only_members(data: Mapping[str, object], flags: OpenAIEncodeO
 
 
 def _encode_reasoning_if_sendable(part: ThinkingPart, flags: OpenAIEncodeOptions) -> list[Json]:
-    """Return the reasoning item; ``[]`` without its content, because it is not stored at the provider."""
+    """Return the reasoning item of the same model; ``[]`` without its content, because it is not stored at the provider."""
     data = part.provider_data
     item = data.get("item") if is_from_provider(data, flags.provider, flags.model) else None
     sendable = isinstance(item, Mapping) and (item.get("encrypted_content") or item.get("content"))
@@ -349,6 +351,7 @@ def _append_text(
 
 
 def _encode_call(part: ToolCallPart, flags: OpenAIEncodeOptions, ids: Mapping[str, str], *, own_ids: bool) -> Json:
+    """Return the item of a call, or of the tool search behind it, with unknown members of the same model."""
     if (search := _find_tool_search_item(part, flags)) is not None:
         return {**_remove_output_only_members(search, flags), "call_id": ids[part.tool_call_id]}
     item: Json = {
@@ -368,6 +371,7 @@ def _encode_call(part: ToolCallPart, flags: OpenAIEncodeOptions, ids: Mapping[st
 
 
 def _encode_result(message: ToolMessage, flags: OpenAIEncodeOptions) -> ResponsesEncoded:
+    """Encode a result; references to hidden tools are left out if their definitions follow."""
     parts = remove_empty_texts(message.content)
     references = [part.tool_name for part in parts if isinstance(part, ToolReferencePart)]
     refers = tuple([name for name in references if flags.hidden is not None and name in flags.hidden])
@@ -387,6 +391,7 @@ def _encode_result(message: ToolMessage, flags: OpenAIEncodeOptions) -> Response
 
 
 def _encode_content_part(part: ResultPart, flags: OpenAIEncodeOptions) -> Json:
+    """Return the input of a part of a user message or result."""
     match part:
         case TextPart() | ToolReferencePart():
             return {"type": "input_text", "text": part.text}
@@ -399,6 +404,7 @@ def _encode_content_part(part: ResultPart, flags: OpenAIEncodeOptions) -> Json:
 
 
 def _encode_supported_media(part: ImagePart | DocumentPart, flags: OpenAIEncodeOptions) -> Json:
+    """Return the input of an image, document or text; raise ``ModelError`` for unsupported media."""
     check_file_provider(flags.provider, part)
     kind = get_media_kind(part)
     if kind == "image":

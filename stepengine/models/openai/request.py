@@ -108,7 +108,7 @@ def encode_token_count_request(request: ModelRequest, model: str, preset: Preset
 
 
 def _make_definition_lookup(request: ModelRequest) -> Callable[[str], Json]:
-    """Return a function from the name of a hidden tool to its definition."""
+    """Return a function that returns the definition of a tool of *request* by its name."""
     programs = merge_programs(request.settings)
     return lambda name: encode_tool(next(tool for tool in request.tools if tool.name == name), programs)
 
@@ -134,7 +134,7 @@ def encode_tool(spec: ToolSpec, programs: Programs | None = None) -> Json:
 
 
 def encode_wire_settings(request: ModelRequest, model: str, preset: Preset) -> WireSettings:
-    """Return the body members for the settings that only some wires support."""
+    """Return the body members for the settings that only some wires support, and the names of dropped settings."""
     several, tiers = len(request.settings.server_tools) > 1, dict(preset.tiers)
     ways: dict[str, Way] = {
         "service_tier": lambda tier: {"service_tier": tiers[tier]} if tier in tiers else None,
@@ -167,6 +167,7 @@ def _encode_server_tools(
 
 
 def _encode_server_tool(item: ServerTool, model: str, preset: Preset) -> Json:
+    """Return the definition of a server tool; raise ``ModelError`` for unsupported tools and options."""
     if isinstance(item, WebSearch):
         return _encode_web_search(item, model, preset)
     if isinstance(item, CodeExecution):
@@ -185,6 +186,7 @@ def _encode_server_tool(item: ServerTool, model: str, preset: Preset) -> Json:
 
 
 def _encode_web_search(item: WebSearch, model: str, preset: Preset) -> Json:
+    """Return the definition of the web search; raise ``ModelError`` for unsupported lists of domains."""
     tool: Json = {"type": "web_search"}
     if item.blocked_domains and preset.name in OPENAI_ITSELF:
         raise make_unsupported_tool_error(item, model, preset.name, "it accepts only allowed_domains")
@@ -201,6 +203,7 @@ def _encode_web_search(item: WebSearch, model: str, preset: Preset) -> Json:
 
 
 def _encode_shared_members(request: ModelRequest, model: str, preset: Preset) -> Json:
+    """Return the members that model calls and token counts have in common."""
     return {
         "model": model,
         "instructions": request.system_prompt or None,

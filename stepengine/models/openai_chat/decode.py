@@ -324,13 +324,13 @@ def _decode_content(message: Mapping[str, object], mark: Json) -> list[Assistant
             newer = find_unknown_members(piece, IN_TEXT)
             parts.append(TextPart(piece["text"], provider_data=freeze({**mark, "more": newer}) if newer else None))
         elif piece.get("type") == "thinking":
-            parts.append(ThinkingPart(_thought_text(piece), provider_data=freeze({**mark, "piece": piece})))
+            parts.append(ThinkingPart(_extract_thought_text(piece), provider_data=freeze({**mark, "piece": piece})))
         else:
             parts.append(OpaquePart(mark["provider"], piece))
     return parts
 
 
-def _thought_text(piece: Mapping[str, object]) -> str:
+def _extract_thought_text(piece: Mapping[str, object]) -> str:
     """Return the text of a ``thinking`` piece: Mistral sends a list of texts, servers that imitate it a text (ecosystem:EC111)."""
     inner = piece.get("thinking")
     if isinstance(inner, str):
@@ -533,7 +533,7 @@ class ChatAccumulator(Accumulator):
             piece = {"type": "text", "text": given} if isinstance(given, str) else given
             kind = piece.get("type")
             thinks = kind == "thinking"
-            text = _thought_text(piece) if thinks else text_at(piece, "text")
+            text = _extract_thought_text(piece) if thinks else text_at(piece, "text")
             # Adjacent pieces of one kind are joined. A piece of another kind separates them, which preserves the order.
             last = kept[-1] if kept else None
             if last is not None and last.data.get("type") == kind and (thinks or (text and kind == "text")):

@@ -82,7 +82,7 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
     if data.get("steps") is None:
         raise make_protocol_error(call, "it holds no steps", usage)
     mark: Json = {"provider": call.provider, "model": model}
-    content = [part for step in objects_at(data, "steps") for part in _decode_parts(step, mark, call, usage)]
+    content = [part for step in objects_at(data, "steps") for part in _decode_step(step, mark, call, usage)]
     return make_reply(
         tuple(content),
         call,
@@ -98,12 +98,13 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
 
 # A step with an unknown member, or of an unknown type, is stored whole. Decoded into parts, it would go back without the
 # unknown members.
-def _decode_parts(step: Mapping[str, Any], mark: Json, call: RequestLabel, usage: Usage | None) -> list[AssistantPart]:
+def _decode_step(step: Mapping[str, Any], mark: Json, call: RequestLabel, usage: Usage | None) -> list[AssistantPart]:
+    """Return the parts of a step; ``[]`` for a repeated input. An unknown step becomes an opaque part, an error is raised."""
     match step.get("type"):
         case "model_output" if step.get("error"):
             raise error_from_body(step, None, {}, call, usage)
         case "model_output" if step.keys() <= {"type", "content", "error"}:
-            return [part for piece in objects_at(step, "content") for part in _decode_output(piece, mark)]
+            return [part for piece in objects_at(step, "content") for part in _decode_output_piece(piece, mark)]
         case "thought":
             told = "\n".join(
                 [find_text(piece, "text") for piece in find_objects(step, "summary") if find_text(piece, "text")]
@@ -121,7 +122,7 @@ def _decode_parts(step: Mapping[str, Any], mark: Json, call: RequestLabel, usage
             return [OpaquePart(mark["provider"], freeze(step), tool=tool, text=text)]
 
 
-def _decode_output(piece: Mapping[str, Any], mark: Json) -> list[AssistantPart]:
+def _decode_output_piece(piece: Mapping[str, Any], mark: Json) -> list[AssistantPart]:
     """Return the parts of a piece of output: a text and its sources, a medium, or an opaque part for anything else."""
     kind, text = piece.get("type"), piece.get("text")
     if kind == "text" and isinstance(text, str):
@@ -267,6 +268,7 @@ class InteractionsAccumulator(Accumulator):
         return opened
 
     def _apply_delta(self, index: int, delta: Mapping[str, Any]) -> list[ModelDelta]:
+        """Merge a delta into its step and return the deltas for subscribers; raise for a delta of the wrong kind."""
         opened = self._get_open_step(index)
         kind, belongs = text_at(delta, "type"), opened.step.get("type")
         if BELONGS.get(kind, belongs) != belongs:

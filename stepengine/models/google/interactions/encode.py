@@ -122,11 +122,12 @@ def _encode_user_step(content: Iterable[Json | None]) -> bytes:
 
 
 def _encode_assistant(message: AssistantMessage, flags: InteractionsEncodeOptions, own_ids: bool) -> EncodedMessage:  # noqa: FBT001 - private
+    """Encode a reply as steps; media that this model did not make follow in a step of the user."""
     ids = choose_wire_ids(message.tool_calls, flags.provider, own=own_ids)
     steps: list[Json] = []
     said: list[Json] | None = None
     for part in message.content:
-        output = _encode_output(part, flags)
+        output = _encode_output_piece(part, flags)
         if output is not None:
             if said is None:
                 said = []
@@ -151,7 +152,7 @@ def _encode_assistant(message: AssistantMessage, flags: InteractionsEncodeOption
     )
 
 
-def _encode_output(part: AssistantPart, flags: InteractionsEncodeOptions) -> Json | None:
+def _encode_output_piece(part: AssistantPart, flags: InteractionsEncodeOptions) -> Json | None:
     """Return a text or medium of the model as a piece of output; ``None`` for parts that are steps or are not sent."""
     match part:
         case TextPart() | RefusalPart():
@@ -165,6 +166,7 @@ def _encode_output(part: AssistantPart, flags: InteractionsEncodeOptions) -> Jso
 
 
 def _encode_step(part: AssistantPart, flags: InteractionsEncodeOptions, ids: Mapping[str, str]) -> Json | None:
+    """Return the step of thinking, a call or an opaque part; ``None`` for parts that are no steps or are not sent back."""
     match part:
         case ThinkingPart():
             data = part.provider_data
@@ -210,6 +212,7 @@ def _encode_text(text: str) -> Json:
 
 
 def _encode_content_part(part: ResultPart, flags: InteractionsEncodeOptions) -> Json | None:
+    """Return the encoded part of a user message or result; ``None`` for empty text."""
     match part:
         case TextPart() | ToolReferencePart():
             return _encode_text(part.text) if part.text else None
@@ -222,6 +225,7 @@ def _encode_content_part(part: ResultPart, flags: InteractionsEncodeOptions) -> 
 
 
 def _encode_supported_media(part: ImagePart | DocumentPart, flags: InteractionsEncodeOptions) -> Json:
+    """Return the encoded image, audio, video or document; raise ``ModelError`` for unsupported or too large media."""
     check_file_provider(flags.provider, part)
     kind = KINDS.get(get_media_kind(part))
     if kind is None:
