@@ -88,7 +88,7 @@ from stepengine.models._stopped_usage import (
     find_failed_attempt_usage,
     may_have_been_sent,
 )
-from stepengine.models.base import Provider, raw_arguments, split_part_into_deltas
+from stepengine.models.base import Provider, get_raw_arguments, split_part_into_deltas
 from stepengine.runtime.background import TreeWithBackground
 from stepengine.runtime.logs import LineLogger
 from stepengine.runtime.performer import IO, Item, child_path
@@ -677,7 +677,7 @@ def _emit_whole_reply(reply: ModelReply, item: Item, io: IO) -> ModelReply:
         for part in reply.content:
             if isinstance(part, ToolCallPart):
                 # Of a call only its arguments are shown, which are one piece.
-                _emit_tool_input(item, io, part.tool_name, _predict_call_id(item, calls), raw_arguments(part))
+                _emit_tool_input(item, io, part.tool_name, _predict_call_id(item, calls), get_raw_arguments(part))
                 calls += 1
             else:
                 for delta in split_part_into_deltas(part, calls):

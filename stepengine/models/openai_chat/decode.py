@@ -134,7 +134,7 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
     # An answer by a schema is text everywhere else. Without a schema such content is an error of the server.
     if isinstance(message.get("content"), Mapping) and _requests_json(call):
         message = {**message, "content": compact(message["content"])}
-    content = (*_decode_parts(message, call.provider, model), *_decode_sources(data, message))
+    content = (*_decode_message_parts(message, call.provider, model), *_decode_sources(data, message))
     raw = text_at(choice, "finish_reason") or None
     if raw in GAVE_UP:
         raise make_aborted_reply_error(call, f"it ended with {raw!r}", parse_usage(usage))
@@ -147,7 +147,7 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
         usage=parse_usage(usage),
         answered=text_at(data, "model"),
         request_id=request_id,
-        kept=_collect_extra_members(data, choice, message),
+        kept=_collect_members_to_store(data, choice, message),
         cost=_find_reply_cost(usage, message),
     )
 
@@ -179,9 +179,10 @@ def _find_raw_usage(data: Mapping[str, object]) -> object:
     return data.get("usage") or (elsewhere.get("usage") if isinstance(elsewhere, Mapping) else None)
 
 
-def _collect_extra_members(
+def _collect_members_to_store(
     data: Mapping[str, object], choice: Mapping[str, object], message: Mapping[str, object]
 ) -> Json:
+    """Return the members of a reply to store in ``provider_data``, under our names where servers differ."""
     # Members that only some servers send, under our names where servers differ. Empty ones are left out.
     more = {
         "served_by": data.get("provider"),
@@ -212,7 +213,8 @@ def _collect_unknown_members(
     return {name: value for name, value in found.items() if value}
 
 
-def _decode_parts(message: Mapping[str, Any], provider: str, model: str) -> list[AssistantPart]:
+def _decode_message_parts(message: Mapping[str, Any], provider: str, model: str) -> list[AssistantPart]:
+    """Return the parts of a message: thoughts, text with its sources, media, the refusal, and the calls last."""
     parts: list[AssistantPart] = []
     mark: Json = {"provider": provider, "model": model}
     # The member of a thought is stored, because the thought must go back in the same one: DeepSeek rejects a history
@@ -276,6 +278,7 @@ def _find_unreadable_audio(audio: object) -> Json:
 
 
 def _decode_image(image: Mapping[str, object], mark: Json) -> AssistantPart | None:
+    """Return an image from a data URL, or with its URL; ``None`` for unreadable data."""
     # Only data URLs are decoded. Other URLs stay URLs, because a reply must not make this process fetch anything.
     url = find_text(image, "image_url", "url")
     head, found, data = url.removeprefix("data:").partition(";base64,")
@@ -299,6 +302,7 @@ def _decode_sources(data: Mapping[str, Any], message: Mapping[str, Any]) -> list
 
 
 def _decode_citation(annotation: Mapping[str, object], text: str) -> CitationPart:
+    """Return the citation of an annotation, with the part of *text* between its offsets."""
     # Members of any type are possible. A wrong type counts as empty, because a citation is no reason to reject the reply.
     cited = annotation["url_citation"]
     cited = cited if isinstance(cited, Mapping) else {}
@@ -311,6 +315,7 @@ def _decode_citation(annotation: Mapping[str, object], text: str) -> CitationPar
 
 
 def _decode_content(message: Mapping[str, object], mark: Json) -> list[AssistantPart]:
+    """Return the parts of the content, which is a text, a list of parts or a list of texts."""
     content = message.get("content")
     # Three forms are in use: a text, a list of parts, and a list of texts. Parts of unknown kinds are stored whole and go
     # back only to the same provider.
@@ -462,6 +467,7 @@ class ChatAccumulator(Accumulator):
         return deltas
 
     def _apply_delta(self, delta: Mapping[str, Any]) -> list[ModelDelta]:
+        """Merge the delta of a chunk into the reply and return the deltas for subscribers."""
         deltas: list[ModelDelta] = []
         # vLLM sends each thought under both names.
         member = next((name for name in REASONING if delta.get(name) and isinstance(delta[name], str)), "")
@@ -483,13 +489,13 @@ class ChatAccumulator(Accumulator):
             if pieces := list_at(delta, name):
                 self._lists.setdefault(name, []).extend(pieces)
         deltas += self._append_audio(object_at(delta, "audio"))
-        self._store_newer_members(delta)
-        return deltas + self._calls.append(self._find_call_entries(delta))
+        self._merge_unknown_members(delta)
+        return deltas + self._calls.add_chunk_entries(self._find_call_entries(delta))
 
-    def _raise_ambiguous_calls(self, what: str) -> NoReturn:
-        self._raise_protocol_error(f"it sent {what}, so its tool calls are ambiguous")
+    def _raise_ambiguous_calls(self, reason: str) -> NoReturn:
+        self._raise_protocol_error(f"it sent {reason}, so its tool calls are ambiguous")
 
-    def _store_newer_members(self, delta: Mapping[str, Any]) -> None:
+    def _merge_unknown_members(self, delta: Mapping[str, Any]) -> None:
         """Merge the unknown members of a delta, and known ones of unusual types: texts and lists grow, others are replaced."""
         for name, value in delta.items():
             if name in IN_MESSAGE and not (name in NOT_IN_PIECES and isinstance(value, dict | list)):
@@ -525,7 +531,7 @@ class ChatAccumulator(Accumulator):
         return [TextChunk(said)] if said else []
 
     def _append_content_pieces(self, name: str, pieces: list[Any]) -> list[ModelDelta]:
-        """Append a list of content pieces; earlier text becomes the first piece."""
+        """Append a list of content pieces, after earlier text as the first piece, and return their deltas."""
         before = "".join(self._texts.pop(name, []))
         kept = self._contents.setdefault(name, [_ContentPiece({"type": "text"}, [before])] if before else [])
         deltas: list[ModelDelta] = []

@@ -130,6 +130,7 @@ class _ChatJoiner:
         self._role = ""
 
     def append_turn(self, turn: ChatEncoded) -> None:
+        """Append an encoded message; user messages and media of results are stored until the next reply or the end."""
         if turn.role == "user":
             if turn.body:
                 self._user.append(turn)
@@ -159,11 +160,13 @@ class _ChatJoiner:
         return b'{"role":"tool","tool_call_id":' + self._ids[call_id]
 
     def _encode_system_prompt(self, text: str) -> bytes:
+        """Return the encoded system message, with a cache mark if there is one."""
         if not self._mark:
             return encode_json({"role": "system", "content": text})
         return b'{"role":"system","content":[{"type":"text","text":' + encode_json(text) + self._mark + b"}]}"
 
     def _flush_user_messages(self, mark: bytes = b"") -> None:
+        """Append the stored user messages as one message; *mark* is added to its last part."""
         turns = self._user
         if not turns:
             return
@@ -179,6 +182,7 @@ class _ChatJoiner:
         self._role = "user"
 
     def join(self, *, nudge: bool) -> bytes:
+        """Return the array, with the stored user messages; *nudge* adds a last user message if there is none."""
         if self._mark and self._role == "tool" and not self._user:
             self._add_cache_mark_to_result()
         self._flush_user_messages(self._mark)
@@ -293,6 +297,7 @@ def _encode_provider_piece(part: AssistantPart, flags: ChatEncodeOptions) -> Jso
 
 
 def _find_text_to_send(part: AssistantPart, flags: ChatEncodeOptions) -> str:
+    """Return the text of a part for the content, with the tags around thoughts that the model wrote; ``""`` for other parts."""
     match part:
         case TextPart():
             return part.text
@@ -311,6 +316,7 @@ def _find_text_to_send(part: AssistantPart, flags: ChatEncodeOptions) -> str:
 
 
 def _sends_tagged_thoughts(flags: ChatEncodeOptions) -> bool:
+    """Return whether the model expects its thoughts between tags in the text."""
     tagged = flags.preset.tagged_thoughts
     return bool(tagged and re.fullmatch(tagged, flags.model))
 
@@ -330,6 +336,7 @@ def _encode_thinking_members_if_own(part: AssistantPart, flags: ChatEncodeOption
 
 
 def _encode_call(part: ToolCallPart, ids: Mapping[str, str], flags: ChatEncodeOptions) -> Json:
+    """Return the entry of a call, with unknown members of the same model."""
     data = part.provider_data
     own = data if is_from_provider(data, flags.preset.name, flags.model) else {}
     name, arguments = make_safe_tool_name(part.tool_name), encode_utf8(compact(get_arguments_to_send(part))).decode()
@@ -338,6 +345,7 @@ def _encode_call(part: ToolCallPart, ids: Mapping[str, str], flags: ChatEncodeOp
 
 
 def _is_legacy_function_call(part: ToolCallPart, flags: ChatEncodeOptions) -> bool:
+    """Return whether a call arrived from this provider as a ``function_call``."""
     data = part.provider_data
     return is_from_provider(data, flags.preset.name) and data.get("legacy") is True
 
@@ -359,6 +367,7 @@ def _encode_result(message: ToolMessage, flags: ChatEncodeOptions) -> ChatEncode
 
 
 def _encode_content_part(part: ResultPart, flags: ChatEncodeOptions) -> Json:
+    """Return the piece of a part of a user message or result."""
     match part:
         case TextPart() | ToolReferencePart():
             return {"type": "text", "text": part.text}
@@ -371,6 +380,7 @@ def _encode_content_part(part: ResultPart, flags: ChatEncodeOptions) -> Json:
 
 
 def _encode_supported_media(part: ImagePart | DocumentPart, flags: ChatEncodeOptions) -> Json:
+    """Return the piece of a text, image, video, audio or PDF; raise ``ModelError`` for media that the service does not accept."""
     preset, kind = flags.preset, get_media_kind(part)
     check_file_provider(preset.name, part)
     if kind == "text" and part.data is not None:
@@ -392,6 +402,7 @@ def _encode_supported_media(part: ImagePart | DocumentPart, flags: ChatEncodeOpt
 
 
 def _encode_pdf(part: ImagePart | DocumentPart, preset: Preset) -> Json | None:
+    """Return the piece of a PDF in the format of the service; ``None`` if it does not accept it."""
     if part.file_id is not None:
         return {"type": "file", "file": {"file_id": part.file_id}} if preset.stores_files else None
     if preset.file_format == "link":

@@ -98,7 +98,7 @@ NO_TOOLS = b"[]"
 
 
 def encode_wire_settings(request: ModelRequest, model: str, preset: Preset) -> WireSettings:
-    """Return the body members for the settings that only some services support."""
+    """Return the body members for the settings that only some services support, and the names of dropped settings."""
     tiers = dict(preset.tiers)
     ways: dict[str, Way] = {
         "service_tier": lambda tier: {"service_tier": tiers[tier]} if tier in tiers else None,
@@ -183,7 +183,7 @@ def demands_unsupported_call(request: ModelRequest, model: str, preset: Preset) 
 
 
 def limit_tools_if_choice_unsupported(request: ModelRequest, preset: Preset) -> tuple[ToolSpec, ...]:
-    """Return the tools for the request: all, or only the chosen one if the server does not support a choice by name (ecosystem:EC107)."""
+    """Return the tools of the request, only the chosen one, or none, if the server does not support the tool choice (ecosystem:EC107)."""
     choice = resolve_tool_choice(request)
     if choice == "none" and preset.ignores_none:
         return ()
@@ -216,6 +216,7 @@ def encode_simplified_tool(spec: ToolSpec) -> Json:
 
 
 def _encode_tool_choice(request: ModelRequest, preset: Preset) -> object:
+    """Return the tool choice in the words of the service, ``required`` for an unsupported name; ``None`` sends none."""
     choice = resolve_tool_choice(request)
     if choice == "none" and preset.ignores_none:
         return None
@@ -227,6 +228,7 @@ def _encode_tool_choice(request: ModelRequest, preset: Preset) -> object:
 
 
 def _encode_parallel_calls(request: ModelRequest, preset: Preset) -> bool | None:
+    """Return the ``parallel_tool_calls`` member; ``None`` without tools, without a setting, or if the service does not support it."""
     if not request.tools or (preset.ignores_none and resolve_tool_choice(request) == "none"):
         return None
     asked = request.settings.parallel_tool_calls if preset.supports_parallel else None
@@ -234,11 +236,12 @@ def _encode_parallel_calls(request: ModelRequest, preset: Preset) -> bool | None
 
 
 def supports_strict_schemas(preset: Preset, model: str) -> bool:
-    """Return whether *model* supports strict schemas."""
+    """Return whether the service supports strict schemas for *model*."""
     return bool(preset.strict and re.fullmatch(preset.strict, model))
 
 
 def _encode_response_format(schema: Mapping[str, object] | None, *, strict: bool) -> Json | None:
+    """Return the member with the schema of the reply; ``None`` without a schema."""
     if schema is None:
         return None
     form = make_strict_schema(schema, "openai") if strict else None
