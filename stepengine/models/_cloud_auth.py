@@ -427,6 +427,7 @@ class GoogleAuth(CloudAuth):
             raise self._make_missing_project_error()
 
     async def _load_default_credentials(self, model: str) -> None:
+        """Find credentials with ``google-auth`` and store them, and their project if none is known; raise ``MissingKey`` without any."""
         import google.auth
 
         failure: BaseException

@@ -176,6 +176,7 @@ def _parse_arguments(text: str) -> JsonDict:
 
 
 def _describe_type(value: object) -> str:
+    """Return the JSON type of *value* as a phrase for messages."""
     if isinstance(value, Mapping | list):
         return "an array" if isinstance(value, list) else "an object"
     if value is None:

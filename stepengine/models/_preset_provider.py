@@ -36,6 +36,7 @@ OK_STATUS = 200
 
 
 def _parse_batch_result(line: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the result in a line of batch results, in the form for ``batch_reply``; ``{}`` for an unknown form."""
     match line:
         case {"response": {"status_code": status, "body": Mapping() as body} as response}:
             if status == OK_STATUS:
@@ -245,6 +246,7 @@ class PresetProvider(HttpProvider):
         )
 
     def _resolve_credentials_and_url(self) -> tuple[Credentials, str]:
+        """Return the credentials, which may be a source of tokens, and the base URL with the suffix of the preset."""
         settings = self.settings()
         given, _ = resolve_base_url(self._base_url, settings.base_url_variable, settings.base_url)
         if given is not None and self._make_token_source() is not None:
@@ -262,6 +264,7 @@ class PresetProvider(HttpProvider):
         return os.environ.get(API_VERSION, "").strip() if self._preset.azure else ""
 
     def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
+        """Create the SDK's client: for Azure's dated APIs, for OpenAI, or for another company without OpenAI's environment variables."""
         tokens, sdk = self._make_token_source(), self._load_sdk()
         key = self._preset.no_key if credentials.key is None else credentials.key.reveal()
         if tokens is None and not key:

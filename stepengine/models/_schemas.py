@@ -281,4 +281,5 @@ class _OpenAIConverter(_StrictConverter):
 
 
 def _has_lookaround(pattern: object) -> bool:
+    """Return whether a regular expression has a lookahead or lookbehind."""
     return isinstance(pattern, str) and any(word in pattern for word in ("(?=", "(?!", "(?<=", "(?<!"))

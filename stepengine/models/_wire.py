@@ -301,6 +301,7 @@ def continues_text(before: AssistantPart | None, part: AssistantPart) -> bool:
 
 
 def _find_item_id(part: object) -> object:
+    """Return the provider's item id of a part; ``None`` without one."""
     return (getattr(part, "provider_data", None) or {}).get("id")
 
 

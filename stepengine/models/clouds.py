@@ -144,6 +144,7 @@ class _CloudProvider(ApiProvider):
         return hash_account(self._cloud_auth.find_account_id(), self._resolve_credentials_and_url()[1])
 
     def _convert_error(self, error: Exception, call: RequestLabel) -> BaseException:
+        """Return the error to raise for *error*; one of missing cloud credentials becomes a ``MissingKey``."""
         if isinstance(error, self._cloud_auth.list_credential_error_types()):
             # The SDK raises a plain RuntimeError for missing credentials; any other one has another cause.
             if type(error) is RuntimeError and "credentials" not in str(error):
@@ -187,6 +188,7 @@ class _GoogleCloudProvider(_CloudProvider):
         return self._google
 
     async def _open_response(self, client: object, body: RequestBody, *, stream: bool) -> object:
+        """Send *body* and return the response before its body is read; register the current token for redaction."""
         try:
             return await super()._open_response(client, body, stream=stream)
         finally:
@@ -359,6 +361,7 @@ class BedrockProvider(_MultiProvider):
         self._wires["converse"] = _Converse(self._aws, base_url, name=called, prompt_cache=prompt_cache, **shared)
 
     def _select_wire_provider(self, model: str) -> HttpProvider:
+        """Return the provider for Claude, OpenAI or Converse by the maker in the name; without a maker, for Claude."""
         maker = "" if self._is_converse else parse_maker(model)
         if self._is_converse or maker not in {"", "anthropic", "openai"}:
             return self._wires["converse"]
@@ -366,6 +369,7 @@ class BedrockProvider(_MultiProvider):
 
 
 def _join_url(url: str | None, path: str) -> str | None:
+    """Return *url* with *path* appended; ``None`` for ``None``."""
     return None if url is None else url.rstrip("/") + path
 
 
@@ -393,6 +397,7 @@ class _RuntimeClaude(_AwsClaude):
         return f"/model/{quote(model, safe=':;')}/invoke{'-with-response-stream' if stream else ''}"
 
     def _encode_token_count_request(self, request: ModelRequest) -> RequestBody | None:  # type: ignore[override]
+        """Return ``None``, because InvokeModel does not count tokens."""
         return None
 
 
@@ -417,6 +422,7 @@ class _BedrockOpenAI(_NoFilesProvider, _AwsProvider, OpenAIProvider):
         self._preset = attrs.evolve(OPENAI, name=self.name, stores_files=False, supports_batches=False)
 
     def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
+        """Create the SDK's client with a Bedrock API key or AWS credentials; raise ``ModelError`` for an invalid region."""
         from openai.providers import bedrock
 
         bearer = self._aws.find_api_key()
@@ -441,6 +447,7 @@ class _BedrockOpenAI(_NoFilesProvider, _AwsProvider, OpenAIProvider):
         raise failure
 
     def _convert_error(self, error: Exception, call: RequestLabel) -> BaseException:
+        """Return the error to raise for *error*; one of missing credentials becomes a ``MissingKey``."""
         sdk = self._load_sdk()
         if isinstance(error, sdk.OpenAIError) and not isinstance(error, sdk.APIError):
             return make_credentials_error(
@@ -487,6 +494,7 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
         return await client.post_streaming(body.path, body.content, body.headers)
 
     def _explain_unsupported_schema(self, request: ModelRequest) -> str:
+        """Return the reason why model or schema do not allow structured output; ``""`` if they do."""
         schema = request.settings.response_schema
         if not family_of_converse(self.strip_prefix(request.model)).promises:
             return "Bedrock does not support schemas for this model"
@@ -551,6 +559,7 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
         return ThinkingRequest({**members, **({"anthropic_beta": [BINDING_BETA]} if "block_binding" in asked else {})})
 
     def _encode(self, request: ModelRequest, *, stream: bool, previous_failure: str = "") -> RequestBody:
+        """Encode *request* with strict tools if all can be strict together, else without; the path selects model and stream."""
         ways = self._make_request_options_and_warn(request, previous_failure)
         tools = self._tools if self._can_all_tools_be_strict(request, previous_failure) else self._loose
         request = self._select_tools_and_add_answer(request, previous_failure)
@@ -635,6 +644,7 @@ class _VertexBase(_NoFilesProvider, _GoogleCloudProvider, HttpProvider):
 
     @asynccontextmanager
     async def _send_request(self, request: ModelRequest, *, stream: bool) -> AsyncGenerator[HttpExchange]:
+        """Load the credentials if they are missing, send *request*, and yield the response."""
         await self._google.load_credentials_if_missing(request.model)
         async with super()._send_request(request, stream=stream) as exchange:
             yield exchange
@@ -771,6 +781,7 @@ class FoundryProvider(_NoFilesProvider, AnthropicProvider):
         )
 
     def _resolve_credentials_and_url(self) -> tuple[Credentials, str]:
+        """Return Entra ID as the source of credentials, or the key, and the base URL."""
         settings = self.settings()
         url, _ = resolve_base_url(self._base_url, settings.base_url_variable, settings.base_url)
         if self._make_token_source() is None or url is None:
@@ -800,6 +811,7 @@ class _PlatformProvider(_CloudProvider, AnthropicProvider):
 
     @property
     def _workspace(self) -> str:
+        """The workspace of the argument or the environment; raises ``ModelError`` without one."""
         found = self._workspace_id or os.environ.get(self.workspace_variable, "").strip()
         if not found:
             msg = f"{self.name!r} has no workspace: set {self.workspace_variable}, or pass {type(self).__name__}(workspace_id=...)"
@@ -807,6 +819,7 @@ class _PlatformProvider(_CloudProvider, AnthropicProvider):
         return found
 
     def _resolve_credentials_and_url(self) -> tuple[Credentials, str]:
+        """Return the source of the credentials and the base URL; raise ``ModelError`` without a workspace, too."""
         found = super()._resolve_credentials_and_url()
         _ = self._workspace
         return found
@@ -917,15 +930,18 @@ class AnthropicGoogleProvider(_GoogleCloudProvider, _PlatformProvider):
     async def _send_body(
         self, body: RequestBody, request: ModelRequest, *, stream: bool
     ) -> AsyncGenerator[HttpExchange]:
+        """Load the credentials if they are missing, send *body*, and yield the response."""
         await self._google.load_credentials_if_missing(request.model)
         async with super()._send_body(body, request, stream=stream) as exchange:
             yield exchange
 
     async def _call_file_api(self, operation: Callable[[Any], Awaitable[Any]]) -> Any:
+        """Load the credentials if they are missing, and return the result of *operation*."""
         await self._google.load_credentials_if_missing(self.name)
         return await super()._call_file_api(operation)
 
     def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
+        """Create the SDK's client, with project, location and workspace in a base URL that does not end in ``/invoke``."""
         project, place = self._google.project or "", self._google.resolve_location("ANTHROPIC_GOOGLE_CLOUD_LOCATION")
         if not base_url.rstrip("/").endswith("/invoke"):
             parts = [quote(part, safe=":") for part in (project, place, self._workspace)]

@@ -162,6 +162,7 @@ def failure(error: BaseException, *, after: str = "") -> Failing:
 def _make_reply(
     content: tuple[AssistantPart, ...], usage: Usage | None, cost: Cost, stop_reason: StopReason | str | None
 ) -> ModelReply:
+    """Return a reply; its stop reason is by default ``tool_use`` with a call, else ``end_turn``."""
     dollars = None if cost is None else _parse_cost(cost)
     if stop_reason is None:
         reason = StopReason.TOOL_USE if ToolCallPart in map(type, content) else StopReason.END_TURN
@@ -420,6 +421,7 @@ def _format_message_excerpt(message: Any) -> str:
 
 
 def _describe_item(item: object) -> str:
+    """Return a script item for messages: the text and calls of a reply, or the error of a failure."""
     if isinstance(item, Failing):
         return f"failure({item.error!r})"
     return _format_message_excerpt(item) if isinstance(item, ModelReply) else repr(item)

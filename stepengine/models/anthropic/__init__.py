@@ -276,6 +276,7 @@ class AnthropicProvider(HttpProvider):
 
     @asynccontextmanager
     async def _send_request(self, request: ModelRequest, *, stream: bool) -> AsyncGenerator[HttpExchange]:
+        """Send *request* and yield the response; before that, describe an unknown model if enabled."""
         await self._describe_unknown_model_once(self.strip_prefix(request.model))
         async with super()._send_request(request, stream=stream) as exchange:
             yield exchange
@@ -306,9 +307,11 @@ class AnthropicProvider(HttpProvider):
         return self._strict_tools[2]
 
     def _supports_tool_search(self, model: str) -> bool:
+        """Return whether both the host and *model* support a tool search."""
         return self.site.searches and self._get_family(model).searches
 
     def _explain_unsupported_schema(self, request: ModelRequest) -> str:
+        """Return the reason why model or schema do not allow structured output; ``""`` if they do."""
         schema = request.settings.response_schema
         if UNPROMISING.search(self.strip_prefix(request.model)):
             return "the model is older than structured output"
@@ -328,6 +331,7 @@ class AnthropicProvider(HttpProvider):
         return (*dropped, "tool_choice") if demands_unsupported_call(shaped, self._get_family(model)) else dropped
 
     def _encode(self, request: ModelRequest, *, stream: bool, previous_failure: str = "") -> RequestBody:
+        """Encode *request* with the betas and the API version that it needs, and warn if thinking cannot be switched off."""
         model = self.strip_prefix(request.model)
         family = self._get_family(model)
         if disables_unavoidable_thinking(request, family):

@@ -207,6 +207,7 @@ def _encode_user(message: UserMessage, flags: AnthropicEncodeOptions) -> Anthrop
 
 
 def _encode_assistant(message: AssistantMessage, flags: AnthropicEncodeOptions, own_ids: bool) -> AnthropicEncoded:  # noqa: FBT001 - private
+    """Encode a reply; with a manual thinking budget, calls without thinking before them become text."""
     calls = message.tool_calls
     ids = choose_wire_ids(calls, flags.provider, own=own_ids)
     blocks = [

@@ -252,6 +252,7 @@ def _get_last_block_kind(blocks: list[Json]) -> str:
 
 
 def _encode_assistant(message: AssistantMessage, flags: ConverseEncodeOptions, own_ids: bool) -> ConverseEncoded:  # noqa: FBT001 - private
+    """Encode a reply; calls become text if no tool is offered, or if they lack thinking with a manual budget."""
     calls = message.tool_calls
     ids = choose_wire_ids(calls, flags.provider, own=own_ids)
     blocks = [
@@ -338,6 +339,7 @@ def _encode_thinking_if_own(part: ThinkingPart, flags: ConverseEncodeOptions) ->
 
 
 def _encode_call(part: ToolCallPart, flags: ConverseEncodeOptions, ids: Mapping[str, str]) -> Json:
+    """Return the block of a call, with unknown members of the same model."""
     data = part.provider_data
     newer = data.get("in_call", {}) if is_from_provider(data, flags.provider, flags.model) else {}
     call = {

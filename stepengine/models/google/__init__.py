@@ -109,6 +109,7 @@ class GoogleProvider(HttpProvider):
         return error_from_transport(error, call)
 
     async def _open_response(self, client: Any, body: RequestBody, *, stream: bool) -> object:
+        """Send *body* with the SDK's URL and headers, and return the response before its body is read."""
         return await transport.send_with_sdk_headers(
             client, body.path, None if body.is_question else body.content, body.headers
         )
@@ -211,6 +212,7 @@ class GoogleProvider(HttpProvider):
         await self._call_file_api(lambda at: transport.delete_uploaded_file(at, file_id, self._headers))
 
     def _explain_unsupported_schema(self, request: ModelRequest) -> str:
+        """Return a reason if the model is older than Gemini 3 and *request* has tools; else ``""``."""
         if request.tools and parse_generation(self.strip_prefix(request.model)) < CIRCULATES_SINCE:
             return "models before Gemini 3 do not accept a schema together with tools"
         return ""

@@ -90,6 +90,7 @@ class OpenAIProvider(PresetProvider):
         return self._tools[key](request.tools)
 
     def _supports_tool_search(self, model: str) -> bool:
+        """Return whether the service has a tool search for *model*, by the pattern of the preset."""
         return bool(self._preset.searches and re.match(self._preset.searches, model))
 
     def _list_unsupported_settings(self, request: ModelRequest) -> tuple[str, ...]:
@@ -112,4 +113,5 @@ class OpenAIProvider(PresetProvider):
         return RequestBody(content, path=f"{self.path}/input_tokens")
 
     def _postprocess_reply(self, reply: ModelReply, request: ModelRequest) -> ModelReply:
+        """Return *reply* cut at its first stop sequence, because the API has none."""
         return cut_at_stop_sequence(reply, request.settings.stop_sequences)

@@ -87,6 +87,7 @@ class OpenAIChatProvider(PresetProvider):
 
     @cached_property
     def _tools(self) -> dict[Callable[[ToolSpec], object], ToolsCache]:
+        """The caches of encoded tools, by the function that encodes a tool."""
         return {kind: ToolsCache(kind) for kind in (encode_tool, encode_simplified_tool, encode_strict_tool)}
 
     async def describe(self, model: str) -> ModelInfo | None:
@@ -112,6 +113,7 @@ class OpenAIChatProvider(PresetProvider):
         return found
 
     def _explain_unsupported_schema(self, request: ModelRequest) -> str:
+        """Return a reason if the service, or a cloud model of Ollama, does not accept schemas; else ``""``."""
         if not self._preset.schemas or (
             self._preset.name == "ollama" and self.strip_prefix(request.model).endswith("cloud")
         ):
@@ -134,6 +136,7 @@ class OpenAIChatProvider(PresetProvider):
         )
 
     def _encode(self, request: ModelRequest, *, stream: bool, previous_failure: str = "") -> RequestBody:
+        """Encode *request* with the kind of tool definitions that the service supports, and warn of unsupported thinking options."""
         request = self._select_tools_and_add_answer(request, previous_failure)
         model, preset = self.strip_prefix(request.model), self._preset
         warn_once(make_thinking_request(request, model, preset).note)
@@ -150,9 +153,11 @@ class OpenAIChatProvider(PresetProvider):
         return RequestBody(content, path=f"/deployments/{model}{self.path}" if self._api_version else "")
 
     def _make_delta_filters(self) -> Sequence[WrittenThoughtFilter]:
+        """Return a filter that separates written thoughts, if they are parsed; else none."""
         return [WrittenThoughtFilter()] if self._preset.written_thoughts else []
 
     def _postprocess_reply(self, reply: ModelReply, request: ModelRequest) -> ModelReply:
+        """Return *reply* with written thoughts and calls parsed as enabled, cut at unsupported stop sequences; warn of unparsed calls."""
         if self._preset.written_thoughts:
             reply = parse_written_thoughts(reply)
         mark = find_call_mark(reply.text) if request.tools and not reply.tool_calls else ""

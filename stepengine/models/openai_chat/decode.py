@@ -584,6 +584,7 @@ class ChatAccumulator(Accumulator):
 
 
 def _join_texts(pieces: Mapping[str, list[str]]) -> Json:
+    """Return the joined pieces of each text, by name."""
     return {name: "".join(texts) for name, texts in pieces.items()}
 
 

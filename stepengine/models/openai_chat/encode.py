@@ -217,6 +217,7 @@ def _encode_user(message: UserMessage, flags: ChatEncodeOptions) -> ChatEncoded:
 
 
 def _encode_assistant(message: AssistantMessage, flags: ChatEncodeOptions, own_ids: bool) -> ChatEncoded:  # noqa: FBT001 - private
+    """Encode a reply, with the members that the service requires; empty bytes if there is nothing to send."""
     provider = flags.preset.name
     ids = choose_wire_ids(
         message.tool_calls, provider, own=own_ids, make=_make_nine_char_id if flags.preset.nine_letter_ids else None
@@ -351,6 +352,7 @@ def _is_legacy_function_call(part: ToolCallPart, flags: ChatEncodeOptions) -> bo
 
 
 def _encode_result(message: ToolMessage, flags: ChatEncodeOptions) -> ChatEncoded:
+    """Encode a result as text; its images and documents follow in a user message."""
     media = [part for part in message.content if isinstance(part, ImagePart | DocumentPart)]
     text = format_result_text(message)
     moved: list[Json] = []

@@ -89,4 +89,5 @@ class GoogleInteractionsProvider(GoogleProvider):
         return RequestBody(content, path=transport.INTERACTIONS)
 
     def _encode_token_count_request(self, request: ModelRequest) -> Any:
+        """Return ``None``, because the API does not count tokens."""
         return None
