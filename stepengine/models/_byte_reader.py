@@ -403,7 +403,7 @@ class ReplyBody:
                 self._patience.record_piece(asyncio.get_running_loop().time(), self._reader.events)
             self._has_come = True
             try:
-                piece = await self._alarm.await_started_step(*begun, self._patience.earliest_deadline())
+                piece = await self._alarm.await_started_step(*begun, self._patience.get_earliest_deadline())
             except (Exception, StopAsyncIteration) as error:  # noqa: BLE001 - see `_is_clean_end_or_raise`
                 ended = error
         exchange, reader = self._exchange, self._reader
@@ -412,7 +412,7 @@ class ReplyBody:
         # After a reported end silence is no error: some servers leave the connection open.
         if isinstance(ended, TimeoutError) and not reader.has_reported_end:
             raise make_timeout_error(
-                exchange.call, self._patience.earliest_limit_name(), exchange.timeouts, reader.usage
+                exchange.call, self._patience.get_earliest_limit_name(), exchange.timeouts, reader.usage
             )
         return piece
 
@@ -449,11 +449,11 @@ class _WaitLimits:
         silent = timeouts.first_byte if self._is_first else timeouts.idle
         return self._progress + timeouts.total, self._said + timeouts.silence, self._last + silent
 
-    def earliest_deadline(self) -> float:
+    def get_earliest_deadline(self) -> float:
         """Return the time of the earliest limit."""
         return min(self._list_deadlines())
 
-    def earliest_limit_name(self) -> str:
+    def get_earliest_limit_name(self) -> str:
         """Return the name of the earliest limit, a member of ``Timeouts``."""
         limits = self._list_deadlines()
         return ("total", "silence", "first_byte" if self._is_first else "idle")[limits.index(min(limits))]

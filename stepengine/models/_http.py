@@ -90,7 +90,7 @@ class HttpProvider(ApiProvider):
         self._without_search: set[str] = set()
 
     @contextmanager
-    def _mark_first_failure_retryable(self, request: ModelRequest) -> Iterator[None]:
+    def _mark_only_first_failure_retryable(self, request: ModelRequest) -> Iterator[None]:
         """
         Set ``retryable`` of a ``ModelError`` in the block if it is of a kind that may be retried once.
 
@@ -179,7 +179,7 @@ class HttpProvider(ApiProvider):
         Raises:
             ModelError: when there is none.
         """
-        with self._mark_first_failure_retryable(request):
+        with self._mark_only_first_failure_retryable(request):
             async with self._send_request(request, stream=False) as exchange:
                 return await self._read_reply(exchange, request)
 
@@ -191,7 +191,7 @@ class HttpProvider(ApiProvider):
             ModelError: when there is no reply; ``TruncatedReply`` when it ended early.
         """
         # Only one generator, because each further one would slow every token.
-        with self._mark_first_failure_retryable(request):
+        with self._mark_only_first_failure_retryable(request):
             async with self._send_request(request, stream=True) as exchange:
                 # The response decides, not the request: gateways answer a stream request with one object, and vice versa
                 # (reliability:MP26).
@@ -261,7 +261,7 @@ class HttpProvider(ApiProvider):
             credentials=self._get_or_create_clients().credentials,
             request=request,
         )
-        with self._mark_first_failure_retryable(request):
+        with self._mark_only_first_failure_retryable(request):
             match result:
                 case {"reply": Mapping() as data}:
                     reply = self._decode_reply(data, call, request, result.get("request_id"))

@@ -35,50 +35,52 @@ class _ReferenceResolver:
         self._definitions = definitions
         self._made = 0
 
-    def convert(self, value: Any, within: tuple[str, ...]) -> Any:
-        """Return a schema without references; *within* are the references that are being resolved."""
+    def convert(self, value: Any, open_references: tuple[str, ...]) -> Any:
+        """Return a schema without references; *open_references* are the references that are being resolved."""
         if isinstance(value, list):
-            return [self.convert(item, within) for item in value]
+            return [self.convert(item, open_references) for item in value]
         if not isinstance(value, Mapping):
             return value
         self._made += 1
         found = dict(value) if "$ref" in value else _remove_const_and_null(dict(value))
         if "$ref" in found:
-            return self._resolve_reference(found.pop("$ref"), found, within)
+            return self._resolve_reference(found.pop("$ref"), found, open_references)
         return {
-            name: self._convert_member(name, item, within) for name, item in found.items() if name not in DEFINITIONS
+            name: self._convert_member(name, item, open_references)
+            for name, item in found.items()
+            if name not in DEFINITIONS
         }
 
-    def _resolve_reference(self, reference: Any, rest: Mapping[str, Any], within: tuple[str, ...]) -> object:
+    def _resolve_reference(self, reference: Any, rest: Mapping[str, Any], open_references: tuple[str, ...]) -> object:
         """Return the converted definition behind *reference*, merged with *rest*; a plain object beyond the limits."""
-        if within.count(reference) > NESTED or len(within) >= MAX_DEPTH or self._made > MOST_PARTS:
+        if open_references.count(reference) > NESTED or len(open_references) >= MAX_DEPTH or self._made > MOST_PARTS:
             return {"type": "object"}
         target = self._definitions.get(reference, {"type": "object"})
-        return self.convert({**(target if isinstance(target, Mapping) else {}), **rest}, (*within, reference))
+        return self.convert({**(target if isinstance(target, Mapping) else {}), **rest}, (*open_references, reference))
 
-    def _convert_member(self, name: str, item: object, within: tuple[str, ...]) -> Any:
+    def _convert_member(self, name: str, item: object, open_references: tuple[str, ...]) -> Any:
         """Return the converted value of a keyword; values that are no schemas stay unchanged."""
         if name in {"enum", "default", "examples", "required", "const"}:
             return item
         if name in {"properties", "patternProperties"} and isinstance(item, Mapping):
-            return {key: self.convert(value, within) for key, value in item.items()}
-        return self.convert(item, within)
+            return {key: self.convert(value, open_references) for key, value in item.items()}
+        return self.convert(item, open_references)
 
 
-def _remove_const_and_null(found: dict[str, Any]) -> dict[str, object]:
-    """Return *found* without ``const`` and null unions at its top level."""
-    if "const" in found and not isinstance(found["const"], Mapping):
-        found["enum"] = [found.pop("const")]
+def _remove_const_and_null(schema: dict[str, Any]) -> dict[str, object]:
+    """Return *schema* without ``const`` and null unions at its top level."""
+    if "const" in schema and not isinstance(schema["const"], Mapping):
+        schema["enum"] = [schema.pop("const")]
     for word in ("anyOf", "oneOf"):
-        members = found.get(word)
+        members = schema.get(word)
         if isinstance(members, list) and NULL in members:
             left = [member for member in members if member != NULL]
-            del found[word]
-            found = {**(left[0] if len(left) == 1 else {word: left}), **found}
-    if isinstance(found.get("type"), list):
-        kinds = [kind for kind in found["type"] if kind != "null"]
-        found["type"] = kinds[0] if len(kinds) == 1 else kinds
-    return found
+            del schema[word]
+            schema = {**(left[0] if len(left) == 1 else {word: left}), **schema}
+    if isinstance(schema.get("type"), list):
+        kinds = [kind for kind in schema["type"] if kind != "null"]
+        schema["type"] = kinds[0] if len(kinds) == 1 else kinds
+    return schema
 
 
 # --- strict schemas ---------------------------------------------------------------------------------------------------

@@ -158,13 +158,13 @@ def encode_openai_cache_lifetime(lifetime: str, model: str, preset: Preset) -> J
     return {"prompt_cache_options": {"ttl": "12h"} if lifetime == "1h" else {"mode": "explicit"}}
 
 
-def make_unsupported_tool_error(item: ServerTool, model: str, provider: str, why: str = "") -> ModelError:
+def make_unsupported_tool_error(tool: ServerTool, model: str, provider: str, why: str = "") -> ModelError:
     """Return the error for a server tool that a provider does not support, or not with these options."""
     reason = why or f"{provider} does not offer this tool for it"
-    msg = f"{model!r} cannot use {type(item).__name__}(...) of ModelSettings(server_tools=...): {reason}"
+    msg = f"{model!r} cannot use {type(tool).__name__}(...) of ModelSettings(server_tools=...): {reason}"
     return ModelError(msg, kind="settings")
 
 
-def encode_user_location(place: Mapping[str, object] | None) -> Json | None:
+def encode_user_location(location: Mapping[str, object] | None) -> Json | None:
     """Return the user's location in the format of Anthropic and OpenAI; ``None`` without one."""
-    return None if place is None else {"type": "approximate", **place}
+    return None if location is None else {"type": "approximate", **location}

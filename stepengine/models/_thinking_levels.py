@@ -72,7 +72,7 @@ class ThinkingWords:
     least: str = "low"
     deaf: bool = False
 
-    def word_for_effort(self, effort: Effort) -> str:
+    def get_word_for_effort(self, effort: Effort) -> str:
         """Return the word for an *effort* that is not ``"none"``."""
         return {"low": self.low, "medium": self.medium, "high": self.high}.get(effort, self.most)
 
@@ -179,7 +179,7 @@ def _choose_thinking_word_and_note(thinking: Thinking, words: ThinkingWords, mod
     if words.deaf:
         return "", DEAF.format(model=model, thinking=thinking)
     is_lost = words.low == words.most and (thinking.effort is not None or thinking.tokens is not None)
-    return words.word_for_effort(effort_from_thinking(thinking)), ONE.format(
+    return words.get_word_for_effort(effort_from_thinking(thinking)), ONE.format(
         model=model, thinking=thinking
     ) if is_lost else ""
 
@@ -211,7 +211,7 @@ def encode_thinking_for_responses(thinking: Thinking | None, form: Form, model: 
 
 
 def encode_thinking_for_chat(
-    thinking: Thinking | None, form: Form, model: str, *, demanded: bool = False, off: bool = False
+    thinking: Thinking | None, form: Form, model: str, *, is_call_forced: bool = False, is_rejected: bool = False
 ) -> ThinkingRequest:
     """
     Return the members for thinking of a body of Chat Completions, in the format of the service, and a note on unsupported options.
@@ -220,19 +220,19 @@ def encode_thinking_for_chat(
         thinking: The requested thinking.
         form: The format of the service.
         model: The model's name at the service.
-        demanded: Whether a call is forced, which some services do not support together with thinking.
-        off: Whether to switch thinking off because the service rejected it for this request.
+        is_call_forced: Whether a call is forced, which some services do not support together with thinking.
+        is_rejected: Whether to switch thinking off because the service rejected it for this request.
     """
-    if form == "deepseek" and demanded:
+    if form == "deepseek" and is_call_forced:
         return ThinkingRequest(
             _encode_thinking_switch("disabled")
         )  # on by default, and incompatible with a forced call
     if thinking is None:
         return NOTHING
-    wish = Thinking("none") if off else thinking
+    wish = Thinking("none") if is_rejected else thinking
     match form:
         case "openrouter":
-            asked = _encode_thinking_for_openrouter(wish, model, demanded=demanded)
+            asked = _encode_thinking_for_openrouter(wish, model, is_call_forced=is_call_forced)
         case "groq":
             asked = _encode_thinking_for_groq(wish, model)
         case "deepseek" | "zai" | "moonshot":
@@ -241,7 +241,7 @@ def encode_thinking_for_chat(
             asked = _encode_thinking_by_template(wish, form, model)
         case _:
             asked = _encode_thinking_by_word(wish, form, model)
-    return attrs.evolve(asked, note="") if off else asked
+    return attrs.evolve(asked, note="") if is_rejected else asked
 
 
 TABLES: dict[Form, tuple[ThinkingWords, ...]] = {
@@ -272,7 +272,7 @@ def _encode_thinking_by_word(thinking: Thinking, form: Form, model: str) -> Thin
     )
 
 
-def _encode_thinking_for_openrouter(thinking: Thinking, model: str, *, demanded: bool) -> ThinkingRequest:
+def _encode_thinking_for_openrouter(thinking: Thinking, model: str, *, is_call_forced: bool) -> ThinkingRequest:
     """Return thinking as the object that OpenRouter translates for each model."""
     if _is_thinking_off(thinking):
         return ThinkingRequest({"reasoning": {"effort": "none"}})
@@ -281,7 +281,7 @@ def _encode_thinking_for_openrouter(thinking: Thinking, model: str, *, demanded:
         amount = {"max_tokens": thinking.tokens}
     elif thinking.effort is not None:
         amount = {"effort": "high" if thinking.effort == "max" else thinking.effort, "enabled": True}
-    lost = demanded and model.startswith("anthropic/")
+    lost = is_call_forced and model.startswith("anthropic/")
     shown = {} if thinking.show else {"exclude": True}
     return ThinkingRequest({"reasoning": {**amount, **shown}}, DEMANDED.format(model=model) if lost else "")
 

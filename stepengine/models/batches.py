@@ -473,10 +473,10 @@ class _SentCalls:
             rows = [(name, print_, batch) for name, print_ in calls.items()]
             self._db.executemany("INSERT INTO calls VALUES (?, ?, ?, unixepoch())", rows)
 
-    def find_unclaimed_call(self, print_: str, is_taken: Callable[[str], bool]) -> tuple[str, str] | None:
+    def find_unclaimed_call(self, request_hash: str, is_taken: Callable[[str], bool]) -> tuple[str, str] | None:
         """Return the id and batch of an equal call that no caller waits for; ``None`` without one."""
         with self._convert_database_errors():
-            rows = self._db.execute("SELECT id, batch FROM calls WHERE print = ? ORDER BY sent, id", (print_,))
+            rows = self._db.execute("SELECT id, batch FROM calls WHERE print = ? ORDER BY sent, id", (request_hash,))
             return next(((name, batch) for name, batch in rows if not is_taken(name)), None)
 
     def delete_calls(self, names: Collection[str]) -> None:

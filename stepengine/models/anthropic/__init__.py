@@ -41,9 +41,9 @@ from stepengine.models.anthropic.request import (
     limit_strict_tools,
     limit_tools_if_choice_unsupported,
     needs_binding_beta,
+    override_cache_lifetime,
     resolve_output_limit,
     uses_fast_mode,
-    with_cache_setting,
 )
 from stepengine.models.anthropic.stream import AnthropicAccumulator
 from stepengine.models.base import BatchMember, ModelInfo, ProviderSettings, Timeouts
@@ -338,7 +338,7 @@ class AnthropicProvider(HttpProvider):
             warn_once(CANNOT.format(model=model, least="low effort"))
         request, ways = (
             self._select_tools_and_add_answer(request, previous_failure),
-            with_cache_setting(self._ways, request.settings),
+            override_cache_lifetime(self._ways, request.settings),
         )
         tools = self._encode_tools_cached(self._limit_strict_tools(request, previous_failure), request.settings, ways)
         headers: dict[str, str] = {}

@@ -93,12 +93,12 @@ def decode(message: Mapping[str, Any], call: RequestLabel, model: str, request_i
         content,
         call,
         model,
-        stop=STOPS.get(raw or ""),
-        raw=raw,
+        stop_reason=STOPS.get(raw or ""),
+        raw_stop_reason=raw,
         usage=usage,
-        answered=_find_answering_model(message, blocks),
+        answering_model=_find_answering_model(message, blocks),
         request_id=request_id,
-        kept={
+        data_to_store={
             "id": message.get("id"),
             "usage": message.get("usage"),
             **select_members(message, *KEPT),

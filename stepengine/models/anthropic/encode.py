@@ -117,11 +117,11 @@ def encode_messages(
     Return the ``messages`` array with alternating roles, and the container of the waiting program (``""`` for none).
 
     A waiting program receives only its results, so user messages of the tail are left out. A program is abandoned if a user
-    message followed instead, or its container is *is_container_lost*. Its calls are then sent as text (providers:PV121).
+    message followed instead, or its container is lost. Its calls are then sent as text (providers:PV121).
     """
     turns = encode_turns(request, flags, ENCODERS)
     if any(turn.waits for turn in turns if turn.role == "assistant"):
-        turns = _replace_abandoned_turns(request, turns, flags, lost=is_container_lost)
+        turns = _replace_abandoned_turns(request, turns, flags, is_container_lost=is_container_lost)
     joiner = _AnthropicJoiner()
     for turn in turns:
         joiner.append_turn(turn)
@@ -129,11 +129,15 @@ def encode_messages(
 
 
 def _replace_abandoned_turns(
-    request: ModelRequest, turns: list[AnthropicEncoded], flags: AnthropicEncodeOptions, *, lost: bool
+    request: ModelRequest, turns: list[AnthropicEncoded], flags: AnthropicEncodeOptions, *, is_container_lost: bool
 ) -> list[AnthropicEncoded]:
     """Return *turns*, with calls of abandoned programs and their results as text."""
     history = len(request.messages)
-    gone, is_gone, found = _find_abandoned_program_turns(turns, history, lost=lost), False, list[AnthropicEncoded]()
+    gone, is_gone, found = (
+        _find_abandoned_program_turns(turns, history, is_container_lost=is_container_lost),
+        False,
+        list[AnthropicEncoded](),
+    )
     for index, turn in enumerate(turns):
         is_gone = index in gone or (is_gone and turn.role == "tool")
         message = request.messages[index] if index < history else request.tail[index - history]
@@ -141,7 +145,7 @@ def _replace_abandoned_turns(
     return found
 
 
-def _find_abandoned_program_turns(turns: list[AnthropicEncoded], history: int, *, lost: bool) -> set[int]:
+def _find_abandoned_program_turns(turns: list[AnthropicEncoded], history: int, *, is_container_lost: bool) -> set[int]:
     """Return the indices of *turns* with abandoned programs; the first *history* turns are the history, the rest the tail."""
     gone, follows = set[int](), frozenset[str]()
     is_last, is_spoken_over = True, False
@@ -151,7 +155,7 @@ def _find_abandoned_program_turns(turns: list[AnthropicEncoded], history: int, *
             is_spoken_over = True
         if turn.role != "assistant":
             continue
-        is_alive = not is_spoken_over and (not lost if is_last else not turn.waits.isdisjoint(follows))
+        is_alive = not is_spoken_over and (not is_container_lost if is_last else not turn.waits.isdisjoint(follows))
         if turn.waits and not is_alive:
             gone.add(index)
         follows = turn.ends | (frozenset() if index in gone else turn.waits)

@@ -140,7 +140,7 @@ def encode(
     request: ModelRequest,
     model: str,
     family: AnthropicFamily,
-    ways: AnthropicRequestOptions,
+    options: AnthropicRequestOptions,
     tools: bytes,
     *,
     stream: bool,
@@ -154,7 +154,7 @@ def encode(
         request: The request.
         model: The model's name at the provider.
         family: The model's family.
-        ways: The options of all requests.
+        options: The options of all requests.
         tools: The encoded tools.
         stream: Whether the reply is requested as a stream.
         previous_failure: The failure kind of the previous attempt. After a rejected signature, earlier thinking is left out. After a
@@ -165,38 +165,38 @@ def encode(
     Raises:
         ModelError: for a server tool that the provider does not have.
     """
-    settings, site = request.settings, ways.site
+    settings, site = request.settings, options.site
     said = encode_wire_settings(request, model, site)
     asked = encode_thinking(request, model, family, off=previous_failure == FORCED_THINKING)
-    limit = resolve_output_limit(request, model, family, ways, previous_failure=previous_failure)
+    limit = resolve_output_limit(request, model, family, options, previous_failure=previous_failure)
     manual = asked is not None and asked["type"] == "enabled"
     if asked is not None and manual and limit <= asked["budget_tokens"]:
         asked = {**asked, "budget_tokens": max(MIN_BUDGET_TOKENS, limit - 1)}
     optional = {
         "model": model if site.model_in_body else None,
         "max_tokens": limit,
-        "system": _encode_system_prompt(request, ways),
+        "system": _encode_system_prompt(request, options),
         "temperature": settings.temperature,
         "top_p": settings.top_p,
         "stop_sequences": list(settings.stop_sequences) or None,
         "thinking": asked,
         "output_config": _encode_output_config(request, asked, family),
         "tool_choice": _encode_tool_choice(request, family),
-        "cache_control": ways.cache_mark if site.marks_whole else None,
+        "cache_control": options.cache_mark if site.marks_whole else None,
         "stream": True if stream and site.stream_in_body else None,
         **(more or {}),
         **said.members,
     }
     known = "" if previous_failure == INVALID_SIGNATURE else model
     flags = AnthropicEncodeOptions(
-        ways.provider, known, manual, _requests_code_execution(request), find_hidden_tool_names(request)
+        options.provider, known, manual, _requests_code_execution(request), find_hidden_tool_names(request)
     )
     messages, container = encode_messages(request, flags, is_container_lost=previous_failure == LOST_PROGRAM)
     if container:
         optional["container"] = container
     members = encode_body_members(request, optional, tools)
     members["messages"] = (
-        messages if site.marks_whole else _add_cache_mark_to_last_block(messages, request, ways.cache_mark)
+        messages if site.marks_whole else _add_cache_mark_to_last_block(messages, request, options.cache_mark)
     )
     return join_json_members(members)
 
@@ -220,7 +220,7 @@ def resolve_output_limit(
     request: ModelRequest,
     model: str,
     family: AnthropicFamily,
-    ways: AnthropicRequestOptions,
+    options: AnthropicRequestOptions,
     *,
     previous_failure: str = "",
 ) -> int:
@@ -232,7 +232,7 @@ def resolve_output_limit(
     if request.settings.max_tokens is not None:
         return request.settings.max_tokens
     most = family.max_output
-    limit = DEFAULT_MAX_TOKENS if previous_failure == LARGE_LIMIT else ways.max_tokens or most or DEFAULT_MAX_TOKENS
+    limit = DEFAULT_MAX_TOKENS if previous_failure == LARGE_LIMIT else options.max_tokens or most or DEFAULT_MAX_TOKENS
     asked = encode_thinking(request, model, family)
     if asked is None or previous_failure == LARGE_LIMIT or "budget_tokens" not in asked:
         return limit
@@ -241,7 +241,7 @@ def resolve_output_limit(
 
 
 def encode_token_count_request(
-    request: ModelRequest, model: str, family: AnthropicFamily, ways: AnthropicRequestOptions, tools: bytes
+    request: ModelRequest, model: str, family: AnthropicFamily, options: AnthropicRequestOptions, tools: bytes
 ) -> bytes:
     """Return the body of a request that counts the tokens of *request*."""
     asked = encode_thinking(request, model, family)
@@ -255,18 +255,18 @@ def encode_token_count_request(
     manual = asked is not None and asked["type"] == "enabled"
     members = encode_body_members(request, optional, tools, with_extra=False)
     flags = AnthropicEncodeOptions(
-        ways.provider, model, manual, _requests_code_execution(request), find_hidden_tool_names(request)
+        options.provider, model, manual, _requests_code_execution(request), find_hidden_tool_names(request)
     )
     members["messages"], _ = encode_messages(request, flags)
     return join_json_members(members)
 
 
-def _encode_system_prompt(request: ModelRequest, ways: AnthropicRequestOptions) -> object:
+def _encode_system_prompt(request: ModelRequest, options: AnthropicRequestOptions) -> object:
     """Return the system prompt, with a cache mark if prompts are cached; ``None`` for an empty one."""
     text = request.system_prompt
-    if not text.strip() or ways.cache_mark is None:
+    if not text.strip() or options.cache_mark is None:
         return text or None
-    return [{"type": "text", "text": text, "cache_control": ways.cache_mark}]
+    return [{"type": "text", "text": text, "cache_control": options.cache_mark}]
 
 
 def _encode_output_config(request: ModelRequest, asked: Json | None, family: AnthropicFamily) -> Json | None:
@@ -335,11 +335,11 @@ def demands_unsupported_call(request: ModelRequest, family: AnthropicFamily) -> 
     return resolve_tool_choice(request) not in UNDEMANDED and not family.demands
 
 
-def with_cache_setting(ways: AnthropicRequestOptions, settings: ModelSettings) -> AnthropicRequestOptions:
-    """Return *ways* with the cache lifetime of *settings*."""
+def override_cache_lifetime(options: AnthropicRequestOptions, settings: ModelSettings) -> AnthropicRequestOptions:
+    """Return *options* with the cache lifetime of *settings*."""
     if settings.cache is None:
-        return ways
-    return attrs.evolve(ways, cache=None if settings.cache == "off" else settings.cache)
+        return options
+    return attrs.evolve(options, cache=None if settings.cache == "off" else settings.cache)
 
 
 def encode_wire_settings(request: ModelRequest, model: str, site: Site) -> WireSettings:

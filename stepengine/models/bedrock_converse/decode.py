@@ -78,13 +78,13 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
         tuple(content),
         call,
         model,
-        stop=STOPS.get(raw or ""),
-        raw=raw,
+        stop_reason=STOPS.get(raw or ""),
+        raw_stop_reason=raw,
         usage=usage,
         # A prompt router chooses the model, and only its trace names it. The price depends on it.
-        answered=find_text(data, "trace", "promptRouter", "invokedModelId").rpartition("/")[2],
+        answering_model=find_text(data, "trace", "promptRouter", "invokedModelId").rpartition("/")[2],
         request_id=request_id,
-        kept={name: value for name, value in data.items() if name not in NOT_KEPT and value is not None},
+        data_to_store={name: value for name, value in data.items() if name not in NOT_KEPT and value is not None},
     )
 
 

@@ -87,7 +87,7 @@ class ConverseRequestOptions:
         )
 
 
-def encode(request: ModelRequest, ways: ConverseRequestOptions, tools: bytes) -> bytes:
+def encode(request: ModelRequest, options: ConverseRequestOptions, tools: bytes) -> bytes:
     """
     Return the body of a request. The path, not the body, requests a stream.
 
@@ -95,32 +95,32 @@ def encode(request: ModelRequest, ways: ConverseRequestOptions, tools: bytes) ->
         ModelError: for a server tool that the model does not have, and for an unsupported part.
     """
     settings = request.settings
-    said = encode_wire_settings(request, ways.model, ways.family, ways.provider).members
+    said = encode_wire_settings(request, options.model, options.family, options.provider).members
     limits = {
         "max_tokens": settings.max_tokens,
         "temperature": settings.temperature,
         "top_p": settings.top_p,
         "stop_sequences": list(settings.stop_sequences) or None,
     }
-    left_out = find_unsupported_limits(ways, settings)
+    left_out = find_unsupported_limits(options, settings)
     config = {WIRE[name]: value for name, value in limits.items() if value is not None and name not in left_out}
     head = {
         "inferenceConfig": config or None,
-        FIELDS: dict(ways.thinking) or None,
+        FIELDS: dict(options.thinking) or None,
         "outputConfig": _encode_output_config(request),
         **{name: value for name, value in said.items() if name != "toolConfig"},
     }
     members = encode_body_members(attrs.evolve(request, tools=()), head, b"")
     members.pop("toolConfig", None)
-    members.update(_encode_prompt_members(request, ways, tools, said.get("toolConfig", {}).get("tools", ())))
+    members.update(_encode_prompt_members(request, options, tools, said.get("toolConfig", {}).get("tools", ())))
     return join_json_members(members)
 
 
-def encode_token_count_request(request: ModelRequest, ways: ConverseRequestOptions, tools: bytes) -> bytes:
+def encode_token_count_request(request: ModelRequest, options: ConverseRequestOptions, tools: bytes) -> bytes:
     """Return the body of a request that counts the tokens of *request*."""
-    members = _encode_prompt_members(request, attrs.evolve(ways, cache=None), tools, ())
-    if ways.thinking:
-        members[FIELDS] = encode_json(ways.thinking)
+    members = _encode_prompt_members(request, attrs.evolve(options, cache=None), tools, ())
+    if options.thinking:
+        members[FIELDS] = encode_json(options.thinking)
     return b'{"input":{"converse":' + join_json_members(members) + b"}}"
 
 
@@ -135,33 +135,35 @@ def offers_tools(request: ModelRequest) -> bool:
 
 
 def _encode_prompt_members(
-    request: ModelRequest, ways: ConverseRequestOptions, tools: bytes, running: object
+    request: ModelRequest, options: ConverseRequestOptions, tools: bytes, server_tools: object
 ) -> dict[str, bytes]:
     """Return the members that count as the prompt: tools, system prompt and messages, with their cache marks."""
     members: dict[str, bytes] = {}
-    mark, offers = ways.cache_mark("messages"), offers_tools(request)
+    mark, offers = options.cache_mark("messages"), offers_tools(request)
     if offers:
-        members["toolConfig"] = _encode_tool_config(request, ways, tools, running)
+        members["toolConfig"] = _encode_tool_config(request, options, tools, server_tools)
     if request.system_prompt.strip():
         system = encode_json({"text": request.system_prompt})
         members["system"] = b"[" + system + (b"," + mark if mark else b"") + b"]"
-    content, last = encode_messages(request, attrs.evolve(ways.flags, calls=offers))
+    content, last = encode_messages(request, attrs.evolve(options.flags, calls=offers))
     if mark and last not in NOT_MARKED and not continues_paused_reply(request):
         content = b"".join([content[: -len(END)], b",", mark, END])
     members["messages"] = content
     return members
 
 
-def _encode_tool_config(request: ModelRequest, ways: ConverseRequestOptions, tools: bytes, running: Any) -> bytes:
-    """Return ``toolConfig``: the agent's *tools*, the server tools *running*, those of ``extra``, a cache mark, the tool choice."""
+def _encode_tool_config(
+    request: ModelRequest, options: ConverseRequestOptions, tools: bytes, server_tools: Any
+) -> bytes:
+    """Return ``toolConfig``: the agent's *tools*, the *server_tools*, those of ``extra``, a cache mark and the tool choice."""
     given = _find_extra_tool_config(request)
     more = given.get("tools")
     lists = [
         tools[1:-1],
-        *[encode_json(tool) for tool in (*running, *(more if isinstance(more, list | tuple) else ()))],
+        *[encode_json(tool) for tool in (*server_tools, *(more if isinstance(more, list | tuple) else ()))],
     ]
-    config = {"tools": b"[" + b",".join(filter(None, [*lists, ways.cache_mark("tools")])) + b"]"}
-    choice = _encode_tool_choice(request, ways.family)
+    config = {"tools": b"[" + b",".join(filter(None, [*lists, options.cache_mark("tools")])) + b"]"}
+    choice = _encode_tool_choice(request, options.family)
     if choice is not None:
         config["toolChoice"] = encode_json(choice)
     return join_json_members(
@@ -196,9 +198,9 @@ def demands_unsupported_call(request: ModelRequest, family: ConverseFamily) -> b
     return choice not in UNDEMANDED and ("any" if choice == "required" else "tool") not in family.demands
 
 
-def find_unsupported_limits(ways: ConverseRequestOptions, settings: ModelSettings) -> tuple[str, ...]:
+def find_unsupported_limits(options: ConverseRequestOptions, settings: ModelSettings) -> tuple[str, ...]:
     """Return the names of settings that the model rejects with its thinking: Nova accepts no limits with its highest effort."""
-    nova = ways.thinking.get("reasoningConfig", {}).get("maxReasoningEffort")
+    nova = options.thinking.get("reasoningConfig", {}).get("maxReasoningEffort")
     limits = ("max_tokens", "temperature", "top_p") if nova == "high" else ()
     return tuple([name for name in limits if getattr(settings, name) is not None])
 

@@ -46,13 +46,13 @@ class PartialCall:
         self._part: Json = {}
         self._call: Json = {}
         self._root: Json = {}
-        self.append(part)
+        self.add_part(part)
 
     def is_continued_by(self, call: Mapping[str, object]) -> bool:
         """Return whether *call* continues this one: its name and id are empty or the same."""
         return all(text_at(call, name) in {"", text_at(self._call, name)} for name in ("name", "id"))
 
-    def append(self, part: Mapping[str, object]) -> None:
+    def add_part(self, part: Mapping[str, object]) -> None:
         """
         Add the next *part*.
 

@@ -160,12 +160,12 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
         content,
         call,
         model,
-        stop=stop,
-        raw=raw,
+        stop_reason=stop,
+        raw_stop_reason=raw,
         usage=usage,
-        answered=text_at(data, "modelVersion"),
+        answering_model=text_at(data, "modelVersion"),
         request_id=request_id or make_safe_excerpt(text_at(data, "responseId"), MAX_ID_CHARS) or None,
-        kept=kept,
+        data_to_store=kept,
     )
 
 
@@ -457,7 +457,7 @@ class GoogleAccumulator(Accumulator):
                 self._raise_protocol_error(
                     f"a call of {text_at(call, 'name')!r} starts while another one is incomplete"
                 )
-            newest.append(part)
+            newest.add_part(part)
             return [] if newest.is_open else self._close_call()
         if call.get("willContinue") is True:
             self._newest, self._call_at = PartialCall(part), len(self._parts)

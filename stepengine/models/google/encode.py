@@ -170,7 +170,7 @@ def _encode_user(message: UserMessage, flags: GoogleEncodeOptions) -> GoogleEnco
 
 
 def _encode_assistant(message: AssistantMessage, flags: GoogleEncodeOptions, own_ids: bool) -> GoogleEncoded:  # noqa: FBT001 - private
-    """Encode a reply; if the model requires signatures, the first call without one gets a placeholder."""
+    """Encode a reply; if the model requires signatures, the first call gets a placeholder if it has none."""
     ids = _find_provider_ids(message.tool_calls, flags) if own_ids else {}
     parts = [_encode_assistant_part(part, flags, ids) for part in message.content]
     calls = [part for part in parts if part is not None and "functionCall" in part]

@@ -206,12 +206,12 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
         content,
         call,
         model,
-        stop=stop,
-        raw=raw,
+        stop_reason=stop,
+        raw_stop_reason=raw,
         usage=usage,
-        answered=text_at(data, "model"),
+        answering_model=text_at(data, "model"),
         request_id=request_id,
-        kept={
+        data_to_store={
             "id": data.get("id"),
             "usage": data.get("usage"),
             **select_members(data, *KEPT),

@@ -142,12 +142,12 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
         content,
         call,
         model,
-        stop=STOPS.get(raw or ""),
-        raw=raw,
+        stop_reason=STOPS.get(raw or ""),
+        raw_stop_reason=raw,
         usage=parse_usage(usage),
-        answered=text_at(data, "model"),
+        answering_model=text_at(data, "model"),
         request_id=request_id,
-        kept=_collect_members_to_store(data, choice, message),
+        data_to_store=_collect_members_to_store(data, choice, message),
         cost=_find_reply_cost(usage, message),
     )
 

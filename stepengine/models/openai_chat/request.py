@@ -255,8 +255,10 @@ def _encode_response_format(schema: Mapping[str, object] | None, *, strict: bool
 
 def make_thinking_request(request: ModelRequest, model: str, preset: Preset, *, off: bool = False) -> ThinkingRequest:
     """Return the thinking members of a request; *off* switches thinking off after the service rejected it."""
-    demanded = resolve_tool_choice(request) not in {None, "auto", "none"}
-    asked = encode_thinking_for_chat(request.settings.thinking, preset.thinking, model, demanded=demanded, off=off)
+    is_call_forced = resolve_tool_choice(request) not in {None, "auto", "none"}
+    asked = encode_thinking_for_chat(
+        request.settings.thinking, preset.thinking, model, is_call_forced=is_call_forced, is_rejected=off
+    )
     given, only = request.settings.temperature, asked.members.get("temperature")
     if only is not None and given not in (None, only):
         return attrs.evolve(asked, note=f"{model} thinks at temperature {only} only; temperature={given} is not sent")

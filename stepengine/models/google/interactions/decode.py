@@ -87,12 +87,12 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
         tuple(content),
         call,
         model,
-        stop=STOPS.get(status or ""),
-        raw=status,
+        stop_reason=STOPS.get(status or ""),
+        raw_stop_reason=status,
         usage=usage,
-        answered=text_at(data, "model"),
+        answering_model=text_at(data, "model"),
         request_id=request_id,
-        kept={name: value for name, value in data.items() if name not in NOT_KEPT and value is not None},
+        data_to_store={name: value for name, value in data.items() if name not in NOT_KEPT and value is not None},
     )
 
 
