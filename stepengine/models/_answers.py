@@ -109,7 +109,7 @@ def convert_answer_call_to_text(reply: ModelReply, schema: Mapping[str, object])
     parts = [part for part in reply.content if part not in answers]
     if len(reply.tool_calls) > len(answers):
         return attrs.evolve(reply, content=tuple(parts))
-    text = TextPart(_answer_text(answers[0], schema))
+    text = TextPart(_extract_answer_text(answers[0], schema))
     stop = StopReason.END_TURN if reply.stop_reason is StopReason.TOOL_USE else reply.stop_reason
     # Other text is dropped, because the text of the reply must be JSON.
     kept = [part for part in parts if not isinstance(part, TextPart)]
@@ -117,7 +117,8 @@ def convert_answer_call_to_text(reply: ModelReply, schema: Mapping[str, object])
     return attrs.evolve(reply, content=(*kept, text), stop_reason=stop, provider_data=data)
 
 
-def _answer_text(call: ToolCallPart, schema: Mapping[str, object]) -> str:
+def _extract_answer_text(call: ToolCallPart, schema: Mapping[str, object]) -> str:
+    """Return the arguments of the answer call as JSON text: unreadable ones unchanged, else only the answer itself."""
     if call.raw_input is not None:
         return call.raw_input
     value: Any = call.input
@@ -131,7 +132,7 @@ class AnswerChunks:
         self._answers: set[int] = set()
 
     def convert_delta(self, delta: ModelDelta) -> Iterable[ModelDelta]:
-        """Return the deltas that subscribers receive for *delta*."""
+        """Return *delta*, or for a delta of the answer call its arguments as text, without the start and end of the call."""
         match delta:
             case ToolCallStarted(index=index, tool_name=name) if name == ANSWER:
                 self._answers.add(index)
@@ -144,5 +145,5 @@ class AnswerChunks:
                 return (delta,)
 
     def flush(self) -> Iterable[ModelDelta]:
-        """Return the deltas that were held back, of which there are none."""
+        """Return no deltas, because none are held back."""
         return ()

@@ -62,12 +62,12 @@ class RequestBody:
     is_question: bool = False
 
 
-def read_batch_id(provider: str, answer: Mapping[str, object], member: str = "id") -> str:
-    """Return the id of an accepted batch; without one the error is final, because a retry might be billed twice."""
-    name = answer.get(member)
+def get_batch_id(provider: str, reply: Mapping[str, object], id_member: str = "id") -> str:
+    """Return the id in the *reply* that accepted a batch; without one the error is final, because a retry might be billed twice."""
+    name = reply.get(id_member)
     if isinstance(name, str) and 0 < len(name) <= MAX_BATCH_ID_CHARS:
         return name
-    msg = f"{provider} accepted a batch, but its reply has no valid {member!r}, which has 1 to {MAX_BATCH_ID_CHARS} characters"
+    msg = f"{provider} accepted a batch, but its reply has no valid {id_member!r}, which has 1 to {MAX_BATCH_ID_CHARS} characters"
     raise ModelError(msg, kind="protocol")
 
 
@@ -184,21 +184,21 @@ class ApiProvider(Provider):
     async def _request_json(self, body: RequestBody, request: ModelRequest) -> Mapping[str, Any]:
         """Send *body* and return the response object, for requests other than model calls."""
         async with self._send_body(body, request, stream=False) as exchange:
-            return exchange.parse_json(await exchange.read_content())
+            return exchange.parse_json_object(await exchange.read_content())
 
     async def _call_api(self, topic: str, path: str, content: bytes | None = None, **headers: str) -> Mapping[str, Any]:
         """Send a GET, or a POST of *content*, and return the response object; errors name *topic* in place of a model."""
         body = RequestBody(content or b"", headers, path=path, is_question=content is None)
         return await self._request_json(body, ModelRequest(f"{self.name}/{topic}"))
 
-    async def _fetch_batch_lines(self, path: str) -> list[Mapping[str, object]]:
-        """Return the objects of a file with batch results."""
+    async def _fetch_json_lines(self, path: str) -> list[Mapping[str, object]]:
+        """Fetch a file of batch results and return its JSON objects, one for each line."""
         body = RequestBody(b"", path=path, is_question=True)
         async with self._send_body(body, ModelRequest(f"{self.name}/batches"), stream=False) as exchange:
             return parse_json_lines(await exchange.read_content(MAX_RESULTS), exchange.call)
 
-    async def _call_file_api(self, ask: Callable[[Any], Awaitable[object]]) -> Any:
-        """Return the result of *ask*, called with the SDK's client for a file operation, with its failures as ``ModelError``."""
+    async def _call_file_api(self, operation: Callable[[Any], Awaitable[object]]) -> Any:
+        """Await *operation* with the SDK's client, for a file operation, and return its result; raise its failures as ``ModelError``."""
         ready = self._get_or_create_clients()
         call = RequestLabel(
             provider=self.name, model=f"{self.name}/files", credentials=ready.credentials, address=ready.address
@@ -206,7 +206,7 @@ class ApiProvider(Provider):
         failure: BaseException
         try:
             async with ready.lease_connections(), asyncio.timeout(self._timeouts.total):
-                return await ask(ready.client)
+                return await operation(ready.client)
         except TimeoutError:
             failure = make_timeout_error(call, "total", self._timeouts)
         except Exception as error:  # noqa: BLE001 - `_convert_error` returns other errors unchanged
@@ -233,6 +233,7 @@ class ApiProvider(Provider):
     async def _open_exchange(
         self, ready: LoopClients, body: RequestBody, request: ModelRequest, *, stream: bool
     ) -> HttpExchange:
+        """Send *body* and return the response with its body unread; failures are raised as ``ModelError``."""
         call = RequestLabel(
             provider=self.name,
             model=request.model,

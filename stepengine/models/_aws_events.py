@@ -50,12 +50,13 @@ class AWSParser:
         """
         self._bytes += chunk
         try:
-            return self._parse_events()
+            return self._pop_complete_events()
         except (ValueError, TypeError, IndexError, struct.error) as error:
             what = f"{type(error).__name__}: {error}"
         raise make_protocol_error(self._call, what)
 
-    def _parse_events(self) -> list[tuple[str, bytes]]:
+    def _pop_complete_events(self) -> list[tuple[str, bytes]]:
+        """Remove all complete messages from the stored bytes and return their events."""
         events, start = [], 0
         while len(self._bytes) - start >= PRELUDE_BYTES:
             size, headers, check = struct.unpack_from(">III", self._bytes, start)
@@ -74,14 +75,14 @@ class AWSParser:
         return events
 
 
-def _parse_message(message: bytes, headers: int) -> tuple[str, bytes]:
-    """Return the event in a complete message."""
+def _parse_message(message: bytes, header_bytes: int) -> tuple[str, bytes]:
+    """Return name and data of the event in a complete message; a failure becomes an ``error`` event."""
     body, check = message[:-CHECKSUM_BYTES], message[-CHECKSUM_BYTES:]
     if crc32(body).to_bytes(CHECKSUM_BYTES, "big") != check:
         msg = "a message of the event stream does not match its checksum"
         raise ValueError(msg)
-    named = dict(_parse_text_headers(message[PRELUDE_BYTES : PRELUDE_BYTES + headers]))
-    payload = body[PRELUDE_BYTES + headers :]
+    named = dict(_parse_text_headers(message[PRELUDE_BYTES : PRELUDE_BYTES + header_bytes]))
+    payload = body[PRELUDE_BYTES + header_bytes :]
     kind = named.get(":message-type", "event")
     if kind == "event":
         if named.get(":event-type") != "chunk":

@@ -92,6 +92,7 @@ class Accumulator(ABC):
         """Return the reply; *tail* is an incomplete event, *clean* whether the body ended properly."""
 
     def _decode_message(self, message: Mapping[str, object]) -> ModelReply:
+        """Return the reply in the assembled *message*, with the recorded unknown names."""
         return add_unread_names(self.decoder(message, self._call, self._model, self._request_id), self._unread)
 
     def _record_unknown_names(self, *names: str) -> None:
@@ -102,11 +103,11 @@ class Accumulator(ABC):
     def _make_stream_error(self, event: Mapping[str, object]) -> ModelError:
         return error_from_body(event, None, {}, self._call, self.usage)
 
-    def _raise_protocol_error(self, what: str) -> NoReturn:
-        raise make_protocol_error(self._call, what, self.usage)
+    def _raise_protocol_error(self, reason: str) -> NoReturn:
+        raise make_protocol_error(self._call, reason, self.usage)
 
-    def _raise_truncated(self, what: str) -> NoReturn:
-        raise make_truncated_error(self._call, what, self.usage)
+    def _raise_truncated(self, reason: str) -> NoReturn:
+        raise make_truncated_error(self._call, reason, self.usage)
 
 
 class ReplyReader:
@@ -150,7 +151,7 @@ class ReplyReader:
             raise make_too_large_error(self._call, f"{MAX_REPLY_BYTES} bytes", self.usage)
         deltas: list[ModelDelta] = []
         taken = self._accumulator
-        # As `run_decoder`, but once for all events of a piece, because a call for each event would slow every token.
+        # As `decode_or_raise_protocol_error`, but once for all events of a piece, because a call for each event would slow every token.
         try:
             for name, data in self._parser.feed(chunk):
                 if taken.is_done:
@@ -159,7 +160,7 @@ class ReplyReader:
                 deltas += taken.add_event(name, data)
         except ModelError:
             raise
-        except Exception as error:  # noqa: BLE001 - see `run_decoder`
+        except Exception as error:  # noqa: BLE001 - see `decode_or_raise_protocol_error`
             broken = _describe_decode_error(error)
         else:
             self._count_and_limit_text(deltas)
@@ -182,16 +183,18 @@ class ReplyReader:
             ModelError: ``TruncatedReply`` when the terminal marker is missing.
         """
         tail = self._parser.tail
-        return run_decoder(
+        return decode_or_raise_protocol_error(
             self._call,
-            lambda: check_reply_size(self._accumulator.finish(tail, clean=clean), self._call),
+            lambda: check_reply_text_size(self._accumulator.finish(tail, clean=clean), self._call),
             lambda: self.usage,
         )
 
 
-def run_decoder(call: RequestLabel, read: Callable[[], T], usage: Callable[[], Usage | None] = lambda: None) -> T:
+def decode_or_raise_protocol_error(
+    call: RequestLabel, decode: Callable[[], T], get_usage: Callable[[], Usage | None] = lambda: None
+) -> T:
     """
-    Return the result of *read*, and convert any error of it to a protocol error.
+    Return the result of *decode*; any error other than a ``ModelError`` becomes a protocol error.
 
     Decoders are pure, so any other error than a ``ModelError`` means an invalid reply.
 
@@ -199,7 +202,7 @@ def run_decoder(call: RequestLabel, read: Callable[[], T], usage: Callable[[], U
         ModelError: for a reply that violates its protocol.
     """
     try:
-        return read()
+        return decode()
     except ModelError:
         raise
     # Decoders read many members that may be missing or of a wrong type. Checks for each would be most of their code, so
@@ -207,7 +210,7 @@ def run_decoder(call: RequestLabel, read: Callable[[], T], usage: Callable[[], U
     except Exception as error:  # noqa: BLE001 - see above
         what = _describe_decode_error(error)
     # Raised outside the `except`, so that the error has no context, whose frames would hold the reply.
-    raise make_protocol_error(call, what, usage())
+    raise make_protocol_error(call, what, get_usage())
 
 
 def _describe_decode_error(error: Exception) -> str:
@@ -230,7 +233,7 @@ def parse_json_lines(content: bytes, call: RequestLabel) -> list[Mapping[str, An
     return found
 
 
-def check_reply_size(reply: ModelReply, call: RequestLabel) -> ModelReply:
+def check_reply_text_size(reply: ModelReply, call: RequestLabel) -> ModelReply:
     """Return *reply*; raise ``ModelError`` if its text exceeds the limit."""
     texts = [part.text for part in reply.content if isinstance(part, TextPart | ThinkingPart | RefusalPart)]
     if sum(map(len, texts)) > MAX_TEXT_CHARS:
@@ -278,16 +281,16 @@ class HttpExchange:
         kind = self.response.headers.get("content-type", "").lower()
         return AWSParser(self.call) if AWS_STREAM in kind else SSEParser()
 
-    async def read_content(self, most: int | None = None) -> bytes:
+    async def read_content(self, max_bytes: int | None = None) -> bytes:
         """
-        Return the whole decompressed body, of at most *most* bytes (by default the limit of a reply).
+        Return the whole decompressed body, of at most *max_bytes* (by default the limit of a reply).
 
         Raises:
             ModelError: when it ends early, is too slow or too long.
         """
         import httpx2
 
-        most = MAX_REPLY_BYTES if most is None else most
+        max_bytes = MAX_REPLY_BYTES if max_bytes is None else max_bytes
         pieces: list[bytes] = []
         size = 0
         failure: BaseException
@@ -296,8 +299,8 @@ class HttpExchange:
                 async for piece in self.response.aiter_bytes():
                     pieces.append(piece)
                     size += len(piece)
-                    if size > most:
-                        raise make_too_large_error(self.call, f"{most} bytes")
+                    if size > max_bytes:
+                        raise make_too_large_error(self.call, f"{max_bytes} bytes")
             return b"".join(pieces)
         except TimeoutError:
             failure = make_timeout_error(self.call, "total", self.timeouts)
@@ -305,9 +308,9 @@ class HttpExchange:
             failure = error_from_transport(error, self.call)
         raise failure
 
-    def parse_json(self, content: bytes) -> Mapping[str, Any]:
+    def parse_json_object(self, content: bytes) -> Mapping[str, Any]:
         """
-        Return the object in *content*.
+        Return the JSON object in *content*, also from a list with only this object.
 
         Raises:
             ModelError: for anything else, with a quotation of its start.
@@ -372,8 +375,8 @@ class ReplyBody:
 
     # A plain function, because another generator would slow every token. A started wait must be awaited at once by
     # `wait_for_piece`: the consumer of a delta may continue in another task or in a scope of its own.
-    def read_available(self) -> bytes | None:
-        """Return the next piece if it is available; else ``None``, and the caller must await ``wait_for_piece``."""
+    def read_or_start_wait(self) -> bytes | None:
+        """Return the next piece if it is available; else start a wait, which ``wait_for_piece`` must finish, and return ``None``."""
         step = anext(self._chunks).__await__()
         try:
             self._begun = step, next(step)
@@ -381,13 +384,13 @@ class ReplyBody:
             self._has_come = True
             piece: bytes = came.value
             return piece
-        except BaseException as error:  # noqa: BLE001 - see `_has_ended_cleanly`
+        except BaseException as error:  # noqa: BLE001 - see `_is_clean_end_or_raise`
             self._begun = error
         return None
 
     async def wait_for_piece(self) -> bytes | None:
         """
-        Wait for the next piece and return it; ``None`` at the end of the body.
+        Finish the wait that ``read_or_start_wait`` started, and return the piece; ``None`` at the end of the body.
 
         Raises:
             ModelError: when a time limit passes.
@@ -400,16 +403,16 @@ class ReplyBody:
                 self._patience.record_piece(asyncio.get_running_loop().time(), self._reader.events)
             self._has_come = True
             try:
-                piece = await self._alarm.wait(*begun, self._patience.earliest_deadline())
-            except (Exception, StopAsyncIteration) as error:  # noqa: BLE001 - see `_has_ended_cleanly`
+                piece = await self._alarm.await_started_step(*begun, self._patience.get_earliest_deadline())
+            except (Exception, StopAsyncIteration) as error:  # noqa: BLE001 - see `_is_clean_end_or_raise`
                 ended = error
         exchange, reader = self._exchange, self._reader
         self.ended = piece is None
-        self.clean = ended is None or _has_ended_cleanly(ended, exchange.call)
+        self.clean = ended is None or _is_clean_end_or_raise(ended, exchange.call)
         # After a reported end silence is no error: some servers leave the connection open.
         if isinstance(ended, TimeoutError) and not reader.has_reported_end:
             raise make_timeout_error(
-                exchange.call, self._patience.earliest_limit_name(), exchange.timeouts, reader.usage
+                exchange.call, self._patience.get_earliest_limit_name(), exchange.timeouts, reader.usage
             )
         return piece
 
@@ -440,18 +443,19 @@ class _WaitLimits:
 
     # Three limits run at once: for the next byte, for the next event with content (not keep-alives), and for the whole.
     # The first one to expire names the failure, because their remedies differ.
-    def _limit_times(self) -> tuple[float, float, float]:
+    def _list_deadlines(self) -> tuple[float, float, float]:
+        """Return the deadlines for the whole call, for the next event with content, and for the next byte."""
         timeouts = self._timeouts
         silent = timeouts.first_byte if self._is_first else timeouts.idle
         return self._progress + timeouts.total, self._said + timeouts.silence, self._last + silent
 
-    def earliest_deadline(self) -> float:
+    def get_earliest_deadline(self) -> float:
         """Return the time of the earliest limit."""
-        return min(self._limit_times())
+        return min(self._list_deadlines())
 
-    def earliest_limit_name(self) -> str:
+    def get_earliest_limit_name(self) -> str:
         """Return the name of the earliest limit, a member of ``Timeouts``."""
-        limits = self._limit_times()
+        limits = self._list_deadlines()
         return ("total", "silence", "first_byte" if self._is_first else "idle")[limits.index(min(limits))]
 
 
@@ -472,21 +476,21 @@ class _WaitTimer:
         self._due = 0.0
         self._has_rung = False
 
-    async def wait(self, step: Any, waits: object, due: float) -> bytes:
+    async def await_started_step(self, step: Any, yielded: object, deadline: float) -> bytes:
         """
-        Await the rest of a started *step*, at most until the time *due*.
+        Await the rest of a started *step*, at most until the time *deadline*.
 
         Raises:
-            TimeoutError: at the time *due*, by the event loop's clock.
+            TimeoutError: at the time *deadline*, by the event loop's clock.
         """
         self._task = task = asyncio.current_task()
         assert task is not None  # noqa: S101 - only a task waits
-        self._due = due
-        if self._timer is None or due < self._timer.when():
-            self._start_timer()
+        self._due = deadline
+        if self._timer is None or deadline < self._timer.when():
+            self._restart_timer()
         cancelling = task.cancelling()
         try:
-            return await _StartedAwait(step, waits)
+            return await _StartedAwait(step, yielded)
         except asyncio.CancelledError as stopped:
             # A cancellation of the task itself, at the same time or earlier, is passed on.
             if self._has_rung and task.cancelling() - 1 <= cancelling:
@@ -503,7 +507,7 @@ class _WaitTimer:
         if self._timer is not None:
             self._timer.cancel()
 
-    def _start_timer(self) -> None:
+    def _restart_timer(self) -> None:
         self.cancel()
         self._timer = self._loop.call_at(self._due, self._cancel_task_or_restart)
 
@@ -512,7 +516,7 @@ class _WaitTimer:
         if self._task is None or timer is None:
             return
         if timer.when() < self._due:
-            self._start_timer()
+            self._restart_timer()
         else:
             self._has_rung = True
             self._task.cancel()
@@ -531,7 +535,7 @@ async def open_reply_body(exchange: HttpExchange, reader: ReplyReader) -> AsyncG
     try:
         yield body
         if not body.ended:
-            await drain_chunks(chunks)
+            await drain_chunks_briefly(chunks)
     finally:
         body.close()
         close = getattr(chunks, "aclose", None)
@@ -539,9 +543,9 @@ async def open_reply_body(exchange: HttpExchange, reader: ReplyReader) -> AsyncG
             await close()
 
 
-def _has_ended_cleanly(ended: BaseException, call: RequestLabel) -> bool:
+def _is_clean_end_or_raise(ended: BaseException, call: RequestLabel) -> bool:
     """
-    Return whether a body ended properly: false for a timeout or a broken connection; raise other errors.
+    Return true for a proper end of a body, false for a timeout or a broken connection; raise other errors.
 
     Raises:
         BaseException: any other error of the transport, and errors that do not concern the body.
@@ -584,7 +588,7 @@ class _StartedAwait:
                 return rest
 
 
-async def drain_chunks(chunks: AsyncIterator[bytes]) -> None:
+async def drain_chunks_briefly(chunks: AsyncIterator[bytes]) -> None:
     """Read the rest of a body for a short time, so that the connection can be reused."""
     import httpx2
 

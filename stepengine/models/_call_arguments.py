@@ -84,7 +84,7 @@ class ArgumentPieces:
 
     @property
     def certain_text(self) -> str:
-        """The part of the arguments that is certain."""
+        """The part of the arguments that was returned so far, because later pieces cannot change it."""
         return self._join_pieces()[: self._shown]
 
     @property
@@ -106,29 +106,30 @@ class ArgumentPieces:
 
     def can_continue_with(self, text: str) -> bool:
         """Return whether the arguments can still become JSON with *text* as their next piece."""
-        return any(can_start_json(reading) for reading in self._list_readings(text))
+        return any(can_start_json(reading) for reading in self._list_readings_after(text))
 
-    def append(self, text: str) -> str:
-        """Add a piece, and return the new text that is certain now."""
+    def append_and_flush_certain(self, text: str) -> str:
+        """Add a piece, and return the new part of the arguments that later pieces cannot change."""
         self.count += bool(text.strip())
         self._first = self._first or text.strip()[:1]
         if not self._others and not self._may_repeat_arguments(text):
             self._pieces.append(text)
             self._shown += len(text)
             return text
-        found = self._list_readings(text)
+        found = self._list_readings_after(text)
         if len(found) > 1:
             found = [reading for reading in found if can_start_json(reading)] or found[:1]
         self._pieces, self._others = found[:1], found[1:]
         return "" if self._others else self.flush_rest()
 
     def flush_rest(self) -> str:
-        """Return the rest of the text at the end of the stream."""
+        """Return the text that was not returned yet, at the end of the stream."""
         text = self.text
         new, self._shown = text[self._shown :], len(text)
         return new
 
     def _join_pieces(self) -> str:
+        """Return the joined pieces, and store them as one piece."""
         if len(self._pieces) > 1:
             self._pieces = ["".join(self._pieces)]
         return self._pieces[0] if self._pieces else ""
@@ -138,7 +139,7 @@ class ArgumentPieces:
         begin = text.lstrip()[:2]
         return bool(self._pieces and self._first) and (begin[:1] == self._first or begin == '"{')
 
-    def _list_readings(self, text: str) -> list[str]:
+    def _list_readings_after(self, text: str) -> list[str]:
         """Return the possible arguments after *text*: extended by it, replaced by it, or unchanged."""
         readings = (self._join_pieces(), *self._others)
         found = [reading + text for reading in readings]
@@ -150,7 +151,7 @@ class ArgumentPieces:
         return list(dict.fromkeys(found))
 
 
-def _are_equal_arguments(one: str, other: str) -> bool:
+def _are_equal_arguments(first: str, second: str) -> bool:
     """Return whether both texts are complete arguments with equal values."""
-    value = parse_complete_arguments(one)
-    return value is not UNREADABLE and parse_complete_arguments(other) == value
+    value = parse_complete_arguments(first)
+    return value is not UNREADABLE and parse_complete_arguments(second) == value

@@ -63,12 +63,12 @@ class CloudAuth(ABC):
 
     @property
     @abstractmethod
-    def is_given(self) -> bool:
+    def has_passed_credentials(self) -> bool:
         """Whether the caller passed credentials, and so chose their host."""
 
     @abstractmethod
-    def identity(self) -> Secret | None:
-        """Return an identifier of the cloud account; ``None`` if it is unknown without a request."""
+    def find_account_id(self) -> Secret | None:
+        """Return an identifier of the cloud account, for shared rate limits; ``None`` if it is unknown without a request."""
 
     @abstractmethod
     def resolve_credentials(self, provider: str) -> Credentials:
@@ -81,7 +81,7 @@ class CloudAuth(ABC):
         """
 
     @abstractmethod
-    def list_error_types(self) -> tuple[type[Exception], ...]:
+    def list_credential_error_types(self) -> tuple[type[Exception], ...]:
         """Return the exception classes that the cloud's packages raise for missing credentials."""
 
 
@@ -92,7 +92,7 @@ def require_trusted_host(provider: str, access: CloudAuth, url: str, home: str |
     Raises:
         MissingKey: in that case.
     """
-    if access.is_given or is_trusted_url(url, home):
+    if access.has_passed_credentials or is_trusted_url(url, home):
         return
     host = urlsplit(url).hostname or ""
     if home is not None and host == urlsplit(home).hostname:
@@ -115,14 +115,14 @@ def make_credentials_error(provider: str, model: str, error: BaseException, repa
     return MissingKey(msg, kind="credentials", retryable=bool(getattr(error, "retryable", False)))
 
 
-def require_at_most_one(provider: str, **ways: object) -> None:
+def require_at_most_one(provider: str, **arguments: object) -> None:
     """
-    Raise ``ModelError`` if more than one of *ways*, the arguments for authentication by name, is set.
+    Raise ``ModelError`` if more than one of *arguments*, the arguments for authentication by name, is set.
 
     Raises:
         ModelError: in that case, because the choice would be ambiguous.
     """
-    given = [f"{name}=" for name, value in ways.items() if value is not None]
+    given = [f"{name}=" for name, value in arguments.items() if value is not None]
     if len(given) > 1:
         msg = f"{provider!r} was given {' and '.join(given)}; pass only one of them"
         raise ModelError(msg, kind="settings")
@@ -196,16 +196,16 @@ class AwsAuth(CloudAuth):
         self._api_key = _make_registered_secret(provider, api_key, "api_key")
 
     @property
-    def is_given(self) -> bool:
+    def has_passed_credentials(self) -> bool:
         """Whether the caller passed a key or a profile."""
         return any(one is not None for one in (self._api_key, self._access_key, self._profile))
 
     def resolve_credentials(self, provider: str) -> Credentials:
-        """Return the source of the credentials; the first request looks for those that only AWS's packages find."""
+        """Return the API key, or a description of the credentials that AWS's packages find at the first request."""
         bearer = self.find_api_key()
         # A machine at Amazon has credentials without a sign of them, so a region is accepted as one.
         is_named = (
-            self.is_given
+            self.has_passed_credentials
             or self._region is not None
             or find_set_variable((self.key_variable, *AWS_SIGNS, *AWS_REGIONS))
         )
@@ -227,6 +227,7 @@ class AwsAuth(CloudAuth):
         return Credentials(bearer, "AWS", told=f"Requests went to {self.find_region()} with {named}.")
 
     def _describe_credentials(self) -> str:
+        """Return a phrase that names the source of the credentials for signatures."""
         if self._access_key is not None:
             return "the access key passed as access_key="
         if self._profile is not None:
@@ -234,14 +235,14 @@ class AwsAuth(CloudAuth):
         found = find_set_variable((self.key_variable, *AWS_SIGNS))
         return f"credentials from {found}" if found else "the credentials that boto3 found"
 
-    def identity(self) -> Secret | None:
-        """Return the API key, the id of the access key, or the name of the profile."""
-        bearer, keys = self.find_api_key(), self.find_signing_keys()
+    def find_account_id(self) -> Secret | None:
+        """Return the API key, else the id of the access key, else the name of the profile; ``None`` without them."""
+        bearer, keys = self.find_api_key(), self.find_signing_keys_or_profile()
         named = keys.get("access_key") or keys.get("profile") or os.environ.get("AWS_PROFILE", "").strip()
         return bearer if bearer is not None or not named else Secret(named)
 
     def find_api_key(self) -> Secret | None:
-        """Return the Bedrock API key; ``None`` if requests must be signed."""
+        """Return the API key of the argument or the environment, registered for redaction; ``None`` if requests must be signed."""
         if self._api_key is not None or self._access_key is not None or self._profile is not None:
             return self._api_key
         return _make_registered_secret("bedrock", os.environ.get(self.key_variable, "").strip() or None, "api_key")
@@ -260,7 +261,7 @@ class AwsAuth(CloudAuth):
             region, source = _read_profile_region(self._profile), "the profile"
         return None if region is None else require_host_label(self._provider, region, "region", source)
 
-    def find_signing_keys(self) -> dict[str, str | None]:
+    def find_signing_keys_or_profile(self) -> dict[str, str | None]:
         """
         Return the access key or profile to sign with: those of the arguments, else the access key of the environment.
 
@@ -280,8 +281,8 @@ class AwsAuth(CloudAuth):
         shown = None if token is None else token.reveal()
         return {"access_key": access_key, "secret_key": secret.reveal(), "session_token": shown}
 
-    def list_error_types(self) -> tuple[type[Exception], ...]:
-        """Return the exception classes of boto3 and of the SDK's signing."""
+    def list_credential_error_types(self) -> tuple[type[Exception], ...]:
+        """Return the exception classes for missing credentials of boto3, once it is loaded, and of the SDK's signing."""
         found = sys.modules.get("botocore.exceptions")
         return (RuntimeError,) if found is None else (RuntimeError, found.BotoCoreError)
 
@@ -300,6 +301,7 @@ _regions: dict[tuple[str | None, ...], str] = {}
 
 
 def _read_profile_region(profile: str | None) -> str | None:
+    """Return the region in a profile of AWS's files, cached; ``None`` without a region or without botocore."""
     key = (profile, *[os.environ.get(name) for name in ("AWS_PROFILE", "AWS_DEFAULT_PROFILE", *AWS_FILES, "HOME")])
     if key not in _regions and find_spec("botocore") is not None:
         from botocore.exceptions import BotoCoreError
@@ -315,7 +317,7 @@ def _read_profile_region(profile: str | None) -> str | None:
 
 
 def _make_registered_secret(provider: str, value: str | Secret | None, member: str) -> Secret | None:
-    """Return a value as a ``Secret``, registered for redaction."""
+    """Return a value as a ``Secret``, registered for redaction; ``None`` for ``None``."""
     found = Secret(value.strip()) if isinstance(value, str) else value
     register_secret(provider, found, member)
     return found
@@ -344,31 +346,35 @@ class GoogleAuth(CloudAuth):
         self._project = project
         self._location = location
         self._credentials = credentials
-        self._is_given = credentials is not None
+        self._has_passed_credentials = credentials is not None
         self._finding: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
         if isinstance(credentials, str | Secret):
             self._credentials = _make_registered_secret(provider, credentials, "access_token")
 
     @property
-    def is_given(self) -> bool:
+    def has_passed_credentials(self) -> bool:
         """Whether the caller passed credentials."""
-        return self._is_given
+        return self._has_passed_credentials
 
     def resolve_credentials(self, provider: str) -> Credentials:
         """Return the source of the credentials, or raise ``MissingKey`` if no setting or file names any; ``google-auth`` reads them later."""
         folder = os.environ.get("CLOUDSDK_CONFIG") or "~/.config/gcloud"
         saved = f"{folder}/application_default_credentials.json"
         found = find_set_variable(self.variables)
-        if not (self.is_given or self._project or found or _is_file(saved)):
+        if not (self.has_passed_credentials or self._project or found or _is_file(saved)):
             msg = (
                 f"there are no Google Cloud credentials for {provider!r}: set GOOGLE_CLOUD_PROJECT, and {GOOGLE_CREDENTIALS} or "
                 f"run `gcloud auth application-default login`, or pass {self.made_by}(project=..., credentials=...)"
             )
             raise MissingKey(msg, kind="missing_key")
-        if self.is_given and self.project is None:
+        if self.has_passed_credentials and self.project is None:
             raise self._make_missing_project_error()
         check_package_installed(provider, "google-auth", "vertex")
-        source = "the credentials passed as credentials=" if self.is_given else "the credentials that google-auth found"
+        source = (
+            "the credentials passed as credentials="
+            if self.has_passed_credentials
+            else "the credentials that google-auth found"
+        )
         return Credentials(None, "Google", told=f"Requests went to the project {self.project!r} with {source}.")
 
     @property
@@ -378,7 +384,7 @@ class GoogleAuth(CloudAuth):
         own = getattr(self._credentials, "project_id", None)
         return self._project or (os.environ[variable].strip() if variable else None) or (str(own) if own else None)
 
-    def identity(self) -> Secret | None:
+    def find_account_id(self) -> Secret | None:
         """Return the project, because limits apply per project."""
         return None if self.project is None else Secret(self.project)
 
@@ -421,12 +427,13 @@ class GoogleAuth(CloudAuth):
             raise self._make_missing_project_error()
 
     async def _load_default_credentials(self, model: str) -> None:
+        """Find credentials with ``google-auth`` and store them, and their project if none is known; raise ``MissingKey`` without any."""
         import google.auth
 
         failure: BaseException
         try:
             credentials, project = await asyncio.to_thread(google.auth.default, scopes=[GOOGLE_SCOPE])
-        except self.list_error_types() as error:
+        except self.list_credential_error_types() as error:
             failure = make_credentials_error(self._provider, model, error, f"Look at {GOOGLE_CREDENTIALS}.")
         else:
             self._credentials = credentials
@@ -438,7 +445,7 @@ class GoogleAuth(CloudAuth):
         msg = f"{self._provider!r} has no project: set GOOGLE_CLOUD_PROJECT, or pass {self.made_by}(project=...)"
         return ModelError(msg, kind="missing_project")
 
-    def list_error_types(self) -> tuple[type[Exception], ...]:
+    def list_credential_error_types(self) -> tuple[type[Exception], ...]:
         """Return the exception classes of ``google-auth``."""
         from google.auth.exceptions import GoogleAuthError
 
@@ -475,20 +482,23 @@ def make_entra_token_source(provider: str, given: TokenSource | None, scope: str
 
 
 def _make_azure_token_source(scope: str) -> TokenSource:
+    """Return a source of tokens of ``azure-identity``, which is loaded with the first token."""
     made: list[Callable[[], str]] = []
 
-    async def token() -> str:
+    async def fetch_token() -> str:
         if not made:
             from azure.identity import DefaultAzureCredential, get_bearer_token_provider
 
             made.append(get_bearer_token_provider(DefaultAzureCredential(), scope))
         return await asyncio.to_thread(made[0])
 
-    return token
+    return fetch_token
 
 
 def _make_registering_token_source(provider: str, source: TokenSource) -> TokenSource:
-    async def token() -> str:
+    """Return *source* with each token registered for redaction, and each failure raised as ``ModelError``."""
+
+    async def fetch_and_register_token() -> str:
         failure: BaseException
         try:
             value = source()
@@ -506,4 +516,4 @@ def _make_registering_token_source(provider: str, source: TokenSource) -> TokenS
             f"Check the token source, and the environment variables {', '.join(ENTRA_SIGNS)}.",
         ) from None
 
-    return token
+    return fetch_and_register_token

@@ -46,9 +46,9 @@ class LoopClients:
         finally:
             self.users -= 1
             if self.is_released:
-                await self.release()
+                await self.close_when_unused()
 
-    async def release(self) -> None:
+    async def close_when_unused(self) -> None:
         """Close the connections now, or after the last running request, since engines may share a provider."""
         self.is_released = True
         if not self.users:
@@ -95,13 +95,13 @@ class Connections:
         """Return an HTTP client for an SDK."""
         import httpx2
 
-        from stepengine.models._transport import decompress_response, get_ssl_context
+        from stepengine.models._transport import decompress_and_limit_response, get_ssl_context
 
         # It accepts only gzip, which can be decompressed in bounded pieces. It follows no redirects, which would send the
         # key to another host (reliability:MP14). Its time limits are above ours, which ignore keep-alives.
         return httpx2.AsyncClient(
             headers={"accept-encoding": "gzip"},
-            event_hooks={"response": [decompress_response]},
+            event_hooks={"response": [decompress_and_limit_response]},
             transport=self.transport,
             verify=get_ssl_context(),
             timeout=httpx2.Timeout(connect=self._timeouts.connect, read=self._timeouts.total, write=60.0, pool=60.0),
@@ -120,9 +120,9 @@ class Connections:
         for loop, ready in list(self._clients.items()):
             self._clients.pop(loop, None)
             if loop is here:
-                await ready.release()
+                await ready.close_when_unused()
             elif loop.is_running():
-                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(ready.release(), loop))
+                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(ready.close_when_unused(), loop))
 
 
 def _warn_of_unclosed(unclosed: set[str]) -> None:

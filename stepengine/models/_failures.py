@@ -268,7 +268,7 @@ def error_from_transport(error: BaseException, call: RequestLabel) -> BaseExcept
 
     if isinstance(error, httpx2.HTTPStatusError):
         return error_from_response(error.response, call)
-    causes = _list_causes(error)
+    causes = _list_error_chain(error)
     # A cancellation among the causes is a timeout of the HTTP library.
     foreign = [cause for cause in causes if not isinstance(cause, Exception | asyncio.CancelledError)]
     if foreign:
@@ -296,7 +296,8 @@ def error_from_transport(error: BaseException, call: RequestLabel) -> BaseExcept
     return _make_connection_error(call, "connection", True, detail, used)
 
 
-def _list_causes(error: BaseException) -> list[BaseException]:
+def _list_error_chain(error: BaseException) -> list[BaseException]:
+    """Return *error*, its cause or context, the cause of that, and so on."""
     chain: list[BaseException] = []
     node: BaseException | None = error
     while node is not None and node not in chain:
@@ -344,12 +345,12 @@ def error_from_body(
         call: The request.
         usage: The reported usage before the failure.
     """
-    problem = _add_kind_from_header(_parse_problem(content), headers.get(AWS_TYPE, ""))
+    problem = _add_kind_from_header(_parse_error_body(content), headers.get(AWS_TYPE, ""))
     status = status if status is not None else problem.status
-    message = _format_message(problem, status, call)
+    message = _format_error_message(problem, status, call)
     fields: dict[str, Any] = {
         "status": status,
-        "request_id": _find_id_in_headers_or_body(headers, content),
+        "request_id": _find_request_id_anywhere(headers, content),
         "kind": "http",
     }
     fields["usage"] = usage
@@ -452,7 +453,8 @@ class _Problem:
     wait: float | None = None
 
 
-def _parse_problem(content: bytes | Mapping[str, object]) -> _Problem:
+def _parse_error_body(content: bytes | Mapping[str, object]) -> _Problem:
+    """Return message, codes, status and pause of an error body, in the formats of all providers."""
     if isinstance(content, bytes):
         try:
             value = read_json(content)
@@ -510,6 +512,7 @@ def _parse_retry_delay(details: object, words: str) -> float | None:
 
 
 def _status_from_codes(words: list[str]) -> int | None:
+    """Return the HTTP status for error codes: one that is a number itself, else that of a known code; ``None`` without one."""
     for word in words:
         if word.isdecimal() and HTTP_REDIRECT <= int(word) <= 599:  # noqa: PLR2004
             return int(word)
@@ -517,7 +520,8 @@ def _status_from_codes(words: list[str]) -> int | None:
     return BAD_REQUEST if found is None and any(word.startswith("invalid_") for word in words) else found
 
 
-def _format_message(problem: _Problem, status: int | None, call: RequestLabel) -> str:
+def _format_error_message(problem: _Problem, status: int | None, call: RequestLabel) -> str:
+    """Return the message for an error, with a hint for a rejected key, an unknown model, a large request or a redirect."""
     words = ", ".join(sorted(problem.words - {str(status)}))
     head = f"{call.provider} answered {status if status is not None else 'an error'}{f' ({words})' if words else ''}"
     # An error without a code may mean that the server has no such API, so its URL is shown.
@@ -555,6 +559,7 @@ def _describe_largest_messages(request: ModelRequest | None) -> str:
 
 
 def _is_retryable(status: int | None, headers: Mapping[str, str]) -> bool:
+    """Return whether an error is retryable: by the header ``x-should-retry``, else by the status; without a status it is."""
     word = headers.get("x-should-retry", "").lower()
     if word in {"true", "false"}:
         return word == "true"
@@ -564,14 +569,15 @@ def _is_retryable(status: int | None, headers: Mapping[str, str]) -> bool:
 
 
 def find_request_id(headers: Mapping[str, str]) -> str | None:
-    """Return the provider's id of a request from the headers of its response."""
+    """Return the provider's id of a request from the headers of its response; ``None`` without one."""
     for name in ("request-id", "x-request-id", "x-generation-id", "x-amzn-requestid"):
         if headers.get(name):
             return make_safe_excerpt(headers[name], MAX_ID_CHARS)
     return None
 
 
-def _find_id_in_headers_or_body(headers: Mapping[str, str], content: bytes | Mapping[str, object]) -> str | None:
+def _find_request_id_anywhere(headers: Mapping[str, str], content: bytes | Mapping[str, object]) -> str | None:
+    """Return the provider's id of a request from the headers, else from the body; ``None`` without one."""
     named = find_request_id(headers)
     if named is not None:
         return named
@@ -597,33 +603,36 @@ def parse_retry_after(headers: Mapping[str, str]) -> float | None:
 
 
 def _seconds_until_http_date(text: str) -> float:
+    """Return the seconds until an HTTP date, 0 for a past one; -1 for an invalid *text*."""
     try:
         return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
     except (TypeError, ValueError, IndexError, OverflowError):
         return -1.0
 
 
-def make_protocol_error(call: RequestLabel, what: str, usage: Usage | None = None) -> ModelError:
+def make_protocol_error(call: RequestLabel, reason: str, usage: Usage | None = None) -> ModelError:
     """Return the retryable error for a reply that violates its protocol."""
-    msg = f"{call.provider} violated its protocol in the reply of {call.model!r}: {make_safe_excerpt(what, MAX_MESSAGE_CHARS)}"
+    msg = f"{call.provider} violated its protocol in the reply of {call.model!r}: {make_safe_excerpt(reason, MAX_MESSAGE_CHARS)}"
     return ModelError(msg, retryable=True, kind="protocol", usage=usage)
 
 
-def make_malformed_call_error(call: RequestLabel, what: str, usage: Usage | None = None) -> ModelError:
-    """Return the error for a malformed tool call, which is retried once (ecosystem:EC97)."""
-    msg = f"{call.model!r} of {call.provider} wrote a malformed tool call: {make_safe_excerpt(what, MAX_MESSAGE_CHARS)}"
+def make_malformed_call_error(call: RequestLabel, reason: str, usage: Usage | None = None) -> ModelError:
+    """Return the retryable error for a malformed tool call of the model (ecosystem:EC97)."""
+    msg = (
+        f"{call.model!r} of {call.provider} wrote a malformed tool call: {make_safe_excerpt(reason, MAX_MESSAGE_CHARS)}"
+    )
     return ModelError(msg, retryable=True, kind=MALFORMED_CALL, usage=usage)
 
 
-def make_unsigned_call_error(call: RequestLabel, what: str, usage: Usage | None = None) -> ModelError:
-    """Return the error for missing signatures of earlier calls; the retry sends placeholders (reliability:MP60)."""
-    msg = f"{call.model!r} of {call.provider} requires a missing thought signature: {make_safe_excerpt(what, MAX_MESSAGE_CHARS)}"
+def make_unsigned_call_error(call: RequestLabel, reason: str, usage: Usage | None = None) -> ModelError:
+    """Return the retryable error for missing signatures of earlier calls; the retry sends placeholders (reliability:MP60)."""
+    msg = f"{call.model!r} of {call.provider} requires a missing thought signature: {make_safe_excerpt(reason, MAX_MESSAGE_CHARS)}"
     return ModelError(msg, retryable=True, kind=INVALID_SIGNATURE, usage=usage)
 
 
-def make_aborted_reply_error(call: RequestLabel, what: str, usage: Usage | None = None) -> ModelError:
-    """Return the error for a reply that its provider aborted, which is retried once (ecosystem:EC97)."""
-    msg = f"{call.provider} aborted the reply of {call.model!r}: {make_safe_excerpt(what, MAX_MESSAGE_CHARS)}"
+def make_aborted_reply_error(call: RequestLabel, reason: str, usage: Usage | None = None) -> ModelError:
+    """Return the retryable error for a reply that its provider aborted (ecosystem:EC97)."""
+    msg = f"{call.provider} aborted the reply of {call.model!r}: {make_safe_excerpt(reason, MAX_MESSAGE_CHARS)}"
     return ModelError(msg, retryable=True, kind=GIVEN_UP, usage=usage)
 
 
@@ -637,7 +646,7 @@ def make_unanswerable_error(call: RequestLabel, kinds: list[str], usage: Usage |
     return ModelError(msg, kind="unanswerable", usage=usage or Usage(at_least=True))
 
 
-def make_truncated_error(call: RequestLabel, what: str, usage: Usage | None = None) -> TruncatedReply:
+def make_truncated_error(call: RequestLabel, reason: str, usage: Usage | None = None) -> TruncatedReply:
     """Return the retryable error for a reply that ended before its terminal marker."""
-    msg = f"the reply of {call.model!r} from {call.provider} ended early: {what}; it is discarded"
+    msg = f"the reply of {call.model!r} from {call.provider} ended early: {reason}; it is discarded"
     return TruncatedReply(msg, retryable=True, kind="truncated", usage=usage)

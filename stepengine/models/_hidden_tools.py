@@ -57,7 +57,7 @@ class _ToolsInConversation:
     named: Names = ()
     shown: Names = ()
 
-    def with_message(self, message: Message, provider: str) -> _ToolsInConversation:
+    def with_tools_from_message(self, message: Message, provider: str) -> _ToolsInConversation:
         """Return a copy with the tools of *message*; opaque parts count only if they are from *provider*."""
         named, shown = [], []
         for part in message.content:
@@ -83,21 +83,22 @@ NOTHING = _ToolsInConversation()
 
 
 def _collect_revealed_tools(request: ModelRequest, provider: str) -> _ToolsInConversation:
+    """Return the tools that the conversation of *request* found or called, cached for its history."""
     key = ("tools", provider)
-    found = request.messages.fold(key, lambda known, message: known.with_message(message, provider), NOTHING)
+    found = request.messages.fold(key, lambda known, message: known.with_tools_from_message(message, provider), NOTHING)
     for message in request.tail:
-        found = found.with_message(message, provider)
+        found = found.with_tools_from_message(message, provider)
     return found
 
 
-def select_tools_to_send(request: ModelRequest, provider: str, *, searches: bool) -> ModelRequest:
+def select_tools_to_send(request: ModelRequest, provider: str, *, has_tool_search: bool) -> ModelRequest:
     """
     Return *request* with the tools to send; tools that still have ``defer_loading`` are sent as hidden.
 
     Args:
         request: The request.
         provider: The provider, for the results of its own tool search.
-        searches: Whether the provider searches by itself. Else revealed tools are sent in full, after the other tools and in
+        has_tool_search: Whether the provider searches by itself. Else revealed tools are sent in full, after the other tools and in
             the order in which they were revealed, so that the prompt cache holds.
     """
     tools = request.tools
@@ -107,12 +108,12 @@ def select_tools_to_send(request: ModelRequest, provider: str, *, searches: bool
     if not any(tool.name == FIND_TOOLS for tool in tools):
         return attrs.evolve(request, tools=tuple([_reveal_tool(tool) for tool in tools]))
     known, choice = _collect_revealed_tools(request, provider), resolve_tool_choice(request)
-    given = [name for name in known.named if not searches or name not in known.shown]
+    given = [name for name in known.named if not has_tool_search or name not in known.shown]
     in_full = [
         _reveal_tool(hidden.pop(name)) for name in _append_new_names((), [*given, choice or ""]) if name in hidden
     ]
-    plain = [tool for tool in tools if not tool.defer_loading and not (searches and tool.name == FIND_TOOLS)]
-    return attrs.evolve(request, tools=(*plain, *in_full, *(hidden.values() if searches else ())))
+    plain = [tool for tool in tools if not tool.defer_loading and not (has_tool_search and tool.name == FIND_TOOLS)]
+    return attrs.evolve(request, tools=(*plain, *in_full, *(hidden.values() if has_tool_search else ())))
 
 
 def find_hidden_tool_names(request: ModelRequest) -> frozenset[str] | None:

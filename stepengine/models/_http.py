@@ -23,9 +23,9 @@ from stepengine.models._byte_reader import (
     Accumulator,
     HttpExchange,
     ReplyReader,
-    check_reply_size,
+    check_reply_text_size,
+    decode_or_raise_protocol_error,
     open_reply_body,
-    run_decoder,
 )
 from stepengine.models._failures import NO_SEARCH, ONCE, RequestLabel, error_from_body
 from stepengine.models._hidden_tools import select_tools_to_send
@@ -35,8 +35,8 @@ from stepengine.models._settings import (
     add_dropped_settings,
     find_options_of_other_providers,
     remove_extra_options,
-    report_dropped_settings,
     warn_once,
+    warn_or_raise_for_dropped,
 )
 from stepengine.models._stopped_usage import attach_usage_on_cancel
 from stepengine.models._wire import parse_extra_headers
@@ -53,7 +53,7 @@ class DeltaFilter(Protocol):
     """Converts the deltas of a stream to those that subscribers receive."""
 
     def convert_delta(self, delta: ModelDelta) -> Iterable[ModelDelta]:
-        """Return the deltas that subscribers receive for *delta*."""
+        """Return the deltas that subscribers receive for *delta*; it may be held back, split or converted."""
 
     def flush(self) -> Iterable[ModelDelta]:
         """Return the deltas that were held back."""
@@ -90,7 +90,7 @@ class HttpProvider(ApiProvider):
         self._without_search: set[str] = set()
 
     @contextmanager
-    def _mark_first_failure_retryable(self, request: ModelRequest) -> Iterator[None]:
+    def _mark_only_first_failure_retryable(self, request: ModelRequest) -> Iterator[None]:
         """
         Set ``retryable`` of a ``ModelError`` in the block if it is of a kind that may be retried once.
 
@@ -129,8 +129,8 @@ class HttpProvider(ApiProvider):
         """Return the reason why the provider does not support the response schema of *request*; ``""`` if it does."""
         return ""
 
-    def _list_dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
-        """Return the names of settings of *request* that the wire does not support."""
+    def _list_unsupported_settings(self, request: ModelRequest) -> tuple[str, ...]:
+        """Return the names of the settings of *request* that the provider does not support, so that they are not sent."""
         return ()
 
     def _find_options_of_other_providers(self, request: ModelRequest) -> tuple[str, ...]:
@@ -141,18 +141,18 @@ class HttpProvider(ApiProvider):
         _, elsewhere = resolve_base_url(self._base_url, settings.base_url_variable, settings.base_url)
         return () if elsewhere else find_options_of_other_providers(request.settings, self.name)
 
-    def _list_left_out_settings(self, request: ModelRequest) -> tuple[str, ...]:
+    def _list_dropped_settings_and_options(self, request: ModelRequest) -> tuple[str, ...]:
         """Return the names of the settings and ``extra`` members that *request* is sent without."""
         return (
-            *self._list_dropped_settings(request),
+            *self._list_unsupported_settings(request),
             *[f"extra[{name!r}]" for name in self._find_options_of_other_providers(request)],
         )
 
-    def _adapt_request_tools(
+    def _select_tools_and_add_answer(
         self, request: ModelRequest, previous_failure: str = "", *, is_count: bool = False
     ) -> ModelRequest:
         """
-        Return *request* with its hidden tools arranged, and an answer tool where a schema needs one.
+        Return *request* with the tools to send, and with an answer tool where its schema needs one.
 
         The answer tool is added if the provider does not support the schema. *is_count* is for counting tokens, which does
         not support a tool search.
@@ -164,8 +164,8 @@ class HttpProvider(ApiProvider):
         if previous_failure == NO_SEARCH:
             self._without_search.add(model)
             warn_once(f"{self.name} rejected its own tool search for {model}; find_tools is offered in its place")
-        searches = not is_count and model not in self._without_search and self._supports_tool_search(model)
-        request = select_tools_to_send(request, self.name, searches=searches)
+        has_tool_search = not is_count and model not in self._without_search and self._supports_tool_search(model)
+        request = select_tools_to_send(request, self.name, has_tool_search=has_tool_search)
         return add_answer_tool_if_needed(request, self.name, self._explain_unsupported_schema, previous_failure)
 
     def _encode_token_count_request(self, request: ModelRequest) -> RequestBody | None:
@@ -179,7 +179,7 @@ class HttpProvider(ApiProvider):
         Raises:
             ModelError: when there is none.
         """
-        with self._mark_first_failure_retryable(request):
+        with self._mark_only_first_failure_retryable(request):
             async with self._send_request(request, stream=False) as exchange:
                 return await self._read_reply(exchange, request)
 
@@ -191,7 +191,7 @@ class HttpProvider(ApiProvider):
             ModelError: when there is no reply; ``TruncatedReply`` when it ended early.
         """
         # Only one generator, because each further one would slow every token.
-        with self._mark_first_failure_retryable(request):
+        with self._mark_only_first_failure_retryable(request):
             async with self._send_request(request, stream=True) as exchange:
                 # The response decides, not the request: gateways answer a stream request with one object, and vice versa
                 # (reliability:MP26).
@@ -207,7 +207,7 @@ class HttpProvider(ApiProvider):
                 with attach_usage_on_cancel(lambda: reader.usage):
                     async with open_reply_body(exchange, reader) as body:
                         while done is None:
-                            piece = body.read_available()
+                            piece = body.read_or_start_wait()
                             if piece is None:
                                 piece = await body.wait_for_piece()
                             for delta in () if piece is None else _filter_deltas(reader.feed(piece), filters):
@@ -235,14 +235,14 @@ class HttpProvider(ApiProvider):
     def _encode_and_warn_of_dropped(
         self, request: ModelRequest, *, stream: bool, dropped: tuple[str, ...] = ()
     ) -> RequestBody:
-        """Encode *request* without unsupported settings, and warn of these and of *dropped*."""
-        report_dropped_settings(request, self.name, (*self._list_left_out_settings(request), *dropped))
+        """Encode *request* without unsupported settings; warn of these and of *dropped*, or raise if ``unsupported="error"``."""
+        warn_or_raise_for_dropped(request, self.name, (*self._list_dropped_settings_and_options(request), *dropped))
         request = remove_extra_options(request, self._find_options_of_other_providers(request))
         _, kind = self._failed.get(_make_retry_key(request), (None, ""))
         return self._encode(request, stream=stream, previous_failure=kind)
 
     def _encode_for_batch(self, request: ModelRequest) -> RequestBody:
-        """Encode *request* for a batch."""
+        """Encode *request* for a batch, and warn of dropped settings, which may include ``extra["headers"]``."""
         has_lost_headers = not self.batches_have_headers and parse_extra_headers(request.settings)
         return self._encode_and_warn_of_dropped(
             request, stream=False, dropped=("extra['headers']",) if has_lost_headers else ()
@@ -261,7 +261,7 @@ class HttpProvider(ApiProvider):
             credentials=self._get_or_create_clients().credentials,
             request=request,
         )
-        with self._mark_first_failure_retryable(request):
+        with self._mark_only_first_failure_retryable(request):
             match result:
                 case {"reply": Mapping() as data}:
                     reply = self._decode_reply(data, call, request, result.get("request_id"))
@@ -279,18 +279,20 @@ class HttpProvider(ApiProvider):
 
     @asynccontextmanager
     async def _send_request(self, request: ModelRequest, *, stream: bool) -> AsyncGenerator[HttpExchange]:
+        """Encode and send *request*, and yield the response with its body unread."""
         async with self._send_body(
             self._encode_and_warn_of_dropped(request, stream=stream), request, stream=stream
         ) as exchange:
             yield exchange
 
     async def _read_reply(self, exchange: HttpExchange, request: ModelRequest) -> ModelReply:
+        """Read the whole body and return its reply, with the cost of a LiteLLM header; raise ``ModelError`` for an error in it."""
         content = await exchange.read_content()
         if exchange.is_event_stream:
             reader = self._make_reply_reader(exchange, request)
             reader.feed(content)
             return self._convert_answer_and_add_dropped(reader.finish(), request)
-        data = exchange.parse_json(content)
+        data = exchange.parse_json_object(content)
         if data.get("error"):
             usage = self.accumulator.usage_parser(data)
             raise error_from_body(data, None, exchange.response.headers, exchange.call, usage)
@@ -301,9 +303,10 @@ class HttpProvider(ApiProvider):
     def _decode_reply(
         self, data: Mapping[str, object], call: RequestLabel, request: ModelRequest, request_id: str | None
     ) -> ModelReply:
+        """Return the decoded reply in *data*, with its answer call as text and the names of dropped settings."""
         model = self.strip_prefix(request.model)
-        reply = run_decoder(
-            call, lambda: check_reply_size(self.accumulator.decoder(data, call, model, request_id), call)
+        reply = decode_or_raise_protocol_error(
+            call, lambda: check_reply_text_size(self.accumulator.decoder(data, call, model, request_id), call)
         )
         return self._convert_answer_and_add_dropped(reply, request)
 
@@ -311,9 +314,12 @@ class HttpProvider(ApiProvider):
         """Return *reply* with its answer call as text, the adapter's postprocessing, and the names of left-out settings."""
         if can_be_answered_by_tool(request) and request.settings.response_schema is not None:
             reply = convert_answer_call_to_text(reply, request.settings.response_schema)
-        return add_dropped_settings(self._postprocess_reply(reply, request), self._list_left_out_settings(request))
+        return add_dropped_settings(
+            self._postprocess_reply(reply, request), self._list_dropped_settings_and_options(request)
+        )
 
     def _make_reply_reader(self, exchange: HttpExchange, request: ModelRequest) -> ReplyReader:
+        """Return a reader for the events of a streamed reply."""
         accumulator = self.accumulator(exchange.call, self.strip_prefix(request.model), exchange.request_id)
         return ReplyReader(accumulator, exchange.call, exchange.new_parser)
 

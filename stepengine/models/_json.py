@@ -50,6 +50,7 @@ def read_json(data: bytes) -> Any:
 
 
 def _repair_encoding(data: bytes) -> bytes:
+    """Return *data* with invalid UTF-8 and escaped lone surrogates replaced by U+FFFD."""
     text = data.decode("utf-8", "replace").encode()
     return ESCAPE.sub(lambda match: b"\\ufffd" if match.group(1) else match.group(0), text)
 
@@ -96,16 +97,16 @@ def index_at(source: Mapping[str, object], name: str) -> int:
     return value if type(value) is int and value >= 0 else _raise_wrong_type(name, "an index", value)
 
 
-def find_newer_members(source: Mapping[str, object], known: frozenset[str]) -> dict[str, Any]:
-    """Return the members of *source* that are neither *known* nor ``null``, which are newer than this package."""
+def find_unknown_members(source: Mapping[str, object], known: frozenset[str]) -> dict[str, Any]:
+    """Return the members of *source* that are neither *known* nor ``null``, such as those of a newer API."""
     if known.issuperset(source):
         return {}
     return {name: value for name, value in source.items() if name not in known and value is not None}
 
 
-def wrap_newer_members(part: Mapping[str, object], known: frozenset[str]) -> dict[str, Any]:
+def wrap_unknown_members(part: Mapping[str, object], known: frozenset[str]) -> dict[str, Any]:
     """Return ``{"more": ...}`` with the unknown members of *part*, for the encoder to send back; ``{}`` if there are none."""
-    newer = find_newer_members(part, known)
+    newer = find_unknown_members(part, known)
     return {"more": newer} if newer else {}
 
 
@@ -136,7 +137,7 @@ def make_call_part(name: str, raw: object, provider_data: Mapping[str, object]) 
     are an empty object. An object that is encoded twice is decoded twice.
     """
     data = JsonDict(freeze(provider_data))
-    text = raw if isinstance(raw, str) else "" if raw is None else _value_to_text(raw)
+    text = raw if isinstance(raw, str) else "" if raw is None else _value_to_json_or_repr(raw)
     if len(text) > MAX_ARGUMENTS_CHARS:
         import hashlib
 
@@ -151,7 +152,7 @@ def make_call_part(name: str, raw: object, provider_data: Mapping[str, object]) 
     return ToolCallPart("", name, raw_input=raw_input, input_error=reason, provider_data=data)
 
 
-def _value_to_text(value: object) -> str:
+def _value_to_json_or_repr(value: object) -> str:
     try:
         return compact(value)
     except ValueError:
@@ -159,6 +160,7 @@ def _value_to_text(value: object) -> str:
 
 
 def _parse_arguments(text: str) -> JsonDict:
+    """Return the object in *text*, which may be encoded several times; raise ``ValueError`` or ``DataError`` for anything else."""
     value: object = text
     for _ in range(MAX_DECODINGS):
         if not isinstance(value, str):
@@ -174,6 +176,7 @@ def _parse_arguments(text: str) -> JsonDict:
 
 
 def _describe_type(value: object) -> str:
+    """Return the JSON type of *value* as a phrase for messages."""
     if isinstance(value, Mapping | list):
         return "an array" if isinstance(value, list) else "an object"
     if value is None:

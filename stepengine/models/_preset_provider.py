@@ -12,7 +12,7 @@ import attrs
 from stepengine.data.json import compact
 from stepengine.data.models import ModelRequest
 from stepengine.errors import ModelError
-from stepengine.models._api import NO_KEY, read_batch_id
+from stepengine.models._api import NO_KEY, get_batch_id
 from stepengine.models._cloud_auth import (
     AZURE_TOKEN,
     ENTRA_SCOPE,
@@ -36,6 +36,7 @@ OK_STATUS = 200
 
 
 def _parse_batch_result(line: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the result in a line of batch results, in the form for ``batch_reply``; ``{}`` for an unknown form."""
     match line:
         case {"response": {"status_code": status, "body": Mapping() as body} as response}:
             if status == OK_STATUS:
@@ -202,7 +203,7 @@ class PresetProvider(HttpProvider):
             lambda to: to.files.create(file=file, purpose="batch", extra_headers=self._headers)
         )
         told = {"input_file_id": made.id, "endpoint": url, "completion_window": "24h"}
-        return read_batch_id(self.name, await self._call_api("batches", "/batches", compact(told).encode()))
+        return get_batch_id(self.name, await self._call_api("batches", "/batches", compact(told).encode()))
 
     async def batch_results(self, batch: str) -> Mapping[str, object] | None:
         """
@@ -227,7 +228,7 @@ class PresetProvider(HttpProvider):
         for member in ("output_file_id", "error_file_id"):
             file = told.get(member)
             if isinstance(file, str) and file:
-                for line in await self._fetch_batch_lines(f"/files/{quote(file, safe='')}/content"):
+                for line in await self._fetch_json_lines(f"/files/{quote(file, safe='')}/content"):
                     # Results without a name are dropped: the name "" is for all requests.
                     if line.get("custom_id"):
                         results[str(line["custom_id"])] = _parse_batch_result(line)
@@ -245,6 +246,7 @@ class PresetProvider(HttpProvider):
         )
 
     def _resolve_credentials_and_url(self) -> tuple[Credentials, str]:
+        """Return the credentials, which may be a source of tokens, and the base URL with the suffix of the preset."""
         settings = self.settings()
         given, _ = resolve_base_url(self._base_url, settings.base_url_variable, settings.base_url)
         if given is not None and self._make_token_source() is not None:
@@ -262,6 +264,7 @@ class PresetProvider(HttpProvider):
         return os.environ.get(API_VERSION, "").strip() if self._preset.azure else ""
 
     def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
+        """Create the SDK's client: for Azure's dated APIs, for OpenAI, or for another company without OpenAI's environment variables."""
         tokens, sdk = self._make_token_source(), self._load_sdk()
         key = self._preset.no_key if credentials.key is None else credentials.key.reveal()
         if tokens is None and not key:

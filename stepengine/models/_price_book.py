@@ -21,7 +21,7 @@ from stepengine.models._unpriced_items import (
     IMAGES,
     count_openai_web_searches,
     find_service_tier,
-    list_unlisted_token_kinds,
+    list_unpriced_token_kinds,
     list_unpriced_tools,
 )
 
@@ -122,7 +122,7 @@ class _Rates(NamedTuple):
     write: Decimal
 
     def compute_cost(self, usage: Usage) -> Decimal:
-        """Return the cost of *usage*."""
+        """Return the cost of one call with *usage* at these rates."""
         tokens = self.prompt * usage.prompt_tokens + self.completion * usage.completion_tokens
         tokens += self.read * usage.cache_read_tokens + self.write * usage.cache_write_tokens
         return self.fixed + tokens / MILLION_TOKENS
@@ -145,7 +145,7 @@ class PriceBook:
 
     @classmethod
     def get_current(cls) -> PriceBook:
-        """Return the price book of the current price data."""
+        """Return the price book of the current price data, which is a new one if the library has loaded newer data."""
         from genai_prices.data_snapshot import get_snapshot
 
         # By identity: the library replaces its snapshot when it loads new data, and cached prices are then outdated.
@@ -154,8 +154,8 @@ class PriceBook:
             cls._current = book = cls(snapshot)
         return book
 
-    def find_model(self, model: str) -> Any:
-        """Return the price data of *model*; ``None`` if it is unknown."""
+    def find_price_data(self, model: str) -> Any:
+        """Return the price data of *model*, cached; ``None`` if it is unknown."""
         try:
             return self._models[model]
         except KeyError:
@@ -186,10 +186,10 @@ class PriceBook:
         # The fast way for nearly all replies: ordinary tier, no other iterations, and only token kinds in our buckets.
         # Otherwise the price library reads the provider's own usage.
         if not context and not beside and not _has_specially_priced_counts(raw):
-            return tokens + images + compute_search_cost(reply, provider, model)
+            return tokens + images + compute_server_tool_cost(reply, provider, model)
         whole = self._compute_cost_by_library(model, provider, raw, context, at)
         if whole is None:
-            return None if context else tokens + images + compute_search_cost(reply, provider, model)
+            return None if context else tokens + images + compute_server_tool_cost(reply, provider, model)
         for entry in beside:
             name = f"{provider}/{entry['model']}" if entry.get("model") else model
             dollars = self._compute_cost_by_library(name, provider, entry, {}, at)
@@ -197,7 +197,7 @@ class PriceBook:
             if dollars is None:
                 return None
             whole += dollars
-        return whole + images + compute_search_cost(reply, provider, model)
+        return whole + images + compute_server_tool_cost(reply, provider, model)
 
     def list_unpriced(self, model: str, reply: ModelReply, at: datetime) -> tuple[str, ...]:
         """Return the provider's names of billed items in *reply* without a known price."""
@@ -205,11 +205,11 @@ class PriceBook:
         raw, provider = data["usage"], str(data.get("provider") or "")
         _, found = self._resolve_price_context(model, data, raw, at)
         if _has_specially_priced_counts(raw):
-            extracted = self._extract_usage(model, provider, raw)
-            found += list_unlisted_token_kinds(extracted, self.find_model(model).get_prices(at))
+            extracted = self._parse_usage_by_library(model, provider, raw)
+            found += list_unpriced_token_kinds(extracted, self.find_price_data(model).get_prices(at))
         if _find_image_token_counts(data) and self._compute_image_cost(model, data, at) is None:
             found.append(IMAGES)
-        found += list_unpriced_tools(data, _list_opaque_data(reply), XAI, searches=provider in WEB_SEARCH)
+        found += list_unpriced_tools(data, _list_opaque_data(reply), XAI, has_search_price=provider in WEB_SEARCH)
         if _has_generated_images(reply) and not isinstance(data.get("tool_usage"), Mapping):
             found.append(IMAGES)
         return tuple(dict.fromkeys(found))
@@ -223,10 +223,10 @@ class PriceBook:
         Flex has the price of a batch if only that is listed, and at Groq the ordinary price.
         """
         context = {"processing": "batch"} if data.get("processing") == "batch" else {}
-        unpriced, tier, speed = list[str](), _billed_tier(model, data, raw), raw.get("speed")
+        unpriced, tier, speed = list[str](), _find_billed_tier(model, data, raw), raw.get("speed")
         if not tier and speed is None:
             return context, unpriced
-        known = self.find_model(model)
+        known = self.find_price_data(model)
         if tier and _has_price_variant(known, "service_tier", tier, at):
             context["service_tier"] = tier
         elif tier in {"flex", "batch"} and _has_price_variant(known, "processing", "batch", at):
@@ -252,11 +252,11 @@ class PriceBook:
         painter = f"{provider}/{name}"
         return (
             None
-            if self.find_model(painter) is None
+            if self.find_price_data(painter) is None
             else self._compute_cost_by_library(painter, provider, tokens, {}, at)
         )
 
-    def _extract_usage(self, model: str, provider: str, raw: Mapping[str, Any]) -> Any:
+    def _parse_usage_by_library(self, model: str, provider: str, raw: Mapping[str, Any]) -> Any:
         """Return the provider's own usage as parsed by the price library; ``None`` if it cannot parse it."""
         name = model.partition("/")[2]
         flavor = FLAVORS.get(provider, "default" if provider in DEFAULT_FLAVORS else "chat")
@@ -275,9 +275,9 @@ class PriceBook:
     def _compute_cost_by_library(
         self, model: str, provider: str, raw: Mapping[str, Any], context: Mapping[str, str], at: datetime
     ) -> Decimal | None:
-        """Return the cost that the price library computes from a provider's own usage, or ``None``."""
-        known, name = self.find_model(model), model.partition("/")[2]
-        extracted = self._extract_usage(model, provider, raw)
+        """Return the cost that the price library computes from a provider's own usage; ``None`` if it cannot."""
+        known, name = self.find_price_data(model), model.partition("/")[2]
+        extracted = self._parse_usage_by_library(model, provider, raw)
         if extracted is None:
             return None
         try:
@@ -294,7 +294,7 @@ class PriceBook:
 
     def price_usage(self, model: str, usage: Usage, at: datetime) -> Decimal | None:
         """Return the cost of *usage* of *model* at the time *at*; ``None`` if it is unknown."""
-        known = self.find_model(model)
+        known = self.find_price_data(model)
         if known is None:
             return None
         prices = known.get_prices(at)
@@ -325,7 +325,7 @@ class _PriceList:
         return None if rates is None else rates.compute_cost(usage)
 
 
-def _billed_tier(model: str, data: Mapping[str, Any], raw: Mapping[str, Any]) -> str:
+def _find_billed_tier(model: str, data: Mapping[str, Any], raw: Mapping[str, Any]) -> str:
     """Return the service tier that a reply is billed by, in lower case; ``""`` for the ordinary one."""
     tier = find_service_tier(data, raw)
     # Groq's flex tier has the ordinary price: https://console.groq.com/docs/flex-processing
@@ -337,26 +337,26 @@ def _compute_rates(prices: object, prompt_tokens: int) -> _Rates | None:
     from genai_prices.types import ModelPrice
     from genai_prices.types import Usage as PricedUsage
 
-    def at_size(price: object) -> Any:
+    def resolve_tier_price(price: object) -> Any:
         reached = [tier.price for tier in getattr(price, "tiers", ()) if prompt_tokens > tier.start]
         return reached[-1] if reached else getattr(price, "base", price)
 
-    flat = ModelPrice(**{name: at_size(price) for name, price in vars(prices).items()})
+    flat = ModelPrice(**{name: resolve_tier_price(price) for name, price in vars(prices).items()})
 
-    def total(prompt: int = 0, completion: int = 0, read: int = 0, write: int = 0) -> Decimal:
+    def compute_total_price(prompt: int = 0, completion: int = 0, read: int = 0, write: int = 0) -> Decimal:
         usage = PricedUsage(
             input_tokens=prompt, output_tokens=completion, cache_read_tokens=read, cache_write_tokens=write
         )
         return Decimal(flat.calc_price(usage)["total_price"])
 
     try:
-        fixed, prompt = total(), total(prompt=MILLION_TOKENS)
+        fixed, prompt = compute_total_price(), compute_total_price(prompt=MILLION_TOKENS)
         return _Rates(
             fixed,
             prompt - fixed,
-            total(completion=MILLION_TOKENS) - fixed,
-            total(prompt=MILLION_TOKENS, read=MILLION_TOKENS) - prompt,
-            total(prompt=MILLION_TOKENS, write=MILLION_TOKENS) - prompt,
+            compute_total_price(completion=MILLION_TOKENS) - fixed,
+            compute_total_price(prompt=MILLION_TOKENS, read=MILLION_TOKENS) - prompt,
+            compute_total_price(prompt=MILLION_TOKENS, write=MILLION_TOKENS) - prompt,
         )
     except (LookupError, ValueError):
         return None
@@ -413,8 +413,8 @@ def _has_generated_images(reply: ModelReply) -> bool:
     return any(item.get("type") == "image_generation_call" for item in (*made, *_list_opaque_data(reply)))
 
 
-def compute_search_cost(reply: ModelReply, provider: str, model: str) -> Decimal:
-    """Return the cost of searches in *reply*, which token prices do not cover."""
+def compute_server_tool_cost(reply: ModelReply, provider: str, model: str) -> Decimal:
+    """Return the cost of the searches in *reply*, at xAI of all server tools, which token prices do not cover."""
     data: Mapping[str, object] = reply.provider_data or {}
     raw = data.get("usage")
     counted = raw.get("server_side_tool_usage_details") if isinstance(raw, Mapping) else None

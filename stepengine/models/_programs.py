@@ -30,23 +30,25 @@ def merge_programs(settings: ModelSettings) -> Programs | None:
     found = [tool for tool in settings.server_tools if isinstance(tool, Programs)]
     if len(found) < 2:  # noqa: PLR2004 - more than one
         return found[0] if found else None
-    return Programs(_unique_names(one.tools for one in found), direct=_unique_names(one.direct for one in found))
+    return Programs(
+        _join_unique_names(one.tools for one in found), direct=_join_unique_names(one.direct for one in found)
+    )
 
 
-def _unique_names(names: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+def _join_unique_names(names: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
     return tuple(dict.fromkeys([name for some in names for name in some]))
 
 
-def make_callers_member(programs: Programs | None, spec: ToolSpec, word: str) -> dict[str, list[str]]:
-    """Return the ``allowed_callers`` member for a tool of *programs*, ``{}`` for others; *word* is the caller of programs."""
+def make_allowed_callers_member(programs: Programs | None, spec: ToolSpec, program_caller: str) -> dict[str, list[str]]:
+    """Return the ``allowed_callers`` member for a tool of *programs*, ``{}`` for others; *program_caller* names a program as caller."""
     if programs is None or spec.name not in programs.tools:
         return {}
-    return {"allowed_callers": ["direct", word] if spec.name in programs.direct else [word]}
+    return {"allowed_callers": ["direct", program_caller] if spec.name in programs.direct else [program_caller]}
 
 
-def check_program_tools_offered(request: ModelRequest, programs: Programs, model: str, provider: str) -> None:
+def require_program_tool_offered(request: ModelRequest, programs: Programs, model: str, provider: str) -> None:
     """
-    Raise ``ModelError`` if no tool that *programs* may call is offered.
+    Raise ``ModelError`` if *request* offers none of the tools that *programs* may call.
 
     Raises:
         ModelError: when none of their tools is offered.

@@ -47,41 +47,41 @@ def make_reply(
     call: RequestLabel,
     model: str,
     *,
-    stop: StopReason | None,
-    raw: str | None,
+    stop_reason: StopReason | None,
+    raw_stop_reason: str | None,
     usage: Usage | None,
-    answered: str | None,
+    answering_model: str | None,
     request_id: str | None,
-    kept: Mapping[str, object],
+    data_to_store: Mapping[str, object],
     cost: Decimal | None = None,
 ) -> ModelReply:
     """
     Return the reply with *content* to *call* of *model*.
 
-    *raw* is the provider's stop reason, and *stop* is ours for it, ``None`` if it is unknown. *answered* is the name of the
-    model that answered. *kept* has other members of its message to store.
+    *raw_stop_reason* is the provider's stop reason, and *stop_reason* is ours for it, ``None`` if it is unknown.
+    *answering_model* is the name of the model that answered. *data_to_store* has other members of its message to store.
 
     Raises:
         ModelError: for a call without a name, and for two calls with the same id, name and arguments, which would run twice.
     """
-    stop = _resolve_stop_reason(stop, raw, content)
+    stop_reason = _resolve_stop_reason(stop_reason, raw_stop_reason, content)
     keys = [_make_call_key(part) for part in content if isinstance(part, ToolCallPart)]
     for one, other in combinations([key for key in keys if key[0]], 2):
         if one == other:
             what = f"the call {one[0]!r} of {one[1]!r} is repeated with the same arguments"
             raise make_protocol_error(call, what, usage)
-    for part in content[:-1] if stop is StopReason.MAX_TOKENS else content:
+    for part in content[:-1] if stop_reason is StopReason.MAX_TOKENS else content:
         if isinstance(part, ToolCallPart) and not part.tool_name.strip():
             raise make_malformed_call_error(call, "it has no name", usage)
     return ModelReply(
-        _mark_truncated_call(content) if stop is StopReason.MAX_TOKENS else content,
+        _mark_truncated_call(content) if stop_reason is StopReason.MAX_TOKENS else content,
         usage=usage,
-        stop_reason=stop,
-        raw_stop_reason=raw,
+        stop_reason=stop_reason,
+        raw_stop_reason=raw_stop_reason,
         cost=cost,
-        model=f"{call.provider}/{answered}" if answered and answered != model else None,
+        model=f"{call.provider}/{answering_model}" if answering_model and answering_model != model else None,
         request_id=request_id,
-        provider_data={"provider": call.provider, "model": model, **kept},
+        provider_data={"provider": call.provider, "model": model, **data_to_store},
     )
 
 
@@ -133,8 +133,8 @@ def _mark_truncated_call(content: tuple[AssistantPart, ...]) -> tuple[AssistantP
     return tuple(parts)
 
 
-def make_media_part(
-    written: object, mime_type: str, provider_data: Mapping[str, object]
+def media_part_from_base64(
+    encoded: object, mime_type: str, provider_data: Mapping[str, object]
 ) -> ImagePart | DocumentPart | None:
     """
     Return the image or file of a base64 text from a model; an empty type is detected from the bytes.
@@ -142,10 +142,10 @@ def make_media_part(
     ``None`` if the bytes do not encode to the same text; the caller then stores the original.
     """
     try:
-        data = base64.b64decode(written, validate=True) if isinstance(written, str) else b""
+        data = base64.b64decode(encoded, validate=True) if isinstance(encoded, str) else b""
     except ValueError:
         return None
-    if not data or base64.b64encode(data).decode() != written:
+    if not data or base64.b64encode(data).decode() != encoded:
         return None
     mime = resolve_media_type(mime_type, data)
     if mime.startswith("image/"):

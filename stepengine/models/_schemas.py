@@ -35,48 +35,52 @@ class _ReferenceResolver:
         self._definitions = definitions
         self._made = 0
 
-    def convert(self, value: Any, within: tuple[str, ...]) -> Any:
-        """Return a schema without references; *within* are the references that are being resolved."""
+    def convert(self, value: Any, open_references: tuple[str, ...]) -> Any:
+        """Return a schema without references; *open_references* are the references that are being resolved."""
         if isinstance(value, list):
-            return [self.convert(item, within) for item in value]
+            return [self.convert(item, open_references) for item in value]
         if not isinstance(value, Mapping):
             return value
         self._made += 1
         found = dict(value) if "$ref" in value else _remove_const_and_null(dict(value))
         if "$ref" in found:
-            return self._resolve_reference(found.pop("$ref"), found, within)
+            return self._resolve_reference(found.pop("$ref"), found, open_references)
         return {
-            name: self._convert_member(name, item, within) for name, item in found.items() if name not in DEFINITIONS
+            name: self._convert_member(name, item, open_references)
+            for name, item in found.items()
+            if name not in DEFINITIONS
         }
 
-    def _resolve_reference(self, reference: Any, rest: Mapping[str, Any], within: tuple[str, ...]) -> object:
-        if within.count(reference) > NESTED or len(within) >= MAX_DEPTH or self._made > MOST_PARTS:
+    def _resolve_reference(self, reference: Any, rest: Mapping[str, Any], open_references: tuple[str, ...]) -> object:
+        """Return the converted definition behind *reference*, merged with *rest*; a plain object beyond the limits."""
+        if open_references.count(reference) > NESTED or len(open_references) >= MAX_DEPTH or self._made > MOST_PARTS:
             return {"type": "object"}
         target = self._definitions.get(reference, {"type": "object"})
-        return self.convert({**(target if isinstance(target, Mapping) else {}), **rest}, (*within, reference))
+        return self.convert({**(target if isinstance(target, Mapping) else {}), **rest}, (*open_references, reference))
 
-    def _convert_member(self, name: str, item: object, within: tuple[str, ...]) -> Any:
+    def _convert_member(self, name: str, item: object, open_references: tuple[str, ...]) -> Any:
+        """Return the converted value of a keyword; values that are no schemas stay unchanged."""
         if name in {"enum", "default", "examples", "required", "const"}:
             return item
         if name in {"properties", "patternProperties"} and isinstance(item, Mapping):
-            return {key: self.convert(value, within) for key, value in item.items()}
-        return self.convert(item, within)
+            return {key: self.convert(value, open_references) for key, value in item.items()}
+        return self.convert(item, open_references)
 
 
-def _remove_const_and_null(found: dict[str, Any]) -> dict[str, object]:
-    """Return *found* without ``const`` and null unions at its top level."""
-    if "const" in found and not isinstance(found["const"], Mapping):
-        found["enum"] = [found.pop("const")]
+def _remove_const_and_null(schema: dict[str, Any]) -> dict[str, object]:
+    """Return *schema* without ``const`` and null unions at its top level."""
+    if "const" in schema and not isinstance(schema["const"], Mapping):
+        schema["enum"] = [schema.pop("const")]
     for word in ("anyOf", "oneOf"):
-        members = found.get(word)
+        members = schema.get(word)
         if isinstance(members, list) and NULL in members:
             left = [member for member in members if member != NULL]
-            del found[word]
-            found = {**(left[0] if len(left) == 1 else {word: left}), **found}
-    if isinstance(found.get("type"), list):
-        kinds = [kind for kind in found["type"] if kind != "null"]
-        found["type"] = kinds[0] if len(kinds) == 1 else kinds
-    return found
+            del schema[word]
+            schema = {**(left[0] if len(left) == 1 else {word: left}), **schema}
+    if isinstance(schema.get("type"), list):
+        kinds = [kind for kind in schema["type"] if kind != "null"]
+        schema["type"] = kinds[0] if len(kinds) == 1 else kinds
+    return schema
 
 
 # --- strict schemas ---------------------------------------------------------------------------------------------------
@@ -211,6 +215,7 @@ class _StrictConverter(ABC):
 
 class _AnthropicConverter(_StrictConverter):
     def convert(self, schema: Any, level: int) -> dict[str, Any]:
+        """Return a part of the schema with unsupported keywords moved to its description; raise if Anthropic cannot guarantee it."""
         if not isinstance(schema, Mapping) or level > MAX_DEPTH or OLDER in schema:
             raise _UnsupportedSchema
         defined = {"$defs": self.convert_mapping(schema["$defs"], level + 1)} if "$defs" in schema else {}
@@ -248,6 +253,7 @@ class _AnthropicConverter(_StrictConverter):
 
 class _OpenAIConverter(_StrictConverter):
     def convert(self, schema: Any, level: int) -> dict[str, Any]:
+        """Return a part of the schema; raise for keywords, depths and patterns that OpenAI does not support."""
         if not isinstance(schema, Mapping) or level > MAX_LEVELS or not UNPROMISED.isdisjoint(schema):
             raise _UnsupportedSchema
         if "$ref" in schema and schema.keys() - {"$ref", "$defs"}:
@@ -268,6 +274,7 @@ class _OpenAIConverter(_StrictConverter):
         return found
 
     def convert_members(self, schema: Mapping[str, Any], level: int) -> dict[str, Any]:
+        """Return the converted members of an object; raise unless all of them are required."""
         found = super().convert_members(schema, level)
         names = list(found["properties"])
         if set(schema.get("required", ())) != set(names):
@@ -276,4 +283,5 @@ class _OpenAIConverter(_StrictConverter):
 
 
 def _has_lookaround(pattern: object) -> bool:
+    """Return whether a regular expression has a lookahead or lookbehind."""
     return isinstance(pattern, str) and any(word in pattern for word in ("(?=", "(?!", "(?<=", "(?<!"))

@@ -82,6 +82,7 @@ def _find_missing_requirements(package: str) -> tuple[str, ...]:
 
 
 def _is_installed(package: str) -> bool:
+    """Return whether a package is installed, by its metadata or as a module of the same name."""
     try:
         metadata.distribution(package)
     except metadata.PackageNotFoundError:

@@ -48,7 +48,7 @@ class WireSettings:
     dropped: tuple[str, ...] = ()
 
 
-def convert_settings(settings: ModelSettings, ways: Mapping[str, Way]) -> WireSettings:
+def convert_settings(settings: ModelSettings, converters: Mapping[str, Way]) -> WireSettings:
     """Return the body members for all *settings* with a value, and the names of those that the wire cannot express."""
     members: Json = {}
     dropped: list[str] = []
@@ -56,12 +56,14 @@ def convert_settings(settings: ModelSettings, ways: Mapping[str, Way]) -> WireSe
         value = getattr(settings, name)
         if value is None or value in ({}, ()):
             continue
-        way = ways.get(name)
+        way = converters.get(name)
         found = None if way is None else way(value)
         if found is None:
             dropped.append(name)
         else:
-            members = _merge_deeply(members, {key: member for key, member in found.items() if key != DROPPED})
+            members = _merge_objects_and_lists(
+                members, {key: member for key, member in found.items() if key != DROPPED}
+            )
             dropped += found.get(DROPPED, ())
     return WireSettings(members, tuple(dropped))
 
@@ -70,20 +72,21 @@ DROPPED = ""
 """The member in which a way lists parts of its setting that it leaves out."""
 
 
-def _merge_deeply(below: Json, above: Json) -> Json:
+def _merge_objects_and_lists(below: Json, above: Json) -> Json:
+    """Return both objects merged member by member; lists are joined, and other values of *above* win."""
     joined = dict(below)
     for name, value in above.items():
         old = joined.get(name)
         if isinstance(old, dict) and isinstance(value, dict):
-            joined[name] = _merge_deeply(old, value)
+            joined[name] = _merge_objects_and_lists(old, value)
         else:
             joined[name] = [*old, *value] if isinstance(old, list) and isinstance(value, list) else value
     return joined
 
 
-def report_dropped_settings(request: ModelRequest, provider: str, dropped: tuple[str, ...]) -> None:
+def warn_or_raise_for_dropped(request: ModelRequest, provider: str, dropped: tuple[str, ...]) -> None:
     """
-    Warn of dropped settings, once per process for each; raise if ``unsupported`` is ``"error"``.
+    Log a warning for each dropped setting, once per process; raise if ``unsupported`` is ``"error"``.
 
     The log record has the fields ``setting``, ``provider`` and ``model``.
 
@@ -134,7 +137,7 @@ def remove_extra_options(request: ModelRequest, names: tuple[str, ...]) -> Model
 
 
 def add_dropped_settings(reply: ModelReply, dropped: tuple[str, ...]) -> ModelReply:
-    """Return *reply* with the names of the dropped settings."""
+    """Return *reply* with the names of the dropped settings in ``provider_data``."""
     if not dropped:
         return reply
     return attrs.evolve(reply, provider_data={**reply.provider_data, "dropped": list(dropped)})
@@ -155,13 +158,13 @@ def encode_openai_cache_lifetime(lifetime: str, model: str, preset: Preset) -> J
     return {"prompt_cache_options": {"ttl": "12h"} if lifetime == "1h" else {"mode": "explicit"}}
 
 
-def make_unsupported_tool_error(item: ServerTool, model: str, provider: str, why: str = "") -> ModelError:
+def make_unsupported_tool_error(tool: ServerTool, model: str, provider: str, why: str = "") -> ModelError:
     """Return the error for a server tool that a provider does not support, or not with these options."""
     reason = why or f"{provider} does not offer this tool for it"
-    msg = f"{model!r} cannot use {type(item).__name__}(...) of ModelSettings(server_tools=...): {reason}"
+    msg = f"{model!r} cannot use {type(tool).__name__}(...) of ModelSettings(server_tools=...): {reason}"
     return ModelError(msg, kind="settings")
 
 
-def encode_user_location(place: Mapping[str, object] | None) -> Json | None:
+def encode_user_location(location: Mapping[str, object] | None) -> Json | None:
     """Return the user's location in the format of Anthropic and OpenAI; ``None`` without one."""
-    return None if place is None else {"type": "approximate", **place}
+    return None if location is None else {"type": "approximate", **location}

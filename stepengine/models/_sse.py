@@ -87,7 +87,7 @@ class SSEParser:
         return chunk
 
     def _parse_rare_line(self, line: bytes, name: str, pieces: list[bytes]) -> str:
-        """Parse a comment or a line in a rare format, and return the name of its event."""
+        """Parse a line in a rare format: append data to *pieces*, store an id, and return the name of the event."""
         field, _, value = line.partition(b":")
         value = value.removeprefix(b" ")
         if field == b"data":

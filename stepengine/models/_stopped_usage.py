@@ -17,29 +17,29 @@ NAME = "stepengine_usage"
 UNSENT = "stepengine_unsent"
 
 
-def attach_usage_to_exception(stopped: BaseException, usage: Usage | None) -> None:
-    """Store the usage of a stream on *stopped*, the exception that ends it."""
+def attach_usage_to_exception(exception: BaseException, usage: Usage | None) -> None:
+    """Store the usage of a stream on *exception*, which ends it."""
     if usage is not None:
-        vars(stopped)[NAME] = usage
+        vars(exception)[NAME] = usage
 
 
-def get_attached_usage(stopped: BaseException) -> Usage | None:
-    """Return the usage of the stream that *stopped* ended; ``None`` if it is unknown."""
-    usage = vars(stopped).get(NAME)
+def find_attached_usage(exception: BaseException) -> Usage | None:
+    """Return the usage of the stream that *exception* ended; ``None`` if it is unknown."""
+    usage = vars(exception).get(NAME)
     return usage if isinstance(usage, Usage) else None
 
 
-def mark_request_unsent(stopped: BaseException) -> None:
-    """Mark on *stopped*, the exception that ends a request, that the request was never sent."""
-    vars(stopped)[UNSENT] = True
+def mark_request_unsent(exception: BaseException) -> None:
+    """Mark on *exception*, which ends a request, that the request was never sent."""
+    vars(exception)[UNSENT] = True
 
 
-def may_have_been_sent(stopped: BaseException) -> bool:
-    """Return whether a stopped request may have been sent."""
-    return not vars(stopped).get(UNSENT, False)
+def may_have_been_sent(exception: BaseException) -> bool:
+    """Return whether the request that *exception* ended may have been sent; false only if it is marked as unsent."""
+    return not vars(exception).get(UNSENT, False)
 
 
-def get_failed_attempt_usage(error: ModelError) -> Usage | None:
+def find_failed_attempt_usage(error: ModelError) -> Usage | None:
     """
     Return the usage of a failed attempt, which is a lower bound if the answer was lost; ``None`` if it has none.
 
@@ -52,10 +52,10 @@ def get_failed_attempt_usage(error: ModelError) -> Usage | None:
 
 
 @contextmanager
-def attach_usage_on_cancel(used: Callable[[], Usage | None]) -> Iterator[None]:
-    """Attach the usage reported so far to a cancellation of the block."""
+def attach_usage_on_cancel(get_usage: Callable[[], Usage | None]) -> Iterator[None]:
+    """Attach the usage so far, the result of *get_usage*, to a cancellation of the block."""
     try:
         yield
     except asyncio.CancelledError as stopped:
-        attach_usage_to_exception(stopped, used())
+        attach_usage_to_exception(stopped, get_usage())
         raise

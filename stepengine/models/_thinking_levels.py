@@ -72,7 +72,7 @@ class ThinkingWords:
     least: str = "low"
     deaf: bool = False
 
-    def word_for_effort(self, effort: Effort) -> str:
+    def get_word_for_effort(self, effort: Effort) -> str:
         """Return the word for an *effort* that is not ``"none"``."""
         return {"low": self.low, "medium": self.medium, "high": self.high}.get(effort, self.most)
 
@@ -164,13 +164,14 @@ def budget_from_thinking(thinking: Thinking) -> int | None:
     return BUDGETS[thinking.effort]
 
 
-def _is_off(thinking: Thinking) -> bool:
+def _is_thinking_off(thinking: Thinking) -> bool:
+    """Return whether *thinking* requests none."""
     return thinking.mode == "none"
 
 
-def _word_and_note_for_thinking(thinking: Thinking, words: ThinkingWords, model: str) -> tuple[str, str]:
-    """Return the word to send, ``""`` for none, and a note on unsupported options."""
-    if _is_off(thinking):
+def _choose_thinking_word_and_note(thinking: Thinking, words: ThinkingWords, model: str) -> tuple[str, str]:
+    """Return the model's word for *thinking*, ``""`` to send none, and a note on unsupported options."""
+    if _is_thinking_off(thinking):
         if words.off is not None:
             return words.off, ""
         least = f"{words.least} effort"
@@ -178,14 +179,14 @@ def _word_and_note_for_thinking(thinking: Thinking, words: ThinkingWords, model:
     if words.deaf:
         return "", DEAF.format(model=model, thinking=thinking)
     is_lost = words.low == words.most and (thinking.effort is not None or thinking.tokens is not None)
-    return words.word_for_effort(effort_from_thinking(thinking)), ONE.format(
+    return words.get_word_for_effort(effort_from_thinking(thinking)), ONE.format(
         model=model, thinking=thinking
     ) if is_lost else ""
 
 
 def _add_note_on_ignored_hiding(asked: ThinkingRequest, thinking: Thinking, model: str) -> ThinkingRequest:
     """Return *asked* with a note if ``show=False`` has no effect and there is no other note."""
-    if thinking.show or _is_off(thinking) or asked.note:
+    if thinking.show or _is_thinking_off(thinking) or asked.note:
         return asked
     return attrs.evolve(asked, note=SHOWN.format(model=model, thinking=thinking))
 
@@ -193,54 +194,54 @@ def _add_note_on_ignored_hiding(asked: ThinkingRequest, thinking: Thinking, mode
 # --- Responses -------------------------------------------------------------------------------------------------------
 
 
-def thinking_for_responses(thinking: Thinking | None, form: Form, model: str) -> ThinkingRequest:
-    """Return the members of ``reasoning``; a budget in tokens becomes an effort."""
+def encode_thinking_for_responses(thinking: Thinking | None, form: Form, model: str) -> ThinkingRequest:
+    """Return the members of ``reasoning``, with a budget in tokens as an effort, and a note on unsupported options."""
     if thinking is None:
         return NOTHING
-    word, note = _word_and_note_for_thinking(
+    word, note = _choose_thinking_word_and_note(
         thinking, _find_thinking_words(XAI if form == "xai" else OPENAI, model), model
     )
     if not word:
         return ThinkingRequest({}, note)
-    shown = {"summary": "auto"} if thinking.show and not _is_off(thinking) else {}
+    shown = {"summary": "auto"} if thinking.show and not _is_thinking_off(thinking) else {}
     return ThinkingRequest({"effort": word, **shown}, note)
 
 
 # --- Chat Completions ------------------------------------------------------------------------------------------------
 
 
-def thinking_for_chat(
-    thinking: Thinking | None, form: Form, model: str, *, demanded: bool = False, off: bool = False
+def encode_thinking_for_chat(
+    thinking: Thinking | None, form: Form, model: str, *, is_call_forced: bool = False, is_rejected: bool = False
 ) -> ThinkingRequest:
     """
-    Return the members of a body of Chat Completions.
+    Return the members for thinking of a body of Chat Completions, in the format of the service, and a note on unsupported options.
 
     Args:
         thinking: The requested thinking.
         form: The format of the service.
         model: The model's name at the service.
-        demanded: Whether a call is forced, which some services do not support together with thinking.
-        off: Whether to switch thinking off because the service rejected it for this request.
+        is_call_forced: Whether a call is forced, which some services do not support together with thinking.
+        is_rejected: Whether to switch thinking off because the service rejected it for this request.
     """
-    if form == "deepseek" and demanded:
+    if form == "deepseek" and is_call_forced:
         return ThinkingRequest(
             _encode_thinking_switch("disabled")
         )  # on by default, and incompatible with a forced call
     if thinking is None:
         return NOTHING
-    wish = Thinking("none") if off else thinking
+    wish = Thinking("none") if is_rejected else thinking
     match form:
         case "openrouter":
-            asked = _thinking_for_openrouter(wish, model, demanded=demanded)
+            asked = _encode_thinking_for_openrouter(wish, model, is_call_forced=is_call_forced)
         case "groq":
-            asked = _thinking_for_groq(wish, model)
+            asked = _encode_thinking_for_groq(wish, model)
         case "deepseek" | "zai" | "moonshot":
-            asked = _thinking_by_switch(wish, form, model)
+            asked = _encode_thinking_by_switch(wish, form, model)
         case "template" | "qwen":
-            asked = _thinking_by_template(wish, form, model)
+            asked = _encode_thinking_by_template(wish, form, model)
         case _:
-            asked = _thinking_by_word(wish, form, model)
-    return attrs.evolve(asked, note="") if off else asked
+            asked = _encode_thinking_by_word(wish, form, model)
+    return attrs.evolve(asked, note="") if is_rejected else asked
 
 
 TABLES: dict[Form, tuple[ThinkingWords, ...]] = {
@@ -249,18 +250,18 @@ TABLES: dict[Form, tuple[ThinkingWords, ...]] = {
 }  # fmt: skip
 
 
-def _thinking_by_word(thinking: Thinking, form: Form, model: str) -> ThinkingRequest:
+def _encode_thinking_by_word(thinking: Thinking, form: Form, model: str) -> ThinkingRequest:
     """Return thinking as a member with one word, such as ``reasoning_effort``."""
     words = _find_thinking_words(TABLES[form], model)
-    word, note = _word_and_note_for_thinking(thinking, words, model)
-    if form == "snowflake" and not _is_off(thinking) and words.names == SNOWFLAKE[0].names:
+    word, note = _choose_thinking_word_and_note(thinking, words, model)
+    if form == "snowflake" and not _is_thinking_off(thinking) and words.names == SNOWFLAKE[0].names:
         return _add_note_on_ignored_hiding(
             ThinkingRequest({"reasoning": {"effort": word}, "temperature": 1}, note), thinking, model
         )
     members: Json = {"reasoning_effort": word} if word else {}
-    if form == "cerebras" and not words.deaf and words is not GPT_OSS and not _is_off(thinking):
+    if form == "cerebras" and not words.deaf and words is not GPT_OSS and not _is_thinking_off(thinking):
         members["clear_thinking"] = False
-    if form == "cerebras" and not words.deaf and not thinking.show and not _is_off(thinking):
+    if form == "cerebras" and not words.deaf and not thinking.show and not _is_thinking_off(thinking):
         return ThinkingRequest({**members, "reasoning_format": "hidden"}, note)
     # OpenAI's own models never send their thoughts through Chat Completions.
     hidden = form == "effort" and words is not ANY and words is not GPT_OSS
@@ -271,44 +272,47 @@ def _thinking_by_word(thinking: Thinking, form: Form, model: str) -> ThinkingReq
     )
 
 
-def _thinking_for_openrouter(thinking: Thinking, model: str, *, demanded: bool) -> ThinkingRequest:
+def _encode_thinking_for_openrouter(thinking: Thinking, model: str, *, is_call_forced: bool) -> ThinkingRequest:
     """Return thinking as the object that OpenRouter translates for each model."""
-    if _is_off(thinking):
+    if _is_thinking_off(thinking):
         return ThinkingRequest({"reasoning": {"effort": "none"}})
     amount: Json = {"enabled": True}
     if thinking.tokens is not None:
         amount = {"max_tokens": thinking.tokens}
     elif thinking.effort is not None:
         amount = {"effort": "high" if thinking.effort == "max" else thinking.effort, "enabled": True}
-    lost = demanded and model.startswith("anthropic/")
+    lost = is_call_forced and model.startswith("anthropic/")
     shown = {} if thinking.show else {"exclude": True}
     return ThinkingRequest({"reasoning": {**amount, **shown}}, DEMANDED.format(model=model) if lost else "")
 
 
-def _thinking_for_groq(thinking: Thinking, model: str) -> ThinkingRequest:
+def _encode_thinking_for_groq(thinking: Thinking, model: str) -> ThinkingRequest:
     """Return thinking as a word, and as the format of the thoughts, separate or hidden."""
     words = _find_thinking_words(GROQ, model)
-    word, note = _word_and_note_for_thinking(thinking, words, model)
+    word, note = _choose_thinking_word_and_note(thinking, words, model)
     members: Json = {"reasoning_effort": word} if word else {}
     if words.off in ("", word):
         return ThinkingRequest(members, note)
     if words is GPT_OSS:
         return ThinkingRequest(
-            members if thinking.show and not _is_off(thinking) else {**members, "include_reasoning": False}, note
+            members if thinking.show and not _is_thinking_off(thinking) else {**members, "include_reasoning": False},
+            note,
         )
     return ThinkingRequest(
-        {**members, "reasoning_format": "parsed" if thinking.show and not _is_off(thinking) else "hidden"}, note
+        {**members, "reasoning_format": "parsed" if thinking.show and not _is_thinking_off(thinking) else "hidden"},
+        note,
     )
 
 
 def _encode_thinking_switch(state: str, **more: object) -> Json:
+    """Return the ``thinking`` member with the type *state*, and with *more* members."""
     return {"thinking": {"type": state, **more}}
 
 
-def _thinking_by_switch(thinking: Thinking, form: Form, model: str) -> ThinkingRequest:
+def _encode_thinking_by_switch(thinking: Thinking, form: Form, model: str) -> ThinkingRequest:
     """Return thinking as a switch, and a word if the model accepts one."""
     words = _find_thinking_words(TABLES[form], model)
-    word, note = _word_and_note_for_thinking(thinking, words, model)
+    word, note = _choose_thinking_word_and_note(thinking, words, model)
     if words.deaf or word == "disabled":
         return ThinkingRequest(_encode_thinking_switch("disabled") if word == "disabled" else {}, note)
     more: Json = {"clear_thinking": False} if form == "zai" else {"keep": "all"} if form == "moonshot" else {}
@@ -322,13 +326,13 @@ def _thinking_by_switch(thinking: Thinking, form: Form, model: str) -> ThinkingR
     )
 
 
-def _thinking_by_template(thinking: Thinking, form: Form, model: str) -> ThinkingRequest:
+def _encode_thinking_by_template(thinking: Thinking, form: Form, model: str) -> ThinkingRequest:
     """Return thinking as a switch of the model's chat template, or as the member of Qwen's API."""
     words = _find_thinking_words(TEMPLATE, model)
-    word, note = _word_and_note_for_thinking(thinking, words, model)
+    word, note = _choose_thinking_word_and_note(thinking, words, model)
     if form == "template" and words is GPT_OSS:
         return _add_note_on_ignored_hiding(ThinkingRequest({"reasoning_effort": word}, note), thinking, model)
-    is_on = not _is_off(thinking)
+    is_on = not _is_thinking_off(thinking)
     if form == "template":
         beside: Json = {"reasoning_effort": word} if word and thinking.effort is not None else {}
         return _add_note_on_ignored_hiding(
@@ -357,7 +361,7 @@ VERSION = re.compile(r"gemini-(\d+(?:\.\d+)?)")
 LATEST = re.compile(r"gemini-.*-latest")
 
 
-def thinking_for_gemini(thinking: Thinking | None, model: str) -> ThinkingRequest:
+def encode_thinking_for_gemini(thinking: Thinking | None, model: str) -> ThinkingRequest:
     """
     Return the members of ``thinkingConfig``: a level since Gemini 3, a budget in tokens before.
 
@@ -369,15 +373,18 @@ def thinking_for_gemini(thinking: Thinking | None, model: str) -> ThinkingReques
     found = VERSION.match(name)
     version = float(found.group(1)) if found else LEVELS_SINCE if LATEST.match(name) else 0.0
     if version < THINKS_SINCE:
-        return NOTHING if _is_off(thinking) else ThinkingRequest({}, DEAF.format(model=model, thinking=thinking))
+        return (
+            NOTHING if _is_thinking_off(thinking) else ThinkingRequest({}, DEAF.format(model=model, thinking=thinking))
+        )
     if version >= LEVELS_SINCE:
-        return _thinking_by_level(thinking, model, name, takes_tokens=version < LEVELS_ONLY_SINCE)
-    return _thinking_by_budget(thinking, model, is_pro="pro" in name)
+        return _encode_thinking_by_level(thinking, model, name, takes_tokens=version < LEVELS_ONLY_SINCE)
+    return _encode_thinking_by_budget(thinking, model, is_pro="pro" in name)
 
 
-def _thinking_by_level(thinking: Thinking, model: str, name: str, *, takes_tokens: bool) -> ThinkingRequest:
+def _encode_thinking_by_level(thinking: Thinking, model: str, name: str, *, takes_tokens: bool) -> ThinkingRequest:
+    """Return thinking for Gemini 3 and later: a level, or an explicit budget if the model accepts one."""
     least = "low" if UNMINIMAL.match(name) else "minimal"
-    if _is_off(thinking):
+    if _is_thinking_off(thinking):
         return ThinkingRequest({"thinkingLevel": least}, CANNOT.format(model=model, least=f"{least} effort"))
     config: Json = {"includeThoughts": thinking.show}
     if thinking.tokens is not None and takes_tokens:
@@ -388,9 +395,10 @@ def _thinking_by_level(thinking: Thinking, model: str, name: str, *, takes_token
     return ThinkingRequest({**config, "thinkingLevel": most if level == "max" else level})
 
 
-def _thinking_by_budget(thinking: Thinking, model: str, *, is_pro: bool) -> ThinkingRequest:
+def _encode_thinking_by_budget(thinking: Thinking, model: str, *, is_pro: bool) -> ThinkingRequest:
+    """Return thinking for Gemini 2.5: a budget in tokens within the limits of the model."""
     least, most = (PRO_LEAST, PRO_MOST) if is_pro else (0, FLASH_MOST)
-    if _is_off(thinking):
+    if _is_thinking_off(thinking):
         return ThinkingRequest(
             {"thinkingBudget": least}, CANNOT.format(model=model, least=f"{least} tokens") if least else ""
         )

@@ -37,8 +37,8 @@ def _create_ssl_context(_file: str | None, _folder: str | None) -> ssl.SSLContex
     return httpx2.create_ssl_context()
 
 
-async def decompress_response(response: httpx2.Response) -> None:
-    """Replace the stream of *response* by its decompressed body; a response hook of the HTTP client."""
+async def decompress_and_limit_response(response: httpx2.Response) -> None:
+    """Replace the stream of *response* by its decompressed body, limited in size for an error status; a response hook."""
     # The SDKs read the body of an error to its end, so it needs a limit of decompressed bytes (reliability:MP27). The
     # HTTP library has no place for it, so the header is removed and the body is decompressed here.
     packing = response.headers.pop("content-encoding", "identity").strip().lower()
@@ -63,6 +63,7 @@ class _UnpackedBody(httpx2.AsyncByteStream):
         return self._iter_decompressed() if self._left is None else self._iter_limited(self._left)
 
     async def _iter_limited(self, left: int) -> AsyncIterator[bytes]:
+        """Yield decompressed pieces of at most *left* bytes in all."""
         async for piece in self._iter_decompressed():
             yield piece[:left]
             left -= len(piece)
@@ -74,6 +75,7 @@ class _UnpackedBody(httpx2.AsyncByteStream):
             await self._stream.aclose()
 
     async def _iter_decompressed(self) -> AsyncIterator[bytes]:
+        """Yield the body in decompressed pieces of bounded size; raise ``DecodingError`` for an encoding other than gzip."""
         if not isinstance(self._stream, httpx2.AsyncByteStream):
             msg = "a body for asynchronous clients was expected"
             raise httpx2.StreamError(msg)

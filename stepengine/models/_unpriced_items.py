@@ -59,7 +59,7 @@ def count_openai_web_searches(data: Mapping[str, Any], items: Sequence[Mapping[s
 
 
 def list_unpriced_tools(
-    data: Mapping[str, Any], items: Sequence[Mapping[str, Any]], priced: Mapping[str, object], *, searches: bool
+    data: Mapping[str, Any], items: Sequence[Mapping[str, Any]], priced: Mapping[str, object], *, has_search_price: bool
 ) -> list[str]:
     """
     Return the names of billed server tools of a reply without a known price.
@@ -68,21 +68,23 @@ def list_unpriced_tools(
         data: The ``provider_data`` of the reply.
         items: The data of its opaque parts.
         priced: xAI's counts with a known price.
-        searches: Whether a web search has a known price.
+        has_search_price: Whether a web search has a known price.
     """
     raw: Mapping[str, Any] = data.get("usage") or {}
-    found = [name for name in _nonzero_names(raw.get("server_tool_use")) if name not in FREE_OF_ANTHROPIC]
-    found += _nonzero_names(raw.get("serverToolUsage"))
+    found = [name for name in _list_nonzero_names(raw.get("server_tool_use")) if name not in FREE_OF_ANTHROPIC]
+    found += _list_nonzero_names(raw.get("serverToolUsage"))
     told = raw.get("server_side_tool_usage_details")
     if isinstance(told, Mapping):
-        found += [name for name in _nonzero_names(told) if name not in FREE_OF_XAI and name not in priced]
+        found += [name for name in _list_nonzero_names(told) if name not in FREE_OF_XAI and name not in priced]
     else:
         found += ["num_server_side_tools_used"] if parse_token_count(raw.get("num_server_side_tools_used")) else []
         found += [find_text(item, "type") for item in items if _is_unpriced_call(item)]
-        found += ["web_search"] if not searches and count_openai_web_searches(data, items) else []
+        found += ["web_search"] if not has_search_price and count_openai_web_searches(data, items) else []
     used = data.get("tool_usage")
     if isinstance(used, Mapping):
-        found += [name for name, told in used.items() if name not in {"web_search", IMAGES} and _nonzero_names(told)]
+        found += [
+            name for name, told in used.items() if name not in {"web_search", IMAGES} and _list_nonzero_names(told)
+        ]
     found += ["num_search_queries"] if parse_token_count(raw.get("num_search_queries")) else []
     grounding = data.get("groundingMetadata")
     found += ["imageSearchQueries"] if isinstance(grounding, Mapping) and grounding.get("imageSearchQueries") else []
@@ -91,18 +93,19 @@ def list_unpriced_tools(
 
 
 def _is_unpriced_call(item: Mapping[str, Any]) -> bool:
+    """Return whether an item of Responses is a billed call without a known price."""
     kind = find_text(item, "type")
     if kind == "shell_call" and find_text(item, "environment", "type") == "local":
         return False
     return kind.endswith("_call") and kind not in FREE_CALLS and kind not in PRICED_CALLS
 
 
-def _nonzero_names(told: object) -> list[str]:
-    """Return the names in *told* with a count other than 0."""
-    return [name for name, count in told.items() if parse_token_count(count)] if isinstance(told, Mapping) else []
+def _list_nonzero_names(counts: object) -> list[str]:
+    """Return the names in *counts* with a count other than 0."""
+    return [name for name, count in counts.items() if parse_token_count(count)] if isinstance(counts, Mapping) else []
 
 
-def list_unlisted_token_kinds(extracted: object, prices: object) -> list[str]:
+def list_unpriced_token_kinds(extracted: object, prices: object) -> list[str]:
     """Return the kinds of tokens in a usage that cost more than text and have no listed price."""
     return [
         name

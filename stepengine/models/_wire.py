@@ -75,7 +75,7 @@ def join_json_members(members: Mapping[str, bytes]) -> bytes:
     return b"{" + b",".join([encode_json(name) + b":" + value for name, value in members.items()]) + b"}"
 
 
-def join_json_values(values: Iterable[object]) -> bytes:
+def encode_comma_separated(values: Iterable[object]) -> bytes:
     """Return *values* as JSON joined by commas, without ``None``."""
     return b",".join([encode_json(value) for value in values if value is not None])
 
@@ -92,19 +92,19 @@ def make_safe_tool_name(name: str) -> str:
     return UNSAFE.sub("_", name)[:MAX_NAME_CHARS] or "unknown"
 
 
-def call_arguments(part: ToolCallPart) -> Mapping[str, object]:
+def get_arguments_to_send(part: ToolCallPart) -> Mapping[str, object]:
     """Return the arguments of a past call; unreadable ones become an object with their text."""
     return {"unreadable_arguments": part.raw_input or ""} if part.input_error is not None else part.input
 
 
 def format_call_as_text(call: ToolCallPart) -> str:
     """Return the text for a call that cannot be sent as a call; its result follows."""
-    return f"The tool {call.tool_name} was called with {compact(call_arguments(call))}. Its result:"
+    return f"The tool {call.tool_name} was called with {compact(get_arguments_to_send(call))}. Its result:"
 
 
 def parse_extra_headers(settings: ModelSettings) -> dict[str, str]:
     """
-    Return the HTTP headers in ``settings.extra["headers"]``.
+    Return the HTTP headers in ``settings.extra["headers"]``; raise for invalid ones and for secret names.
 
     Raises:
         ModelError: for a header with a key, because settings are recorded.
@@ -132,22 +132,22 @@ def merge_headers(*layers: Mapping[str, str]) -> dict[str, str]:
     return merged
 
 
-def encode_members(
-    request: ModelRequest, head: Mapping[str, object], tools: bytes, *, extra: bool = True
+def encode_body_members(
+    request: ModelRequest, head: Mapping[str, object], tools: bytes, *, with_extra: bool = True
 ) -> dict[str, bytes]:
     """
     Return the encoded members of a body, except the conversation: *head* without ``None``, and *tools*.
 
-    With *extra*, ``settings.extra`` is merged into them, objects member by member. Its members are all keys except
+    With *with_extra*, ``settings.extra`` is merged into them, objects member by member. Its members are all keys except
     ``"headers"`` and ``"body"``, and the keys of the object under ``"body"``. Its tools follow *tools*.
     """
     given: Mapping[str, object] = {name: value for name, value in head.items() if value is not None}
     own = request.settings.extra
-    if extra and own:
+    if with_extra and own:
         body = own.get("body")
         for more in ({name: value for name, value in own.items() if name not in RESERVED}, body):
             if isinstance(more, Mapping):
-                given = {**_merge_objects(given, more), **_join_tools_member(given, more)}
+                given = {**_merge_objects(given, more), **_make_joined_tools_member(given, more)}
     members = {name: encode_json(value) for name, value in given.items()}
     if request.tools:
         more = given.get("tools")
@@ -157,13 +157,14 @@ def encode_members(
     return members
 
 
-def _join_tools_member(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str, object]:
+def _make_joined_tools_member(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str, object]:
     """Return only ``{"tools": [...]}`` with the tools of both bodies; ``{}`` unless both have a list."""
     lists = [tools for tools in (below.get("tools"), above.get("tools")) if isinstance(tools, list)]
     return {"tools": [*lists[0], *lists[1]]} if len(lists) > 1 else {}
 
 
 def _merge_objects(below: Mapping[str, object], above: Mapping[str, object]) -> dict[str, object]:
+    """Return both objects merged member by member; other values of *above* replace those of *below*."""
     merged = dict(below)
     for name, value in above.items():
         old = merged.get(name)
@@ -171,8 +172,8 @@ def _merge_objects(below: Mapping[str, object], above: Mapping[str, object]) -> 
     return merged
 
 
-def schema_name(schema: Mapping[str, object]) -> str:
-    """Return the name of a structured output for APIs that require one."""
+def make_schema_name(schema: Mapping[str, object]) -> str:
+    """Return the title of *schema* as a safe name for structured output, else ``output``."""
     title = schema.get("title")
     return make_safe_tool_name(title) if isinstance(title, str) and title else "output"
 
@@ -221,7 +222,7 @@ def encode_base64(data: bytes) -> str:
 Kind: TypeAlias = Literal["image", "audio", "video", "pdf", "text", "office", "other"]
 
 
-def media_kind(part: ImagePart | DocumentPart) -> Kind:
+def get_media_kind(part: ImagePart | DocumentPart) -> Kind:
     """Return the kind of medium of *part* by its MIME type; both classes can hold audio."""
     mime = part.mime_type.partition(";")[0].strip().lower()
     family = mime.partition("/")[0]
@@ -234,7 +235,7 @@ def media_kind(part: ImagePart | DocumentPart) -> Kind:
     return family if family in {"image", "audio", "video"} else "other"  # type: ignore[return-value]
 
 
-def url_or_data_url(part: ImagePart | DocumentPart) -> str:
+def get_url_or_data_url(part: ImagePart | DocumentPart) -> str:
     """Return the part's own URL, or a data URL of its bytes."""
     return part.url if part.data is None else f"data:{part.mime_type};base64,{encode_base64(part.data)}"  # type: ignore[return-value]
 
@@ -259,8 +260,8 @@ def check_image_type(provider: str, part: ImagePart | DocumentPart) -> None:
         raise make_unsupported_part_error(provider, part, "it accepts JPEG, PNG, GIF and WebP")
 
 
-def file_name(part: ImagePart | DocumentPart) -> str:
-    """Return the name of a document; without one ``document`` plus the extension of an office type, else ``.pdf``."""
+def file_name_or_default(part: ImagePart | DocumentPart) -> str:
+    """Return the name of a document; without one ``document`` plus the extension of an office type, else ``document.pdf``."""
     return getattr(part, "name", "") or f"document{OFFICE.get(part.mime_type, '.pdf')}"
 
 
@@ -274,7 +275,7 @@ MADE = "Images and files that the assistant made:"
 """The heading of media that go back in a user message, because the API does not accept them from the model."""
 
 
-def document_text(name: str, data: bytes) -> str:
+def format_document_text(name: str, data: bytes) -> str:
     """Return the text of a document, with its name before it if it has one."""
     text = data.decode("utf-8", "replace")
     return f"{name}:\n{text}" if name else text
@@ -292,7 +293,7 @@ def remove_blank_texts(parts: Sequence[UserPart]) -> list[UserPart]:
 
 def continues_text(before: AssistantPart | None, part: AssistantPart) -> bool:
     """
-    Return whether *part* continues the text *before* it and is not a new paragraph.
+    Return whether *part* belongs to the same text as the part *before* it, so that it is not a new paragraph.
 
     Providers split a sentence at citations; separate items are paragraphs.
     """
@@ -300,28 +301,29 @@ def continues_text(before: AssistantPart | None, part: AssistantPart) -> bool:
 
 
 def _find_item_id(part: object) -> object:
+    """Return the provider's item id of a part; ``None`` without one."""
     return (getattr(part, "provider_data", None) or {}).get("id")
 
 
-def non_media_text(parts: Iterable[ResultPart]) -> str:
+def join_non_media_text(parts: Iterable[ResultPart]) -> str:
     """Return texts, JSON values and tool references, one per line, without images and documents."""
     texts = [part for part in parts if isinstance(part, TextPart | JsonPart | ToolReferencePart)]
     return "\n".join([compact(part.value) if isinstance(part, JsonPart) else part.text for part in texts])
 
 
-def result_text(message: ToolMessage) -> str:
-    """Return the text of a result, with ``Error:`` before that of an error, for APIs without an error flag."""
-    text = non_media_text(remove_empty_texts(message.content))
+def format_result_text(message: ToolMessage) -> str:
+    """Return the text of a tool result, with ``Error:`` before that of an error, for APIs without an error flag."""
+    text = join_non_media_text(remove_empty_texts(message.content))
     return f"Error: {text}" if message.is_error and not text.lower().startswith("error") else text
 
 
-def result_media_heading(message: ToolMessage) -> str:
+def make_result_media_heading(message: ToolMessage) -> str:
     """Return the heading of images and documents that an API does not accept inside a result."""
     return f"Images and documents in the result of {message.tool_name} ({message.tool_call_id}):"
 
 
 def resolve_tool_choice(request: ModelRequest) -> ToolChoice | None:
-    """Return the tool choice of the request or its settings; ``None`` without one, or without tools of any kind."""
+    """Return the tool choice of the request, else of its settings; ``None`` without one, or without tools of any kind."""
     has_tools = request.tools or request.settings.server_tools
     return (request.tool_choice or request.settings.tool_choice) if has_tools else None
 
@@ -420,7 +422,7 @@ class MessageEncoders(Generic[T]):
 
 def encode_turns(request: ModelRequest, flags: Hashable, encoders: MessageEncoders[T]) -> list[T]:
     """
-    Return the encoded messages of history and tail. Each is encoded once for the same *flags* (``Transcript.memo``).
+    Return the encoded messages of history and tail; those of the history are cached for the same *flags* (``Transcript.memo``).
 
     *flags* are the wire's encode options. A message that repeats a provider id of an earlier one is encoded with
     ``own_ids=False`` (ecosystem:EC83).
@@ -468,7 +470,7 @@ class MessageJoiner:
             self.append_content("user", body)
 
     def append_content(self, role: Literal["user", "assistant"], body: bytes) -> None:
-        """Append encoded content of *role*; user content is added to a preceding user message."""
+        """Append encoded content of *role* to an open user message, or as a new message; the first message is always the user's."""
         out = self._out
         if role == self._role == "user":
             out.append(b",")
@@ -482,7 +484,7 @@ class MessageJoiner:
         out.append(body)
 
     def join(self, *, nudge: bool) -> bytes:
-        """Return the array; *nudge* adds a last user message if there is none."""
+        """Return the array, with the stored content; *nudge* adds a last user message if there is none."""
         self.append_deferred_content()
         if not self._role or (nudge and self._role == "assistant"):
             self.append_content("user", self._nudge)

@@ -343,7 +343,7 @@ def split_part_into_deltas(part: AssistantPart, index: int) -> Sequence[ModelDel
         case ToolCallPart():
             return (
                 ToolCallStarted(index, part.tool_name),
-                ToolCallChunk(index, raw_arguments(part)),
+                ToolCallChunk(index, get_raw_arguments(part)),
                 ToolCallEnded(index),
             )
         case ImagePart() | DocumentPart() | OpaquePart() | CitationPart():
@@ -352,6 +352,6 @@ def split_part_into_deltas(part: AssistantPart, index: int) -> Sequence[ModelDel
             assert_never(never)
 
 
-def raw_arguments(call: ToolCallPart) -> str:
+def get_raw_arguments(call: ToolCallPart) -> str:
     """Return the arguments of a call as text: the model's original text if it is stored, else compact JSON."""
     return call.raw_input if call.raw_input is not None else compact(call.input)

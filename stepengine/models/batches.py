@@ -189,7 +189,7 @@ class Batched(Provider):
             ModelError: when there is no reply.
         """
         member = self._inner.batch_member(request)
-        out, loop = self._open_sent_calls(), asyncio.get_running_loop()
+        out, loop = self._get_or_open_sent_calls(), asyncio.get_running_loop()
         if self._loop is not loop:
             if self._waiting and self._loop is not None and not self._loop.is_closed():
                 msg = "this Batched has waiting calls of another event loop; create one Batched per event loop"
@@ -249,6 +249,7 @@ class Batched(Provider):
         await self._inner.close()
 
     async def _stop_and_fail_calls(self) -> None:
+        """Stop polling, wait for a batch that is being submitted, and fail the waiting calls."""
         work, sending, self._work, self._sending = self._work, self._sending, None, None
         if work is not None:
             work.cancel()
@@ -260,14 +261,15 @@ class Batched(Provider):
         _fail_calls(self._waiting, closed, stay=True)
 
     def _delete_finished_calls(self) -> None:
+        """Delete the finished calls from the file; a failure is logged."""
         over, self._over = self._over, set[str]()
         try:
             if self._out is not None and over:
-                self._out.delete(over)
+                self._out.delete_calls(over)
         except DataError as error:
             logger.warning("%d finished calls could not be deleted from the batch file: %s", len(over), error)
 
-    def _open_sent_calls(self) -> _SentCalls:
+    def _get_or_open_sent_calls(self) -> _SentCalls:
         if self._out is None:
             self._out = _SentCalls(self._file)
         return self._out
@@ -282,6 +284,7 @@ class Batched(Provider):
             _fail_calls(waiting, error, stay=True)
 
     async def _submit_and_poll_batches(self, waiting: Mapping[str, _WaitingCall], came: asyncio.Event) -> None:
+        """Submit due batches, and deliver the results of finished ones, until no call waits."""
         loop, asked, unread = asyncio.get_running_loop(), dict[str, float](), Counter[str]()
         while waiting:
             came.clear()
@@ -322,6 +325,7 @@ class Batched(Provider):
         return due
 
     async def _submit_uncancelled_calls(self, calls: Mapping[str, _WaitingCall]) -> None:
+        """Submit those of *calls* that are not cancelled; a cancellation does not stop the submission."""
         # Some may have been cancelled while the previous batch was submitted.
         calls = {name: each for name, each in calls.items() if not each.reply.done()}
         if calls:
@@ -329,6 +333,7 @@ class Batched(Provider):
             await asyncio.shield(self._sending)
 
     async def _submit_batch(self, calls: Mapping[str, _WaitingCall]) -> None:
+        """Submit *calls* as a batch and store it in the file; an error of the provider fails them."""
         try:
             members = {name: each.member for name, each in calls.items() if each.member is not None}
             for each in calls.values():
@@ -342,7 +347,7 @@ class Batched(Provider):
             each.batch, each.member = batch, None
         logger.info("%s accepted a batch of %d calls: %s", self.name, len(calls), batch)
         try:
-            self._open_sent_calls().record_batch(batch, {name: each.print for name, each in calls.items()})
+            self._get_or_open_sent_calls().record_batch(batch, {name: each.print for name, each in calls.items()})
         except DataError as error:
             # The batch still runs; only another process would not recognize it.
             logger.warning("the batch %s could not be stored in the batch file: %s", batch, error)
@@ -350,6 +355,7 @@ class Batched(Provider):
     async def _fetch_and_deliver_results(
         self, batch: str, waiting: Mapping[str, _WaitingCall], unread: Counter[str]
     ) -> None:
+        """Query a batch and set the reply or the error of each of its calls; a failed query is retried or fails them."""
         calls = {name: each for name, each in waiting.items() if each.batch == batch}
         try:
             results = await self._inner.batch_results(batch)
@@ -380,6 +386,7 @@ class Batched(Provider):
 
 
 async def _await_reply(call: _WaitingCall) -> ModelReply:
+    """Return the reply of *call*; a cancellation is marked as unsent if no submission has started."""
     try:
         return await call.reply
     except asyncio.CancelledError as stopped:
@@ -389,6 +396,7 @@ async def _await_reply(call: _WaitingCall) -> ModelReply:
 
 
 def _fail_calls(calls: Mapping[str, _WaitingCall], error: Exception, *, stay: bool = False) -> None:
+    """Raise a copy of *error* in each waiting call; with *stay*, the calls stay stored for later equal calls."""
     for each in calls.values():
         if not each.reply.done():
             each.stays = each.stays or stay
@@ -422,7 +430,7 @@ class _SentCalls:
             raise self._make_file_error(error) from None
         try:
             # Locked until it is closed or the process dies.
-            with self._convert_errors():
+            with self._convert_database_errors():
                 self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
                 mark_own_database(self._db)
             with self._write_transaction():
@@ -434,12 +442,14 @@ class _SentCalls:
             raise
 
     def _make_file_error(self, error: Exception) -> DataError:
+        """Return the error for an unusable file, with a hint if another process has locked it."""
         held = "locked" in str(error)
         why = "another process uses it; give each process its own file" if held else str(error)
         return DataError(f"the batch file {str(self._file)!r} cannot be used: {why}")
 
     @contextlib.contextmanager
-    def _convert_errors(self) -> Iterator[None]:
+    def _convert_database_errors(self) -> Iterator[None]:
+        """Raise errors of SQLite in the block as ``DataError``."""
         try:
             yield
         except sqlite3.Error as error:
@@ -447,7 +457,8 @@ class _SentCalls:
 
     @contextlib.contextmanager
     def _write_transaction(self) -> Iterator[None]:
-        with self._convert_errors():
+        """Run the block in a transaction, which is rolled back after an error; errors of SQLite become ``DataError``."""
+        with self._convert_database_errors():
             try:
                 self._db.execute("BEGIN IMMEDIATE")
                 yield
@@ -457,19 +468,19 @@ class _SentCalls:
                     self._db.execute("ROLLBACK")
 
     def record_batch(self, batch: str, calls: Mapping[str, str]) -> None:
-        """Store the calls of a submitted batch."""
+        """Store the ids and hashes of the *calls* of a submitted batch."""
         with self._write_transaction():
             rows = [(name, print_, batch) for name, print_ in calls.items()]
             self._db.executemany("INSERT INTO calls VALUES (?, ?, ?, unixepoch())", rows)
 
-    def find_unclaimed_call(self, print_: str, is_taken: Callable[[str], bool]) -> tuple[str, str] | None:
+    def find_unclaimed_call(self, request_hash: str, is_taken: Callable[[str], bool]) -> tuple[str, str] | None:
         """Return the id and batch of an equal call that no caller waits for; ``None`` without one."""
-        with self._convert_errors():
-            rows = self._db.execute("SELECT id, batch FROM calls WHERE print = ? ORDER BY sent, id", (print_,))
+        with self._convert_database_errors():
+            rows = self._db.execute("SELECT id, batch FROM calls WHERE print = ? ORDER BY sent, id", (request_hash,))
             return next(((name, batch) for name, batch in rows if not is_taken(name)), None)
 
-    def delete(self, names: Collection[str]) -> None:
-        """Delete finished calls."""
+    def delete_calls(self, names: Collection[str]) -> None:
+        """Delete the calls with these ids from the file."""
         with self._write_transaction():
             self._db.executemany("DELETE FROM calls WHERE id = ?", [(name,) for name in names])
 

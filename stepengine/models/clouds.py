@@ -48,7 +48,7 @@ from stepengine.models.anthropic.request import (
     BINDING_BETA,
     MIN_BUDGET_TOKENS,
     Site,
-    cannot_disable_thinking,
+    disables_unavoidable_thinking,
     encode_thinking,
     limit_strict_tools,
 )
@@ -117,7 +117,7 @@ class _CloudProvider(ApiProvider):
         """The authentication of the cloud."""
 
     @abstractmethod
-    def _get_default_base_url(self) -> str | None:
+    def _find_default_base_url(self) -> str | None:
         """Return the cloud's own base URL; ``None`` while region or resource is unknown."""
 
     def settings(self) -> ProviderSettings:
@@ -125,13 +125,13 @@ class _CloudProvider(ApiProvider):
         return ProviderSettings(
             key_variables=tuple(self._cloud_auth.variables),
             base_url_variable=self.base_url_variable,
-            base_url=self._get_default_base_url(),
+            base_url=self._find_default_base_url(),
             given_url=self._base_url,
         )
 
     def _resolve_credentials_and_url(self) -> tuple[Credentials, str]:
         """Return the source of the credentials and the base URL; raise for a missing URL and for an untrusted host."""
-        credentials, home = self._cloud_auth.resolve_credentials(self.name), self._get_default_base_url()
+        credentials, home = self._cloud_auth.resolve_credentials(self.name), self._find_default_base_url()
         url, _ = resolve_base_url(self._base_url, self.base_url_variable, home)
         if url is None:
             msg = f"there is no base URL for {self.name!r}: pass base_url= or set {self.base_url_variable}"
@@ -141,10 +141,11 @@ class _CloudProvider(ApiProvider):
 
     def get_account(self) -> str:
         """Return a hash of its account in the cloud, or of its base URL if that is unknown."""
-        return hash_account(self._cloud_auth.identity(), self._resolve_credentials_and_url()[1])
+        return hash_account(self._cloud_auth.find_account_id(), self._resolve_credentials_and_url()[1])
 
     def _convert_error(self, error: Exception, call: RequestLabel) -> BaseException:
-        if isinstance(error, self._cloud_auth.list_error_types()):
+        """Return the error to raise for *error*; one of missing cloud credentials becomes a ``MissingKey``."""
+        if isinstance(error, self._cloud_auth.list_credential_error_types()):
             # The SDK raises a plain RuntimeError for missing credentials; any other one has another cause.
             if type(error) is RuntimeError and "credentials" not in str(error):
                 return error
@@ -162,7 +163,7 @@ class _AwsProvider(_CloudProvider):
     def _cloud_auth(self) -> CloudAuth:
         return self._aws
 
-    def _get_default_base_url(self) -> str | None:
+    def _find_default_base_url(self) -> str | None:
         region = self._aws.find_region()
         return None if region is None else self.regional.format(region)
 
@@ -171,7 +172,10 @@ class _AwsProvider(_CloudProvider):
         region, bearer = self._aws.find_region(), self._aws.find_api_key()
         if bearer is not None:
             return {"aws_region": region, "api_key": bearer.reveal()}
-        return {"aws_region": region, **{f"aws_{name}": value for name, value in self._aws.find_signing_keys().items()}}
+        return {
+            "aws_region": region,
+            **{f"aws_{name}": value for name, value in self._aws.find_signing_keys_or_profile().items()},
+        }
 
 
 class _GoogleCloudProvider(_CloudProvider):
@@ -184,6 +188,7 @@ class _GoogleCloudProvider(_CloudProvider):
         return self._google
 
     async def _open_response(self, client: object, body: RequestBody, *, stream: bool) -> object:
+        """Send *body* and return the response before its body is read; register the current token for redaction."""
         try:
             return await super()._open_response(client, body, stream=stream)
         finally:
@@ -209,6 +214,7 @@ class _MultiProvider(Provider):
         """Return the provider of the wire for *model*, a name without prefix."""
 
     def _get_provider(self, model: str) -> HttpProvider:
+        """Return the provider of the wire for *model*, with all prefixes of this provider."""
         wire = self._select_wire_provider(self.strip_prefix(model))
         for prefix in (self.name, *self._prefixes):
             wire.add_prefix(prefix)
@@ -355,6 +361,7 @@ class BedrockProvider(_MultiProvider):
         self._wires["converse"] = _Converse(self._aws, base_url, name=called, prompt_cache=prompt_cache, **shared)
 
     def _select_wire_provider(self, model: str) -> HttpProvider:
+        """Return the provider for Claude, OpenAI or Converse by the maker in the name; without a maker, for Claude."""
         maker = "" if self._is_converse else parse_maker(model)
         if self._is_converse or maker not in {"", "anthropic", "openai"}:
             return self._wires["converse"]
@@ -362,6 +369,7 @@ class BedrockProvider(_MultiProvider):
 
 
 def _join_url(url: str | None, path: str) -> str | None:
+    """Return *url* with *path* appended; ``None`` for ``None``."""
     return None if url is None else url.rstrip("/") + path
 
 
@@ -385,10 +393,11 @@ class _RuntimeClaude(_AwsClaude):
     base_url_variable = "ANTHROPIC_BEDROCK_BASE_URL"
     regional = "https://bedrock-runtime.{}.amazonaws.com"
 
-    def _make_path(self, model: str, *, stream: bool) -> str:
+    def _make_request_path(self, model: str, *, stream: bool) -> str:
         return f"/model/{quote(model, safe=':;')}/invoke{'-with-response-stream' if stream else ''}"
 
     def _encode_token_count_request(self, request: ModelRequest) -> RequestBody | None:  # type: ignore[override]
+        """Return ``None``, because InvokeModel does not count tokens."""
         return None
 
 
@@ -413,6 +422,7 @@ class _BedrockOpenAI(_NoFilesProvider, _AwsProvider, OpenAIProvider):
         self._preset = attrs.evolve(OPENAI, name=self.name, stores_files=False, supports_batches=False)
 
     def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
+        """Create the SDK's client with a Bedrock API key or AWS credentials; raise ``ModelError`` for an invalid region."""
         from openai.providers import bedrock
 
         bearer = self._aws.find_api_key()
@@ -420,7 +430,7 @@ class _BedrockOpenAI(_NoFilesProvider, _AwsProvider, OpenAIProvider):
         if bearer is not None:
             access = {"api_key": bearer.reveal()}
         else:
-            keys = self._aws.find_signing_keys()
+            keys = self._aws.find_signing_keys_or_profile()
             words = {"access_key": "access_key_id", "secret_key": "secret_access_key"}
             access = {"api_key": None, **{words.get(name, name): value for name, value in keys.items()}}
         sdk, region = self._load_sdk(), self._aws.find_region()
@@ -437,6 +447,7 @@ class _BedrockOpenAI(_NoFilesProvider, _AwsProvider, OpenAIProvider):
         raise failure
 
     def _convert_error(self, error: Exception, call: RequestLabel) -> BaseException:
+        """Return the error to raise for *error*; one of missing credentials becomes a ``MissingKey``."""
         sdk = self._load_sdk()
         if isinstance(error, sdk.OpenAIError) and not isinstance(error, sdk.APIError):
             return make_credentials_error(
@@ -475,7 +486,7 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
         return AuthenticatedClient(self._aws, self.name, base_url, http_client)
 
     def _convert_error(self, error: Exception, call: RequestLabel) -> BaseException:
-        if isinstance(error, self._cloud_auth.list_error_types()):
+        if isinstance(error, self._cloud_auth.list_credential_error_types()):
             return super()._convert_error(error, call)
         return error_from_transport(error, call)
 
@@ -483,6 +494,7 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
         return await client.post_streaming(body.path, body.content, body.headers)
 
     def _explain_unsupported_schema(self, request: ModelRequest) -> str:
+        """Return the reason why model or schema do not allow structured output; ``""`` if they do."""
         schema = request.settings.response_schema
         if not family_of_converse(self.strip_prefix(request.model)).promises:
             return "Bedrock does not support schemas for this model"
@@ -491,7 +503,7 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
         return ""
 
     def _can_all_tools_be_strict(self, request: ModelRequest, previous_failure: str = "") -> bool:
-        """Return whether all strict tools of *request* can be strict together."""
+        """Return whether *request* has strict tools, and all of them can be strict together."""
         strict = [tool for tool in request.tools if tool.strict]
         if (
             not strict
@@ -501,7 +513,7 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
             return False
         return limit_strict_tools(request.tools, request.settings.response_schema) == request.tools
 
-    def _list_dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
+    def _list_unsupported_settings(self, request: ModelRequest) -> tuple[str, ...]:
         model = self.strip_prefix(request.model)
         family, settings = family_of_converse(model), request.settings
         dropped = [*converse.encode_wire_settings(request, model, family, self.name).dropped]
@@ -509,17 +521,18 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
             dropped.append("strict")
         if request.tools and settings.parallel_tool_calls is False:
             dropped.append("parallel_tool_calls")
-        if converse.demands_unsupported_call(self._adapt_request_tools(request), family):
+        if converse.demands_unsupported_call(self._select_tools_and_add_answer(request), family):
             dropped.append("tool_choice")
-        return (*dropped, *converse.find_unsupported_limits(self._make_request_options(request), settings))
+        return (*dropped, *converse.find_unsupported_limits(self._make_request_options_and_warn(request), settings))
 
-    def _make_request_options(
+    def _make_request_options_and_warn(
         self, request: ModelRequest, previous_failure: str = ""
     ) -> converse.ConverseRequestOptions:
+        """Return the options of *request*; a note on unsupported thinking is logged once."""
         model, cache = self.strip_prefix(request.model), request.settings.cache
         family = family_of_converse(model)
-        asked = self._thinking_for_claude(request, model, previous_failure) if family.thinking == "claude" else None
-        asked = converse.make_thinking_request(request.settings, model, family) if asked is None else asked
+        asked = self._encode_claude_thinking(request, model, previous_failure) if family.thinking == "claude" else None
+        asked = converse.make_non_claude_thinking_request(request.settings, model, family) if asked is None else asked
         warn_once(asked.note)
         return converse.ConverseRequestOptions(
             provider=self.name,
@@ -530,10 +543,10 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
             previous_failure=previous_failure,
         )
 
-    def _thinking_for_claude(self, request: ModelRequest, model: str, previous_failure: str) -> ThinkingRequest:
+    def _encode_claude_thinking(self, request: ModelRequest, model: str, previous_failure: str) -> ThinkingRequest:
         """Return the thinking members for Claude, in the format of its own wire."""
         family, thinking, most = find_family(model), request.settings.thinking, request.settings.max_tokens
-        if cannot_disable_thinking(request, family):
+        if disables_unavoidable_thinking(request, family):
             return ThinkingRequest({"output_config": {"effort": "low"}}, CANNOT.format(model=model, least="low effort"))
         asked = encode_thinking(request, model, family, off=previous_failure == FORCED_THINKING)
         if thinking is None or asked is None:
@@ -542,13 +555,14 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
             asked = {**asked, "budget_tokens": max(MIN_BUDGET_TOKENS, most - 1)}
         members: dict[str, Any] = {"thinking": asked}
         if asked["type"] == "adaptive" and (thinking.effort is not None or thinking.tokens is not None):
-            members["output_config"] = {"effort": family.nearest_effort(effort_from_thinking(thinking))}
+            members["output_config"] = {"effort": family.find_nearest_effort(effort_from_thinking(thinking))}
         return ThinkingRequest({**members, **({"anthropic_beta": [BINDING_BETA]} if "block_binding" in asked else {})})
 
     def _encode(self, request: ModelRequest, *, stream: bool, previous_failure: str = "") -> RequestBody:
-        ways = self._make_request_options(request, previous_failure)
+        """Encode *request* with strict tools if all can be strict together, else without; the path selects model and stream."""
+        ways = self._make_request_options_and_warn(request, previous_failure)
         tools = self._tools if self._can_all_tools_be_strict(request, previous_failure) else self._loose
-        request = self._adapt_request_tools(request, previous_failure)
+        request = self._select_tools_and_add_answer(request, previous_failure)
         path = f"/model/{quote(ways.model, safe=':;')}/converse{'-stream' if stream else ''}"
         return RequestBody(converse.encode(request, ways, tools(request.tools)), path=path)
 
@@ -557,9 +571,9 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
         model = self.strip_prefix(request.model)
         if parse_maker(model) != "anthropic":
             return None
-        request = self._adapt_request_tools(request, is_count=True)
+        request = self._select_tools_and_add_answer(request, is_count=True)
         content = converse.encode_token_count_request(
-            request, self._make_request_options(request), self._loose(request.tools)
+            request, self._make_request_options_and_warn(request), self._loose(request.tools)
         )
         return RequestBody(content, path=f"/model/{quote(model[model.index('anthropic.') :], safe=':;')}/count-tokens")
 
@@ -622,7 +636,7 @@ class _VertexBase(_NoFilesProvider, _GoogleCloudProvider, HttpProvider):
     def _location(self) -> str:
         return self._google.resolve_location(*self.location_variables)
 
-    def _get_default_base_url(self) -> str:
+    def _find_default_base_url(self) -> str:
         place = self._location
         if place in MULTI_REGIONS:
             return f"https://aiplatform.{place}.rep.googleapis.com"
@@ -630,6 +644,7 @@ class _VertexBase(_NoFilesProvider, _GoogleCloudProvider, HttpProvider):
 
     @asynccontextmanager
     async def _send_request(self, request: ModelRequest, *, stream: bool) -> AsyncGenerator[HttpExchange]:
+        """Load the credentials if they are missing, send *request*, and yield the response."""
         await self._google.load_credentials_if_missing(request.model)
         async with super()._send_request(request, stream=stream) as exchange:
             yield exchange
@@ -654,8 +669,8 @@ class _VertexClaude(_VertexBase, _CloudClaudeProvider):
         super().__init__(None, base_url, **options)
         self._google = access
 
-    def _get_default_base_url(self) -> str:
-        return f"{super()._get_default_base_url()}/v1"
+    def _find_default_base_url(self) -> str:
+        return f"{super()._find_default_base_url()}/v1"
 
     def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
         access = {"project_id": self._google.project, "credentials": self._google.credentials}
@@ -666,7 +681,7 @@ class _VertexClaude(_VertexBase, _CloudClaudeProvider):
         project, place = quote(self._google.project or "", safe=":"), quote(self._location, safe="")
         return f"/projects/{project}/locations/{place}/publishers/anthropic/models"
 
-    def _make_path(self, model: str, *, stream: bool) -> str:
+    def _make_request_path(self, model: str, *, stream: bool) -> str:
         return f"{self._models_path}/{quote(model, safe='@:')}:{'streamRawPredict' if stream else 'rawPredict'}"
 
     def _encode_token_count_request(self, request: ModelRequest) -> RequestBody:
@@ -751,6 +766,7 @@ class FoundryProvider(_NoFilesProvider, AnthropicProvider):
         )
 
     def _make_token_source(self) -> TokenSource | None:
+        """Return the source of Entra ID tokens; ``None`` with a key, without credentials, or for a server on this machine."""
         settings = self.settings()
         if self._token_provider is None:
             has_key = self._api_key is not None or settings.key_from is not None
@@ -765,6 +781,7 @@ class FoundryProvider(_NoFilesProvider, AnthropicProvider):
         )
 
     def _resolve_credentials_and_url(self) -> tuple[Credentials, str]:
+        """Return Entra ID as the source of credentials, or the key, and the base URL."""
         settings = self.settings()
         url, _ = resolve_base_url(self._base_url, settings.base_url_variable, settings.base_url)
         if self._make_token_source() is None or url is None:
@@ -794,6 +811,7 @@ class _PlatformProvider(_CloudProvider, AnthropicProvider):
 
     @property
     def _workspace(self) -> str:
+        """The workspace of the argument or the environment; raises ``ModelError`` without one."""
         found = self._workspace_id or os.environ.get(self.workspace_variable, "").strip()
         if not found:
             msg = f"{self.name!r} has no workspace: set {self.workspace_variable}, or pass {type(self).__name__}(workspace_id=...)"
@@ -801,6 +819,7 @@ class _PlatformProvider(_CloudProvider, AnthropicProvider):
         return found
 
     def _resolve_credentials_and_url(self) -> tuple[Credentials, str]:
+        """Return the source of the credentials and the base URL; raise ``ModelError`` without a workspace, too."""
         found = super()._resolve_credentials_and_url()
         _ = self._workspace
         return found
@@ -904,22 +923,25 @@ class AnthropicGoogleProvider(_GoogleCloudProvider, _PlatformProvider):
         self._google = GooglePlatformAuth(name, project=project, location=location, credentials=credentials)
         super().__init__(base_url, workspace_id, transport=transport, name=name, **options)
 
-    def _get_default_base_url(self) -> str:
+    def _find_default_base_url(self) -> str:
         return "https://claude.googleapis.com"
 
     @asynccontextmanager
     async def _send_body(
         self, body: RequestBody, request: ModelRequest, *, stream: bool
     ) -> AsyncGenerator[HttpExchange]:
+        """Load the credentials if they are missing, send *body*, and yield the response."""
         await self._google.load_credentials_if_missing(request.model)
         async with super()._send_body(body, request, stream=stream) as exchange:
             yield exchange
 
-    async def _call_file_api(self, ask: Callable[[Any], Awaitable[Any]]) -> Any:
+    async def _call_file_api(self, operation: Callable[[Any], Awaitable[Any]]) -> Any:
+        """Load the credentials if they are missing, and return the result of *operation*."""
         await self._google.load_credentials_if_missing(self.name)
-        return await super()._call_file_api(ask)
+        return await super()._call_file_api(operation)
 
     def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
+        """Create the SDK's client, with project, location and workspace in a base URL that does not end in ``/invoke``."""
         project, place = self._google.project or "", self._google.resolve_location("ANTHROPIC_GOOGLE_CLOUD_LOCATION")
         if not base_url.rstrip("/").endswith("/invoke"):
             parts = [quote(part, safe=":") for part in (project, place, self._workspace)]

@@ -99,7 +99,7 @@ class Files:
             data = file
         else:
             name = name or Path(file).name
-            data = await asyncio.to_thread(_read_file, file)
+            data = await asyncio.to_thread(_read_file_within_limit, file)
         kind = resolve_media_type(mime_type or mimetypes.guess_type(name, strict=False)[0] or "", data)
         if not kind:
             msg = f"the type of the file {name!r} is unknown; pass mime_type=, such as 'application/pdf'"
@@ -123,11 +123,15 @@ class Files:
         part = file_part(file)
         await self._get_provider(at or part.provider).delete_file(str(part.file_id))
 
-    def _get_provider(self, to: str) -> Provider:
-        return self._models().provider_for(to if "/" in to else f"{to}/files")
+    def _get_provider(self, provider_or_model: str) -> Provider:
+        """Return the provider for its name, or for a model string of it."""
+        return self._models().provider_for(
+            provider_or_model if "/" in provider_or_model else f"{provider_or_model}/files"
+        )
 
 
-def _read_file(file: str | os.PathLike[str]) -> bytes:
+def _read_file_within_limit(file: str | os.PathLike[str]) -> bytes:
+    """Return the bytes of a file; raise ``InputError`` if it cannot be read or exceeds the upload limit."""
     try:
         data = read_regular_file(file, MOST)
     except (OSError, ValueError) as error:

@@ -100,6 +100,7 @@ def find_known_models(models: Models, name: str) -> list[KnownModel]:
 
 
 def _describe_provider(models: Models, prefix: str, model: str) -> ListedProvider:
+    """Return the provider of *model* with the state of its key; a provider that fails has the reason as this state."""
     try:
         provider = models.provider_for(model)
         settings = provider.settings()
@@ -111,11 +112,12 @@ def _describe_provider(models: Models, prefix: str, model: str) -> ListedProvide
         settings.key_variables,
         _describe_key_state(provider, model, holder),
         holder,
-        _redact_base_url(settings),
+        _resolve_redacted_base_url(settings),
     )
 
 
 def _describe_key_state(provider: Provider, model: str, holder: str | None) -> str:
+    """Return ``"set"``, ``"missing"`` or ``"not needed"``, or the reason why the provider cannot be used for *model*."""
     try:
         provider.check(model)
     except MissingKey:
@@ -125,7 +127,8 @@ def _describe_key_state(provider: Provider, model: str, holder: str | None) -> s
     return "set" if holder else "not needed"
 
 
-def _redact_base_url(settings: ProviderSettings) -> str | None:
+def _resolve_redacted_base_url(settings: ProviderSettings) -> str | None:
+    """Return the base URL of requests without query, and with ``***`` as user name and password; ``None`` when unknown."""
     url = resolve_base_url(settings.given_url, settings.base_url_variable, settings.base_url)[0]
     return None if url is None else USER.sub("//***@", url.partition("?")[0])
 

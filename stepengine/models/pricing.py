@@ -67,7 +67,7 @@ class ListPrices:
         from stepengine.models._price_book import PriceBook, list_price_names
 
         book = PriceBook.get_current()
-        name = next((name for name in list_price_names(model, reply) if book.find_model(name) is not None), None)
+        name = next((name for name in list_price_names(model, reply) if book.find_price_data(name) is not None), None)
         return () if name is None else book.list_unpriced(name, reply, at)
 
 
@@ -81,7 +81,7 @@ def find_model_info(model: str) -> ModelInfo:
     from stepengine.models._price_book import PriceBook
     from stepengine.models.base import ModelInfo
 
-    known = PriceBook.get_current().find_model(model)
+    known = PriceBook.get_current().find_price_data(model)
     return fill_model_limits(model, ModelInfo(context_window=None if known is None else known.context_window))
 
 

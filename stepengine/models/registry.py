@@ -58,6 +58,7 @@ def _create_installed_provider(entry: EntryPoint) -> Provider:
 
 
 def _make_entry_point_error(entry: EntryPoint, why: str) -> ModelError:
+    """Return the error for an entry point that did not create a provider."""
     msg = (
         f"the entry point {entry.name!r} of the group {ENTRY_POINTS!r} created no provider: {why}. It must create "
         f"a Provider without arguments; in its package, replace {entry.value!r} by a class or function that does"
@@ -65,15 +66,15 @@ def _make_entry_point_error(entry: EntryPoint, why: str) -> ModelError:
     return ModelError(msg, kind="settings")
 
 
-def _make_provider_factory(place: str, *arguments: str, **options: str) -> Callable[[], Provider]:
+def _make_provider_factory(location: str, *arguments: str, **options: str) -> Callable[[], Provider]:
     """Return a function that creates one of the package's providers and imports its module on first use."""
 
-    def make() -> Provider:
-        module, _, name = place.partition(":")
+    def create_provider() -> Provider:
+        module, _, name = location.partition(":")
         provider: Provider = getattr(import_module(f"stepengine.models.{module}"), name)(*arguments, **options)
         return provider
 
-    return make
+    return create_provider
 
 
 def _make_standard_sources() -> dict[str, ProviderSource]:
@@ -324,12 +325,13 @@ class Models:
         return self._resolve_provider(model, self.parse(model))
 
     def _resolve_provider(self, model: str, ref: ModelRef) -> Provider:
+        """Return the provider for a parsed model string: one for exactly this string, a fallback, or that of the prefix."""
         provider = self._served.get(str(ref))
         if provider is None:
             route = None if ref.provider else parse_route(ref.model)
             if route is not None:
                 return Fallback(route, self.provider_for)
-            provider = self._only if self._only is not None else self._get_provider(ref.provider)
+            provider = self._only if self._only is not None else self._get_or_create_provider(ref.provider)
         return _FixedModelProvider(provider, str(ref)) if model in self.aliases and ref.provider else provider
 
     def check(self, model: str) -> str:
@@ -414,7 +416,8 @@ class Models:
         for provider in {*self._providers.values(), *self._served.values(), *([self._only] if self._only else [])}:
             await provider.close()
 
-    def _get_provider(self, prefix: str) -> Provider:
+    def _get_or_create_provider(self, prefix: str) -> Provider:
+        """Return the provider of a registered *prefix*, created at the first call."""
         provider = self._providers.get(prefix)
         if provider is None:
             source = self._sources[prefix]
@@ -424,6 +427,7 @@ class Models:
         return provider
 
     def _resolve_alias(self, model: str) -> str:
+        """Return the model string behind an alias, or *model* itself; raise ``UnknownModel`` for a cycle."""
         seen: list[str] = []
         while model in self.aliases:
             if model in seen:
@@ -439,10 +443,11 @@ class Models:
         return f"{listed} (`stepengine agents models` lists them)" if len(self.providers) > MAX_SUGGESTIONS else listed
 
     def _resolve_by_model_patterns(self, model: str) -> ModelRef:
+        """Return the reference to the only provider with a matching pattern; raise ``UnknownModel`` for none or several."""
         found, failed = list[str](), list[str]()
         for prefix in self._sources:
             try:
-                if self._get_provider(prefix).supports_model(model):
+                if self._get_or_create_provider(prefix).supports_model(model):
                     found.append(prefix)
             except Exception as error:  # noqa: BLE001 - a provider that cannot be created concerns only its own models
                 failed.append(f"{prefix!r} ({error})")
@@ -459,6 +464,7 @@ class Models:
         raise UnknownModel(msg, kind="unknown_model")
 
     def _make_unknown_provider_error(self, model: str, prefix: str) -> UnknownModel:
+        """Return the error for an unregistered prefix, with suggestions."""
         elsewhere = self._suggest_openrouter_name(model)
         near = self._suggest_names(prefix, ALIKE) if elsewhere else self._suggest_names(prefix)
         known = self._format_provider_names()
@@ -466,6 +472,7 @@ class Models:
         return UnknownModel(msg, kind="unknown_model")
 
     def _suggest_names(self, word: str, alike: float = 0.6) -> str:
+        """Return a clause with the providers and aliases that are similar to *word*; ``""`` if none is."""
         return did_you_mean(word, [*self.providers, *self.aliases], alike=alike)
 
     def _suggest_openrouter_name(self, model: str) -> str:
@@ -514,20 +521,25 @@ class _FixedModelProvider(Provider):
         return await self._provider.count_tokens(attrs.evolve(request, model=self._model))
 
     async def complete(self, request: ModelRequest) -> ModelReply:
-        return self._with_requested_model(await self._provider.complete(attrs.evolve(request, model=self._model)))
+        return self._with_fixed_model_if_unnamed(
+            await self._provider.complete(attrs.evolve(request, model=self._model))
+        )
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
         inner: Any = self._provider.stream(attrs.evolve(request, model=self._model))
         async with aclosing(inner) as deltas:
             async for delta in deltas:
-                yield ReplyDone(self._with_requested_model(delta.reply)) if isinstance(delta, ReplyDone) else delta
+                yield (
+                    ReplyDone(self._with_fixed_model_if_unnamed(delta.reply)) if isinstance(delta, ReplyDone) else delta
+                )
 
-    def _with_requested_model(self, reply: ModelReply) -> ModelReply:
+    def _with_fixed_model_if_unnamed(self, reply: ModelReply) -> ModelReply:
+        """Return *reply* with the fixed model as its model if it names none."""
         return reply if reply.model is not None else attrs.evolve(reply, model=self._model)
 
 
 def _split_prefix(model: str) -> tuple[str, str, str]:
-    """Split at the first slash or colon; return the two parts and the separator between them."""
+    """Split a model string at the first slash or colon; return the part before it, the separator, and the rest."""
     slash, colon = model.find("/"), model.find(":")
     at = max(slash, colon) if slash < 0 or colon < 0 else min(slash, colon)
     return (model, "", "") if at < 0 else (model[:at], model[at], model[at + 1 :])

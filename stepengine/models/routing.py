@@ -18,7 +18,7 @@ from attrs import frozen
 from stepengine.data.models import ModelDelta, ModelReply, ModelRequest, ReplyDone
 from stepengine.data.usage import Usage, add_lost_usage
 from stepengine.errors import ContextOverflow, MissingKey, ModelError, UnknownModel
-from stepengine.models._stopped_usage import get_failed_attempt_usage
+from stepengine.models._stopped_usage import find_failed_attempt_usage
 from stepengine.models.base import Provider
 
 BAR, ON = " | ", " on "
@@ -101,6 +101,7 @@ def parse_route(model: str) -> Route | None:
 
 
 def _validate_route(route: Route) -> Route:
+    """Return *route*; raise ``UnknownModel`` for fewer than two models or an unknown cause."""
     if len(route.models) < 2 or not all(route.models):  # noqa: PLR2004 - one and one to fall back to
         msg = f"a fallback needs two models or more, such as 'anthropic/a | openai/b', not {str(route)!r}"
         raise UnknownModel(msg, kind="unknown_model")
@@ -142,7 +143,7 @@ class Fallback(Provider):
             try:
                 reply = await self._provider_of(model).complete(attrs.evolve(request, model=model))
             except ModelError as error:
-                spent = _add_usage(spent, get_failed_attempt_usage(error))
+                spent = _add_usage(spent, find_failed_attempt_usage(error))
                 error.usage = spent
                 if number + 1 == len(models) or not self._route.is_fallback_cause(error):
                     raise
@@ -173,7 +174,7 @@ class Fallback(Provider):
                         )
                 return
             except ModelError as error:
-                spent = _add_usage(spent, get_failed_attempt_usage(error))
+                spent = _add_usage(spent, find_failed_attempt_usage(error))
                 error.usage = spent
                 if number + 1 == len(models) or not self._route.is_fallback_cause(error):
                     raise
@@ -183,12 +184,14 @@ class Fallback(Provider):
                     raise
 
     def _store_next_model(self, request: ModelRequest, number: int) -> None:
+        """Store the index of the model with which the next attempt of *request* starts."""
         self._left_off[id(request)] = (request, number)
         while len(self._left_off) > KEPT_REQUESTS:
             self._left_off.popitem(last=False)
 
 
 def _add_usage(spent: Usage | None, more: object) -> Usage | None:
+    """Return the sum of both usages; one that is no ``Usage`` is ignored."""
     if not isinstance(more, Usage):
         return spent
     return more if spent is None else spent + more

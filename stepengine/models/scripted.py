@@ -162,6 +162,7 @@ def failure(error: BaseException, *, after: str = "") -> Failing:
 def _make_reply(
     content: tuple[AssistantPart, ...], usage: Usage | None, cost: Cost, stop_reason: StopReason | str | None
 ) -> ModelReply:
+    """Return a reply; its stop reason is by default ``tool_use`` with a call, else ``end_turn``."""
     dollars = None if cost is None else _parse_cost(cost)
     if stop_reason is None:
         reason = StopReason.TOOL_USE if ToolCallPart in map(type, content) else StopReason.END_TURN
@@ -170,6 +171,7 @@ def _make_reply(
 
 
 def _parse_cost(cost: Decimal | float | str) -> Decimal:
+    """Return a cost as US dollars; raise ``DataError`` if it is no finite number of at least 0."""
     try:
         dollars = Decimal(str(cost))
     except InvalidOperation:
@@ -220,7 +222,7 @@ class ScriptedModel(Provider):
         self.calls: list[ModelRequest] = []
 
     def __repr__(self) -> str:
-        script = f"{len(self._script)} replies" if self._always is None else _function_name(self._always)
+        script = f"{len(self._script)} replies" if self._always is None else _get_function_name(self._always)
         return f"ScriptedModel({script}, {len(self.calls)} calls)"
 
     @property
@@ -237,8 +239,8 @@ class ScriptedModel(Provider):
 
     async def complete(self, request: ModelRequest) -> ModelReply:
         """Return the next reply, or raise the scripted error."""
-        item = self._record_request_and_pop_item(request)
-        return item if isinstance(item, ModelReply) else _reply_from_item(item, request)
+        item = self._record_request_and_get_item(request)
+        return item if isinstance(item, ModelReply) else _get_reply_or_raise(item, request)
 
     def skip_reply(self, request: ModelRequest) -> None:
         """Skip the next reply of the script, because the record of a test has already answered the request."""
@@ -248,14 +250,14 @@ class ScriptedModel(Provider):
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
         """Yield the next reply in deltas of a few characters, then the reply itself."""
-        item = self._record_request_and_pop_item(request)
+        item = self._record_request_and_get_item(request)
         if callable(item):
             item = _convert_script_item(item(request), asked=item)
         if isinstance(item, Failing):
             for piece in _split_text(item.after, self._chunk):
                 yield TextChunk(piece)
             raise item.error
-        for delta in _split_deltas(item, self._chunk):
+        for delta in _split_into_small_deltas(item, self._chunk):
             yield delta
         yield ReplyDone(item)
 
@@ -277,12 +279,14 @@ class ScriptedModel(Provider):
             raise AssertionError(msg)
         if asked > written:
             rest = "".join(
-                f"\n  request {i}: {_last_message_text(r)}" for i, r in enumerate(self.calls[written:], written)
+                f"\n  request {i}: {_format_last_message_excerpt(r)}"
+                for i, r in enumerate(self.calls[written:], written)
             )
             msg = f"{asked - written} requests came after the last of {written} scripted replies:{rest}"
             raise AssertionError(msg)
 
-    def _record_request_and_pop_item(self, request: ModelRequest) -> Any:
+    def _record_request_and_get_item(self, request: ModelRequest) -> Any:
+        """Record *request* and return its item of the script, or the function that answers all; raise after the last item."""
         with self._lock:
             index = len(self.calls)
             self.calls.append(request)
@@ -340,7 +344,8 @@ class RunScript(ScriptedModel):
         return reply if reply.model is not None else attrs.evolve(reply, model=f"{self.name}/{self.source}")
 
 
-def _reply_from_item(item: Any, request: ModelRequest) -> ModelReply:
+def _get_reply_or_raise(item: Any, request: ModelRequest) -> ModelReply:
+    """Return the reply of a script item, calling a function with *request*; raise the error of a scripted failure."""
     if callable(item):
         item = _convert_script_item(item(request), asked=item)
     if isinstance(item, Failing):
@@ -363,7 +368,7 @@ def _convert_script_item(item: object, index: int | None = None, *, asked: objec
     where = (
         f"item {index} of the script is"
         if asked is None
-        else f"a function of the script, {_function_name(asked)}, returned"
+        else f"a function of the script, {_get_function_name(asked)}, returned"
     )
     msg = (
         f"{where} {item!r}; valid items are replies, strings, failure(exc) and functions from a request to one of these"
@@ -385,14 +390,17 @@ def _make_invalid_item_hint(item: object) -> str:
     return "; calls of tools are written tool_call(name, input)" if isinstance(item, Mapping) else ""
 
 
-def _function_name(function: object) -> str:
+def _get_function_name(function: object) -> str:
     return getattr(function, "__qualname__", repr(function))
 
 
 def _make_exhausted_error(request: ModelRequest, written: int, index: int, source: str) -> ModelError:
+    """Return the error for a request after the end of the script; it shows the last messages."""
     messages = request.all_messages
     first = max(0, len(messages) - SHOWN_MESSAGES)
-    shown = "".join(f"\n  message {i}, {m.role}: {_message_text(m)}" for i, m in enumerate(messages[first:], first))
+    shown = "".join(
+        f"\n  message {i}, {m.role}: {_format_message_excerpt(m)}" for i, m in enumerate(messages[first:], first)
+    )
     replies = "1 reply" if written == 1 else f"{written} replies"
     msg = (
         f"the script{source and f' {source}'} has {replies}, and this is request {index + 1} (model {request.model!r}, "
@@ -401,28 +409,31 @@ def _make_exhausted_error(request: ModelRequest, written: int, index: int, sourc
     return ModelError(msg, kind="script")
 
 
-def _last_message_text(request: ModelRequest) -> str:
+def _format_last_message_excerpt(request: ModelRequest) -> str:
     messages = request.all_messages
-    return f"{messages[-1].role}: {_message_text(messages[-1])}" if messages else "no messages"
+    return f"{messages[-1].role}: {_format_message_excerpt(messages[-1])}" if messages else "no messages"
 
 
-def _message_text(message: Any) -> str:
+def _format_message_excerpt(message: Any) -> str:
+    """Return the text and the calls of a message on one line, cut if long."""
     calls = "".join(f" <calls {c.tool_name} {compact(c.input)}>" for c in getattr(message, "tool_calls", ()))
-    return _shorten(message.text + calls)
+    return _shorten_to_one_line(message.text + calls)
 
 
 def _describe_item(item: object) -> str:
+    """Return a script item for messages: the text and calls of a reply, or the error of a failure."""
     if isinstance(item, Failing):
         return f"failure({item.error!r})"
-    return _message_text(item) if isinstance(item, ModelReply) else repr(item)
+    return _format_message_excerpt(item) if isinstance(item, ModelReply) else repr(item)
 
 
-def _shorten(said: str) -> str:
-    said = said.replace("\n", "\\n")
-    return cut_after(said, SHOWN_CHARS, f"... ({len(said)} characters)")
+def _shorten_to_one_line(text: str) -> str:
+    text = text.replace("\n", "\\n")
+    return cut_after(text, SHOWN_CHARS, f"... ({len(text)} characters)")
 
 
-def _split_deltas(reply: ModelReply, size: int) -> Iterator[ModelDelta]:
+def _split_into_small_deltas(reply: ModelReply, size: int) -> Iterator[ModelDelta]:
+    """Yield the deltas of *reply*, with texts and arguments in pieces of at most *size* characters."""
     for delta in split_reply_into_deltas(reply):
         if isinstance(delta, TextChunk | ThinkingChunk | ToolCallChunk):
             yield from (attrs.evolve(delta, text=piece) for piece in _split_text(delta.text, size))

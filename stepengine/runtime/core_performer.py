@@ -84,11 +84,11 @@ from stepengine.errors import (
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.models._stopped_usage import (
     attach_usage_to_exception,
-    get_attached_usage,
-    get_failed_attempt_usage,
+    find_attached_usage,
+    find_failed_attempt_usage,
     may_have_been_sent,
 )
-from stepengine.models.base import Provider, raw_arguments, split_part_into_deltas
+from stepengine.models.base import Provider, get_raw_arguments, split_part_into_deltas
 from stepengine.runtime.background import TreeWithBackground
 from stepengine.runtime.logs import LineLogger
 from stepengine.runtime.performer import IO, Item, child_path
@@ -240,7 +240,7 @@ class CorePerformer:
                 failed = self._convert_or_raise(item, request.model, raised, spent)
                 if not isinstance(failed, ModelError):
                     return self._outcomes.make_failure_or_stop(item, failed)
-                used = get_failed_attempt_usage(failed)
+                used = find_failed_attempt_usage(failed)
                 spent = spent + used if spent and used else spent or used
                 wait = self._retries.find_next_delay(failed, attempt, item.address)
                 if wait is None:
@@ -281,7 +281,7 @@ class CorePerformer:
         if not self._is_interruption(raised):
             return _to_step_error(model, raised)
         # One that was sent may be billed, whether anything of its reply has come or not.
-        used = attrs.evolve(get_attached_usage(raised) or Usage(), requests=1, at_least=True)
+        used = attrs.evolve(find_attached_usage(raised) or Usage(), requests=1, at_least=True)
         self._store_stopped_usage(item, model, (spent or Usage()) + (used if may_have_been_sent(raised) else Usage()))
         raise raised
 
@@ -671,7 +671,7 @@ class _StreamedChars:
         """
         # Providers bill what they had produced when the connection was cut, and tell of it at the end, which never
         # came. So it is counted from what was heard: a lower bound, and marked as one.
-        told = get_attached_usage(stopped)
+        told = find_attached_usage(stopped)
         if told is None and not self.said and not self.thought:
             return
         told = told or Usage()
@@ -690,7 +690,7 @@ def _emit_whole_reply(reply: ModelReply, item: Item, io: IO) -> ModelReply:
         for part in reply.content:
             if isinstance(part, ToolCallPart):
                 # Of a call only its arguments are shown, which are one piece.
-                _emit_tool_input(item, io, part.tool_name, _predict_call_id(item, calls), raw_arguments(part))
+                _emit_tool_input(item, io, part.tool_name, _predict_call_id(item, calls), get_raw_arguments(part))
                 calls += 1
             else:
                 for delta in split_part_into_deltas(part, calls):

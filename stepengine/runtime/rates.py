@@ -22,7 +22,7 @@ from stepengine.data.checks import with_keyword_hints
 from stepengine.data.models import ModelDelta, ModelReply, ModelRequest, ReplyDone
 from stepengine.data.usage import Usage
 from stepengine.errors import DefinitionError, ModelError
-from stepengine.models._stopped_usage import get_failed_attempt_usage, mark_request_unsent
+from stepengine.models._stopped_usage import find_failed_attempt_usage, mark_request_unsent
 from stepengine.models.base import ModelRef, Provider
 from stepengine.models.routing import Fallback, parse_route
 from stepengine.runtime.clock import TimeSource
@@ -377,7 +377,7 @@ class _RateLimitedProvider(Provider):
         try:
             yield record_usage
         except ModelError as error:
-            usage = get_failed_attempt_usage(error) or Usage()
+            usage = find_failed_attempt_usage(error) or Usage()
             raise
         finally:
             self._limiter.leave(ticket, None if usage is None or usage.at_least else usage.total_tokens)

@@ -44,7 +44,7 @@ from stepengine.data.models import ModelReply, ModelRequest, ModelSettings
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError, DefinitionError, ModelError
-from stepengine.models._byte_reader import Accumulator, run_decoder
+from stepengine.models._byte_reader import Accumulator, decode_or_raise_protocol_error
 from stepengine.models._failures import RequestLabel
 from stepengine.models._json import find_object, find_text, read_json
 from stepengine.models.anthropic.decode import decode as decode_anthropic
@@ -279,7 +279,9 @@ class RequestMessages:
         """Return the parts of items as the adapter decodes them; an item that it does not know stays JSON."""
         protocol, label = self.protocol, self.label
         try:
-            return run_decoder(label, lambda: protocol.decode(protocol.wrap(items), label, self.model, None)).content
+            return decode_or_raise_protocol_error(
+                label, lambda: protocol.decode(protocol.wrap(items), label, self.model, None)
+            ).content
         except ModelError:
             if len(items) != 1:
                 return tuple([part for item in items for part in self._decode_items([item])])

@@ -26,7 +26,12 @@ from stepengine.journal import MemoryJournal
 from stepengine.journal.history import History, engine_version
 from stepengine.journal.records import Head, Intent, Record, Result
 from stepengine.journal.show import spending_of
-from stepengine.models._byte_reader import MAX_REPLY_BYTES, ReplyReader, check_reply_size, run_decoder
+from stepengine.models._byte_reader import (
+    MAX_REPLY_BYTES,
+    ReplyReader,
+    check_reply_text_size,
+    decode_or_raise_protocol_error,
+)
 from stepengine.models._failures import error_from_body, find_request_id, make_protocol_error
 from stepengine.models._json import read_json
 from stepengine.models.pricing import LIST_PRICES
@@ -194,8 +199,8 @@ def _decode_reply(call: ModelCall, response: RecordedResponse) -> ModelReply:
         raise make_protocol_error(call.label, "it is not a JSON object")
     decode = call.protocol.decode
     try:
-        return run_decoder(
-            call.label, lambda: check_reply_size(decode(data, call.label, call.model, request_id), call.label)
+        return decode_or_raise_protocol_error(
+            call.label, lambda: check_reply_text_size(decode(data, call.label, call.model, request_id), call.label)
         )
     except ModelError as error:
         if error.kind not in UNREADABLE:

@@ -542,11 +542,11 @@ def test_forked_child_learns_that_its_parent_holds_the_batch_file(tmp_path: Path
             return {}
 
     provider: Any = Batched(Batching([]), file=tmp_path / "batches.db")
-    provider._open_sent_calls()
+    provider._get_or_open_sent_calls()
 
     def child() -> str:
         try:
-            provider._open_sent_calls()
+            provider._get_or_open_sent_calls()
         except DataError as error:
             return error.message
         return "opened"

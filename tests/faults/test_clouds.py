@@ -762,7 +762,10 @@ def test_explicit_project_and_location_win_over_the_environment(monkeypatch):
     for given in (("mine", "eu"), (None, None)):
         provider = VertexProvider(*given, credentials="a-token-0123456789")
         wires = provider._get_provider("vertex/claude-x"), provider._get_provider("vertex/gemini-x")
-        found[given] = [wires[0]._make_path("claude-x", stream=False), *[wire.settings().base_url for wire in wires]]
+        found[given] = [
+            wires[0]._make_request_path("claude-x", stream=False),
+            *[wire.settings().base_url for wire in wires],
+        ]
 
     assert [
         "/projects/mine/locations/eu/publishers/anthropic/models/claude-x:rawPredict",
@@ -888,7 +891,7 @@ async def test_features_missing_on_vertex_are_refused_or_dropped(server, account
     assert [{"googleSearch": {}}] == body["tools"]
     assert "toolConfig" not in body
     assert "store" not in encoded(provider, asked(model, store=True))
-    assert ("store",) == provider._get_provider(model)._list_dropped_settings(asked(model, store=True))
+    assert ("store",) == provider._get_provider(model)._list_unsupported_settings(asked(model, store=True))
 
 
 @pytest.mark.spec("providers:PV91", "providers:PV93", "providers:PV96", "providers:PV53")
@@ -953,7 +956,7 @@ async def test_the_platform_has_the_address_and_api_of_the_sdk(make, home, serve
     assert home == f"{str(client.base_url).rstrip('/')}/"
     assert WORKSPACE == client.workspace_id
     assert provider.batch_member(asked(request.model)).content is not None
-    assert () == provider._list_dropped_settings(request)
+    assert () == provider._list_unsupported_settings(request)
     assert "anthropic" == provider_list(provider.name)
 
 

@@ -131,7 +131,7 @@ async def test_batch_that_cannot_be_persisted_is_still_awaited(tmp_path: Path) -
     told = Told()
     waiting = batched(told, tmp_path)
     await waiting.complete(about("first"))
-    told.on_sending = lambda: waiting._open_sent_calls()._db.execute("DROP TABLE calls")
+    told.on_sending = lambda: waiting._get_or_open_sent_calls()._db.execute("DROP TABLE calls")
     reply = await ended(waiting.complete(about()))
     await waiting.close()
 
@@ -143,7 +143,7 @@ async def test_broken_batch_file_raises_data_error(tmp_path: Path) -> None:
     told = Told()
     waiting = batched(told, tmp_path)
     await waiting.complete(about())
-    waiting._open_sent_calls()._db.execute("DROP TABLE calls")
+    waiting._get_or_open_sent_calls()._db.execute("DROP TABLE calls")
 
     with pytest.raises(DataError, match=r"the batch file .* cannot be used: no such table"):
         await waiting.complete(about())

@@ -292,7 +292,7 @@ def test_forced_call_is_sent_where_supported_and_else_reported_dropped(model, ch
     settings = ModelSettings(tool_choice=choice, parallel_tool_calls=False)
     sent = body(model, settings=settings)
     request = ModelRequest(f"{NAME}/{model}", messages=Transcript([UserMessage("x")]), tools=(TOOL,), settings=settings)
-    dropped = provider()._get_provider(model)._list_dropped_settings(request)
+    dropped = provider()._get_provider(model)._list_unsupported_settings(request)
 
     assert expected == sent["toolConfig"].get("toolChoice")
     assert ("tool_choice" in dropped) == (expected is None and choice != "auto")
@@ -376,7 +376,7 @@ def test_nova_drops_and_reports_limits_at_highest_effort():
     low = attrs.evolve(settings, thinking=Thinking(effort="low"))
 
     assert {"stopSequences": ["x"]} == json.loads(wire._encode(request, stream=False).content)["inferenceConfig"]
-    assert ("max_tokens", "temperature") == wire._list_dropped_settings(request)
+    assert ("max_tokens", "temperature") == wire._list_unsupported_settings(request)
     assert 500 == body(NOVA_2, settings=low)["inferenceConfig"]["maxTokens"]
 
 
@@ -395,7 +395,7 @@ def test_schema_is_sent_natively_or_as_a_tool():
     assert [True] == [tool["toolSpec"].get("strict") for tool in promised["toolConfig"]["tools"]]
     assert "outputConfig" not in asked
     assert [None, None] == [tool["toolSpec"].get("strict") for tool in asked["toolConfig"]["tools"]]
-    dropped = provider()._get_provider(LLAMA)._list_dropped_settings(ModelRequest(LLAMA, tools=strict))
+    dropped = provider()._get_provider(LLAMA)._list_unsupported_settings(ModelRequest(LLAMA, tools=strict))
     assert ("strict",) == dropped
 
 

@@ -58,7 +58,7 @@ async def sent_to(name, monkeypatch, **environment):
         seen.append(request)
         return httpx2.Response(500, json={})
 
-    provider = Models.standard()._get_provider(name)
+    provider = Models.standard()._get_or_create_provider(name)
     provider._connections.transport = httpx2.MockTransport(answer)
     with pytest.raises(Exception, match="500"):
         await provider.complete(ModelRequest(f"{name}/m"))

@@ -100,7 +100,7 @@ def test_claude_programs_share_one_container_and_drop_strict_tools():
     assert not any("strict" in tool for tool in found["tools"])
     assert "tool_choice" not in found
     request = ModelRequest(f"anthropic/{CLAUDE}", "", Transcript([UserMessage("hi")]), (TOOL, FIND), settings=settings)
-    assert {"strict", "parallel_tool_calls"} == set(AnthropicProvider("k")._list_dropped_settings(request))
+    assert {"strict", "parallel_tool_calls"} == set(AnthropicProvider("k")._list_unsupported_settings(request))
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str, str]] = {

@@ -53,7 +53,7 @@ def test_openai_cache_lifetime_is_sent_or_reported_dropped(name, model, cache, o
     request = ModelRequest(f"{name}/{model}", messages=Transcript([HI]), settings=ModelSettings(cache=cache))
     got = json.loads(provider._encode(request, stream=False).content)
     assert got.get("prompt_cache_options", {}) == (options or {})
-    assert ("cache" in provider._list_dropped_settings(request)) == (options is DROPPED)
+    assert ("cache" in provider._list_unsupported_settings(request)) == (options is DROPPED)
     assert "prompt_cache_retention" not in got
     assert "prompt_cache_breakpoint" not in json.dumps(got)
 
@@ -319,7 +319,7 @@ def test_cloud_reports_unsupported_fallback_models() -> None:
 
     assert "fallbacks" not in json.loads(asked.content)
     assert "anthropic-beta" not in asked.headers
-    assert ("fallbacks",) == provider._list_dropped_settings(request)
+    assert ("fallbacks",) == provider._list_unsupported_settings(request)
 
 
 @pytest.mark.spec("ecosystem:EC93")

@@ -121,7 +121,7 @@ def cell(name: str, **settings: Any) -> str:
     except ModelError:
         return "error"
     said = [f"`{key}: {shown(value)}`" for key, value in changes(before, after).items()]
-    dropped = provider._list_dropped_settings(asked)
+    dropped = provider._list_unsupported_settings(asked)
     if not said and not dropped:
         kept = provider._postprocess_reply(ModelReply("a STOP b"), asked)
         return (
@@ -169,7 +169,7 @@ def strict_cell(name: str) -> str:
     said = difference(plain.pop("tools")[0], strict.pop("tools")[0]) | difference(plain, strict)
     told = [f"`{key}: {shown(value)}`" for key, value in said.items()]
     return (
-        "; ".join([*told, *(["dropped"] if "strict" in provider_of(name)._list_dropped_settings(asked) else [])])
+        "; ".join([*told, *(["dropped"] if "strict" in provider_of(name)._list_unsupported_settings(asked) else [])])
         or "not sent"
     )
 

@@ -604,14 +604,14 @@ class _ServerClient:
     async def __aenter__(self) -> Self:
         import httpx2
 
-        from stepengine.models._transport import decompress_response, get_ssl_context
+        from stepengine.models._transport import decompress_and_limit_response, get_ssl_context
 
         settings, token = self._settings, self._get_token()
         register_secret(settings.id, token, "token")
         timeout = httpx2.Timeout(connect=10.0, read=READ_SECONDS, write=60.0, pool=60.0)
         headers = {"authorization": f"Bearer {token.reveal()}", "accept-encoding": "identity"}
         self._client = httpx2.AsyncClient(
-            headers=headers, timeout=timeout, verify=get_ssl_context(), event_hooks={"response": [decompress_response]},
+            headers=headers, timeout=timeout, verify=get_ssl_context(), event_hooks={"response": [decompress_and_limit_response]},
             # A proxy of the environment would see what goes over plain HTTP.
             follow_redirects=False, trust_env=settings.url.startswith("https:"),
         )  # fmt: skip

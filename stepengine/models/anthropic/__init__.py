@@ -13,7 +13,7 @@ from stepengine.data.models import ModelDelta, ModelReply, ModelRequest, ModelSe
 from stepengine.data.server_tools import Programs
 from stepengine.data.tools import ToolSpec
 from stepengine.errors import ModelError
-from stepengine.models._api import NO_KEY, RequestBody, read_batch_id
+from stepengine.models._api import NO_KEY, RequestBody, get_batch_id
 from stepengine.models._byte_reader import HttpExchange
 from stepengine.models._http import HttpProvider
 from stepengine.models._json import object_at, parse_token_count
@@ -23,7 +23,7 @@ from stepengine.models._sdks import ANTHROPIC
 from stepengine.models._settings import warn_once
 from stepengine.models._thinking_levels import CANNOT
 from stepengine.models._wire import ToolsCache, merge_headers, parse_extra_headers
-from stepengine.models.anthropic.families import AnthropicFamily, find_family, with_capabilities
+from stepengine.models.anthropic.families import AnthropicFamily, find_family, update_family_with_capabilities
 from stepengine.models.anthropic.request import (
     BINDING_BETA,
     FALLBACK_BETA,
@@ -32,18 +32,18 @@ from stepengine.models.anthropic.request import (
     UNPROMISING,
     AnthropicRequestOptions,
     Site,
-    cannot_disable_thinking,
     demands_unsupported_call,
+    disables_unavoidable_thinking,
     encode,
     encode_token_count_request,
     encode_tool,
     encode_wire_settings,
     limit_strict_tools,
-    limit_tools_to_choice,
+    limit_tools_if_choice_unsupported,
     needs_binding_beta,
+    override_cache_lifetime,
     resolve_output_limit,
     uses_fast_mode,
-    with_cache_setting,
 )
 from stepengine.models.anthropic.stream import AnthropicAccumulator
 from stepengine.models.base import BatchMember, ModelInfo, ProviderSettings, Timeouts
@@ -195,7 +195,7 @@ class AnthropicProvider(HttpProvider):
             headers = {**headers, **own_headers}
             parts.append(b'{"custom_id":"%s","params":%s}' % (name.encode(), encoded))
         content = b'{"requests":[%s]}' % b",".join(parts)
-        return read_batch_id(self.name, await self._call_api("batches", BATCHES, content, **headers))
+        return get_batch_id(self.name, await self._call_api("batches", BATCHES, content, **headers))
 
     async def batch_results(self, batch: str) -> Mapping[str, object] | None:
         """
@@ -208,7 +208,7 @@ class AnthropicProvider(HttpProvider):
         if (await self._call_api("batches", path)).get("processing_status") != "ended":
             return None
         # Results without a name are dropped: the name "" means a result for all requests.
-        lines = await self._fetch_batch_lines(f"{path}/results")
+        lines = await self._fetch_json_lines(f"{path}/results")
         return {str(line["custom_id"]): _parse_batch_result(line) for line in lines if line.get("custom_id")}
 
     async def complete(self, request: ModelRequest) -> ModelReply:
@@ -242,9 +242,10 @@ class AnthropicProvider(HttpProvider):
         return self._described[model][0]
 
     def _parse_model_description(self, answer: Mapping[str, object], model: str) -> tuple[ModelInfo, AnthropicFamily]:
+        """Return the limits and the family in the API's description of *model*; raise ``ModelError`` if it is unreadable."""
         try:
             most, capabilities = parse_token_count(answer.get("max_tokens")), object_at(answer, "capabilities")
-            family = with_capabilities(find_family(model), capabilities, most)
+            family = update_family_with_capabilities(find_family(model), capabilities, most)
             types = object_at(object_at(capabilities, "thinking"), "types")
             takes = tuple([name for name in types if object_at(types, name).get("supported") is True])
         except (TypeError, ValueError) as error:
@@ -259,6 +260,7 @@ class AnthropicProvider(HttpProvider):
         return resolve_output_limit(request, model, self._get_family(model), self._ways)
 
     def _get_family(self, model: str) -> AnthropicFamily:
+        """Return the family of *model* by the API if it was queried, else by the table of names."""
         known = self._described.get(model)
         return find_family(model) if known is None else known[1]
 
@@ -274,11 +276,12 @@ class AnthropicProvider(HttpProvider):
 
     @asynccontextmanager
     async def _send_request(self, request: ModelRequest, *, stream: bool) -> AsyncGenerator[HttpExchange]:
+        """Send *request* and yield the response; before that, describe an unknown model if enabled."""
         await self._describe_unknown_model_once(self.strip_prefix(request.model))
         async with super()._send_request(request, stream=stream) as exchange:
             yield exchange
 
-    def _encode_tools(
+    def _encode_tools_cached(
         self, tools: tuple[ToolSpec, ...], settings: ModelSettings, ways: AnthropicRequestOptions | None = None
     ) -> bytes:
         """Return the encoded tools, cached for each combination of cache settings and programs."""
@@ -293,7 +296,7 @@ class AnthropicProvider(HttpProvider):
 
     def _limit_strict_tools(self, request: ModelRequest, previous_failure: str = "") -> tuple[ToolSpec, ...]:
         """Return the tools of *request*, with as many strict ones as the API accepts; equal inputs return the same objects."""
-        tools = limit_tools_to_choice(request, self._get_family(self.strip_prefix(request.model)))
+        tools = limit_tools_if_choice_unsupported(request, self._get_family(self.strip_prefix(request.model)))
         if not any(tool.strict for tool in tools):
             return tools
         programs, schema = merge_programs(request.settings), request.settings.response_schema
@@ -304,9 +307,11 @@ class AnthropicProvider(HttpProvider):
         return self._strict_tools[2]
 
     def _supports_tool_search(self, model: str) -> bool:
+        """Return whether both the host and *model* support a tool search."""
         return self.site.searches and self._get_family(model).searches
 
     def _explain_unsupported_schema(self, request: ModelRequest) -> str:
+        """Return the reason why model or schema do not allow structured output; ``""`` if they do."""
         schema = request.settings.response_schema
         if UNPROMISING.search(self.strip_prefix(request.model)):
             return "the model is older than structured output"
@@ -314,10 +319,10 @@ class AnthropicProvider(HttpProvider):
             return "the schema has open objects, more than 24 optional members, or no object at its root"
         return ""
 
-    def _list_dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
+    def _list_unsupported_settings(self, request: ModelRequest) -> tuple[str, ...]:
         model = self.strip_prefix(request.model)
         dropped = encode_wire_settings(request, model, self.site).dropped
-        shaped = self._adapt_request_tools(request)
+        shaped = self._select_tools_and_add_answer(request)
         wanted = {tool.name for tool in request.tools if tool.strict}
         if wanted and wanted.intersection([tool.name for tool in self._limit_strict_tools(shaped) if not tool.strict]):
             dropped = (*dropped, "strict")
@@ -326,15 +331,16 @@ class AnthropicProvider(HttpProvider):
         return (*dropped, "tool_choice") if demands_unsupported_call(shaped, self._get_family(model)) else dropped
 
     def _encode(self, request: ModelRequest, *, stream: bool, previous_failure: str = "") -> RequestBody:
+        """Encode *request* with the betas and the API version that it needs, and warn if thinking cannot be switched off."""
         model = self.strip_prefix(request.model)
         family = self._get_family(model)
-        if cannot_disable_thinking(request, family):
+        if disables_unavoidable_thinking(request, family):
             warn_once(CANNOT.format(model=model, least="low effort"))
         request, ways = (
-            self._adapt_request_tools(request, previous_failure),
-            with_cache_setting(self._ways, request.settings),
+            self._select_tools_and_add_answer(request, previous_failure),
+            override_cache_lifetime(self._ways, request.settings),
         )
-        tools = self._encode_tools(self._limit_strict_tools(request, previous_failure), request.settings, ways)
+        tools = self._encode_tools_cached(self._limit_strict_tools(request, previous_failure), request.settings, ways)
         headers: dict[str, str] = {}
         if request.settings.temperature is not None or request.settings.top_p is not None:
             headers["anthropic-version"] = SAMPLING_VERSION
@@ -348,9 +354,9 @@ class AnthropicProvider(HttpProvider):
         content = encode(
             request, model, family, ways, tools, stream=stream, previous_failure=previous_failure, more=more
         )
-        return RequestBody(content, headers, self._make_path(model, stream=stream))
+        return RequestBody(content, headers, self._make_request_path(model, stream=stream))
 
-    def _make_path(self, model: str, *, stream: bool) -> str:
+    def _make_request_path(self, model: str, *, stream: bool) -> str:
         """Return the URL path of requests for *model*; ``""`` for the common one."""
         return ""
 
@@ -364,14 +370,18 @@ class AnthropicProvider(HttpProvider):
         return {**more, "anthropic_beta": betas.split(",")} if betas and self.site.betas_in_body else more
 
     def _encode_token_count_request(self, request: ModelRequest) -> RequestBody:
-        model, request = self.strip_prefix(request.model), self._adapt_request_tools(request, is_count=True)
-        tools, family = self._encode_tools(self._limit_strict_tools(request), request.settings), self._get_family(model)
+        model, request = self.strip_prefix(request.model), self._select_tools_and_add_answer(request, is_count=True)
+        tools, family = (
+            self._encode_tools_cached(self._limit_strict_tools(request), request.settings),
+            self._get_family(model),
+        )
         headers = {"anthropic-beta": BINDING_BETA} if needs_binding_beta(request, model, family) else {}
         content = encode_token_count_request(request, model, family, self._ways, tools)
         return RequestBody(content, headers, path=f"{self.path}/count_tokens")
 
 
 def _parse_batch_result(line: Mapping[str, object]) -> Mapping[str, Any]:
+    """Return the result in a line of batch results, in the form for ``batch_reply``; ``{}`` for an unknown form."""
     match line.get("result"):
         case {"type": "succeeded", "message": message}:
             return {"reply": message}

@@ -26,7 +26,7 @@ from stepengine.models._json import (
     parse_token_count,
     parse_token_counts,
     text_at,
-    wrap_newer_members,
+    wrap_unknown_members,
 )
 from stepengine.models._reply import format_sources, make_reply, select_members, shorten_text
 
@@ -86,21 +86,23 @@ def decode(message: Mapping[str, Any], call: RequestLabel, model: str, request_i
         raise make_protocol_error(call, "it holds no content", usage)
     blocks = _drop_blocks_of_replaced_model(objects_at(message, "content"))
     container = find_text(message, "container", "id")
-    content = tuple([part for block in blocks for part in _decode_parts(block, call.provider, model, container)])
+    content = tuple(
+        [part for block in blocks for part in _decode_block_with_citations(block, call.provider, model, container)]
+    )
     return make_reply(
         content,
         call,
         model,
-        stop=STOPS.get(raw or ""),
-        raw=raw,
+        stop_reason=STOPS.get(raw or ""),
+        raw_stop_reason=raw,
         usage=usage,
-        answered=_find_answering_model(message, blocks),
+        answering_model=_find_answering_model(message, blocks),
         request_id=request_id,
-        kept={
+        data_to_store={
             "id": message.get("id"),
             "usage": message.get("usage"),
             **select_members(message, *KEPT),
-            **wrap_newer_members(message, IN_MESSAGE),
+            **wrap_unknown_members(message, IN_MESSAGE),
         },
     )
 
@@ -130,26 +132,31 @@ def _find_answering_model(message: Mapping[str, object], blocks: list[Mapping[st
     return next((name for name in [*reversed(named), *reversed(served)] if name), text_at(message, "model"))
 
 
-def _decode_parts(block: Mapping[str, object], provider: str, model: str, container: str) -> list[AssistantPart]:
-    part = _decode_part(block, provider, model, container)
+def _decode_block_with_citations(
+    block: Mapping[str, object], provider: str, model: str, container: str
+) -> list[AssistantPart]:
+    """Return the part of a content block, followed by the sources if it is a cited text."""
+    part = _decode_block(block, provider, model, container)
     cited = find_objects(block, "citations") if block["type"] == "text" else []
     return [part, *[_decode_citation(citation, find_text(block, "text")) for citation in cited]]
 
 
-def _decode_citation(citation: Mapping[str, object], said: str) -> CitationPart:
+def _decode_citation(citation: Mapping[str, object], reply_text: str) -> CitationPart:
+    """Return a citation of the text *reply_text*."""
     title = find_text(citation, "title") or find_text(citation, "document_title")
     url = find_text(citation, "url") or find_text(citation, "source")
     return CitationPart(
-        url, title, quote=find_text(citation, "cited_text"), said=said, source=find_text(citation, "file_id")
+        url, title, quote=find_text(citation, "cited_text"), said=reply_text, source=find_text(citation, "file_id")
     )
 
 
-def _decode_part(block: Mapping[str, Any], provider: str, model: str, container: str) -> AssistantPart:
+def _decode_block(block: Mapping[str, Any], provider: str, model: str, container: str) -> AssistantPart:
+    """Return the part of a content block; blocks of other kinds, such as those of server tools, become opaque parts."""
     kind = block["type"]
     mark: Json = {"provider": provider}
     # Plain text has no provider data, so equal texts of different providers are equal values and may go to any provider.
     if kind == "text":
-        newer = wrap_newer_members(block, IN_TEXT)
+        newer = wrap_unknown_members(block, IN_TEXT)
         kept = {**select_members(block, "citations"), **({"model": model, **newer} if newer else {})}
         return TextPart(
             block["text"], provider_data=freeze({**mark, **kept}) if kept.get("citations") or newer else None
@@ -158,20 +165,20 @@ def _decode_part(block: Mapping[str, Any], provider: str, model: str, container:
     if kind == "thinking":
         signed = {"signature": text_at(block, "signature")}
         return ThinkingPart(
-            block["thinking"], provider_data=freeze({**mark, **signed, **wrap_newer_members(block, IN_THINKING)})
+            block["thinking"], provider_data=freeze({**mark, **signed, **wrap_unknown_members(block, IN_THINKING)})
         )
     # It must go back unchanged and in its place, or the API rejects the turn.
     if kind == "redacted_thinking":
-        kept = {"redacted": block["data"], **wrap_newer_members(block, IN_REDACTED)}
+        kept = {"redacted": block["data"], **wrap_unknown_members(block, IN_REDACTED)}
         return ThinkingPart("", provider_data=freeze({**mark, **kept}))
     if kind == "tool_use":
         # The result of a call by a program must name the program's container, which only the message knows.
         where = container if find_calling_program_id(block) else ""
         given = {name: value for name, value in (("id", block.get("id")), ("container", where)) if value}
         return make_call_part(
-            block["name"], block.get("input"), {**mark, **given, **wrap_newer_members(block, IN_CALL)}
+            block["name"], block.get("input"), {**mark, **given, **wrap_unknown_members(block, IN_CALL)}
         )
-    tool = _server_tool_name(block, kind)
+    tool = _find_server_tool_name(block, kind)
     return OpaquePart(provider, freeze(block), tool=tool, text=_describe_server_tool(block) if tool else "")
 
 
@@ -180,7 +187,7 @@ def find_calling_program_id(block: Mapping[str, object]) -> str:
     return find_text(block, "caller", "tool_id")
 
 
-def _server_tool_name(block: Mapping[str, object], kind: str) -> str:
+def _find_server_tool_name(block: Mapping[str, object], kind: str) -> str:
     """Return our name of the provider's tool that a block is about; ``""`` if it is about none."""
     if kind == "server_tool_use":
         name = find_text(block, "name")

@@ -45,21 +45,21 @@ from stepengine.models._wire import (
     NUDGE,
     MessageEncoders,
     MessageJoiner,
-    call_arguments,
     check_file_provider,
     check_image_type,
     choose_wire_ids,
     continues_paused_reply,
     encode_base64,
+    encode_comma_separated,
     encode_json,
     encode_turns,
     format_call_as_text,
+    get_arguments_to_send,
+    get_media_kind,
     is_from_provider,
-    join_json_values,
     list_generated_media,
     make_safe_tool_name,
     make_unsupported_part_error,
-    media_kind,
 )
 from stepengine.models._wire import EncodedMessage as BaseTurn
 from stepengine.models.anthropic.decode import find_calling_program_id
@@ -110,28 +110,34 @@ class AnthropicEncoded(BaseTurn):
 # --- joining --------------------------------------------------------------------------------------------------------
 
 
-def encode_messages(request: ModelRequest, flags: AnthropicEncodeOptions, *, lost: bool = False) -> tuple[bytes, str]:
+def encode_messages(
+    request: ModelRequest, flags: AnthropicEncodeOptions, *, is_container_lost: bool = False
+) -> tuple[bytes, str]:
     """
     Return the ``messages`` array with alternating roles, and the container of the waiting program (``""`` for none).
 
     A waiting program receives only its results, so user messages of the tail are left out. A program is abandoned if a user
-    message followed instead, or its container is *lost*. Its calls are then sent as text (providers:PV121).
+    message followed instead, or its container is lost. Its calls are then sent as text (providers:PV121).
     """
     turns = encode_turns(request, flags, ENCODERS)
     if any(turn.waits for turn in turns if turn.role == "assistant"):
-        turns = _replace_abandoned_turns(request, turns, flags, lost=lost)
+        turns = _replace_abandoned_turns(request, turns, flags, is_container_lost=is_container_lost)
     joiner = _AnthropicJoiner()
     for turn in turns:
-        joiner.add(turn)
+        joiner.append_turn(turn)
     return joiner.join(nudge=not continues_paused_reply(request)), joiner.container
 
 
 def _replace_abandoned_turns(
-    request: ModelRequest, turns: list[AnthropicEncoded], flags: AnthropicEncodeOptions, *, lost: bool
+    request: ModelRequest, turns: list[AnthropicEncoded], flags: AnthropicEncodeOptions, *, is_container_lost: bool
 ) -> list[AnthropicEncoded]:
     """Return *turns*, with calls of abandoned programs and their results as text."""
     history = len(request.messages)
-    gone, is_gone, found = _find_abandoned_program_turns(turns, history, lost=lost), False, list[AnthropicEncoded]()
+    gone, is_gone, found = (
+        _find_abandoned_program_turns(turns, history, is_container_lost=is_container_lost),
+        False,
+        list[AnthropicEncoded](),
+    )
     for index, turn in enumerate(turns):
         is_gone = index in gone or (is_gone and turn.role == "tool")
         message = request.messages[index] if index < history else request.tail[index - history]
@@ -139,7 +145,7 @@ def _replace_abandoned_turns(
     return found
 
 
-def _find_abandoned_program_turns(turns: list[AnthropicEncoded], history: int, *, lost: bool) -> set[int]:
+def _find_abandoned_program_turns(turns: list[AnthropicEncoded], history: int, *, is_container_lost: bool) -> set[int]:
     """Return the indices of *turns* with abandoned programs; the first *history* turns are the history, the rest the tail."""
     gone, follows = set[int](), frozenset[str]()
     is_last, is_spoken_over = True, False
@@ -149,7 +155,7 @@ def _find_abandoned_program_turns(turns: list[AnthropicEncoded], history: int, *
             is_spoken_over = True
         if turn.role != "assistant":
             continue
-        is_alive = not is_spoken_over and (not lost if is_last else not turn.waits.isdisjoint(follows))
+        is_alive = not is_spoken_over and (not is_container_lost if is_last else not turn.waits.isdisjoint(follows))
         if turn.waits and not is_alive:
             gone.add(index)
         follows = turn.ends | (frozenset() if index in gone else turn.waits)
@@ -170,7 +176,8 @@ class _AnthropicJoiner(MessageJoiner):
         self.container = ""
         self._waits = False
 
-    def add(self, turn: AnthropicEncoded) -> None:
+    def append_turn(self, turn: AnthropicEncoded) -> None:
+        """Append an encoded message; user messages are left out while a program waits for results."""
         # Results are encoded without the id of their call, which depends on the provider of the message before. So the
         # bytes of a result can be cached for all providers.
         if turn.role == "tool":
@@ -198,21 +205,28 @@ DIRECT = ("caller", {"type": "direct"})
 
 
 def _encode_user(message: UserMessage, flags: AnthropicEncodeOptions) -> AnthropicEncoded:
-    return AnthropicEncoded("user", join_json_values([_encode_content(part, flags) for part in message.content]))
+    return AnthropicEncoded(
+        "user", encode_comma_separated([_encode_content_part(part, flags) for part in message.content])
+    )
 
 
 def _encode_assistant(message: AssistantMessage, flags: AnthropicEncodeOptions, own_ids: bool) -> AnthropicEncoded:  # noqa: FBT001 - private
+    """Encode a reply; with a manual thinking budget, calls without thinking before them become text."""
     calls = message.tool_calls
     ids = choose_wire_ids(calls, flags.provider, own=own_ids)
     blocks = [
         block for block in [_encode_assistant_block(part, flags, ids) for part in message.content] if block is not None
     ]
     made = list_generated_media(message)
-    after = join_json_values([_encode_text(MADE), *[_encode_content(part, flags) for part in made]]) if made else b""
+    after = (
+        encode_comma_separated([_encode_text(MADE), *[_encode_content_part(part, flags) for part in made]])
+        if made
+        else b""
+    )
     if not calls:
         return AnthropicEncoded(
             "assistant",
-            join_json_values(_drop_trailing_thoughts(_drop_unanswered_server_calls(blocks))),
+            encode_comma_separated(_drop_trailing_thoughts(_drop_unanswered_server_calls(blocks))),
             after=after,
             ends=_list_answered_server_call_ids(blocks),
         )
@@ -220,11 +234,11 @@ def _encode_assistant(message: AssistantMessage, flags: AnthropicEncodeOptions, 
     # With a thinking budget the API requires thinking at the start of a turn with calls. A history from another
     # model has none, so its calls are sent as text.
     if flags.manual and not waits and blocks[0]["type"] not in THINKING:
-        said = join_json_values([block for block in blocks if block["type"] != "tool_use"])
+        said = encode_comma_separated([block for block in blocks if block["type"] != "tool_use"])
         return AnthropicEncoded("assistant", said, texts=_encode_calls_as_texts(calls), after=after)
     return AnthropicEncoded(
         "assistant",
-        join_json_values(blocks),
+        encode_comma_separated(blocks),
         ids={ours: encode_json(theirs) for ours, theirs in ids.items()},
         after=after,
         waits=waits,
@@ -236,6 +250,7 @@ def _encode_assistant(message: AssistantMessage, flags: AnthropicEncodeOptions, 
 
 
 def _encode_calls_as_texts(calls: tuple[ToolCallPart, ...]) -> dict[str, bytes]:
+    """Return the encoded text block for each call, by our id of the call."""
     return {call.tool_call_id: encode_json(_encode_text(format_call_as_text(call))) for call in calls}
 
 
@@ -256,7 +271,7 @@ def _encode_abandoned_as_text(message: Message, flags: AnthropicEncodeOptions) -
     said = [b for b in blocks if b["type"] != "tool_use" and (b["type"] != "server_tool_use" or b["id"] in answered)]
     return AnthropicEncoded(
         "assistant",
-        join_json_values(_drop_trailing_thoughts(said)),
+        encode_comma_separated(_drop_trailing_thoughts(said)),
         texts=_encode_calls_as_texts(message.tool_calls),
         ends=answered,
     )
@@ -281,16 +296,17 @@ def _drop_trailing_thoughts(blocks: list[Json]) -> list[Json]:
 
 
 def _encode_assistant_block(part: AssistantPart, flags: AnthropicEncodeOptions, ids: Mapping[str, str]) -> Json | None:
+    """Return the block of a part of a reply; ``None`` for parts that are not sent back, such as thoughts of other models."""
     match part:
         case TextPart():
             block = _encode_text(
                 part.text, part.provider_data if is_from_provider(part.provider_data, flags.provider) else None
             )
-            return block and {**_unwrap_newer_members(part.provider_data, flags), **block}
+            return block and {**_unwrap_unknown_members(part.provider_data, flags), **block}
         case RefusalPart():
             return _encode_text(part.text)
         case ThinkingPart():
-            return _encode_thinking(part, flags)
+            return _encode_thinking_if_own(part, flags)
         case ToolCallPart():
             return _encode_call(part, flags, ids)
         case OpaquePart():
@@ -303,14 +319,14 @@ def _encode_assistant_block(part: AssistantPart, flags: AnthropicEncodeOptions, 
 
 def _encode_call(part: ToolCallPart, flags: AnthropicEncodeOptions, ids: Mapping[str, str]) -> Json:
     """Return the block of a call, with its unknown members except the default ``caller``."""
-    more = _unwrap_newer_members(part.provider_data, flags)
+    more = _unwrap_unknown_members(part.provider_data, flags)
     newer = {name: value for name, value in more.items() if (name, value) != DIRECT}
-    name, given = make_safe_tool_name(part.tool_name), call_arguments(part)
+    name, given = make_safe_tool_name(part.tool_name), get_arguments_to_send(part)
     return {**newer, "type": "tool_use", "id": ids[part.tool_call_id], "name": name, "input": given}
 
 
-def _unwrap_newer_members(data: Mapping[str, Any] | None, flags: AnthropicEncodeOptions) -> Mapping[str, object]:
-    """Return the members of a block that are newer than this package, for the same model only."""
+def _unwrap_unknown_members(data: Mapping[str, Any] | None, flags: AnthropicEncodeOptions) -> Mapping[str, object]:
+    """Return the stored unknown members of a block, if the same model sent them; else ``{}``."""
     return data.get("more", {}) if is_from_provider(data, flags.provider, flags.model) else {}
 
 
@@ -327,16 +343,17 @@ def _encode_opaque_block(data: Mapping[str, Any], flags: AnthropicEncodeOptions)
     return {**data, "content": {**content, "tool_references": kept}}
 
 
-def _encode_thinking(part: ThinkingPart, flags: AnthropicEncodeOptions) -> Json | None:
+def _encode_thinking_if_own(part: ThinkingPart, flags: AnthropicEncodeOptions) -> Json | None:
+    """Return the block of signed or redacted thinking of the same model; ``None`` for other thoughts."""
     data = part.provider_data
     # Only the model that produced thinking accepts its signature; for others its text would become part of the answer
     # (ecosystem:EC99).
     if not is_from_provider(data, flags.provider, flags.model):
         return None
     if data.get("redacted"):
-        return {**_unwrap_newer_members(data, flags), "type": "redacted_thinking", "data": data["redacted"]}
+        return {**_unwrap_unknown_members(data, flags), "type": "redacted_thinking", "data": data["redacted"]}
     signature = data.get("signature")
-    newer = _unwrap_newer_members(data, flags)
+    newer = _unwrap_unknown_members(data, flags)
     return {**newer, "type": "thinking", "thinking": part.text, "signature": signature} if signature else None
 
 
@@ -357,7 +374,8 @@ def _encode_text(text: str, data: Mapping[str, Any] | None = None) -> Json | Non
 
 
 def _encode_result(message: ToolMessage, flags: AnthropicEncodeOptions) -> AnthropicEncoded:
-    blocks = [block for block in [_encode_content(part, flags) for part in message.content] if block is not None]
+    """Encode a result; with a manual thinking budget also as text, for a call that is sent as text."""
+    blocks = [block for block in [_encode_content_part(part, flags) for part in message.content] if block is not None]
     rest: Json = {}
     if len(blocks) == 1 and blocks[0]["type"] == "text":
         rest["content"] = blocks[0]["text"]
@@ -370,12 +388,15 @@ def _encode_result(message: ToolMessage, flags: AnthropicEncodeOptions) -> Anthr
     if flags.manual:
         # Outside a tool result the API rejects references to tools, so they are text there.
         plain = attrs.evolve(flags, hidden=None)
-        shown = [block for block in [_encode_content(part, plain) for part in message.content] if block is not None]
-        as_text = join_json_values(shown or [_encode_text("(nothing)")])
+        shown = [
+            block for block in [_encode_content_part(part, plain) for part in message.content] if block is not None
+        ]
+        as_text = encode_comma_separated(shown or [_encode_text("(nothing)")])
     return AnthropicEncoded("tool", (b"," if rest else b"") + members, call_id=message.tool_call_id, as_text=as_text)
 
 
-def _encode_content(part: ResultPart, flags: AnthropicEncodeOptions) -> Json | None:
+def _encode_content_part(part: ResultPart, flags: AnthropicEncodeOptions) -> Json | None:
+    """Return the block of a part of a user message or result; ``None`` for blank text."""
     match part:
         case TextPart():
             return _encode_text(part.text)
@@ -385,17 +406,18 @@ def _encode_content(part: ResultPart, flags: AnthropicEncodeOptions) -> Json | N
             known = flags.hidden is not None and name in flags.hidden
             return {"type": "tool_reference", "tool_name": name} if known else _encode_text(part.text)
         case ImagePart() | DocumentPart():
-            return _encode_media(part, flags)
+            return _encode_supported_media(part, flags)
         case _ as never:
             assert_never(never)
 
 
-def _encode_media(part: ImagePart | DocumentPart, flags: AnthropicEncodeOptions) -> Json:
+def _encode_supported_media(part: ImagePart | DocumentPart, flags: AnthropicEncodeOptions) -> Json:
+    """Return the block of an image, a PDF, a text or an uploaded file; raise ``ModelError`` for unsupported media."""
     check_file_provider(flags.provider, part)
-    kind = media_kind(part)
+    kind = get_media_kind(part)
     if kind == "image":
         check_image_type(flags.provider, part)
-        return {"type": "image", "source": _encode_source(part)}
+        return {"type": "image", "source": _encode_media_source(part)}
     if part.file_id is not None and kind not in {"pdf", "text"} and flags.container:
         return {"type": "container_upload", "file_id": part.file_id}
     if part.file_id is not None and kind == "office":
@@ -410,17 +432,18 @@ def _encode_media(part: ImagePart | DocumentPart, flags: AnthropicEncodeOptions)
         raise make_unsupported_part_error(
             flags.provider, part, "it accepts text as bytes or as an uploaded file; only images and PDF can be URLs"
         )
-    block: Json = {"type": "document", "source": _encode_source(part)}
+    block: Json = {"type": "document", "source": _encode_media_source(part)}
     name = getattr(part, "name", "")
     return {**block, "title": name} if name else block
 
 
-def _encode_source(part: ImagePart | DocumentPart) -> Json:
+def _encode_media_source(part: ImagePart | DocumentPart) -> Json:
+    """Return the source of an image or document: an uploaded file, a URL, a text or base64."""
     if part.file_id is not None:
         return {"type": "file", "file_id": part.file_id}
     if part.data is None:
         return {"type": "url", "url": part.url}
-    if media_kind(part) == "text":
+    if get_media_kind(part) == "text":
         return {"type": "text", "media_type": "text/plain", "data": part.data.decode("utf-8", "replace")}
     return {"type": "base64", "media_type": part.mime_type, "data": encode_base64(part.data)}
 

@@ -47,7 +47,7 @@ class AnthropicFamily:
     searches: bool = False
     is_guess: bool = False
 
-    def nearest_effort(self, wanted: str) -> str:
+    def find_nearest_effort(self, wanted: str) -> str:
         """Return the accepted level nearest to *wanted*: the same, else the next lower one, else the lowest."""
         below = EFFORTS[: EFFORTS.index(wanted) + 1]
         return next((word for word in reversed(below) if word in self.efforts), (self.efforts or ("low",))[0])
@@ -80,14 +80,14 @@ FAMILIES = (
 
 @lru_cache(maxsize=256)
 def find_family(model: str) -> AnthropicFamily:
-    """Return the family of *model*; a cloud's prefix before ``claude-`` is ignored."""
+    """Return the family of *model*, a guess for an unknown name; a cloud's prefix before ``claude-`` is ignored."""
     start = max(model.find("claude-"), 0)
     return next(
         (family for family in FAMILIES if re.match(family.names, model[start:])), AnthropicFamily(is_guess=True)
     )
 
 
-def with_capabilities(
+def update_family_with_capabilities(
     family: AnthropicFamily, capabilities: Mapping[str, object], max_output: int | None
 ) -> AnthropicFamily:
     """Return *family* updated by the API's description of a model: its ``capabilities`` and its largest output."""

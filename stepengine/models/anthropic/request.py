@@ -21,9 +21,9 @@ from stepengine.models._failures import FORCED_THINKING, GRAMMAR, INVALID_SIGNAT
 from stepengine.models._hidden_tools import find_hidden_tool_names
 from stepengine.models._programs import (
     RUNS_NEWER_CODE,
-    check_program_tools_offered,
-    make_callers_member,
+    make_allowed_callers_member,
     merge_programs,
+    require_program_tool_offered,
 )
 from stepengine.models._schemas import MAX_OPTIONAL, count_optional_members, make_strict_schema
 from stepengine.models._settings import (
@@ -36,8 +36,8 @@ from stepengine.models._settings import (
 from stepengine.models._thinking_levels import budget_from_thinking, effort_from_thinking
 from stepengine.models._wire import (
     continues_paused_reply,
+    encode_body_members,
     encode_json,
-    encode_members,
     join_json_members,
     resolve_tool_choice,
 )
@@ -140,7 +140,7 @@ def encode(
     request: ModelRequest,
     model: str,
     family: AnthropicFamily,
-    ways: AnthropicRequestOptions,
+    options: AnthropicRequestOptions,
     tools: bytes,
     *,
     stream: bool,
@@ -154,7 +154,7 @@ def encode(
         request: The request.
         model: The model's name at the provider.
         family: The model's family.
-        ways: The options of all requests.
+        options: The options of all requests.
         tools: The encoded tools.
         stream: Whether the reply is requested as a stream.
         previous_failure: The failure kind of the previous attempt. After a rejected signature, earlier thinking is left out. After a
@@ -165,38 +165,38 @@ def encode(
     Raises:
         ModelError: for a server tool that the provider does not have.
     """
-    settings, site = request.settings, ways.site
+    settings, site = request.settings, options.site
     said = encode_wire_settings(request, model, site)
     asked = encode_thinking(request, model, family, off=previous_failure == FORCED_THINKING)
-    limit = resolve_output_limit(request, model, family, ways, previous_failure=previous_failure)
+    limit = resolve_output_limit(request, model, family, options, previous_failure=previous_failure)
     manual = asked is not None and asked["type"] == "enabled"
     if asked is not None and manual and limit <= asked["budget_tokens"]:
         asked = {**asked, "budget_tokens": max(MIN_BUDGET_TOKENS, limit - 1)}
     optional = {
         "model": model if site.model_in_body else None,
         "max_tokens": limit,
-        "system": _encode_system_prompt(request, ways),
+        "system": _encode_system_prompt(request, options),
         "temperature": settings.temperature,
         "top_p": settings.top_p,
         "stop_sequences": list(settings.stop_sequences) or None,
         "thinking": asked,
         "output_config": _encode_output_config(request, asked, family),
         "tool_choice": _encode_tool_choice(request, family),
-        "cache_control": ways.cache_mark if site.marks_whole else None,
+        "cache_control": options.cache_mark if site.marks_whole else None,
         "stream": True if stream and site.stream_in_body else None,
         **(more or {}),
         **said.members,
     }
     known = "" if previous_failure == INVALID_SIGNATURE else model
     flags = AnthropicEncodeOptions(
-        ways.provider, known, manual, _requests_code_execution(request), find_hidden_tool_names(request)
+        options.provider, known, manual, _requests_code_execution(request), find_hidden_tool_names(request)
     )
-    messages, container = encode_messages(request, flags, lost=previous_failure == LOST_PROGRAM)
+    messages, container = encode_messages(request, flags, is_container_lost=previous_failure == LOST_PROGRAM)
     if container:
         optional["container"] = container
-    members = encode_members(request, optional, tools)
+    members = encode_body_members(request, optional, tools)
     members["messages"] = (
-        messages if site.marks_whole else _add_cache_mark_to_last_block(messages, request, ways.cache_mark)
+        messages if site.marks_whole else _add_cache_mark_to_last_block(messages, request, options.cache_mark)
     )
     return join_json_members(members)
 
@@ -212,6 +212,7 @@ def _add_cache_mark_to_last_block(messages: bytes, request: ModelRequest, mark: 
 
 
 def _requests_code_execution(request: ModelRequest) -> bool:
+    """Return whether the request has a server tool that runs code."""
     return any(isinstance(tool, CodeExecution | Programs) for tool in request.settings.server_tools)
 
 
@@ -219,7 +220,7 @@ def resolve_output_limit(
     request: ModelRequest,
     model: str,
     family: AnthropicFamily,
-    ways: AnthropicRequestOptions,
+    options: AnthropicRequestOptions,
     *,
     previous_failure: str = "",
 ) -> int:
@@ -231,7 +232,7 @@ def resolve_output_limit(
     if request.settings.max_tokens is not None:
         return request.settings.max_tokens
     most = family.max_output
-    limit = DEFAULT_MAX_TOKENS if previous_failure == LARGE_LIMIT else ways.max_tokens or most or DEFAULT_MAX_TOKENS
+    limit = DEFAULT_MAX_TOKENS if previous_failure == LARGE_LIMIT else options.max_tokens or most or DEFAULT_MAX_TOKENS
     asked = encode_thinking(request, model, family)
     if asked is None or previous_failure == LARGE_LIMIT or "budget_tokens" not in asked:
         return limit
@@ -240,7 +241,7 @@ def resolve_output_limit(
 
 
 def encode_token_count_request(
-    request: ModelRequest, model: str, family: AnthropicFamily, ways: AnthropicRequestOptions, tools: bytes
+    request: ModelRequest, model: str, family: AnthropicFamily, options: AnthropicRequestOptions, tools: bytes
 ) -> bytes:
     """Return the body of a request that counts the tokens of *request*."""
     asked = encode_thinking(request, model, family)
@@ -252,19 +253,20 @@ def encode_token_count_request(
         "tool_choice": _encode_tool_choice(request, family) if request.tools else None,
     }
     manual = asked is not None and asked["type"] == "enabled"
-    members = encode_members(request, optional, tools, extra=False)
+    members = encode_body_members(request, optional, tools, with_extra=False)
     flags = AnthropicEncodeOptions(
-        ways.provider, model, manual, _requests_code_execution(request), find_hidden_tool_names(request)
+        options.provider, model, manual, _requests_code_execution(request), find_hidden_tool_names(request)
     )
     members["messages"], _ = encode_messages(request, flags)
     return join_json_members(members)
 
 
-def _encode_system_prompt(request: ModelRequest, ways: AnthropicRequestOptions) -> object:
+def _encode_system_prompt(request: ModelRequest, options: AnthropicRequestOptions) -> object:
+    """Return the system prompt, with a cache mark if prompts are cached; ``None`` for an empty one."""
     text = request.system_prompt
-    if not text.strip() or ways.cache_mark is None:
+    if not text.strip() or options.cache_mark is None:
         return text or None
-    return [{"type": "text", "text": text, "cache_control": ways.cache_mark}]
+    return [{"type": "text", "text": text, "cache_control": options.cache_mark}]
 
 
 def _encode_output_config(request: ModelRequest, asked: Json | None, family: AnthropicFamily) -> Json | None:
@@ -278,7 +280,7 @@ def _encode_output_config(request: ModelRequest, asked: Json | None, family: Ant
     if thinking.mode == "none":
         return {**output, "effort": "low"} if family.off == "never" else output or None
     if asked is not None and asked["type"] == "adaptive":
-        output["effort"] = family.nearest_effort(effort_from_thinking(thinking))
+        output["effort"] = family.find_nearest_effort(effort_from_thinking(thinking))
     return output or None
 
 
@@ -309,14 +311,14 @@ def encode_thinking(request: ModelRequest, model: str, family: AnthropicFamily, 
     return {"type": "enabled", "budget_tokens": amount, **bound, **({} if thinking.show else {"display": "omitted"})}
 
 
-def cannot_disable_thinking(request: ModelRequest, family: AnthropicFamily) -> bool:
-    """Return whether the request switches thinking off and the model thinks anyway."""
+def disables_unavoidable_thinking(request: ModelRequest, family: AnthropicFamily) -> bool:
+    """Return whether the request switches thinking off although the model always thinks."""
     thinking = request.settings.thinking
     return thinking is not None and thinking.mode == "none" and family.off == "never"
 
 
-def limit_tools_to_choice(request: ModelRequest, family: AnthropicFamily) -> tuple[ToolSpec, ...]:
-    """Return the tools for the request: all, or only the chosen one if the model does not support forced calls."""
+def limit_tools_if_choice_unsupported(request: ModelRequest, family: AnthropicFamily) -> tuple[ToolSpec, ...]:
+    """Return the tools of the request, or only the chosen one if the model does not support forced calls."""
     choice = resolve_tool_choice(request)
     if choice in UNDEMANDED or choice == "required" or family.demands:
         return request.tools
@@ -333,15 +335,15 @@ def demands_unsupported_call(request: ModelRequest, family: AnthropicFamily) -> 
     return resolve_tool_choice(request) not in UNDEMANDED and not family.demands
 
 
-def with_cache_setting(ways: AnthropicRequestOptions, settings: ModelSettings) -> AnthropicRequestOptions:
-    """Return *ways* with the cache lifetime of *settings*."""
+def override_cache_lifetime(options: AnthropicRequestOptions, settings: ModelSettings) -> AnthropicRequestOptions:
+    """Return *options* with the cache lifetime of *settings*."""
     if settings.cache is None:
-        return ways
-    return attrs.evolve(ways, cache=None if settings.cache == "off" else settings.cache)
+        return options
+    return attrs.evolve(options, cache=None if settings.cache == "off" else settings.cache)
 
 
 def encode_wire_settings(request: ModelRequest, model: str, site: Site) -> WireSettings:
-    """Return the body members for the settings that only some wires support."""
+    """Return the body members for cache, server tools, service tier and fallbacks, and the names of dropped settings."""
     ways: dict[str, Way] = {
         "cache": lambda _: {},  # the marks hold it
         "server_tools": lambda items: {"tools": _encode_server_tools(items, request, model, site)},
@@ -358,6 +360,7 @@ def _encode_fallbacks(names: tuple[str, ...]) -> object:
 
 
 def _encode_service_tier(tier: str, model: str, site: Site) -> Json | None:
+    """Return the body members for a service tier; ``None`` if the host does not support it."""
     if tier == "fast":
         return {"speed": "fast"} if uses_fast_mode(tier, model, site) else None
     return {"service_tier": TIERS[tier]} if tier in TIERS and site.has_tiers else None
@@ -378,7 +381,7 @@ def _encode_server_tools(items: tuple[ServerTool, ...], request: ModelRequest, m
             raise make_unsupported_tool_error(
                 programs, model, site.name, "only Claude 4.5 and newer models can call tools from programs"
             )
-        check_program_tools_offered(request, programs, model, site.name)
+        require_program_tool_offered(request, programs, model, site.name)
     definitions: list[Json] = []
     for definition in [_encode_server_tool(item, model, site) for item in items]:
         definitions += [definition] if definition not in definitions else []
@@ -416,6 +419,7 @@ def _encode_server_tool(item: ServerTool, model: str, site: Site) -> Json:
 
 
 def _encode_search_limits(item: WebSearch | UrlContext, model: str) -> Json:
+    """Return the limits of a web tool: its uses and domains; raise if both lists of domains are set."""
     if item.allowed_domains and item.blocked_domains:
         raise make_unsupported_tool_error(
             item, model, "anthropic", "it accepts allowed_domains or blocked_domains, not both"
@@ -457,14 +461,15 @@ def limit_strict_tools(
 
 
 def encode_tool(spec: ToolSpec, programs: Programs | None = None) -> Json:
-    """Return a tool definition."""
+    """Return a tool definition, with a strict schema if the tool asks for one and its schema supports it."""
     tool: Json = {"name": spec.name, "description": spec.description, "input_schema": spec.input_schema}
-    tool.update(make_callers_member(programs, spec, PROGRAM))
+    tool.update(make_allowed_callers_member(programs, spec, PROGRAM))
     form = make_strict_schema(spec.input_schema, "anthropic") if spec.strict else None
     return tool if form is None else {**tool, "input_schema": form, "strict": True}
 
 
 def _encode_tool_choice(request: ModelRequest, family: AnthropicFamily) -> Json | None:
+    """Return the ``tool_choice`` member, ``auto`` for an unsupported forced call; ``None`` without a choice."""
     choice = resolve_tool_choice(request)
     if choice not in UNDEMANDED and not family.demands:
         choice = "auto"

@@ -21,7 +21,7 @@ from stepengine.data.usage import Usage
 from stepengine.models._byte_reader import Accumulator
 from stepengine.models._call_arguments import ArgumentPieces
 from stepengine.models._failures import RequestLabel
-from stepengine.models._json import encode_utf8, find_newer_members, index_at, list_at, object_at, read_json, text_at
+from stepengine.models._json import encode_utf8, find_unknown_members, index_at, list_at, object_at, read_json, text_at
 from stepengine.models.anthropic.decode import decode, parse_usage
 
 TERMINAL = (b"event: message_stop\n", b'data: {"type":"message_stop"', b'data: {"type": "message_stop"')
@@ -90,7 +90,7 @@ class AnthropicAccumulator(Accumulator):
         event = read_json(data)
         kind = event.get("type") or name
         if kind in TOLD and not IN_EVENT.issuperset(event):
-            self._record_unknown_names(*[f"{kind}.{member}" for member in find_newer_members(event, IN_EVENT)])
+            self._record_unknown_names(*[f"{kind}.{member}" for member in find_unknown_members(event, IN_EVENT)])
         match kind:
             case "content_block_delta":
                 return self._apply_delta(self._get_open_block(index_at(event, "index")), object_at(event, "delta"))
@@ -105,6 +105,7 @@ class AnthropicAccumulator(Accumulator):
                 return []
 
     def _add_message_event(self, kind: str, event: Json) -> None:
+        """Apply an event of the message itself, or record the name of an unknown one; raise for an impossible order."""
         if kind == "message_start":
             if self._message is not None:
                 self._raise_protocol_error("a second message_start")
@@ -113,7 +114,7 @@ class AnthropicAccumulator(Accumulator):
         elif kind == "message_delta":
             self._apply_message_delta(event)
         elif kind == "message_stop":
-            if not self._is_complete():
+            if not self._is_complete_except_stop():
                 self._raise_protocol_error("a message_stop while a block is open or the stop reason is missing")
             self.is_done = True
         elif kind != "ping":
@@ -130,36 +131,40 @@ class AnthropicAccumulator(Accumulator):
         """
         begun = bool(tail) and any(mark.startswith(tail) or tail.startswith(mark) for mark in TERMINAL)
         message = self._message
-        if message is None or not (self.is_done or (begun and self._is_complete())):
+        if message is None or not (self.is_done or (begun and self._is_complete_except_stop())):
             self._raise_truncated("its message_stop is missing")
         self.is_done = True
         message["content"] = [opened.block for opened in self._blocks]
         return self._decode_message(message)
 
-    def _is_complete(self) -> bool:
+    def _is_complete_except_stop(self) -> bool:
+        """Return whether the stop reason is known and all blocks are closed."""
         return bool(self._message and self._message.get("stop_reason")) and all(o.closed for o in self._blocks)
 
     def _open_block(self, index: int, block: Mapping[str, object]) -> list[ModelDelta]:
+        """Store a new block and return its first deltas; raise for a block out of order."""
         if self._message is None or index != len(self._blocks):
             self._raise_protocol_error(f"content block {index} starts where block {len(self._blocks)} belongs")
         opened = _OpenAnthropicBlock(dict(block))
         self._blocks.append(opened)
         if block["type"] != "tool_use":
-            return _initial_text_deltas(block)
+            return _make_initial_text_deltas(block)
         opened.call = self._calls
         self._calls += 1
         return [ToolCallStarted(opened.call, text_at(block, "name"))]
 
     def _get_open_block(self, index: int) -> _OpenAnthropicBlock:
+        """Return the open block at *index*; raise for any other index."""
         if not 0 <= index < len(self._blocks) or self._blocks[index].closed:
             self._raise_protocol_error(f"an event for content block {index}, which is not open")
         return self._blocks[index]
 
     def _apply_delta(self, opened: _OpenAnthropicBlock, delta: Mapping[str, Any]) -> list[ModelDelta]:
+        """Merge a delta into its block and return the deltas for subscribers; raise for a delta of the wrong kind."""
         block, kind = opened.block, delta["type"]
         if block["type"] not in BELONGS.get(kind, (block["type"],)):
             self._raise_protocol_error(f"a {kind} in a block of type {block['type']!r}")
-        _merge_newer_members(block, find_newer_members(delta, IN_DELTA.get(kind, NOTHING)))
+        _merge_unknown_members(block, find_unknown_members(delta, IN_DELTA.get(kind, NOTHING)))
         match kind:
             case "text_delta" | "thinking_delta":
                 text = text_at(delta, "text" if kind == "text_delta" else "thinking")
@@ -175,7 +180,7 @@ class AnthropicAccumulator(Accumulator):
                     self._raise_protocol_error(f"arguments in a block of type {block['type']!r}")
                 given = delta.get("partial_json")
                 text = compact(given) if isinstance(given, dict) else text_at(delta, "partial_json")
-                new = opened.arguments.append(text)
+                new = opened.arguments.append_and_flush_certain(text)
                 if opened.call is not None and new:
                     return [ToolCallChunk(opened.call, new)]
             case _:
@@ -183,6 +188,7 @@ class AnthropicAccumulator(Accumulator):
         return []
 
     def _close_block(self, opened: _OpenAnthropicBlock) -> list[ModelDelta]:
+        """Join the pieces of a block and close it; return the last deltas of a call."""
         opened.closed = True
         block, text = opened.block, "".join(opened.pieces)
         match block["type"]:
@@ -198,6 +204,7 @@ class AnthropicAccumulator(Accumulator):
         return []
 
     def _close_call(self, opened: _OpenAnthropicBlock) -> list[ModelDelta]:
+        """Store the arguments of a call and return its last deltas; raise for ambiguous arguments."""
         block, arguments, number = opened.block, opened.arguments, opened.call or 0
         if arguments.is_undecided:
             name = text_at(block, "name")
@@ -209,15 +216,17 @@ class AnthropicAccumulator(Accumulator):
         return [*([ToolCallChunk(number, rest)] if rest else []), ToolCallEnded(number)]
 
     def _apply_message_delta(self, event: Json) -> None:
+        """Merge stop reason, usage and unknown members of an event into the message."""
         if self._message is None:
             self._raise_protocol_error("a message_delta before message_start")
         usage = object_at(event, "usage")
         self._message["usage"].update({name: value for name, value in usage.items() if value is not None})
         self._message.update(object_at(event, "delta"))
-        self._message.update(find_newer_members(event, IN_EVENT))
+        self._message.update(find_unknown_members(event, IN_EVENT))
 
 
-def _initial_text_deltas(block: Mapping[str, object]) -> list[ModelDelta]:
+def _make_initial_text_deltas(block: Mapping[str, object]) -> list[ModelDelta]:
+    """Return the delta for the text that a new block already contains."""
     if block["type"] == "text" and (text := text_at(block, "text")):
         return [TextChunk(text)]
     if block["type"] == "thinking" and (text := text_at(block, "thinking")):
@@ -225,7 +234,7 @@ def _initial_text_deltas(block: Mapping[str, object]) -> list[ModelDelta]:
     return []
 
 
-def _merge_newer_members(block: Json, delta: Mapping[str, Any]) -> None:
+def _merge_unknown_members(block: Json, delta: Mapping[str, Any]) -> None:
     """Merge unknown members of a delta into its block: texts and lists grow, other values are replaced."""
     for name, value in delta.items():
         old = block.get(name)

@@ -22,17 +22,17 @@ from stepengine.models._failures import (
     make_protocol_error,
 )
 from stepengine.models._json import (
-    find_newer_members,
     find_objects,
     find_text,
+    find_unknown_members,
     make_call_part,
     object_at,
     objects_at,
     parse_token_counts,
     text_at,
-    wrap_newer_members,
+    wrap_unknown_members,
 )
-from stepengine.models._reply import make_media_part, make_reply, shorten_text
+from stepengine.models._reply import make_reply, media_part_from_base64, shorten_text
 
 STOPS = {
     "end_turn": StopReason.END_TURN,
@@ -73,49 +73,55 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
     if not isinstance(message, Mapping) or message.get("content") is None:
         raise make_protocol_error(call, "it holds no message", usage)
     mark: Json = {"provider": call.provider, "model": model}
-    content = [part for block in objects_at(message, "content") for part in _decode_parts(block, mark)]
+    content = [part for block in objects_at(message, "content") for part in _decode_block_to_parts(block, mark)]
     return make_reply(
         tuple(content),
         call,
         model,
-        stop=STOPS.get(raw or ""),
-        raw=raw,
+        stop_reason=STOPS.get(raw or ""),
+        raw_stop_reason=raw,
         usage=usage,
         # A prompt router chooses the model, and only its trace names it. The price depends on it.
-        answered=find_text(data, "trace", "promptRouter", "invokedModelId").rpartition("/")[2],
+        answering_model=find_text(data, "trace", "promptRouter", "invokedModelId").rpartition("/")[2],
         request_id=request_id,
-        kept={name: value for name, value in data.items() if name not in NOT_KEPT and value is not None},
+        data_to_store={name: value for name, value in data.items() if name not in NOT_KEPT and value is not None},
     )
 
 
-def _raise_if_unusable(raw: str | None, call: RequestLabel, usage: Usage | None, request_id: str | None) -> None:
-    """Raise an error for a reply that ended without usable content."""
-    if raw == OVERFLOW:
+def _raise_if_unusable(
+    stop_reason: str | None, call: RequestLabel, usage: Usage | None, request_id: str | None
+) -> None:
+    """Raise an error for a *stop_reason* that means a full context, a malformed call or malformed output."""
+    if stop_reason == OVERFLOW:
         msg = f"the context of {call.model!r} is full; its reply is discarded"
         raise ContextOverflow(msg, kind="context_overflow", usage=usage, request_id=request_id)
-    if raw == MALFORMED_CALL:
-        raise make_malformed_call_error(call, raw, usage)
-    if raw == MALFORMED:
-        raise make_aborted_reply_error(call, raw, usage)
+    if stop_reason == MALFORMED_CALL:
+        raise make_malformed_call_error(call, stop_reason, usage)
+    if stop_reason == MALFORMED:
+        raise make_aborted_reply_error(call, stop_reason, usage)
 
 
-def _decode_parts(block: Mapping[str, Any], mark: Json) -> list[AssistantPart]:
-    """Return the part of a block, followed by the sources if it is a cited text."""
+def _decode_block_to_parts(block: Mapping[str, Any], mark: Json) -> list[AssistantPart]:
+    """Return the part of a block, followed by the sources if it is a cited text; ``[]`` for an empty text."""
     # Blocks have no type. Their kind is the name of their only member. Unknown blocks are stored whole.
     if isinstance(block.get("text"), str):
-        beside = wrap_newer_members(block, TEXT)
+        beside = wrap_unknown_members(block, TEXT)
         if not block["text"] and not beside:
             return []
         return [TextPart(block["text"], provider_data=freeze({**mark, **beside}) if beside else None)]
     if isinstance(call := block.get("toolUse"), Mapping) and call.get("type") != SERVER:
-        return [_decode_call(call, {**mark, **wrap_newer_members(block, CALL)})]
+        return [_decode_call(call, {**mark, **wrap_unknown_members(block, CALL)})]
     if isinstance(thought := block.get("reasoningContent"), Mapping):
         return [_decode_thought(block, thought, mark)]
     if isinstance(cited := block.get("citationsContent"), Mapping):
         return _decode_cited_text(block, cited, mark)
     if isinstance(image := block.get("image"), Mapping) and image.keys() == {"format", "source"}:
         kind = IMAGES.get(find_text(image, "format"), "")
-        made = make_media_part(find_text(image, "source", "bytes"), kind, mark) if kind and len(block) == 1 else None
+        made = (
+            media_part_from_base64(find_text(image, "source", "bytes"), kind, mark)
+            if kind and len(block) == 1
+            else None
+        )
         if made is not None:
             return [made]
     tool, text = _name_and_describe_server_tool(block)
@@ -123,8 +129,9 @@ def _decode_parts(block: Mapping[str, Any], mark: Json) -> list[AssistantPart]:
 
 
 def _decode_call(call: Mapping[str, object], data: Json) -> AssistantPart:
+    """Return a call with its id and its unknown members."""
     given = {"id": call["toolUseId"]} if text_at(call, "toolUseId") else {}
-    newer = find_newer_members(call, IN_CALL)
+    newer = find_unknown_members(call, IN_CALL)
     if call.get("type") not in {None, OWN_TYPE}:
         newer["type"] = call["type"]
     data = {**data, **given, **({"in_call": newer} if newer else {})}
@@ -132,6 +139,7 @@ def _decode_call(call: Mapping[str, object], data: Json) -> AssistantPart:
 
 
 def _decode_thought(block: Mapping[str, object], thought: Mapping[str, object], mark: Json) -> AssistantPart:
+    """Return signed or redacted thinking; a block with unknown members becomes an opaque part."""
     told = thought.get("reasoningText")
     known = {"reasoningText", "redactedContent"}
     # A block with unknown members is stored whole: thoughts are signed, and one with a missing member is rejected.
@@ -150,10 +158,11 @@ def _decode_cited_text(block: Mapping[str, object], cited: Mapping[str, object],
     return [TextPart(said, provider_data=freeze({**mark, "cited": block})), *sources]
 
 
-def _decode_citation(citation: Mapping[str, object], said: str) -> CitationPart:
+def _decode_citation(citation: Mapping[str, object], reply_text: str) -> CitationPart:
+    """Return a citation of the text *reply_text*."""
     quote = "".join([find_text(piece, "text") for piece in find_objects(citation, "sourceContent")])
     url = find_text(citation, "location", "web", "url") or find_text(citation, "source")
-    return CitationPart(url, find_text(citation, "title"), quote=quote, said=said)
+    return CitationPart(url, find_text(citation, "title"), quote=quote, said=reply_text)
 
 
 def _name_and_describe_server_tool(block: Mapping[str, object]) -> tuple[str, str]:

@@ -44,21 +44,21 @@ from stepengine.models._wire import (
     Kind,
     MessageEncoders,
     MessageJoiner,
-    call_arguments,
     choose_wire_ids,
     continues_paused_reply,
     encode_base64,
+    encode_comma_separated,
     encode_json,
     encode_turns,
     format_call_as_text,
+    format_result_text,
+    get_arguments_to_send,
+    get_media_kind,
     is_from_provider,
-    join_json_values,
     list_generated_media,
+    make_result_media_heading,
     make_safe_tool_name,
     make_unsupported_part_error,
-    media_kind,
-    result_media_heading,
-    result_text,
 )
 from stepengine.models._wire import EncodedMessage as BaseTurn
 from stepengine.models.bedrock_converse.families import ConverseFamily
@@ -144,7 +144,7 @@ def encode_messages(request: ModelRequest, flags: ConverseEncodeOptions) -> tupl
     """Return the array of history and tail with alternating roles, and the kind of the last block (``""``: the assistant's)."""
     joiner = _ConverseJoiner(flags.family)
     for turn in encode_turns(request, flags, ENCODERS):
-        joiner.add(turn)
+        joiner.append_turn(turn)
     return joiner.join(nudge=not continues_paused_reply(request)), joiner.last
 
 
@@ -161,9 +161,10 @@ class _ConverseJoiner(MessageJoiner):
         self._kept: tuple[frozenset[str], str] = (frozenset(), "")
         self.last = ""
 
-    def add(self, turn: ConverseEncoded) -> None:
+    def append_turn(self, turn: ConverseEncoded) -> None:
+        """Append an encoded message; content that the model does not accept in it is deferred to the next user message."""
         if turn.role == "tool":
-            self._add_result(turn)
+            self._append_result(turn)
             return
         self.append_deferred_content()
         if turn.role == "assistant":
@@ -176,7 +177,8 @@ class _ConverseJoiner(MessageJoiner):
             self.defer_to_user_turn(turn.after)
             self._kept = (turn.kinds, turn.last)
 
-    def _add_result(self, turn: ConverseEncoded) -> None:
+    def _append_result(self, turn: ConverseEncoded) -> None:
+        """Append a result under the id of its call, or as text if the call was sent as text."""
         wire_id = self._ids.get(turn.call_id)
         if wire_id is None:
             self._append_user_content(self._texts[turn.call_id] + b"," + turn.as_text, turn.kinds | TEXT, turn.last)
@@ -210,7 +212,7 @@ class _ConverseJoiner(MessageJoiner):
         super().append_content(role, body)
 
     def _make_unique_document_name(self, found: re.Match[bytes]) -> bytes:
-        """Return a name that no earlier document has; the service rejects duplicates and ignores case."""
+        """Return the ``"name"`` member with a name that no earlier document has; the service rejects duplicates and ignores case."""
         wanted = name = found[1].decode()
         number = 1
         while name.lower() in self._names:
@@ -224,28 +226,33 @@ class _ConverseJoiner(MessageJoiner):
 
 
 def _encode_user(message: UserMessage, flags: ConverseEncodeOptions) -> ConverseEncoded:
-    blocks = _add_text_for_documents([_encode_content(part, flags) for part in message.content])
-    return ConverseEncoded("user", join_json_values(blocks), kinds=_block_kinds(blocks), last=_last_block_kind(blocks))
+    blocks = _add_text_before_documents([_encode_content_part(part, flags) for part in message.content])
+    return ConverseEncoded(
+        "user", encode_comma_separated(blocks), kinds=_list_block_kinds(blocks), last=_get_last_block_kind(blocks)
+    )
 
 
-def _add_text_for_documents(blocks: Iterable[Json | None]) -> list[Json]:
+def _add_text_before_documents(blocks: Iterable[Json | None]) -> list[Json]:
     """Return *blocks* with a text before documents without one, which the service rejects."""
     found = [block for block in blocks if block is not None]
-    kinds = _block_kinds(found)
+    kinds = _list_block_kinds(found)
     if "document" in kinds and "text" not in kinds:
         found.insert(0, {"text": f"{UNNAMED}s:"})
     return found
 
 
-def _block_kinds(blocks: Iterable[Json]) -> frozenset[str]:
+def _list_block_kinds(blocks: Iterable[Json]) -> frozenset[str]:
+    """Return the kinds of *blocks*, such as ``text`` and ``document``."""
     return frozenset([next(iter(block)) for block in blocks])
 
 
-def _last_block_kind(blocks: list[Json]) -> str:
+def _get_last_block_kind(blocks: list[Json]) -> str:
+    """Return the kind of the last block; ``""`` without blocks."""
     return next(iter(blocks[-1])) if blocks else ""
 
 
 def _encode_assistant(message: AssistantMessage, flags: ConverseEncodeOptions, own_ids: bool) -> ConverseEncoded:  # noqa: FBT001 - private
+    """Encode a reply; calls become text if no tool is offered, or if they lack thinking with a manual budget."""
     calls = message.tool_calls
     ids = choose_wire_ids(calls, flags.provider, own=own_ids)
     blocks = [
@@ -256,15 +263,28 @@ def _encode_assistant(message: AssistantMessage, flags: ConverseEncodeOptions, o
     if not keeps_calls:
         blocks = [block for block in blocks if not block.keys() & {"toolUse", "toolResult"}]
     made = list_generated_media(message)
-    shown = _add_text_for_documents([{"text": MADE}, *[_encode_content(part, flags) for part in made]]) if made else []
-    more: Json = {"after": join_json_values(shown), "kinds": _block_kinds(shown), "last": _last_block_kind(shown)}
+    shown = (
+        _add_text_before_documents([{"text": MADE}, *[_encode_content_part(part, flags) for part in made]])
+        if made
+        else []
+    )
+    more: Json = {
+        "after": encode_comma_separated(shown),
+        "kinds": _list_block_kinds(shown),
+        "last": _get_last_block_kind(shown),
+    }
     if not calls:
-        return ConverseEncoded("assistant", join_json_values(_drop_trailing_thoughts(blocks)), **more)
+        return ConverseEncoded("assistant", encode_comma_separated(_drop_trailing_thoughts(blocks)), **more)
     if not keeps_calls:
         texts = {call.tool_call_id: encode_json({"text": format_call_as_text(call)}) for call in calls}
-        return ConverseEncoded("assistant", join_json_values(_drop_trailing_thoughts(blocks)), texts=texts, **more)
+        return ConverseEncoded(
+            "assistant", encode_comma_separated(_drop_trailing_thoughts(blocks)), texts=texts, **more
+        )
     return ConverseEncoded(
-        "assistant", join_json_values(blocks), ids={ours: encode_json(theirs) for ours, theirs in ids.items()}, **more
+        "assistant",
+        encode_comma_separated(blocks),
+        ids={ours: encode_json(theirs) for ours, theirs in ids.items()},
+        **more,
     )
 
 
@@ -276,16 +296,17 @@ def _drop_trailing_thoughts(blocks: list[Json]) -> list[Json]:
 
 
 def _encode_assistant_block(part: AssistantPart, flags: ConverseEncodeOptions, ids: Mapping[str, str]) -> Json | None:
+    """Return the block of a part of a reply; ``None`` for parts that are not sent back, such as thoughts of other models."""
     match part:
         case TextPart():
             data = part.provider_data
             if is_from_provider(data, flags.provider, flags.model) and "cited" in data:
                 return dict(data["cited"])
-            return _encode_text(part.text, _unwrap_newer_members(data, flags))
+            return _encode_text(part.text, _unwrap_unknown_members(data, flags))
         case RefusalPart():
             return _encode_text(part.text)
         case ThinkingPart():
-            return _encode_thinking(part, flags)
+            return _encode_thinking_if_own(part, flags)
         case ToolCallPart():
             return _encode_call(part, flags, ids)
         case OpaquePart():
@@ -301,13 +322,13 @@ def _encode_text(text: str, more: Mapping[str, object] | None = None) -> Json | 
     return {"text": text, **(more or {})} if text.strip() else None
 
 
-def _unwrap_newer_members(data: Mapping[str, object] | None, flags: ConverseEncodeOptions) -> Json:
-    """Return the members next to a block that this version did not know, if the same model sent them."""
+def _unwrap_unknown_members(data: Mapping[str, object] | None, flags: ConverseEncodeOptions) -> Json:
+    """Return the stored unknown members next to a block, if the same model sent them; else ``{}``."""
     return dict(data.get("more", {})) if is_from_provider(data, flags.provider, flags.model) else {}
 
 
-def _encode_thinking(part: ThinkingPart, flags: ConverseEncodeOptions) -> Json | None:
-    """Return signed or redacted thinking of the same model; ``None`` for other thoughts, which models do not accept."""
+def _encode_thinking_if_own(part: ThinkingPart, flags: ConverseEncodeOptions) -> Json | None:
+    """Return the block of signed or redacted thinking of the same model; ``None`` for other thoughts, which models do not accept."""
     data = part.provider_data
     if not is_from_provider(data, flags.provider, flags.model):
         return None
@@ -318,14 +339,15 @@ def _encode_thinking(part: ThinkingPart, flags: ConverseEncodeOptions) -> Json |
 
 
 def _encode_call(part: ToolCallPart, flags: ConverseEncodeOptions, ids: Mapping[str, str]) -> Json:
+    """Return the block of a call, with unknown members of the same model."""
     data = part.provider_data
     newer = data.get("in_call", {}) if is_from_provider(data, flags.provider, flags.model) else {}
     call = {
         "toolUseId": ids[part.tool_call_id],
         "name": make_safe_tool_name(part.tool_name),
-        "input": call_arguments(part),
+        "input": get_arguments_to_send(part),
     }
-    return {"toolUse": {**newer, **call}, **_unwrap_newer_members(data, flags)}
+    return {"toolUse": {**newer, **call}, **_unwrap_unknown_members(data, flags)}
 
 
 def _encode_result(message: ToolMessage, flags: ConverseEncodeOptions) -> ConverseEncoded:
@@ -333,14 +355,16 @@ def _encode_result(message: ToolMessage, flags: ConverseEncodeOptions) -> Conver
     inside: list[Json] = []
     outside: list[Json | None] = []
     for part in message.content:
-        block = _encode_content(part, flags)
+        block = _encode_content_part(part, flags)
         if block is not None:
             is_medium = isinstance(part, ImagePart | DocumentPart)
-            (outside if is_medium and _last_block_kind([block]) not in flags.family.inside else inside).append(block)
+            (outside if is_medium and _get_last_block_kind([block]) not in flags.family.inside else inside).append(
+                block
+            )
     is_told = not message.is_error or flags.family.status
     if not is_told:
-        inside = [{"text": result_text(message) or "Error"}, *[block for block in inside if "text" not in block]]
-    after = _add_text_for_documents([{"text": result_media_heading(message)}, *outside]) if outside else []
+        inside = [{"text": format_result_text(message) or "Error"}, *[block for block in inside if "text" not in block]]
+    after = _add_text_before_documents([{"text": make_result_media_heading(message)}, *outside]) if outside else []
     result: Json = {"content": inside or [{"text": NOTHING}]}
     if flags.family.status:
         result["status"] = "error" if message.is_error else "success"
@@ -349,33 +373,35 @@ def _encode_result(message: ToolMessage, flags: ConverseEncodeOptions) -> Conver
         "tool",
         b"," + encode_json(result)[1:] + b"}",
         call_id=message.tool_call_id,
-        after=join_json_values(after),
-        as_text=join_json_values(everything),
-        kinds=_block_kinds(after) if flags.calls and not flags.manual else _block_kinds(everything),
-        last=_last_block_kind(everything),
+        after=encode_comma_separated(after),
+        as_text=encode_comma_separated(everything),
+        kinds=_list_block_kinds(after) if flags.calls and not flags.manual else _list_block_kinds(everything),
+        last=_get_last_block_kind(everything),
     )
 
 
-def _encode_content(part: ResultPart, flags: ConverseEncodeOptions) -> Json | None:
+def _encode_content_part(part: ResultPart, flags: ConverseEncodeOptions) -> Json | None:
+    """Return the block of a part of a user message or result; ``None`` for blank text."""
     match part:
         case TextPart() | ToolReferencePart():
             return _encode_text(part.text)
         case JsonPart():
             return _encode_text(compact(part.value))
         case ImagePart() | DocumentPart():
-            return _encode_media(part, flags)
+            return _encode_supported_media(part, flags)
         case _ as never:
             assert_never(never)
 
 
-def _encode_media(part: ImagePart | DocumentPart, flags: ConverseEncodeOptions) -> Json:
+def _encode_supported_media(part: ImagePart | DocumentPart, flags: ConverseEncodeOptions) -> Json:
+    """Return the block of an image, document, video or audio; raise ``ModelError`` for an unsupported type."""
     mime = part.mime_type.partition(";")[0].strip().lower()
-    kind = media_kind(part)
+    kind = get_media_kind(part)
     form = _find_media_format(kind, mime)
     if not form:
         why = "it accepts PNG, JPEG, GIF, WebP, PDF, text, Word, Excel, and common audio and video types"
         raise make_unsupported_part_error(flags.provider, part, why)
-    source = _encode_source(part, flags)
+    source = _encode_media_source(part, flags)
     if kind in FORMS:
         return {kind: {"format": form, "source": source}}
     # The null character marks a name that joining makes unique.
@@ -384,9 +410,9 @@ def _encode_media(part: ImagePart | DocumentPart, flags: ConverseEncodeOptions) 
     }
 
 
-def make_document_name(told: str) -> str:
+def make_document_name(file_name: str) -> str:
     """Return a document name from a file name: without its extension, and only with characters that the service accepts."""
-    return NOT_IN_NAMES.sub(" ", told.rpartition(".")[0] or told).strip()[:MAX_NAME_CHARS].strip() or UNNAMED
+    return NOT_IN_NAMES.sub(" ", file_name.rpartition(".")[0] or file_name).strip()[:MAX_NAME_CHARS].strip() or UNNAMED
 
 
 def _find_media_format(kind: Kind, mime: str) -> str:
@@ -399,7 +425,8 @@ def _find_media_format(kind: Kind, mime: str) -> str:
     return {"pdf": "pdf", "text": TEXTS.get(mime, "txt")}.get(kind, "")
 
 
-def _encode_source(part: ImagePart | DocumentPart, flags: ConverseEncodeOptions) -> Json:
+def _encode_media_source(part: ImagePart | DocumentPart, flags: ConverseEncodeOptions) -> Json:
+    """Return the source of a part: its bytes or its URL in S3; raise ``ModelError`` for any other."""
     if part.data is not None:
         return {"bytes": encode_base64(part.data)}
     if part.url is not None and part.url.startswith(STORED):

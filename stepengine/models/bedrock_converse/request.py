@@ -23,11 +23,11 @@ from stepengine.models._settings import DROPPED, Way, WireSettings, convert_sett
 from stepengine.models._thinking_levels import CANNOT, DEAF, SHOWN, ThinkingRequest, effort_from_thinking
 from stepengine.models._wire import (
     continues_paused_reply,
+    encode_body_members,
     encode_json,
-    encode_members,
     join_json_members,
+    make_schema_name,
     resolve_tool_choice,
-    schema_name,
 )
 from stepengine.models.bedrock_converse.encode import ConverseEncodeOptions, encode_messages
 from stepengine.models.bedrock_converse.families import ConverseFamily
@@ -71,9 +71,9 @@ class ConverseRequestOptions:
     thinking: Mapping[str, Any] = attrs.field(factory=dict)
     previous_failure: str = ""
 
-    def cache_mark(self, what: Literal["tools", "messages"]) -> bytes:
-        """Return the cache mark after *what*; ``b""`` for none."""
-        if self.cache is None or not self.family.caches or (what == "tools" and self.family.caches != "tools"):
+    def cache_mark(self, section: Literal["tools", "messages"]) -> bytes:
+        """Return the cache mark to put after *section*; ``b""`` if it is not cached."""
+        if self.cache is None or not self.family.caches or (section == "tools" and self.family.caches != "tools"):
             return b""
         longer = {"ttl": "1h"} if self.cache == "1h" and self.family.longer else {}
         return encode_json({"cachePoint": {"type": "default", **longer}})
@@ -87,7 +87,7 @@ class ConverseRequestOptions:
         )
 
 
-def encode(request: ModelRequest, ways: ConverseRequestOptions, tools: bytes) -> bytes:
+def encode(request: ModelRequest, options: ConverseRequestOptions, tools: bytes) -> bytes:
     """
     Return the body of a request. The path, not the body, requests a stream.
 
@@ -95,32 +95,32 @@ def encode(request: ModelRequest, ways: ConverseRequestOptions, tools: bytes) ->
         ModelError: for a server tool that the model does not have, and for an unsupported part.
     """
     settings = request.settings
-    said = encode_wire_settings(request, ways.model, ways.family, ways.provider).members
+    said = encode_wire_settings(request, options.model, options.family, options.provider).members
     limits = {
         "max_tokens": settings.max_tokens,
         "temperature": settings.temperature,
         "top_p": settings.top_p,
         "stop_sequences": list(settings.stop_sequences) or None,
     }
-    left_out = find_unsupported_limits(ways, settings)
+    left_out = find_unsupported_limits(options, settings)
     config = {WIRE[name]: value for name, value in limits.items() if value is not None and name not in left_out}
     head = {
         "inferenceConfig": config or None,
-        FIELDS: dict(ways.thinking) or None,
+        FIELDS: dict(options.thinking) or None,
         "outputConfig": _encode_output_config(request),
         **{name: value for name, value in said.items() if name != "toolConfig"},
     }
-    members = encode_members(attrs.evolve(request, tools=()), head, b"")
+    members = encode_body_members(attrs.evolve(request, tools=()), head, b"")
     members.pop("toolConfig", None)
-    members.update(_encode_prompt_members(request, ways, tools, said.get("toolConfig", {}).get("tools", ())))
+    members.update(_encode_prompt_members(request, options, tools, said.get("toolConfig", {}).get("tools", ())))
     return join_json_members(members)
 
 
-def encode_token_count_request(request: ModelRequest, ways: ConverseRequestOptions, tools: bytes) -> bytes:
+def encode_token_count_request(request: ModelRequest, options: ConverseRequestOptions, tools: bytes) -> bytes:
     """Return the body of a request that counts the tokens of *request*."""
-    members = _encode_prompt_members(request, attrs.evolve(ways, cache=None), tools, ())
-    if ways.thinking:
-        members[FIELDS] = encode_json(ways.thinking)
+    members = _encode_prompt_members(request, attrs.evolve(options, cache=None), tools, ())
+    if options.thinking:
+        members[FIELDS] = encode_json(options.thinking)
     return b'{"input":{"converse":' + join_json_members(members) + b"}}"
 
 
@@ -135,33 +135,35 @@ def offers_tools(request: ModelRequest) -> bool:
 
 
 def _encode_prompt_members(
-    request: ModelRequest, ways: ConverseRequestOptions, tools: bytes, running: object
+    request: ModelRequest, options: ConverseRequestOptions, tools: bytes, server_tools: object
 ) -> dict[str, bytes]:
     """Return the members that count as the prompt: tools, system prompt and messages, with their cache marks."""
     members: dict[str, bytes] = {}
-    mark, offers = ways.cache_mark("messages"), offers_tools(request)
+    mark, offers = options.cache_mark("messages"), offers_tools(request)
     if offers:
-        members["toolConfig"] = _encode_tool_config(request, ways, tools, running)
+        members["toolConfig"] = _encode_tool_config(request, options, tools, server_tools)
     if request.system_prompt.strip():
         system = encode_json({"text": request.system_prompt})
         members["system"] = b"[" + system + (b"," + mark if mark else b"") + b"]"
-    content, last = encode_messages(request, attrs.evolve(ways.flags, calls=offers))
+    content, last = encode_messages(request, attrs.evolve(options.flags, calls=offers))
     if mark and last not in NOT_MARKED and not continues_paused_reply(request):
         content = b"".join([content[: -len(END)], b",", mark, END])
     members["messages"] = content
     return members
 
 
-def _encode_tool_config(request: ModelRequest, ways: ConverseRequestOptions, tools: bytes, running: Any) -> bytes:
-    """Return ``toolConfig``: the agent's *tools*, the server tools *running*, those of ``extra``, a cache mark, the tool choice."""
+def _encode_tool_config(
+    request: ModelRequest, options: ConverseRequestOptions, tools: bytes, server_tools: Any
+) -> bytes:
+    """Return ``toolConfig``: the agent's *tools*, the *server_tools*, those of ``extra``, a cache mark and the tool choice."""
     given = _find_extra_tool_config(request)
     more = given.get("tools")
     lists = [
         tools[1:-1],
-        *[encode_json(tool) for tool in (*running, *(more if isinstance(more, list | tuple) else ()))],
+        *[encode_json(tool) for tool in (*server_tools, *(more if isinstance(more, list | tuple) else ()))],
     ]
-    config = {"tools": b"[" + b",".join(filter(None, [*lists, ways.cache_mark("tools")])) + b"]"}
-    choice = _encode_tool_choice(request, ways.family)
+    config = {"tools": b"[" + b",".join(filter(None, [*lists, options.cache_mark("tools")])) + b"]"}
+    choice = _encode_tool_choice(request, options.family)
     if choice is not None:
         config["toolChoice"] = encode_json(choice)
     return join_json_members(
@@ -181,6 +183,7 @@ def _find_extra_tool_config(request: ModelRequest) -> Mapping[str, Any]:
 
 
 def _encode_tool_choice(request: ModelRequest, family: ConverseFamily) -> Json | None:
+    """Return the tool choice; ``None`` without a forced call, or if the model does not support it."""
     choice = resolve_tool_choice(request)
     if choice in UNDEMANDED or demands_unsupported_call(request, family):
         return None
@@ -195,24 +198,25 @@ def demands_unsupported_call(request: ModelRequest, family: ConverseFamily) -> b
     return choice not in UNDEMANDED and ("any" if choice == "required" else "tool") not in family.demands
 
 
-def find_unsupported_limits(ways: ConverseRequestOptions, settings: ModelSettings) -> tuple[str, ...]:
+def find_unsupported_limits(options: ConverseRequestOptions, settings: ModelSettings) -> tuple[str, ...]:
     """Return the names of settings that the model rejects with its thinking: Nova accepts no limits with its highest effort."""
-    nova = ways.thinking.get("reasoningConfig", {}).get("maxReasoningEffort")
+    nova = options.thinking.get("reasoningConfig", {}).get("maxReasoningEffort")
     limits = ("max_tokens", "temperature", "top_p") if nova == "high" else ()
     return tuple([name for name in limits if getattr(settings, name) is not None])
 
 
 def _encode_output_config(request: ModelRequest) -> Json | None:
+    """Return the member with the schema of the reply; ``None`` without a schema."""
     schema = request.settings.response_schema
     if schema is None:
         return None
     form = make_strict_schema(schema, "anthropic") or schema
-    structure = {"jsonSchema": {"schema": compact(form), "name": schema_name(schema)}}
+    structure = {"jsonSchema": {"schema": compact(form), "name": make_schema_name(schema)}}
     return {"textFormat": {"type": "json_schema", "structure": structure}}
 
 
 def encode_tool(spec: ToolSpec) -> Json:
-    """Return a tool definition."""
+    """Return a tool definition, with a strict schema if the tool asks for one and its schema supports it."""
     form = make_strict_schema(spec.input_schema, "anthropic") if spec.strict else None
     told = {"description": spec.description} if spec.description else {}
     schema = {"inputSchema": {"json": spec.input_schema if form is None else form}}
@@ -220,7 +224,7 @@ def encode_tool(spec: ToolSpec) -> Json:
 
 
 def encode_wire_settings(request: ModelRequest, model: str, family: ConverseFamily, provider: str) -> WireSettings:
-    """Return the body members for the settings that only some wires support."""
+    """Return the body members for service tier, cache and server tools, and the names of dropped settings."""
     ways: dict[str, Way] = {
         "service_tier": TIERS.get,
         "cache": lambda lifetime: _encode_cache_lifetime(lifetime, family),
@@ -237,6 +241,7 @@ def _encode_cache_lifetime(lifetime: str, family: ConverseFamily) -> Json | None
 
 
 def _encode_server_tools(items: tuple[ServerTool, ...], model: str, family: ConverseFamily, provider: str) -> Json:
+    """Return the definitions of Nova's server tools, and dropped options; raise for tools that the model does not have."""
     tools: list[Json] = []
     dropped: list[str] = []
     for item in items:
@@ -254,7 +259,7 @@ def _encode_server_tools(items: tuple[ServerTool, ...], model: str, family: Conv
     return {"toolConfig": {"tools": tools}, DROPPED: dropped}
 
 
-def make_thinking_request(settings: ModelSettings, model: str, family: ConverseFamily) -> ThinkingRequest:
+def make_non_claude_thinking_request(settings: ModelSettings, model: str, family: ConverseFamily) -> ThinkingRequest:
     """Return the thinking members for models other than Claude, with a note on unsupported options."""
     thinking = settings.thinking
     if thinking is None:

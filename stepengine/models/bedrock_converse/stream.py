@@ -106,6 +106,7 @@ class ConverseAccumulator(Accumulator):
                 return []
 
     def _add_message_event(self, name: str, event: Mapping[str, object]) -> None:
+        """Apply the start, stop or metadata of the message; raise for an impossible order. Other events are ignored."""
         told = {member: value for member, value in event.items() if member != PADDING}
         if name == "messageStart":
             if self._message is not None:
@@ -158,6 +159,7 @@ class ConverseAccumulator(Accumulator):
         return [ToolCallStarted(opened.call, text_at(opened.block, "name"))]
 
     def _apply_delta(self, opened: _OpenConverseBlock, delta: Mapping[str, Any]) -> list[ModelDelta]:
+        """Merge a delta into its block and return the deltas for subscribers; raise for a delta of the wrong kind."""
         kind = next(iter(delta), "")
         belongs = BELONGS.get(kind, kind)
         if kind == "citation" and opened.kind == "text":
@@ -179,7 +181,7 @@ class ConverseAccumulator(Accumulator):
                 opened.pieces.append(text)
                 return [ToolCallChunk(opened.call, text)] if opened.call is not None and text else []
             case _:
-                _merge_delta(opened, kind, delta)
+                _merge_silent_delta(opened, kind, delta)
                 return []
 
     def _build_block(self, opened: _OpenConverseBlock) -> Json:
@@ -207,7 +209,7 @@ class ConverseAccumulator(Accumulator):
 
 
 def _append_thought(opened: _OpenConverseBlock, thought: Mapping[str, Any]) -> list[ModelDelta]:
-    """Append a piece of thinking: text, signature or redacted content."""
+    """Append a piece of thinking to its block: text, signature or redacted content; return the delta of a text."""
     for name, value in thought.items():
         if name == "redactedContent":
             opened.blobs.append(text_at(thought, name))
@@ -218,7 +220,7 @@ def _append_thought(opened: _OpenConverseBlock, thought: Mapping[str, Any]) -> l
     return [ThinkingChunk(text)] if text else []
 
 
-def _merge_delta(opened: _OpenConverseBlock, kind: str, delta: Mapping[str, Any]) -> None:
+def _merge_silent_delta(opened: _OpenConverseBlock, kind: str, delta: Mapping[str, Any]) -> None:
     """Merge a delta that subscribers do not receive into its block."""
     block = opened.block
     if kind == "citation":

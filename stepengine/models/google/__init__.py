@@ -8,14 +8,14 @@ from urllib.parse import quote
 
 from stepengine.data.models import ModelRequest
 from stepengine.errors import ModelError
-from stepengine.models._api import NO_KEY, RequestBody, read_batch_id
+from stepengine.models._api import NO_KEY, RequestBody, get_batch_id
 from stepengine.models._byte_reader import Accumulator
 from stepengine.models._failures import RequestLabel, error_from_body, error_from_response, error_from_transport
 from stepengine.models._http import HttpProvider
 from stepengine.models._json import find_object, find_objects, find_text, parse_token_count
 from stepengine.models._sdks import GOOGLE
 from stepengine.models._settings import warn_once
-from stepengine.models._thinking_levels import thinking_for_gemini
+from stepengine.models._thinking_levels import encode_thinking_for_gemini
 from stepengine.models._wire import ToolsCache, resolve_tool_choice
 from stepengine.models.base import BatchMember, ModelInfo, ProviderSettings, Timeouts
 from stepengine.models.google import transport
@@ -40,6 +40,7 @@ LOST = {"CANCELLED": "canceled", "EXPIRED": "expired"}
 
 
 def _parse_batch_result(answer: Mapping[str, object]) -> Mapping[str, Any]:
+    """Return the result in an inlined response, in the form for ``batch_reply``; ``{}`` for an unknown form."""
     match answer:
         case {"response": Mapping() as response}:
             return {"reply": response}
@@ -108,7 +109,8 @@ class GoogleProvider(HttpProvider):
         return error_from_transport(error, call)
 
     async def _open_response(self, client: Any, body: RequestBody, *, stream: bool) -> object:
-        return await transport.open_response(
+        """Send *body* with the SDK's URL and headers, and return the response before its body is read."""
+        return await transport.send_with_sdk_headers(
             client, body.path, None if body.is_question else body.content, body.headers
         )
 
@@ -155,7 +157,7 @@ class GoogleProvider(HttpProvider):
             parts
         )
         answer = await self._call_api("batches", make_request_path(model, "batchGenerateContent"), content)
-        return read_batch_id(self.name, answer, "name")
+        return get_batch_id(self.name, answer, "name")
 
     async def batch_results(self, batch: str) -> Mapping[str, object] | None:
         """
@@ -210,11 +212,12 @@ class GoogleProvider(HttpProvider):
         await self._call_file_api(lambda at: transport.delete_uploaded_file(at, file_id, self._headers))
 
     def _explain_unsupported_schema(self, request: ModelRequest) -> str:
+        """Return a reason if the model is older than Gemini 3 and *request* has tools; else ``""``."""
         if request.tools and parse_generation(self.strip_prefix(request.model)) < CIRCULATES_SINCE:
             return "models before Gemini 3 do not accept a schema together with tools"
         return ""
 
-    def _list_dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
+    def _list_unsupported_settings(self, request: ModelRequest) -> tuple[str, ...]:
         model = self.strip_prefix(request.model)
         dropped = [*encode_wire_settings(request, model, is_vertex=self.is_vertex).dropped]
         choice = resolve_tool_choice(request)
@@ -228,16 +231,16 @@ class GoogleProvider(HttpProvider):
 
     def _encode(self, request: ModelRequest, *, stream: bool, previous_failure: str = "") -> RequestBody:
         """Encode *request*; after a rejected signature (*previous_failure*), omit earlier thoughts and signatures."""
-        request = self._adapt_request_tools(request, previous_failure)
+        request = self._select_tools_and_add_answer(request, previous_failure)
         model = self.strip_prefix(request.model)
-        warn_once(thinking_for_gemini(request.settings.thinking, model).note)
+        warn_once(encode_thinking_for_gemini(request.settings.thinking, model).note)
         tools, is_vertex = self._tools(request.tools), self.is_vertex
         content = encode(request, model, self.name, tools, previous_failure=previous_failure, is_vertex=is_vertex)
         method = "streamGenerateContent?alt=sse" if stream else "generateContent"
         return RequestBody(content, path=make_request_path(model, method, is_vertex=is_vertex))
 
     def _encode_token_count_request(self, request: ModelRequest) -> RequestBody:
-        request = self._adapt_request_tools(request)
+        request = self._select_tools_and_add_answer(request)
         model = self.strip_prefix(request.model)
         content = encode_token_count_request(
             request, model, self.name, self._tools(request.tools), is_vertex=self.is_vertex

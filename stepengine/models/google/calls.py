@@ -46,13 +46,13 @@ class PartialCall:
         self._part: Json = {}
         self._call: Json = {}
         self._root: Json = {}
-        self.append(part)
+        self.add_part(part)
 
     def is_continued_by(self, call: Mapping[str, object]) -> bool:
         """Return whether *call* continues this one: its name and id are empty or the same."""
         return all(text_at(call, name) in {"", text_at(self._call, name)} for name in ("name", "id"))
 
-    def append(self, part: Mapping[str, object]) -> None:
+    def add_part(self, part: Mapping[str, object]) -> None:
         """
         Add the next *part*.
 
@@ -88,6 +88,7 @@ class _OpenText:
 
 
 def _read_piece_value(piece: Mapping[str, object]) -> object:
+    """Return the value of a piece of arguments; ``ABSENT`` without one. Raise ``ValueError`` for an unknown member."""
     for name in VALUES:
         value = piece.get(name)
         if value is not None:
@@ -102,7 +103,7 @@ def _read_piece_value(piece: Mapping[str, object]) -> object:
 
 
 def _parse_json_path(path: str) -> list[Key]:
-    """Return the keys of a path such as ``$.foo.bar[0]['a b']`` (RFC 9535)."""
+    """Return the keys of a path such as ``$.foo.bar[0]['a b']`` (RFC 9535); raise ``ValueError`` for an invalid one."""
     keys: list[Key] = []
     at = 1
     while path.startswith("$") and at < len(path) and len(keys) < MAX_DEPTH_LEVELS:
@@ -125,12 +126,12 @@ def _set_or_append_at_path(root: Json, keys: list[Key], value: object) -> None:
     here: object = root
     for key, below in pairwise(keys):
         inside = _get_child(here, key)
-        here = _set_child(here, key, [] if type(below) is int else {}) if inside is ABSENT else inside
+        here = _set_or_append_child(here, key, [] if type(below) is int else {}) if inside is ABSENT else inside
     before = _get_child(here, keys[-1])
     if isinstance(before, _OpenText) and isinstance(value, _OpenText):
         before.pieces += value.pieces
     else:
-        _set_child(here, keys[-1], value)
+        _set_or_append_child(here, keys[-1], value)
 
 
 def _get_child(container: object, key: Key) -> Any:
@@ -143,7 +144,8 @@ def _get_child(container: object, key: Key) -> Any:
     raise ValueError(msg)
 
 
-def _set_child(container: Any, key: Key, value: Any) -> object:
+def _set_or_append_child(container: Any, key: Key, value: Any) -> object:
+    """Set the value at *key* of *container*, or append it to a list at its end; return the value."""
     if isinstance(container, list) and key == len(container):
         container.append(value)
     else:
@@ -152,6 +154,7 @@ def _set_child(container: Any, key: Key, value: Any) -> object:
 
 
 def _join_open_texts(value: object) -> Any:
+    """Return a copy of *value* with each text that may still grow as a string."""
     if isinstance(value, dict):
         return {name: _join_open_texts(held) for name, held in value.items()}
     if isinstance(value, list):

@@ -37,9 +37,9 @@ from stepengine.models._failures import (
     make_unsigned_call_error,
 )
 from stepengine.models._json import (
-    find_newer_members,
     find_objects,
     find_text,
+    find_unknown_members,
     make_call_part,
     object_at,
     objects_at,
@@ -47,9 +47,9 @@ from stepengine.models._json import (
     parse_token_counts,
     read_json,
     text_at,
-    wrap_newer_members,
+    wrap_unknown_members,
 )
-from stepengine.models._reply import MAX_UNREAD_NAMES, make_media_part, make_reply, shorten_text
+from stepengine.models._reply import MAX_UNREAD_NAMES, make_reply, media_part_from_base64, shorten_text
 from stepengine.models.google.calls import IN_PIECES, PartialCall, join_streamed_arguments
 from stepengine.models.google.encode import GOES_ON_WITH
 from stepengine.models.keys import make_safe_excerpt
@@ -155,26 +155,26 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
     kept: Json = {"id": data.get("responseId"), "usage": data.get("usageMetadata")}
     kept.update({name: candidate[name] for name in KEPT if candidate.get(name)})
     kept.update({name: data[name] for name in OF_REPLY if data.get(name)})
-    kept.update(_collect_newer_members(data, candidate))
+    kept.update(_collect_unknown_members(data, candidate))
     return make_reply(
         content,
         call,
         model,
-        stop=stop,
-        raw=raw,
+        stop_reason=stop,
+        raw_stop_reason=raw,
         usage=usage,
-        answered=text_at(data, "modelVersion"),
+        answering_model=text_at(data, "modelVersion"),
         request_id=request_id or make_safe_excerpt(text_at(data, "responseId"), MAX_ID_CHARS) or None,
-        kept=kept,
+        data_to_store=kept,
     )
 
 
-def _collect_newer_members(data: Mapping[str, object], candidate: Mapping[str, object]) -> Json:
+def _collect_unknown_members(data: Mapping[str, object], candidate: Mapping[str, object]) -> Json:
     """Return the unknown members of a reply, and the names of the ignored candidates."""
     found = {
-        "more": find_newer_members(data, IN_REPLY),
-        "more_of_candidate": find_newer_members(candidate, IN_CANDIDATE),
-        "more_of_content": find_newer_members(object_at(candidate, "content"), IN_CONTENT),
+        "more": find_unknown_members(data, IN_REPLY),
+        "more_of_candidate": find_unknown_members(candidate, IN_CANDIDATE),
+        "more_of_content": find_unknown_members(object_at(candidate, "content"), IN_CONTENT),
         "unread": [f"candidates[{index}]" for index in range(1, len(objects_at(data, "candidates")))][
             :MAX_UNREAD_NAMES
         ],
@@ -183,22 +183,24 @@ def _collect_newer_members(data: Mapping[str, object], candidate: Mapping[str, o
 
 
 def _raise_if_unusable(
-    candidate: Mapping[str, object], raw: str | None, call: RequestLabel, usage: Usage | None
+    candidate: Mapping[str, object], finish_reason: str | None, call: RequestLabel, usage: Usage | None
 ) -> None:
     """
-    Raise an error for a candidate that ended without a usable reply (ecosystem:EC97).
+    Raise an error for a *finish_reason* that means a malformed call, a missing signature or an aborted reply (ecosystem:EC97).
 
     A call of a tool that was not offered is usable if the call arrived: its result reports the error.
     """
-    said = text_at(candidate, "finishMessage") or raw or ""
+    said = text_at(candidate, "finishMessage") or finish_reason or ""
     parts = objects_at(object_at(candidate, "content"), "parts")
     # The API discards a call that it could not parse and reports that in place of a reply. The same prompt mostly
     # succeeds the next time, so the error is retryable.
-    if raw in MALFORMED and not (raw == "UNEXPECTED_TOOL_CALL" and any("functionCall" in part for part in parts)):
+    if finish_reason in MALFORMED and not (
+        finish_reason == "UNEXPECTED_TOOL_CALL" and any("functionCall" in part for part in parts)
+    ):
         raise make_malformed_call_error(call, said, usage)
-    if raw == UNSIGNED:
+    if finish_reason == UNSIGNED:
         raise make_unsigned_call_error(call, said, usage)
-    if raw in GIVEN_UP:
+    if finish_reason in GIVEN_UP:
         raise make_aborted_reply_error(call, said, usage)
 
 
@@ -239,10 +241,10 @@ def _decode_part(part: Mapping[str, Any], mark: Json) -> AssistantPart | None:
         # order (ecosystem:EC83).
         given = {"id": call["id"]} if text_at(call, "id") else {}
         newer = {name: value for name, value in call.items() if name not in IN_CALL}
-        data = {**mark, **signed, **wrap_newer_members(part, CALL), **given, **({"in_call": newer} if newer else {})}
+        data = {**mark, **signed, **wrap_unknown_members(part, CALL), **given, **({"in_call": newer} if newer else {})}
         return make_call_part(text_at(call, "name"), call.get("args"), data)
     if _is_text_part(part):
-        kept = {**signed, **wrap_newer_members(part, TEXT)}
+        kept = {**signed, **wrap_unknown_members(part, TEXT)}
         if part.get("thought"):
             return ThinkingPart(part["text"], provider_data=freeze({**mark, **kept}))
         # Gemini ends many streams with an empty part. One with a signature must be sent back, or the next request is
@@ -253,7 +255,7 @@ def _decode_part(part: Mapping[str, Any], mark: Json) -> AssistantPart | None:
     blob = part.get("inlineData")
     # An image only if the part has no other members. Else the whole part is stored, so that it goes back unchanged.
     if isinstance(blob, Mapping) and BLOB.issuperset(blob) and MADE.issuperset(part):
-        made = make_media_part(blob.get("data"), find_text(blob, "mimeType") or UNKNOWN, {**mark, **signed})
+        made = media_part_from_base64(blob.get("data"), find_text(blob, "mimeType") or UNKNOWN, {**mark, **signed})
         if made is not None:
             return made
     tool, text = _name_and_describe_server_tool(part)
@@ -261,6 +263,7 @@ def _decode_part(part: Mapping[str, Any], mark: Json) -> AssistantPart | None:
 
 
 def _is_text_part(part: Mapping[str, object]) -> bool:
+    """Return whether *part* has a text and no member of another kind."""
     return isinstance(part.get("text"), str) and OTHERS.isdisjoint(part)
 
 
@@ -309,6 +312,7 @@ def _decode_citations(candidate: Mapping[str, object]) -> list[CitationPart]:
 
 
 def _decode_citation(chunk: Mapping[str, object]) -> CitationPart:
+    """Return the citation of a grounding chunk; an empty one for an unknown kind."""
     for kind in ("web", "retrievedContext", "maps"):
         told = chunk.get(kind)
         if isinstance(told, Mapping):
@@ -397,6 +401,7 @@ class GoogleAccumulator(Accumulator):
         return deltas
 
     def _apply_candidate(self, candidate: Mapping[str, object]) -> list[ModelDelta]:
+        """Merge the candidate of a chunk into the reply and return the deltas of its parts."""
         # The last value of each member counts. Empty values of later chunks are ignored, and lists that arrive in pieces
         # are collected below.
         told = {name: value for name, value in candidate.items() if name != "content" and value not in (None, {})}
@@ -406,7 +411,7 @@ class GoogleAccumulator(Accumulator):
                 known = self._quoted.setdefault(member, [])
                 # A chunk has only its own quotations, or repeats all before it, so only new ones are added.
                 known += [source for source in sources if source not in known]
-        self._content.update(find_newer_members(object_at(candidate, "content"), IN_CONTENT))
+        self._content.update(find_unknown_members(object_at(candidate, "content"), IN_CONTENT))
         for member in LIKELY:
             if tokens := find_objects(candidate, "logprobsResult", member):
                 self._likely.setdefault(member, []).extend(tokens)
@@ -439,10 +444,12 @@ class GoogleAccumulator(Accumulator):
         return [ThinkingChunk(text) if part.get("thought") else TextChunk(text)]
 
     def _append_part(self, part: Mapping[str, object], text: str = "") -> None:
+        """Store a new part, and its text apart from it."""
         self._parts.append(part)
         self._texts.append([text])
 
     def _add_call_part(self, part: Mapping[str, Any]) -> list[ModelDelta]:
+        """Add a call, or a piece of one, and return its deltas; raise if two calls are open."""
         call, newest, number = part["functionCall"], self._newest, self._calls
         # Pieces of a call have no index, so a call must end before the next one starts. Two open calls are an error.
         if newest is not None:
@@ -450,7 +457,7 @@ class GoogleAccumulator(Accumulator):
                 self._raise_protocol_error(
                     f"a call of {text_at(call, 'name')!r} starts while another one is incomplete"
                 )
-            newest.append(part)
+            newest.add_part(part)
             return [] if newest.is_open else self._close_call()
         if call.get("willContinue") is True:
             self._newest, self._call_at = PartialCall(part), len(self._parts)
@@ -458,7 +465,7 @@ class GoogleAccumulator(Accumulator):
             return [ToolCallStarted(number, text_at(call, "name"))]
         part = join_streamed_arguments(part)
         self._append_part(part)
-        return [ToolCallStarted(number, text_at(call, "name")), *self._end_call_with_arguments(part["functionCall"])]
+        return [ToolCallStarted(number, text_at(call, "name")), *self._make_call_end_deltas(part["functionCall"])]
 
     def _close_call(self) -> list[ModelDelta]:
         """Replace the placeholder part by the assembled call, and return its deltas."""
@@ -466,9 +473,10 @@ class GoogleAccumulator(Accumulator):
         assert self._call_at is not None  # noqa: S101
         self._parts[self._call_at] = whole = self._newest.to_part()
         self._newest = self._call_at = None
-        return self._end_call_with_arguments(whole["functionCall"])
+        return self._make_call_end_deltas(whole["functionCall"])
 
-    def _end_call_with_arguments(self, call: Mapping[str, object]) -> list[ModelDelta]:
+    def _make_call_end_deltas(self, call: Mapping[str, object]) -> list[ModelDelta]:
+        """Return the deltas with the whole arguments and the end of the current call, and count the call."""
         number = self._calls
         self._calls += 1
         arguments = compact({} if call.get("args") is None else call["args"])

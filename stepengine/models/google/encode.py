@@ -44,21 +44,21 @@ from stepengine.models._wire import (
     NUDGE,
     MessageEncoders,
     MessageJoiner,
-    call_arguments,
     check_file_provider,
     continues_paused_reply,
     encode_base64,
+    encode_comma_separated,
     encode_json,
     encode_turns,
+    get_arguments_to_send,
+    get_media_kind,
     is_from_provider,
-    join_json_values,
+    join_non_media_text,
     list_generated_media,
+    make_result_media_heading,
     make_safe_tool_name,
     make_unsupported_part_error,
-    media_kind,
-    non_media_text,
     remove_blank_texts,
-    result_media_heading,
 )
 from stepengine.models._wire import EncodedMessage as BaseTurn
 
@@ -133,7 +133,7 @@ def encode_messages(request: ModelRequest, flags: GoogleEncodeOptions) -> bytes:
     """Return the ``contents`` array of history and tail, with alternating roles."""
     joiner = _GoogleJoiner()
     for turn in encode_turns(request, flags, ENCODERS):
-        joiner.add(turn)
+        joiner.append_turn(turn)
     return joiner.join(nudge=not continues_paused_reply(request))
 
 
@@ -143,7 +143,8 @@ class _GoogleJoiner(MessageJoiner):
         self._ids: Mapping[str, bytes] = {}
         self._names: Mapping[str, bytes] = {}
 
-    def add(self, turn: GoogleEncoded) -> None:
+    def append_turn(self, turn: GoogleEncoded) -> None:
+        """Append an encoded message; a result gets the name and id of its call."""
         if turn.role == "tool":
             self.append_content(
                 "user", ANSWER + self._names[turn.call_id] + self._ids.get(turn.call_id, b"") + turn.body
@@ -163,11 +164,13 @@ class _GoogleJoiner(MessageJoiner):
 
 def _encode_user(message: UserMessage, flags: GoogleEncodeOptions) -> GoogleEncoded:
     return GoogleEncoded(
-        "user", join_json_values([_encode_content(part, flags) for part in remove_blank_texts(message.content)])
+        "user",
+        encode_comma_separated([_encode_content_part(part, flags) for part in remove_blank_texts(message.content)]),
     )
 
 
 def _encode_assistant(message: AssistantMessage, flags: GoogleEncodeOptions, own_ids: bool) -> GoogleEncoded:  # noqa: FBT001 - private
+    """Encode a reply; if the model requires signatures, the first call gets a placeholder if it has none."""
     ids = _find_provider_ids(message.tool_calls, flags) if own_ids else {}
     parts = [_encode_assistant_part(part, flags, ids) for part in message.content]
     calls = [part for part in parts if part is not None and "functionCall" in part]
@@ -180,11 +183,13 @@ def _encode_assistant(message: AssistantMessage, flags: GoogleEncodeOptions, own
     ]
     return GoogleEncoded(
         "assistant",
-        join_json_values(parts),
-        after=join_json_values([{"text": MADE}, *[_encode_content(part, flags) for part in made]]) if made else b"",
+        encode_comma_separated(parts),
+        after=encode_comma_separated([{"text": MADE}, *[_encode_content_part(part, flags) for part in made]])
+        if made
+        else b"",
         ids={ours: b',"id":' + encode_json(theirs) for ours, theirs in ids.items()},
         names={
-            call.tool_call_id: b'"name":' + encode_json(_make_function_name(call.tool_name))
+            call.tool_call_id: b'"name":' + encode_json(_make_safe_function_name(call.tool_name))
             for call in message.tool_calls
         },
     )
@@ -199,33 +204,46 @@ def _find_provider_ids(calls: tuple[ToolCallPart, ...], flags: GoogleEncodeOptio
     return ids if len(set(ids.values())) == len(ids) else {}
 
 
-def _make_function_name(name: str) -> str:
+def _make_safe_function_name(name: str) -> str:
+    """Return *name* with safe characters only, and with ``_`` before it if it does not start with a letter."""
     safe = make_safe_tool_name(name)
     return safe if safe[0].isalpha() or safe[0] == "_" else f"_{safe}"
 
 
 def _encode_assistant_part(part: AssistantPart, flags: GoogleEncodeOptions, ids: Mapping[str, str]) -> Json | None:
+    """Return the encoded part of a reply; ``None`` for parts that are not sent back, such as thoughts of other models."""
     match part:
         case TextPart() | RefusalPart():
-            signed = _get_signature_and_newer(part.provider_data, flags)
+            signed = _get_signature_and_unknown_members(part.provider_data, flags)
             return {"text": part.text, **signed} if part.text or signed else None
         case ThinkingPart():
             data = part.provider_data
             own = is_from_provider(data, flags.provider, flags.model)
-            return {"text": part.text, "thought": True, **_get_signature_and_newer(data, flags)} if own else None
+            return (
+                {"text": part.text, "thought": True, **_get_signature_and_unknown_members(data, flags)} if own else None
+            )
         case ToolCallPart():
             own = is_from_provider(part.provider_data, flags.provider, flags.model)
             newer = part.provider_data.get("in_call", {}) if own and part.provider_data else {}
-            call: Json = {**newer, "name": _make_function_name(part.tool_name), "args": call_arguments(part)}
+            call: Json = {
+                **newer,
+                "name": _make_safe_function_name(part.tool_name),
+                "args": get_arguments_to_send(part),
+            }
             if part.tool_call_id in ids:
                 call["id"] = ids[part.tool_call_id]
-            return {"functionCall": call, **_get_signature_and_newer(part.provider_data, flags)}
+            return {"functionCall": call, **_get_signature_and_unknown_members(part.provider_data, flags)}
         case OpaquePart():
-            return _encode_opaque(part, flags)
+            return _encode_opaque_if_own(part, flags)
         case ImagePart() | DocumentPart():
             own = is_from_provider(part.provider_data, flags.provider, flags.model)
             return (
-                {**_encode_media(part, flags), **_get_signature_and_newer(part.provider_data, flags)} if own else None
+                {
+                    **_encode_supported_media(part, flags),
+                    **_get_signature_and_unknown_members(part.provider_data, flags),
+                }
+                if own
+                else None
             )
         case CitationPart():
             return None
@@ -233,14 +251,15 @@ def _encode_assistant_part(part: AssistantPart, flags: GoogleEncodeOptions, ids:
             assert_never(never)
 
 
-def _encode_opaque(part: OpaquePart, flags: GoogleEncodeOptions) -> Json | None:
+def _encode_opaque_if_own(part: OpaquePart, flags: GoogleEncodeOptions) -> Json | None:
+    """Return an opaque part of the same provider, except a continuation token; ``None`` for others."""
     if part.provider != flags.provider or GOES_ON_WITH in part.data:
         return None
     # The model is "" after a rejected signature: then no signature is sent.
     return {name: value for name, value in part.data.items() if flags.model or name != "thoughtSignature"}
 
 
-def _get_signature_and_newer(data: Mapping[str, object] | None, flags: GoogleEncodeOptions) -> Json:
+def _get_signature_and_unknown_members(data: Mapping[str, object] | None, flags: GoogleEncodeOptions) -> Json:
     """Return the signature and the unknown members of a part, if the same model produced it; else ``{}``."""
     if not is_from_provider(data, flags.provider, flags.model):
         return {}
@@ -249,32 +268,34 @@ def _get_signature_and_newer(data: Mapping[str, object] | None, flags: GoogleEnc
 
 
 def _encode_result(message: ToolMessage, flags: GoogleEncodeOptions) -> GoogleEncoded:
+    """Encode a result; media that the model does not accept inside it follow in the next user message."""
     said = [part for part in message.content if isinstance(part, TextPart | JsonPart | ToolReferencePart)]
     media = [part for part in message.content if isinstance(part, ImagePart | DocumentPart)]
-    value = said[0].value if len(said) == 1 and isinstance(said[0], JsonPart) else non_media_text(said)
+    value = said[0].value if len(said) == 1 and isinstance(said[0], JsonPart) else join_non_media_text(said)
     inside = [part for part in media if flags.signed and part.mime_type in IN_RESULTS]
     outside = [part for part in media if part not in inside]
     after: list[Json | None] = []
     if outside:
-        after = [{"text": result_media_heading(message)}, *[_encode_content(part, flags) for part in outside]]
+        after = [{"text": make_result_media_heading(message)}, *[_encode_content_part(part, flags) for part in outside]]
         if not value:
             value = "(Images and documents follow.)"
     answer: Json = {"response": {"error" if message.is_error else "output": value}}
     if inside:
-        answer["parts"] = [_encode_content(part, flags) for part in inside]
+        answer["parts"] = [_encode_content_part(part, flags) for part in inside]
     return GoogleEncoded(
-        "tool", b"," + encode_json(answer)[1:] + b"}", call_id=message.tool_call_id, after=join_json_values(after)
+        "tool", b"," + encode_json(answer)[1:] + b"}", call_id=message.tool_call_id, after=encode_comma_separated(after)
     )
 
 
-def _encode_content(part: ResultPart, flags: GoogleEncodeOptions) -> Json | None:
+def _encode_content_part(part: ResultPart, flags: GoogleEncodeOptions) -> Json | None:
+    """Return the encoded part of a user message or result; ``None`` for empty text."""
     match part:
         case TextPart() | ToolReferencePart():
             return {"text": part.text} if part.text else None
         case JsonPart():
             return {"text": compact(part.value)}
         case ImagePart() | DocumentPart():
-            return _encode_media(part, flags)
+            return _encode_supported_media(part, flags)
         case _ as never:
             assert_never(never)
 
@@ -287,9 +308,10 @@ def encode_inline_data(part: ImagePart | DocumentPart, data: bytes, provider: st
     return encode_base64(data)
 
 
-def _encode_media(part: ImagePart | DocumentPart, flags: GoogleEncodeOptions) -> Json:
+def _encode_supported_media(part: ImagePart | DocumentPart, flags: GoogleEncodeOptions) -> Json:
+    """Return inline data or a file reference; raise ``ModelError`` for unsupported or too large media."""
     check_file_provider(flags.provider, part)
-    kind = media_kind(part)
+    kind = get_media_kind(part)
     if kind in {"office", "other"}:
         raise make_unsupported_part_error(flags.provider, part, "it accepts images, audio, video, text and PDF")
     if part.file_id is not None:

@@ -17,8 +17,8 @@ from stepengine.data.server_tools import CodeExecution, FileSearch, Programs, Se
 from stepengine.data.tools import ToolSpec
 from stepengine.models._failures import INVALID_SIGNATURE
 from stepengine.models._settings import DROPPED, Way, WireSettings, convert_settings, make_unsupported_tool_error
-from stepengine.models._thinking_levels import thinking_for_gemini
-from stepengine.models._wire import encode_json, encode_members, join_json_members, resolve_tool_choice
+from stepengine.models._thinking_levels import encode_thinking_for_gemini
+from stepengine.models._wire import encode_body_members, encode_json, join_json_members, resolve_tool_choice
 from stepengine.models.google.encode import (
     GOES_ON_WITH,
     SIGNED_SINCE,
@@ -70,7 +70,7 @@ def encode(
     """
     said = encode_wire_settings(request, model, is_vertex=is_vertex).members
     return join_json_members(
-        _encode_body_members(request, model, provider, tools, said, thinking=previous_failure != INVALID_SIGNATURE)
+        _encode_body_members(request, model, provider, tools, said, with_thinking=previous_failure != INVALID_SIGNATURE)
     )
 
 
@@ -78,7 +78,7 @@ def encode_token_count_request(
     request: ModelRequest, model: str, provider: str, tools: bytes, *, is_vertex: bool = False
 ) -> bytes:
     """Return the body of a request that counts the tokens of *request*, including its system prompt and tools."""
-    asked = _encode_body_members(request, model, provider, tools, {}, thinking=True)
+    asked = _encode_body_members(request, model, provider, tools, {}, with_thinking=True)
     if is_vertex:
         asked.pop("toolConfig", None)  # Vertex AI rejects this member here
         return join_json_members(asked)
@@ -92,7 +92,7 @@ def encode_tool(spec: ToolSpec) -> Json:
 
 
 def encode_wire_settings(request: ModelRequest, model: str, *, is_vertex: bool = False) -> WireSettings:
-    """Return the body members for the settings that only some wires support."""
+    """Return the body members for the settings that only some wires support, and the names of dropped settings."""
     ways: dict[str, Way] = {
         "service_tier": TIERS.get,
         "seed": lambda seed: {"generationConfig": {"seed": seed}},
@@ -137,6 +137,7 @@ def _encode_server_tools(items: tuple[ServerTool, ...], request: ModelRequest, m
 
 
 def _encode_server_tool(item: ServerTool, model: str, *, is_vertex: bool) -> Json:
+    """Return the definition of a server tool; raise ``ModelError`` for unsupported tools and options."""
     if isinstance(item, FileSearch):
         if is_vertex:
             raise make_unsupported_tool_error(item, model, "vertex")
@@ -154,15 +155,16 @@ def _encode_server_tool(item: ServerTool, model: str, *, is_vertex: bool) -> Jso
 
 
 def _encode_body_members(
-    request: ModelRequest, model: str, provider: str, tools: bytes, more: Mapping[str, Any], *, thinking: bool
+    request: ModelRequest, model: str, provider: str, tools: bytes, more: Mapping[str, Any], *, with_thinking: bool
 ) -> dict[str, bytes]:
+    """Return the encoded members of a body; without *with_thinking*, earlier thoughts and signatures are left out."""
     settings = request.settings
     generation = {
         "temperature": settings.temperature,
         "topP": settings.top_p,
         "maxOutputTokens": settings.max_tokens,
         "stopSequences": list(settings.stop_sequences) or None,
-        "thinkingConfig": thinking_for_gemini(settings.thinking, model).members or None,
+        "thinkingConfig": encode_thinking_for_gemini(settings.thinking, model).members or None,
         "responseMimeType": "application/json" if settings.response_schema is not None else None,
         "responseJsonSchema": settings.response_schema,
     }
@@ -174,8 +176,8 @@ def _encode_body_members(
         "toolConfig": {**(_encode_tool_config(request, model) or {}), **more.get("toolConfig", {})} or None,
         "generationConfig": {**config, **more.get("generationConfig", {})} or None,
     }
-    members = encode_members(request, optional, OURS + tools + b"}]")
-    flags = GoogleEncodeOptions(provider, model if thinking else "", parse_generation(model) >= SIGNED_SINCE)
+    members = encode_body_members(request, optional, OURS + tools + b"}]")
+    flags = GoogleEncodeOptions(provider, model if with_thinking else "", parse_generation(model) >= SIGNED_SINCE)
     if token := find_continuation_token(request, provider):
         request = attrs.evolve(request, tail=request.tail[:-1])
         members[GOES_ON_WITH] = encode_json(token)
@@ -196,6 +198,6 @@ def _encode_tool_config(request: ModelRequest, model: str) -> Json | None:
 
 
 def has_guaranteed_strict_tool(request: ModelRequest, model: str) -> bool:
-    """Return whether a tool of the request is strict and the model can guarantee its schema."""
+    """Return whether a tool of the request is strict and the model can guarantee the schemas of tools."""
     held = parse_generation(model) >= CIRCULATES_SINCE or VALIDATING.match(model) is not None
     return held and any(tool.strict for tool in request.tools)

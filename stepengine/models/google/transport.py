@@ -43,7 +43,7 @@ class GoogleClients:
 def create_clients(
     sdk: Any, access: Mapping[str, object], base_url: str, api_version: str | None, http_client: Any
 ) -> GoogleClients:
-    """Return the clients for one *access*; the SDK uses *http_client* and opens no connections of its own."""
+    """Return the clients for one *access*, and add an error check to *http_client*, which they use in place of connections of their own."""
     import httpx2
 
     from stepengine.models._transport import get_ssl_context
@@ -51,7 +51,7 @@ def create_clients(
     types = sdk.types
     http_client.event_hooks = {"response": [*http_client.event_hooks["response"], _raise_for_error_status]}
 
-    def client(async_client: Any) -> Any:
+    def create_client(async_client: Any) -> Any:
         options = types.HttpOptions(
             base_url=base_url,
             api_version=api_version,
@@ -65,11 +65,13 @@ def create_clients(
 
     # The same headers as those of the sending client, which accepts only gzip, because gzip can be unpacked in pieces.
     catching = httpx2.AsyncClient(headers=http_client.headers, transport=httpx2.MockTransport(_raise_caught_request))
-    return GoogleClients(client(catching), client(http_client), http_client)
+    return GoogleClients(create_client(catching), create_client(http_client), http_client)
 
 
-async def open_response(clients: GoogleClients, path: str, content: bytes | None, headers: Mapping[str, str]) -> Any:
-    """Send *content*, or a GET for *path* without it; return the HTTP library's response before its body is read."""
+async def send_with_sdk_headers(
+    clients: GoogleClients, path: str, content: bytes | None, headers: Mapping[str, str]
+) -> Any:
+    """Send *content*, or a GET without it, with the SDK's URL and headers; return the response before its body is read."""
     url, signed = await _build_url_and_headers(clients.building, path, is_get=content is None)
     kept = {name: value for name, value in signed.items() if name.lower() not in SENT_BY_SDK}
     http_client = clients.http_client
@@ -103,7 +105,7 @@ async def _build_url_and_headers(client: Any, path: str, *, is_get: bool) -> tup
 async def upload_file_and_wait(
     clients: GoogleClients, data: bytes, mime_type: str, name: str, headers: Mapping[str, str]
 ) -> Any:
-    """Upload a file and return the API's description of it after processing, when its ``state`` is final."""
+    """Upload a file, and wait until its ``state`` is final; return the API's description of it."""
     import httpx2
 
     files = clients.files.aio.files
@@ -144,10 +146,12 @@ class _CaughtRequest(BaseException):
 
 
 def _raise_caught_request(request: object) -> Any:
+    """Raise ``_CaughtRequest`` with the request that the SDK built, in place of sending it."""
     raise _CaughtRequest(request)
 
 
 def _refuse_sync_request(request: Any) -> Any:
+    """Raise an error, because the SDK must not use its sync client."""
     import httpx2
 
     msg = f"the sync client of google-genai must not be used, but received a request for {request.url.path}"

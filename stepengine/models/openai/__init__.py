@@ -15,7 +15,7 @@ from stepengine.models._programs import merge_programs
 from stepengine.models._reply import cut_at_stop_sequence
 from stepengine.models._schemas import has_strict_tool_openai_rejects
 from stepengine.models._settings import warn_once
-from stepengine.models._thinking_levels import thinking_for_responses
+from stepengine.models._thinking_levels import encode_thinking_for_responses
 from stepengine.models._wire import ToolsCache
 from stepengine.models.base import Timeouts
 from stepengine.models.keys import Secret
@@ -79,7 +79,7 @@ class OpenAIProvider(PresetProvider):
         )
         self._tools: dict[tuple[Programs | None, bool], ToolsCache] = {}
 
-    def _encode_tools(self, request: ModelRequest) -> bytes:
+    def _encode_tools_cached(self, request: ModelRequest) -> bytes:
         """Return the encoded tools, cached for each combination of programs and tool search."""
         programs, search = merge_programs(request.settings), None if has_extra_tool_search(request) else TOOL_SEARCH
         key = (programs, search is None)
@@ -90,26 +90,28 @@ class OpenAIProvider(PresetProvider):
         return self._tools[key](request.tools)
 
     def _supports_tool_search(self, model: str) -> bool:
+        """Return whether the service has a tool search for *model*, by the pattern of the preset."""
         return bool(self._preset.searches and re.match(self._preset.searches, model))
 
-    def _list_dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
+    def _list_unsupported_settings(self, request: ModelRequest) -> tuple[str, ...]:
         dropped = encode_wire_settings(request, self.strip_prefix(request.model), self._preset).dropped
         return (*dropped, "strict") if has_strict_tool_openai_rejects(request.tools) else dropped
 
     def _encode(self, request: ModelRequest, *, stream: bool, previous_failure: str = "") -> RequestBody:
-        request = self._adapt_request_tools(request, previous_failure)
-        model, tools = self.strip_prefix(request.model), self._encode_tools(request)
-        warn_once(thinking_for_responses(request.settings.thinking, self._preset.thinking, model).note)
+        request = self._select_tools_and_add_answer(request, previous_failure)
+        model, tools = self.strip_prefix(request.model), self._encode_tools_cached(request)
+        warn_once(encode_thinking_for_responses(request.settings.thinking, self._preset.thinking, model).note)
         return RequestBody(
             encode(request, model, self._preset, tools, stream=stream, previous_failure=previous_failure)
         )
 
     def _encode_token_count_request(self, request: ModelRequest) -> RequestBody:
-        request = self._adapt_request_tools(request)
+        request = self._select_tools_and_add_answer(request)
         content = encode_token_count_request(
-            request, self.strip_prefix(request.model), self._preset, self._encode_tools(request)
+            request, self.strip_prefix(request.model), self._preset, self._encode_tools_cached(request)
         )
         return RequestBody(content, path=f"{self.path}/input_tokens")
 
     def _postprocess_reply(self, reply: ModelReply, request: ModelRequest) -> ModelReply:
+        """Return *reply* cut at its first stop sequence, because the API has none."""
         return cut_at_stop_sequence(reply, request.settings.stop_sequences)

@@ -29,9 +29,9 @@ from stepengine.models._call_arguments import ArgumentPieces
 from stepengine.models._failures import RequestLabel, error_from_body, make_protocol_error, make_unanswerable_error
 from stepengine.models._hidden_tools import SEARCH, find_loaded_tool_names
 from stepengine.models._json import (
-    find_newer_members,
     find_objects,
     find_text,
+    find_unknown_members,
     index_at,
     make_call_part,
     object_at,
@@ -39,13 +39,13 @@ from stepengine.models._json import (
     read_json,
     text_at,
     usage_from_totals,
-    wrap_newer_members,
+    wrap_unknown_members,
 )
 from stepengine.models._reply import (
     find_stated_cost,
     format_sources,
-    make_media_part,
     make_reply,
+    media_part_from_base64,
     select_members,
     shorten_text,
 )
@@ -200,30 +200,30 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
     if waiting := _find_unanswered_item_types(items, call.provider):
         raise make_unanswerable_error(call, waiting, usage)
     mark: Json = {"provider": call.provider, "model": model}
-    content = tuple([part for item in items for part in _decode_parts(item, mark)])
+    content = tuple([part for item in items for part in _decode_item(item, mark)])
     raw, stop = _parse_stop_reason(data)
     return make_reply(
         content,
         call,
         model,
-        stop=stop,
-        raw=raw,
+        stop_reason=stop,
+        raw_stop_reason=raw,
         usage=usage,
-        answered=text_at(data, "model"),
+        answering_model=text_at(data, "model"),
         request_id=request_id,
-        kept={
+        data_to_store={
             "id": data.get("id"),
             "usage": data.get("usage"),
             **select_members(data, *KEPT),
-            **wrap_newer_members(data, IN_RESPONSE),
-            **_find_image_model(data),
-            **_collect_logprobs(items),
+            **wrap_unknown_members(data, IN_RESPONSE),
+            **_make_image_model_member(data),
+            **_make_logprobs_member(items),
         },
         cost=find_stated_cost(data.get("usage")),
     )
 
 
-def _find_image_model(data: Mapping[str, object]) -> Json:
+def _make_image_model_member(data: Mapping[str, object]) -> Json:
     """Return the member with the name of the image model, whose tokens have their own price; else ``{}``."""
     # The reply names only the requested model.
     names = [
@@ -234,7 +234,7 @@ def _find_image_model(data: Mapping[str, object]) -> Json:
     return {"image_model": names[0]} if names and names[0] else {}
 
 
-def _collect_logprobs(items: list[Mapping[str, object]]) -> Json:
+def _make_logprobs_member(items: list[Mapping[str, object]]) -> Json:
     """Return the member with the log probabilities of the text; ``{}`` if they were not requested."""
     found = [
         token
@@ -274,6 +274,7 @@ def _decode_tool_search(item: Mapping[str, object], mark: Json) -> AssistantPart
 
 
 def _collect_search_words(asked: object) -> list[str]:
+    """Return all strings in the arguments of a tool search, which may have any form; unreadable text is returned whole."""
     if isinstance(asked, str):
         try:
             read = read_json(asked.encode())
@@ -285,6 +286,7 @@ def _collect_search_words(asked: object) -> list[str]:
 
 
 def _list_strings(value: object) -> list[str]:
+    """Return a string, or the strings of a list, as a list; ``[]`` for other values."""
     if isinstance(value, str):
         return [value]
     return [word for word in value if isinstance(word, str)] if isinstance(value, list | tuple) else []
@@ -299,22 +301,23 @@ def _parse_stop_reason(data: Mapping[str, object]) -> tuple[str | None, StopReas
     return reason, INCOMPLETE.get(reason)
 
 
-def _decode_parts(item: Mapping[str, object], mark: Json) -> list[AssistantPart]:
+def _decode_item(item: Mapping[str, object], mark: Json) -> list[AssistantPart]:
+    """Return the parts of an output item; an unknown item becomes an opaque part."""
     match item["type"]:
         case "message":
             contents = objects_at(item, "content")
             return [
                 part
                 for content in contents
-                for part in (_decode_text(content, item, mark), *_decode_citations(content))
+                for part in (_decode_message_content(content, item, mark), *_decode_citations(content))
             ]
         case "reasoning":
             # All members but `status`. The encrypted reasoning must go back with the calls that follow it.
             kept = {name: value for name, value in item.items() if value is not None and name != "status"}
-            return [ThinkingPart(_thought_text(item), provider_data=freeze({**mark, "item": kept}))]
+            return [ThinkingPart(_extract_thought_text(item), provider_data=freeze({**mark, "item": kept}))]
         case "function_call":
             ids = {"id": item.get("call_id"), "item_id": item.get("id"), "namespace": item.get("namespace")}
-            known = {**ids, "more": find_newer_members(item, IN_CALL)}
+            known = {**ids, "more": find_unknown_members(item, IN_CALL)}
             data = {**mark, **{name: value for name, value in known.items() if value}}
             return [make_call_part(text_at(item, "name"), item.get("arguments"), data)]
         case "tool_search_call" if is_client_tool_search(item):
@@ -331,9 +334,10 @@ def _decode_parts(item: Mapping[str, object], mark: Json) -> list[AssistantPart]
 
 
 def _decode_image(item: Mapping[str, object], mark: Json) -> AssistantPart | None:
+    """Return the generated image of an item; ``None`` if it is missing or unreadable."""
     rest = {name: value for name, value in item.items() if name != "result"}
     form = find_text(item, "output_format")
-    return make_media_part(item.get("result"), f"image/{form}" if form else "", {**mark, "item": rest})
+    return media_part_from_base64(item.get("result"), f"image/{form}" if form else "", {**mark, "item": rest})
 
 
 def _describe_server_tool(item: Mapping[str, object]) -> str:
@@ -355,13 +359,15 @@ def _decode_citations(content: Mapping[str, object]) -> list[CitationPart]:
 
 
 def _decode_citation(annotation: Mapping[str, object], text: str) -> CitationPart:
+    """Return the citation of an annotation, with the part of *text* between its offsets."""
     start, end = annotation.get("start_index"), annotation.get("end_index")
     said = text[start:end] if type(start) is int and type(end) is int and 0 <= start <= end else ""
     title = find_text(annotation, "title") or find_text(annotation, "filename")
     return CitationPart(find_text(annotation, "url"), title, said=said, source=find_text(annotation, "file_id"))
 
 
-def _decode_text(content: Mapping[str, Any], item: Mapping[str, object], mark: Json) -> AssistantPart:
+def _decode_message_content(content: Mapping[str, Any], item: Mapping[str, object], mark: Json) -> AssistantPart:
+    """Return a text or refusal with its unknown members; other content becomes an opaque part with its message."""
     refuses = content["type"] == "refusal"
     if not refuses and content["type"] != "output_text":
         # Unknown content is stored within its message, because the API does not accept content alone as input.
@@ -370,8 +376,8 @@ def _decode_text(content: Mapping[str, Any], item: Mapping[str, object], mark: J
         "id": item.get("id"),
         "phase": item.get("phase"),
         "annotations": None if refuses else content.get("annotations"),
-        "more": find_newer_members(content, IN_REFUSAL if refuses else IN_TEXT),
-        "more_of_item": find_newer_members(item, IN_MESSAGE),
+        "more": find_unknown_members(content, IN_REFUSAL if refuses else IN_TEXT),
+        "more_of_item": find_unknown_members(item, IN_MESSAGE),
     }
     # The other members go back with the text. `phase`, for example, tells newer models comments from answers.
     data = freeze({**mark, **{name: value for name, value in origin.items() if value}})
@@ -382,8 +388,8 @@ def _decode_text(content: Mapping[str, Any], item: Mapping[str, object], mark: J
     )
 
 
-def _thought_text(item: Mapping[str, object]) -> str:
-    """Return the text of the summaries; else that of the reasoning itself, which some servers send."""
+def _extract_thought_text(item: Mapping[str, object]) -> str:
+    """Return the text of the summaries; else the text of the reasoning itself, which some servers send."""
     pieces = objects_at(item, "summary") or objects_at(item, "content")
     return "\n\n".join([text_at(piece, "text") for piece in pieces])
 
@@ -436,7 +442,7 @@ class ResponsesAccumulator(Accumulator):
             self._record_unknown_names(kind)
             return []
         if not IN_EVENT.issuperset(event):
-            self._record_unknown_names(*[f"{kind}.{member}" for member in find_newer_members(event, IN_EVENT)])
+            self._record_unknown_names(*[f"{kind}.{member}" for member in find_unknown_members(event, IN_EVENT)])
         return self._apply_known_event(kind, event)
 
     def _apply_known_event(self, kind: str, event: Json) -> list[ModelDelta]:
@@ -456,7 +462,7 @@ class ResponsesAccumulator(Accumulator):
             index = index_at(event, "output_index")
             if index not in self._open:
                 self._raise_protocol_error(f"a delta for item {index}, which is not open")
-            return self._decode_delta(SAID[kind], event)
+            return self._apply_item_delta(SAID[kind], event)
         return []
 
     def _start_response(self, response: Mapping[str, object]) -> None:
@@ -465,18 +471,19 @@ class ResponsesAccumulator(Accumulator):
             self._raise_protocol_error("a second response.created")
         self._response = {**response, "output": []}
 
-    def _decode_delta(self, chunk: type[TextChunk | ThinkingChunk] | None, event: Json) -> list[ModelDelta]:
-        """Return the delta of an event: of text or thinking for a *chunk* class, else of a tool call's arguments."""
+    def _apply_item_delta(self, chunk: type[TextChunk | ThinkingChunk] | None, event: Json) -> list[ModelDelta]:
+        """Return the delta of text or thinking for a *chunk* class; else store arguments of a call and return their certain part."""
         text = text_at(event, "delta")
         if not text:
             return []
         if chunk is not None:
             return [chunk(text)]
         index = event["output_index"]
-        new = self._arguments.setdefault(index, ArgumentPieces()).append(text)
+        new = self._arguments.setdefault(index, ArgumentPieces()).append_and_flush_certain(text)
         return [ToolCallChunk(self._calls[index], new)] if new and index in self._calls else []
 
     def _open_item(self, index: int, item: Mapping[str, object]) -> list[ModelDelta]:
+        """Store a new item and return the start of a call; raise for an item out of order."""
         newest = max((*self._open, *self._copy_items), default=-1)
         if index <= newest:  # missing numbers are no error: the end event has all items
             self._raise_protocol_error(f"item {index} starts after item {newest}")
@@ -487,10 +494,11 @@ class ResponsesAccumulator(Accumulator):
         return [ToolCallStarted(self._calls[index], text_at(item, "name") or FIND_TOOLS)]
 
     def _close_item(self, index: int, item: Mapping[str, object]) -> list[ModelDelta]:
+        """Store a complete item and return the last deltas of a call; raise for an item without a start."""
         if self._open.pop(index, None) is None:
             self._raise_protocol_error(f"item {index} ends without a start")
         if index in self._calls and item["type"] == "function_call" and not item.get("arguments"):
-            item = {**item, "arguments": self._find_streamed_arguments(index)}
+            item = {**item, "arguments": self._get_streamed_arguments(index)}
         self._copy_items[index] = item
         if index not in self._calls:
             return []
@@ -499,8 +507,8 @@ class ResponsesAccumulator(Accumulator):
             given = [ToolCallChunk(number, compact({"query": " ".join(_collect_search_words(item.get("arguments")))}))]
         return [*given, ToolCallEnded(number)]
 
-    def _find_streamed_arguments(self, index: int) -> str:
-        """Return the streamed arguments of a call, for servers that leave them out of ``output_item.done``."""
+    def _get_streamed_arguments(self, index: int) -> str:
+        """Return the streamed arguments of a call, ``""`` for none; raise if they are ambiguous."""
         pieces = self._arguments.get(index)
         if pieces is not None and pieces.is_undecided:
             self._raise_protocol_error(
@@ -509,7 +517,7 @@ class ResponsesAccumulator(Accumulator):
         return "" if pieces is None else pieces.text
 
     def _finish_response(self, response: Mapping[str, Any]) -> None:
-        """Store the response of the end event, with the items of ``output_item.done`` in its order."""
+        """Store the response of the end event, with the content of the done items; raise if an item is incomplete."""
         items = [self._copy_items[index] for index in sorted(self._copy_items)]
         done = {item.get("id"): item for item in items if item.get("id")}
         # The end event repeats all items, but encrypted reasoning may be partial in it. So its order counts, and the

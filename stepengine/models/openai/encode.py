@@ -40,27 +40,27 @@ from stepengine.models._wire import (
     MADE,
     NUDGE,
     MessageEncoders,
-    call_arguments,
     check_file_provider,
     check_image_type,
     choose_wire_ids,
     continues_paused_reply,
     continues_text,
-    document_text,
     encode_base64,
+    encode_comma_separated,
     encode_json,
     encode_turns,
-    file_name,
+    file_name_or_default,
+    format_document_text,
+    format_result_text,
+    get_arguments_to_send,
+    get_media_kind,
+    get_url_or_data_url,
     is_from_provider,
-    join_json_values,
     list_generated_media,
     make_safe_tool_name,
     make_unsupported_part_error,
-    media_kind,
     remove_blank_texts,
     remove_empty_texts,
-    result_text,
-    url_or_data_url,
 )
 from stepengine.models._wire import EncodedMessage as BaseTurn
 
@@ -131,7 +131,7 @@ def encode_messages(
                 continue
             out.append(OUTPUT + ids[turn.call_id] + callers.get(turn.call_id, b"") + turn.body)
             if turn.refers:
-                after = loading.add_definitions(after, turn.refers)
+                after = loading.prepend_new_definitions(after, turn.refers)
             continue
         # Media of the model that the API does not accept in its messages follow the results of its calls.
         for body, whose in ((after, "user"), (turn.body, turn.role)):
@@ -166,8 +166,8 @@ class _ToolDefinitions:
         tools = [] if define is None else [{**define(name), "defer_loading": True} for name in dict.fromkeys(names)]
         return b',"tools":' + encode_json(tools) + b"}"
 
-    def add_definitions(self, after: bytes, names: tuple[str, ...]) -> bytes:
-        """Return *after* with the definitions of newly referenced tools before it."""
+    def prepend_new_definitions(self, after: bytes, names: tuple[str, ...]) -> bytes:
+        """Return *after* with the definitions of newly referenced tools before it, each only once."""
         fresh = [name for name in dict.fromkeys(names) if name in self._waiting]
         self._waiting.difference_update(fresh)
         if not fresh or self._define is None:
@@ -186,11 +186,12 @@ def _encode_user(message: UserMessage, flags: OpenAIEncodeOptions) -> ResponsesE
         return ResponsesEncoded("user", b"")
     if len(parts) == 1 and isinstance(parts[0], TextPart):
         return ResponsesEncoded("user", encode_json({"role": "user", "content": parts[0].text}))
-    content = [_encode_content(part, flags) for part in parts]
+    content = [_encode_content_part(part, flags) for part in parts]
     return ResponsesEncoded("user", encode_json({"role": "user", "content": content}))
 
 
 def _encode_assistant(message: AssistantMessage, flags: OpenAIEncodeOptions, own_ids: bool) -> ResponsesEncoded:  # noqa: FBT001 - private
+    """Encode a reply as items; reasoning without its following item is left out, and foreign media follow as a user message."""
     ids = choose_wire_ids(message.tool_calls, flags.provider, own=own_ids)
     if _loses_reasoning(message, flags):
         # The API answers 400, "was provided without its required 'reasoning' item", for a call without its reasoning.
@@ -203,8 +204,8 @@ def _encode_assistant(message: AssistantMessage, flags: OpenAIEncodeOptions, own
         _append_part(items, part, flags, ids, apart=not continues_text(before, part), own_ids=own_ids)
         before = part
     items = _drop_orphaned_reasoning(items)
-    made = [part for part in list_generated_media(message) if not _encode_items_of_provider(part, flags)]
-    moved = [{"type": "input_text", "text": MADE}, *[_encode_media(part, flags) for part in made]]
+    made = [part for part in list_generated_media(message) if not _encode_items_if_own(part, flags)]
+    moved = [{"type": "input_text", "text": MADE}, *[_encode_supported_media(part, flags) for part in made]]
     after = encode_json({"role": "user", "content": moved}) if made else b""
     wire = {ours: encode_json(theirs) for ours, theirs in ids.items()}
     searches = frozenset(
@@ -212,7 +213,7 @@ def _encode_assistant(message: AssistantMessage, flags: OpenAIEncodeOptions, own
     )
     return ResponsesEncoded(
         "assistant",
-        join_json_values(items),
+        encode_comma_separated(items),
         ids=wire,
         after=after,
         callers=_encode_callers(message, flags),
@@ -223,7 +224,7 @@ def _encode_assistant(message: AssistantMessage, flags: OpenAIEncodeOptions, own
 def _loses_reasoning(message: AssistantMessage, flags: OpenAIEncodeOptions) -> bool:
     """Return whether *message* has reasoning of the provider with an id that is not sent, such as that of another model."""
     return any(
-        find_text(part.provider_data, "item", "id") and not _encode_reasoning(part, flags)
+        find_text(part.provider_data, "item", "id") and not _encode_reasoning_if_sendable(part, flags)
         for part in message.content
         if isinstance(part, ThinkingPart) and is_from_provider(part.provider_data, flags.provider)
     )
@@ -270,24 +271,25 @@ def _append_part(
     apart: bool,
     own_ids: bool,
 ) -> None:
+    """Append the items of a part of a reply; parts that are not sent back append nothing."""
     match part:
         case TextPart():
             _append_text(items, part, {"type": "output_text", "text": part.text}, flags, apart=apart)
         case RefusalPart():
             _append_text(items, part, {"type": "refusal", "refusal": part.text}, flags, apart=apart)
         case ThinkingPart():
-            items += _encode_reasoning(part, flags)
+            items += _encode_reasoning_if_sendable(part, flags)
         case ToolCallPart():
             items.append(_encode_call(part, flags, ids, own_ids=own_ids))
         case OpaquePart() | ImagePart() | DocumentPart():
-            items += _encode_items_of_provider(part, flags)
+            items += _encode_items_if_own(part, flags)
         case CitationPart():
             return
         case _ as never:
             assert_never(never)
 
 
-def _encode_items_of_provider(part: OpaquePart | ImagePart | DocumentPart, flags: OpenAIEncodeOptions) -> list[Json]:
+def _encode_items_if_own(part: OpaquePart | ImagePart | DocumentPart, flags: OpenAIEncodeOptions) -> list[Json]:
     """Return the item of an opaque part or image of the same provider, unchanged; ``[]`` for others."""
     item = part.data if isinstance(part, OpaquePart) else find_object(part.provider_data, "item")
     is_call = find_text(item, "type").endswith("_call") and not is_tool_search_part(item)
@@ -314,8 +316,8 @@ def _remove_output_only_members(data: Mapping[str, object], flags: OpenAIEncodeO
     return item
 
 
-def _encode_reasoning(part: ThinkingPart, flags: OpenAIEncodeOptions) -> list[Json]:
-    """Return the reasoning item; ``[]`` without its content, because it is not stored at the provider."""
+def _encode_reasoning_if_sendable(part: ThinkingPart, flags: OpenAIEncodeOptions) -> list[Json]:
+    """Return the reasoning item of the same model; ``[]`` without its content, because it is not stored at the provider."""
     data = part.provider_data
     item = data.get("item") if is_from_provider(data, flags.provider, flags.model) else None
     sendable = isinstance(item, Mapping) and (item.get("encrypted_content") or item.get("content"))
@@ -349,13 +351,14 @@ def _append_text(
 
 
 def _encode_call(part: ToolCallPart, flags: OpenAIEncodeOptions, ids: Mapping[str, str], *, own_ids: bool) -> Json:
+    """Return the item of a call, or of the tool search behind it, with unknown members of the same model."""
     if (search := _find_tool_search_item(part, flags)) is not None:
         return {**_remove_output_only_members(search, flags), "call_id": ids[part.tool_call_id]}
     item: Json = {
         "type": "function_call",
         "call_id": ids[part.tool_call_id],
         "name": make_safe_tool_name(part.tool_name),
-        "arguments": encode_utf8(compact(call_arguments(part))).decode(),
+        "arguments": encode_utf8(compact(get_arguments_to_send(part))).decode(),
     }
     data = part.provider_data
     if is_from_provider(data, flags.provider, flags.model):
@@ -368,6 +371,7 @@ def _encode_call(part: ToolCallPart, flags: OpenAIEncodeOptions, ids: Mapping[st
 
 
 def _encode_result(message: ToolMessage, flags: OpenAIEncodeOptions) -> ResponsesEncoded:
+    """Encode a result; references to hidden tools are left out if their definitions follow."""
     parts = remove_empty_texts(message.content)
     references = [part.tool_name for part in parts if isinstance(part, ToolReferencePart)]
     refers = tuple([name for name in references if flags.hidden is not None and name in flags.hidden])
@@ -377,33 +381,35 @@ def _encode_result(message: ToolMessage, flags: OpenAIEncodeOptions) -> Response
         parts = remove_empty_texts(message.content)
     output: str | list[Json]
     if any(isinstance(part, ImagePart | DocumentPart) for part in parts):
-        output = [_encode_content(part, flags) for part in parts]
+        output = [_encode_content_part(part, flags) for part in parts]
         if message.is_error:
             output.insert(0, {"type": "input_text", "text": "Error:"})
     else:
-        output = result_text(message)
+        output = format_result_text(message)
     body = b',"output":' + encode_json(output) + b"}"
     return ResponsesEncoded("tool", body, call_id=message.tool_call_id, refers=refers)
 
 
-def _encode_content(part: ResultPart, flags: OpenAIEncodeOptions) -> Json:
+def _encode_content_part(part: ResultPart, flags: OpenAIEncodeOptions) -> Json:
+    """Return the input of a part of a user message or result."""
     match part:
         case TextPart() | ToolReferencePart():
             return {"type": "input_text", "text": part.text}
         case JsonPart():
             return {"type": "input_text", "text": compact(part.value)}
         case ImagePart() | DocumentPart():
-            return _encode_media(part, flags)
+            return _encode_supported_media(part, flags)
         case _ as never:
             assert_never(never)
 
 
-def _encode_media(part: ImagePart | DocumentPart, flags: OpenAIEncodeOptions) -> Json:
+def _encode_supported_media(part: ImagePart | DocumentPart, flags: OpenAIEncodeOptions) -> Json:
+    """Return the input of an image, document or text; raise ``ModelError`` for unsupported media."""
     check_file_provider(flags.provider, part)
-    kind = media_kind(part)
+    kind = get_media_kind(part)
     if kind == "image":
         check_image_type(flags.provider, part)
-        where = {"image_url": url_or_data_url(part)} if part.file_id is None else {"file_id": part.file_id}
+        where = {"image_url": get_url_or_data_url(part)} if part.file_id is None else {"file_id": part.file_id}
         return {"type": "input_image", "detail": "auto", **where}
     if kind not in {"pdf", "text", "office"}:
         raise make_unsupported_part_error(flags.provider, part, "it accepts images, PDF, text and office files")
@@ -412,8 +418,8 @@ def _encode_media(part: ImagePart | DocumentPart, flags: OpenAIEncodeOptions) ->
     if part.data is None:
         return {"type": "input_file", "file_url": part.url}
     if kind == "text":
-        return {"type": "input_text", "text": document_text(getattr(part, "name", ""), part.data)}
-    return {"type": "input_file", "filename": file_name(part), "file_data": url_or_data_url(part)}
+        return {"type": "input_text", "text": format_document_text(getattr(part, "name", ""), part.data)}
+    return {"type": "input_file", "filename": file_name_or_default(part), "file_data": get_url_or_data_url(part)}
 
 
 ENCODERS = MessageEncoders(_encode_user, _encode_assistant, _encode_result)

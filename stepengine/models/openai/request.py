@@ -15,7 +15,7 @@ from stepengine.errors import ModelError
 from stepengine.models._failures import DANGLING_REASONING, INVALID_SIGNATURE, UNKNOWN_FIELD
 from stepengine.models._hidden_tools import find_hidden_tool_names
 from stepengine.models._json import find_objects
-from stepengine.models._programs import check_program_tools_offered, make_callers_member, merge_programs
+from stepengine.models._programs import make_allowed_callers_member, merge_programs, require_program_tool_offered
 from stepengine.models._schemas import make_strict_schema
 from stepengine.models._settings import (
     DROPPED,
@@ -26,8 +26,8 @@ from stepengine.models._settings import (
     encode_user_location,
     make_unsupported_tool_error,
 )
-from stepengine.models._thinking_levels import thinking_for_responses
-from stepengine.models._wire import encode_members, join_json_members, resolve_tool_choice, schema_name
+from stepengine.models._thinking_levels import encode_thinking_for_responses
+from stepengine.models._wire import encode_body_members, join_json_members, make_schema_name, resolve_tool_choice
 from stepengine.models.openai.encode import OpenAIEncodeOptions, encode_messages
 from stepengine.models.presets import Preset
 
@@ -87,7 +87,7 @@ def encode(
         "stream": True if stream else None,
         **said,
     }
-    members = encode_members(request, optional, tools)
+    members = encode_body_members(request, optional, tools)
     known = "" if previous_failure in (INVALID_SIGNATURE, DANGLING_REASONING) else model
     flags = OpenAIEncodeOptions(
         preset.name, known, sources=previous_failure != UNKNOWN_FIELD, hidden=find_hidden_tool_names(request)
@@ -101,14 +101,14 @@ def encode_token_count_request(request: ModelRequest, model: str, preset: Preset
     shared = _encode_shared_members(request, model, preset)
     if not request.tools:
         shared["tool_choice"] = None  # server tools are not sent, and the API rejects a choice without tools
-    members = encode_members(request, shared, tools, extra=False)
+    members = encode_body_members(request, shared, tools, with_extra=False)
     flags = OpenAIEncodeOptions(preset.name, model, hidden=find_hidden_tool_names(request))
     members["input"] = encode_messages(request, flags, _make_definition_lookup(request))
     return join_json_members(members)
 
 
 def _make_definition_lookup(request: ModelRequest) -> Callable[[str], Json]:
-    """Return a function from the name of a hidden tool to its definition."""
+    """Return a function that returns the definition of a tool of *request* by its name."""
     programs = merge_programs(request.settings)
     return lambda name: encode_tool(next(tool for tool in request.tools if tool.name == name), programs)
 
@@ -129,12 +129,12 @@ def encode_tool(spec: ToolSpec, programs: Programs | None = None) -> Json:
         "description": spec.description,
         "parameters": spec.input_schema if form is None else form,
         "strict": form is not None,
-        **make_callers_member(programs, spec, PROGRAM),
+        **make_allowed_callers_member(programs, spec, PROGRAM),
     }
 
 
 def encode_wire_settings(request: ModelRequest, model: str, preset: Preset) -> WireSettings:
-    """Return the body members for the settings that only some wires support."""
+    """Return the body members for the settings that only some wires support, and the names of dropped settings."""
     several, tiers = len(request.settings.server_tools) > 1, dict(preset.tiers)
     ways: dict[str, Way] = {
         "service_tier": lambda tier: {"service_tier": tiers[tier]} if tier in tiers else None,
@@ -153,7 +153,7 @@ def _encode_server_tools(
     """Return the definitions of the server tools, their ``include`` values, and their limit of calls."""
     programs = merge_programs(request.settings)
     if programs is not None and preset.name == "openai":
-        check_program_tools_offered(request, programs, model, preset.name)
+        require_program_tool_offered(request, programs, model, preset.name)
     members: Json = {"tools": [_encode_server_tool(item, model, preset) for item in items]}
     include = [word for kind, word in RESULTS.items() if any(isinstance(item, kind) for item in items)]
     if include and preset.name in OPENAI_ITSELF:
@@ -167,6 +167,7 @@ def _encode_server_tools(
 
 
 def _encode_server_tool(item: ServerTool, model: str, preset: Preset) -> Json:
+    """Return the definition of a server tool; raise ``ModelError`` for unsupported tools and options."""
     if isinstance(item, WebSearch):
         return _encode_web_search(item, model, preset)
     if isinstance(item, CodeExecution):
@@ -185,6 +186,7 @@ def _encode_server_tool(item: ServerTool, model: str, preset: Preset) -> Json:
 
 
 def _encode_web_search(item: WebSearch, model: str, preset: Preset) -> Json:
+    """Return the definition of the web search; raise ``ModelError`` for unsupported lists of domains."""
     tool: Json = {"type": "web_search"}
     if item.blocked_domains and preset.name in OPENAI_ITSELF:
         raise make_unsupported_tool_error(item, model, preset.name, "it accepts only allowed_domains")
@@ -201,10 +203,11 @@ def _encode_web_search(item: WebSearch, model: str, preset: Preset) -> Json:
 
 
 def _encode_shared_members(request: ModelRequest, model: str, preset: Preset) -> Json:
+    """Return the members that model calls and token counts have in common."""
     return {
         "model": model,
         "instructions": request.system_prompt or None,
-        "reasoning": thinking_for_responses(request.settings.thinking, preset.thinking, model).members or None,
+        "reasoning": encode_thinking_for_responses(request.settings.thinking, preset.thinking, model).members or None,
         "text": _encode_text_config(request),
         "tool_choice": _encode_tool_choice(request),
         "parallel_tool_calls": request.settings.parallel_tool_calls if request.tools else None,
@@ -217,7 +220,7 @@ def _encode_text_config(request: ModelRequest) -> Json | None:
     if schema is None:
         return None
     form = make_strict_schema(schema, "openai")
-    named = {"type": "json_schema", "name": schema_name(schema)}
+    named = {"type": "json_schema", "name": make_schema_name(schema)}
     return {"format": {**named, "schema": schema if form is None else form, "strict": form is not None}}
 
 

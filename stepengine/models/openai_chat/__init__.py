@@ -27,7 +27,7 @@ from stepengine.models.openai_chat.request import (
     encode_strict_tool,
     encode_tool,
     encode_wire_settings,
-    limit_tools_to_choice,
+    limit_tools_if_choice_unsupported,
     make_thinking_request,
     supports_stop_sequences,
     supports_strict_schemas,
@@ -87,6 +87,7 @@ class OpenAIChatProvider(PresetProvider):
 
     @cached_property
     def _tools(self) -> dict[Callable[[ToolSpec], object], ToolsCache]:
+        """The caches of encoded tools, by the function that encodes a tool."""
         return {kind: ToolsCache(kind) for kind in (encode_tool, encode_simplified_tool, encode_strict_tool)}
 
     async def describe(self, model: str) -> ModelInfo | None:
@@ -112,13 +113,14 @@ class OpenAIChatProvider(PresetProvider):
         return found
 
     def _explain_unsupported_schema(self, request: ModelRequest) -> str:
+        """Return a reason if the service, or a cloud model of Ollama, does not accept schemas; else ``""``."""
         if not self._preset.schemas or (
             self._preset.name == "ollama" and self.strip_prefix(request.model).endswith("cloud")
         ):
             return "the service does not accept schemas"
         return ""
 
-    def _list_dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
+    def _list_unsupported_settings(self, request: ModelRequest) -> tuple[str, ...]:
         model, preset = self.strip_prefix(request.model), self._preset
         dropped = encode_wire_settings(request, model, preset).dropped
         if has_strict_tool_openai_rejects(request.tools) or (
@@ -129,12 +131,13 @@ class OpenAIChatProvider(PresetProvider):
             dropped = (*dropped, "parallel_tool_calls")
         return (
             (*dropped, "tool_choice")
-            if demands_unsupported_call(self._adapt_request_tools(request), model, preset)
+            if demands_unsupported_call(self._select_tools_and_add_answer(request), model, preset)
             else dropped
         )
 
     def _encode(self, request: ModelRequest, *, stream: bool, previous_failure: str = "") -> RequestBody:
-        request = self._adapt_request_tools(request, previous_failure)
+        """Encode *request* with the kind of tool definitions that the service supports, and warn of unsupported thinking options."""
+        request = self._select_tools_and_add_answer(request, previous_failure)
         model, preset = self.strip_prefix(request.model), self._preset
         warn_once(make_thinking_request(request, model, preset).note)
         plain = preset.plain_schemas and re.fullmatch(preset.plain_schemas, model)
@@ -145,14 +148,16 @@ class OpenAIChatProvider(PresetProvider):
             if supports_strict_schemas(preset, model)
             else encode_tool
         )
-        tools = self._tools[kind](limit_tools_to_choice(request, preset))
+        tools = self._tools[kind](limit_tools_if_choice_unsupported(request, preset))
         content = encode(request, model, preset, tools, stream=stream, previous_failure=previous_failure)
         return RequestBody(content, path=f"/deployments/{model}{self.path}" if self._api_version else "")
 
     def _make_delta_filters(self) -> Sequence[WrittenThoughtFilter]:
+        """Return a filter that separates written thoughts, if they are parsed; else none."""
         return [WrittenThoughtFilter()] if self._preset.written_thoughts else []
 
     def _postprocess_reply(self, reply: ModelReply, request: ModelRequest) -> ModelReply:
+        """Return *reply* with written thoughts and calls parsed as enabled, cut at unsupported stop sequences; warn of unparsed calls."""
         if self._preset.written_thoughts:
             reply = parse_written_thoughts(reply)
         mark = find_call_mark(reply.text) if request.tools and not reply.tool_calls else ""

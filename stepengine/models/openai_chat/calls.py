@@ -33,7 +33,7 @@ from attrs import frozen
 from stepengine.data.json import compact
 from stepengine.data.models import ModelDelta, ToolCallChunk, ToolCallEnded, ToolCallStarted
 from stepengine.models._call_arguments import ArgumentPieces, can_start_json
-from stepengine.models._json import find_newer_members, object_at, text_at
+from stepengine.models._json import find_unknown_members, object_at, text_at
 
 MEMBERS = frozenset({"id", "type", "index", "function"})
 FUNCTION_MEMBERS = frozenset({"name", "arguments"})
@@ -117,8 +117,8 @@ class CallPieces:
         """Whether every call has arguments, and they are complete."""
         return all(slot.arguments.is_complete for slot in self._slots)
 
-    def append(self, entries: Sequence[Mapping[str, object]]) -> list[ModelDelta]:
-        """Add the entries of one chunk and return their deltas."""
+    def add_chunk_entries(self, entries: Sequence[Mapping[str, object]]) -> list[ModelDelta]:
+        """Add the ``tool_calls`` entries of one chunk to their calls and return their deltas; raise if they are ambiguous."""
         deltas: list[ModelDelta] = []
         self._chunk += bool(entries)
         for position, entry in enumerate(entries):
@@ -133,8 +133,8 @@ class CallPieces:
                 position == 0,
             )
             slot = self._find_or_start_call(piece)
-            slot.more.update(find_newer_members(entry, MEMBERS))
-            slot.more_of_function.update(find_newer_members(function, FUNCTION_MEMBERS))
+            slot.more.update(find_unknown_members(entry, MEMBERS))
+            slot.more_of_function.update(find_unknown_members(function, FUNCTION_MEMBERS))
             deltas += self._extend_call(slot, piece)
         return deltas
 
@@ -204,7 +204,7 @@ class CallPieces:
         return found if is_more or found is not last or not last.arguments.is_complete else None
 
     def _choose_open_call(self, piece: _CallPiece, last: _CallSlot) -> _CallSlot:
-        """Return the open call that a piece without an id or index continues; *last* if no other one fits."""
+        """Return the open call that a piece without an id or index continues, *last* if none fits; raise if several may fit."""
         before = [slot for slot in self._slots if slot is not last and not (piece.id and slot is last.twin)]
         before = [slot for slot in before if not slot.arguments.is_complete and piece.name in ("", slot.name)]
         if not before or piece.is_blank:
@@ -217,6 +217,7 @@ class CallPieces:
         return fits[0] if fits else last
 
     def _start_call(self, piece: _CallPiece, known: _CallSlot | None) -> _CallSlot:
+        """Append and return a new call; *known*, or an earlier call of the same name, may become its ``twin``."""
         new = _CallSlot(len(self._slots), self._chunk)
         if known is None and piece.name and piece.index is not None:
             # A call without arguments, or one that continues at another index.
@@ -253,10 +254,10 @@ class CallPieces:
             return self._continues_at_other_index(slot, piece)
         if has_other_id and not self._ids_change:
             return self._continues_with_other_id(slot, piece)
-        return piece.id in slot.ids or not slot.arguments.is_complete or self._repeats_call(slot, piece)
+        return piece.id in slot.ids or not slot.arguments.is_complete or self._repeats_or_extends_call(slot, piece)
 
-    def _repeats_call(self, slot: _CallSlot, piece: _CallPiece) -> bool:
-        """Return whether *piece* repeats the complete call *slot* of the same name, without an id that decides."""
+    def _repeats_or_extends_call(self, slot: _CallSlot, piece: _CallPiece) -> bool:
+        """Return whether *piece* repeats the complete call *slot*, or cannot start a call; raise if it may be a second call."""
         if piece.is_blank:
             return False  # later arguments decide whether the name is repeated
         if not slot.arguments.is_repeated_by(piece.text):
@@ -309,6 +310,7 @@ class CallPieces:
     # --- adding a piece to its call -----------------------------------------------------------------------------------
 
     def _extend_call(self, slot: _CallSlot, piece: _CallPiece) -> list[ModelDelta]:
+        """Add *piece* to *slot* and return the new deltas; raise for arguments after complete ones."""
         slot = self._record_id_and_resolve_twin(slot, piece)
         arguments = slot.arguments
         if piece.name and not arguments.count:
@@ -320,7 +322,7 @@ class CallPieces:
             )
             if is_other:
                 self._refuse(f"other arguments after the complete ones of the call of {slot.name!r}")
-            new = arguments.append(piece.text)
+            new = arguments.append_and_flush_certain(piece.text)
         if arguments.count and slot.twin is not None and slot.twin.arguments.count:
             slot.twin = None  # arguments after complete ones belong to another call
         if slot.ended:
@@ -373,7 +375,7 @@ class CallPieces:
 
     def _make_start_deltas(self, last: _CallSlot) -> list[ModelDelta]:
         """
-        Return the start deltas of a call and of those before it, in the order of the reply.
+        Return the missing start deltas of a call and of those before it, in the order of the reply, and mark them as announced.
 
         The result is empty while one of them may still be merged into another, because that changes the numbers.
         """

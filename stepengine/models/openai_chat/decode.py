@@ -37,10 +37,10 @@ from stepengine.models._failures import (
     make_unanswerable_error,
 )
 from stepengine.models._json import (
-    find_newer_members,
     find_object,
     find_objects,
     find_text,
+    find_unknown_members,
     list_at,
     make_call_part,
     object_at,
@@ -52,8 +52,8 @@ from stepengine.models._json import (
 from stepengine.models._reply import (
     MAX_UNREAD_NAMES,
     find_stated_cost,
-    make_media_part,
     make_reply,
+    media_part_from_base64,
     parse_dollar_text,
     select_members,
 )
@@ -134,7 +134,7 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
     # An answer by a schema is text everywhere else. Without a schema such content is an error of the server.
     if isinstance(message.get("content"), Mapping) and _requests_json(call):
         message = {**message, "content": compact(message["content"])}
-    content = (*_decode_parts(message, call.provider, model), *_decode_sources(data, message))
+    content = (*_decode_message_parts(message, call.provider, model), *_decode_sources(data, message))
     raw = text_at(choice, "finish_reason") or None
     if raw in GAVE_UP:
         raise make_aborted_reply_error(call, f"it ended with {raw!r}", parse_usage(usage))
@@ -142,12 +142,12 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
         content,
         call,
         model,
-        stop=STOPS.get(raw or ""),
-        raw=raw,
+        stop_reason=STOPS.get(raw or ""),
+        raw_stop_reason=raw,
         usage=parse_usage(usage),
-        answered=text_at(data, "model"),
+        answering_model=text_at(data, "model"),
         request_id=request_id,
-        kept=_collect_extra_members(data, choice, message),
+        data_to_store=_collect_members_to_store(data, choice, message),
         cost=_find_reply_cost(usage, message),
     )
 
@@ -179,9 +179,10 @@ def _find_raw_usage(data: Mapping[str, object]) -> object:
     return data.get("usage") or (elsewhere.get("usage") if isinstance(elsewhere, Mapping) else None)
 
 
-def _collect_extra_members(
+def _collect_members_to_store(
     data: Mapping[str, object], choice: Mapping[str, object], message: Mapping[str, object]
 ) -> Json:
+    """Return the members of a reply to store in ``provider_data``, under our names where servers differ."""
     # Members that only some servers send, under our names where servers differ. Empty ones are left out.
     more = {
         "served_by": data.get("provider"),
@@ -194,25 +195,26 @@ def _collect_extra_members(
     }
     kept: Json = {"id": data.get("id"), "usage": _find_raw_usage(data), **select_members(data, *KEPT)}
     kept.update({name: value for name, value in more.items() if value})
-    return {**kept, **_collect_newer_members(data, choice, message)}
+    return {**kept, **_collect_unknown_members(data, choice, message)}
 
 
-def _collect_newer_members(
+def _collect_unknown_members(
     data: Mapping[str, object], choice: Mapping[str, object], message: Mapping[str, object]
 ) -> Json:
     """Return the unknown members of a reply, and the names of the ignored choices."""
-    of_message = find_newer_members(message, IN_MESSAGE)
+    of_message = find_unknown_members(message, IN_MESSAGE)
     of_message.update({name: message[name] for name in REASONING if isinstance(message.get(name), dict | list)})
     found = {
-        "more": find_newer_members(data, IN_REPLY),
-        "more_of_choice": find_newer_members(choice, IN_CHOICE),
+        "more": find_unknown_members(data, IN_REPLY),
+        "more_of_choice": find_unknown_members(choice, IN_CHOICE),
         "more_of_message": of_message,
         "unread": [f"choices[{index}]" for index in range(1, len(objects_at(data, "choices")))][:MAX_UNREAD_NAMES],
     }
     return {name: value for name, value in found.items() if value}
 
 
-def _decode_parts(message: Mapping[str, Any], provider: str, model: str) -> list[AssistantPart]:
+def _decode_message_parts(message: Mapping[str, Any], provider: str, model: str) -> list[AssistantPart]:
+    """Return the parts of a message: thoughts, text with its sources, media, the refusal, and the calls last."""
     parts: list[AssistantPart] = []
     mark: Json = {"provider": provider, "model": model}
     # The member of a thought is stored, because the thought must go back in the same one: DeepSeek rejects a history
@@ -244,8 +246,8 @@ def _decode_call(entry: Mapping[str, object], function: Mapping[str, object], ma
     """Return a call with its id and unknown members, such as the thought signature of Gemini's OpenAI endpoint."""
     found = {
         "id": text_at(entry, "id"),
-        "more": find_newer_members(entry, IN_CALL),
-        "more_of_function": find_newer_members(function, FUNCTION_MEMBERS),
+        "more": find_unknown_members(entry, IN_CALL),
+        "more_of_function": find_unknown_members(function, FUNCTION_MEMBERS),
     }
     data = {**mark, **{name: value for name, value in found.items() if value}}
     return make_call_part(text_at(function, "name"), function.get("arguments"), data)
@@ -260,8 +262,8 @@ def _decode_media(message: Mapping[str, object], mark: Json) -> list[AssistantPa
     if not isinstance(audio, Mapping):
         return parts
     said = find_text(audio, "transcript")
-    kept = find_newer_members(audio, IN_AUDIO)
-    sound = make_media_part(audio.get("data"), "", {**mark, **kept, **({"transcript": True} if said else {})})
+    kept = find_unknown_members(audio, IN_AUDIO)
+    sound = media_part_from_base64(audio.get("data"), "", {**mark, **kept, **({"transcript": True} if said else {})})
     # Streams send bare samples without a header; other audio is recognized by its first bytes.
     if sound is not None:
         parts.append(attrs.evolve(sound, mime_type=PCM) if sound.mime_type == UNKNOWN else sound)
@@ -270,17 +272,18 @@ def _decode_media(message: Mapping[str, object], mark: Json) -> list[AssistantPa
 
 def _find_unreadable_audio(audio: object) -> Json:
     """Return the members of audio that is missing or unreadable, without its transcript; ``{}`` for readable audio."""
-    if not isinstance(audio, Mapping) or make_media_part(audio.get("data"), "", {}) is not None:
+    if not isinstance(audio, Mapping) or media_part_from_base64(audio.get("data"), "", {}) is not None:
         return {}
     return {name: value for name, value in audio.items() if name != "transcript" and value}
 
 
 def _decode_image(image: Mapping[str, object], mark: Json) -> AssistantPart | None:
+    """Return an image from a data URL, or with its URL; ``None`` for unreadable data."""
     # Only data URLs are decoded. Other URLs stay URLs, because a reply must not make this process fetch anything.
     url = find_text(image, "image_url", "url")
     head, found, data = url.removeprefix("data:").partition(";base64,")
     if url.startswith("data:"):
-        return make_media_part(data, head, mark) if found and head.startswith("image/") else None
+        return media_part_from_base64(data, head, mark) if found and head.startswith("image/") else None
     return ImagePart(url, provider_data=freeze(mark)) if url else None
 
 
@@ -299,6 +302,7 @@ def _decode_sources(data: Mapping[str, Any], message: Mapping[str, Any]) -> list
 
 
 def _decode_citation(annotation: Mapping[str, object], text: str) -> CitationPart:
+    """Return the citation of an annotation, with the part of *text* between its offsets."""
     # Members of any type are possible. A wrong type counts as empty, because a citation is no reason to reject the reply.
     cited = annotation["url_citation"]
     cited = cited if isinstance(cited, Mapping) else {}
@@ -311,6 +315,7 @@ def _decode_citation(annotation: Mapping[str, object], text: str) -> CitationPar
 
 
 def _decode_content(message: Mapping[str, object], mark: Json) -> list[AssistantPart]:
+    """Return the parts of the content, which is a text, a list of parts or a list of texts."""
     content = message.get("content")
     # Three forms are in use: a text, a list of parts, and a list of texts. Parts of unknown kinds are stored whole and go
     # back only to the same provider.
@@ -321,16 +326,16 @@ def _decode_content(message: Mapping[str, object], mark: Json) -> list[Assistant
         if isinstance(piece, str):
             parts.append(TextPart(piece))
         elif piece.get("type") == "text":
-            newer = find_newer_members(piece, IN_TEXT)
+            newer = find_unknown_members(piece, IN_TEXT)
             parts.append(TextPart(piece["text"], provider_data=freeze({**mark, "more": newer}) if newer else None))
         elif piece.get("type") == "thinking":
-            parts.append(ThinkingPart(_thought_text(piece), provider_data=freeze({**mark, "piece": piece})))
+            parts.append(ThinkingPart(_extract_thought_text(piece), provider_data=freeze({**mark, "piece": piece})))
         else:
             parts.append(OpaquePart(mark["provider"], piece))
     return parts
 
 
-def _thought_text(piece: Mapping[str, object]) -> str:
+def _extract_thought_text(piece: Mapping[str, object]) -> str:
     """Return the text of a ``thinking`` piece: Mistral sends a list of texts, servers that imitate it a text (ecosystem:EC111)."""
     inner = piece.get("thinking")
     if isinstance(inner, str):
@@ -462,6 +467,7 @@ class ChatAccumulator(Accumulator):
         return deltas
 
     def _apply_delta(self, delta: Mapping[str, Any]) -> list[ModelDelta]:
+        """Merge the delta of a chunk into the reply and return the deltas for subscribers."""
         deltas: list[ModelDelta] = []
         # vLLM sends each thought under both names.
         member = next((name for name in REASONING if delta.get(name) and isinstance(delta[name], str)), "")
@@ -483,13 +489,13 @@ class ChatAccumulator(Accumulator):
             if pieces := list_at(delta, name):
                 self._lists.setdefault(name, []).extend(pieces)
         deltas += self._append_audio(object_at(delta, "audio"))
-        self._store_newer_members(delta)
-        return deltas + self._calls.append(self._find_call_entries(delta))
+        self._merge_unknown_members(delta)
+        return deltas + self._calls.add_chunk_entries(self._find_call_entries(delta))
 
-    def _raise_ambiguous_calls(self, what: str) -> NoReturn:
-        self._raise_protocol_error(f"it sent {what}, so its tool calls are ambiguous")
+    def _raise_ambiguous_calls(self, reason: str) -> NoReturn:
+        self._raise_protocol_error(f"it sent {reason}, so its tool calls are ambiguous")
 
-    def _store_newer_members(self, delta: Mapping[str, Any]) -> None:
+    def _merge_unknown_members(self, delta: Mapping[str, Any]) -> None:
         """Merge the unknown members of a delta, and known ones of unusual types: texts and lists grow, others are replaced."""
         for name, value in delta.items():
             if name in IN_MESSAGE and not (name in NOT_IN_PIECES and isinstance(value, dict | list)):
@@ -517,7 +523,7 @@ class ChatAccumulator(Accumulator):
     def _append_audio(self, audio: Mapping[str, object]) -> list[ModelDelta]:
         """Append a chunk of audio, encoded in base64 separately from the other chunks, and a chunk of its transcript."""
         said, data = find_text(audio, "transcript"), find_text(audio, "data")
-        self._audio.update(find_newer_members(audio, IN_AUDIO))
+        self._audio.update(find_unknown_members(audio, IN_AUDIO))
         if said:
             self._texts.setdefault("transcript", []).append(said)
         if data:
@@ -525,7 +531,7 @@ class ChatAccumulator(Accumulator):
         return [TextChunk(said)] if said else []
 
     def _append_content_pieces(self, name: str, pieces: list[Any]) -> list[ModelDelta]:
-        """Append a list of content pieces; earlier text becomes the first piece."""
+        """Append a list of content pieces, after earlier text as the first piece, and return their deltas."""
         before = "".join(self._texts.pop(name, []))
         kept = self._contents.setdefault(name, [_ContentPiece({"type": "text"}, [before])] if before else [])
         deltas: list[ModelDelta] = []
@@ -533,7 +539,7 @@ class ChatAccumulator(Accumulator):
             piece = {"type": "text", "text": given} if isinstance(given, str) else given
             kind = piece.get("type")
             thinks = kind == "thinking"
-            text = _thought_text(piece) if thinks else text_at(piece, "text")
+            text = _extract_thought_text(piece) if thinks else text_at(piece, "text")
             # Adjacent pieces of one kind are joined. A piece of another kind separates them, which preserves the order.
             last = kept[-1] if kept else None
             if last is not None and last.data.get("type") == kind and (thinks or (text and kind == "text")):
@@ -578,6 +584,7 @@ class ChatAccumulator(Accumulator):
 
 
 def _join_texts(pieces: Mapping[str, list[str]]) -> Json:
+    """Return the joined pieces of each text, by name."""
     return {name: "".join(texts) for name, texts in pieces.items()}
 
 

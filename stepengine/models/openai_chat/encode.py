@@ -39,27 +39,27 @@ from stepengine.models._wire import (
     MADE,
     NUDGE,
     MessageEncoders,
-    call_arguments,
     check_file_provider,
     check_image_type,
     choose_wire_ids,
     continues_paused_reply,
     continues_text,
-    document_text,
     encode_base64,
+    encode_comma_separated,
     encode_json,
     encode_turns,
-    file_name,
+    file_name_or_default,
+    format_document_text,
+    format_result_text,
+    get_arguments_to_send,
+    get_media_kind,
+    get_url_or_data_url,
     is_from_provider,
-    join_json_values,
     list_generated_media,
+    make_result_media_heading,
     make_safe_tool_name,
     make_unsupported_part_error,
-    media_kind,
     remove_blank_texts,
-    result_media_heading,
-    result_text,
-    url_or_data_url,
 )
 from stepengine.models._wire import EncodedMessage as BaseTurn
 from stepengine.models.presets import Preset
@@ -113,7 +113,7 @@ def encode_messages(
     """
     joiner = _ChatJoiner(request.system_prompt, bridged=bridged, mark=mark)
     for turn in encode_turns(request, flags, ENCODERS):
-        joiner.add(turn)
+        joiner.append_turn(turn)
     return joiner.join(nudge=not continues_paused_reply(request))
 
 
@@ -129,7 +129,8 @@ class _ChatJoiner:
         self._legacy = b""
         self._role = ""
 
-    def add(self, turn: ChatEncoded) -> None:
+    def append_turn(self, turn: ChatEncoded) -> None:
+        """Append an encoded message; user messages and media of results are stored until the next reply or the end."""
         if turn.role == "user":
             if turn.body:
                 self._user.append(turn)
@@ -159,11 +160,13 @@ class _ChatJoiner:
         return b'{"role":"tool","tool_call_id":' + self._ids[call_id]
 
     def _encode_system_prompt(self, text: str) -> bytes:
+        """Return the encoded system message, with a cache mark if there is one."""
         if not self._mark:
             return encode_json({"role": "system", "content": text})
         return b'{"role":"system","content":[{"type":"text","text":' + encode_json(text) + self._mark + b"}]}"
 
     def _flush_user_messages(self, mark: bytes = b"") -> None:
+        """Append the stored user messages as one message; *mark* is added to its last part."""
         turns = self._user
         if not turns:
             return
@@ -179,6 +182,7 @@ class _ChatJoiner:
         self._role = "user"
 
     def join(self, *, nudge: bool) -> bytes:
+        """Return the array, with the stored user messages; *nudge* adds a last user message if there is none."""
         if self._mark and self._role == "tool" and not self._user:
             self._add_cache_mark_to_result()
         self._flush_user_messages(self._mark)
@@ -207,10 +211,13 @@ def _encode_user(message: UserMessage, flags: ChatEncodeOptions) -> ChatEncoded:
     parts = remove_blank_texts(message.content)
     if len(parts) == 1 and isinstance(parts[0], TextPart):
         return ChatEncoded("user", encode_json(parts[0].text))
-    return ChatEncoded("user", join_json_values([_encode_content(part, flags) for part in parts]), plain=False)
+    return ChatEncoded(
+        "user", encode_comma_separated([_encode_content_part(part, flags) for part in parts]), plain=False
+    )
 
 
 def _encode_assistant(message: AssistantMessage, flags: ChatEncodeOptions, own_ids: bool) -> ChatEncoded:  # noqa: FBT001 - private
+    """Encode a reply, with the members that the service requires; empty bytes if there is nothing to send."""
     provider = flags.preset.name
     ids = choose_wire_ids(
         message.tool_calls, provider, own=own_ids, make=_make_nine_char_id if flags.preset.nine_letter_ids else None
@@ -220,7 +227,7 @@ def _encode_assistant(message: AssistantMessage, flags: ChatEncodeOptions, own_i
     if refusal and flags.preset.refusals:
         body["refusal"] = refusal
     for part in message.content:
-        body.update(_encode_thinking(part, flags))
+        body.update(_encode_thinking_members_if_own(part, flags))
     calls = [_encode_call(part, ids, flags) for part in message.tool_calls]
     legacy = len(calls) == 1 and _is_legacy_function_call(message.tool_calls[0], flags)
     if calls:
@@ -235,7 +242,9 @@ def _encode_assistant(message: AssistantMessage, flags: ChatEncodeOptions, own_i
         body.setdefault(member, "")
     made = list_generated_media(message)
     after = (
-        join_json_values([{"type": "text", "text": MADE}, *[_encode_media(part, flags) for part in made]])
+        encode_comma_separated(
+            [{"type": "text", "text": MADE}, *[_encode_supported_media(part, flags) for part in made]]
+        )
         if made
         else b""
     )
@@ -289,6 +298,7 @@ def _encode_provider_piece(part: AssistantPart, flags: ChatEncodeOptions) -> Jso
 
 
 def _find_text_to_send(part: AssistantPart, flags: ChatEncodeOptions) -> str:
+    """Return the text of a part for the content, with the tags around thoughts that the model wrote; ``""`` for other parts."""
     match part:
         case TextPart():
             return part.text
@@ -307,11 +317,12 @@ def _find_text_to_send(part: AssistantPart, flags: ChatEncodeOptions) -> str:
 
 
 def _sends_tagged_thoughts(flags: ChatEncodeOptions) -> bool:
+    """Return whether the model expects its thoughts between tags in the text."""
     tagged = flags.preset.tagged_thoughts
     return bool(tagged and re.fullmatch(tagged, flags.model))
 
 
-def _encode_thinking(part: AssistantPart, flags: ChatEncodeOptions) -> Json:
+def _encode_thinking_members_if_own(part: AssistantPart, flags: ChatEncodeOptions) -> Json:
     """Return the members that send thinking back to the same provider and model (ecosystem:EC91, ecosystem:EC99)."""
     if not isinstance(part, ThinkingPart) or not is_from_provider(
         data := part.provider_data, flags.preset.name, flags.model
@@ -326,60 +337,65 @@ def _encode_thinking(part: AssistantPart, flags: ChatEncodeOptions) -> Json:
 
 
 def _encode_call(part: ToolCallPart, ids: Mapping[str, str], flags: ChatEncodeOptions) -> Json:
+    """Return the entry of a call, with unknown members of the same model."""
     data = part.provider_data
     own = data if is_from_provider(data, flags.preset.name, flags.model) else {}
-    name, arguments = make_safe_tool_name(part.tool_name), encode_utf8(compact(call_arguments(part))).decode()
+    name, arguments = make_safe_tool_name(part.tool_name), encode_utf8(compact(get_arguments_to_send(part))).decode()
     function = {**own.get("more_of_function", {}), "name": name, "arguments": arguments}
     return {**own.get("more", {}), "id": ids[part.tool_call_id], "type": "function", "function": function}
 
 
 def _is_legacy_function_call(part: ToolCallPart, flags: ChatEncodeOptions) -> bool:
+    """Return whether a call arrived from this provider as a ``function_call``."""
     data = part.provider_data
     return is_from_provider(data, flags.preset.name) and data.get("legacy") is True
 
 
 def _encode_result(message: ToolMessage, flags: ChatEncodeOptions) -> ChatEncoded:
+    """Encode a result as text; its images and documents follow in a user message."""
     media = [part for part in message.content if isinstance(part, ImagePart | DocumentPart)]
-    text = result_text(message)
+    text = format_result_text(message)
     moved: list[Json] = []
     # Results hold only text, so images follow in a user message after all results of the batch: nothing may separate
     # results.
     if media:
         text = f"{text}\n(Images and documents follow in the next message.)".strip()
         moved = [
-            {"type": "text", "text": result_media_heading(message)},
-            *[_encode_content(part, flags) for part in media],
+            {"type": "text", "text": make_result_media_heading(message)},
+            *[_encode_content_part(part, flags) for part in media],
         ]
     body = b',"content":' + encode_json(text) + b"}"
-    return ChatEncoded("tool", body, call_id=message.tool_call_id, after=join_json_values(moved))
+    return ChatEncoded("tool", body, call_id=message.tool_call_id, after=encode_comma_separated(moved))
 
 
-def _encode_content(part: ResultPart, flags: ChatEncodeOptions) -> Json:
+def _encode_content_part(part: ResultPart, flags: ChatEncodeOptions) -> Json:
+    """Return the piece of a part of a user message or result."""
     match part:
         case TextPart() | ToolReferencePart():
             return {"type": "text", "text": part.text}
         case JsonPart():
             return {"type": "text", "text": compact(part.value)}
         case ImagePart() | DocumentPart():
-            return _encode_media(part, flags)
+            return _encode_supported_media(part, flags)
         case _ as never:
             assert_never(never)
 
 
-def _encode_media(part: ImagePart | DocumentPart, flags: ChatEncodeOptions) -> Json:
-    preset, kind = flags.preset, media_kind(part)
+def _encode_supported_media(part: ImagePart | DocumentPart, flags: ChatEncodeOptions) -> Json:
+    """Return the piece of a text, image, video, audio or PDF; raise ``ModelError`` for media that the service does not accept."""
+    preset, kind = flags.preset, get_media_kind(part)
     check_file_provider(preset.name, part)
     if kind == "text" and part.data is not None:
-        return {"type": "text", "text": document_text(getattr(part, "name", ""), part.data)}
+        return {"type": "text", "text": format_document_text(getattr(part, "name", ""), part.data)}
     if kind == "image" and part.file_id is None:
         if preset.stores_files:  # OpenAI itself; other servers check it themselves
             check_image_type(preset.name, part)
-        return {"type": "image_url", "image_url": {"url": url_or_data_url(part)}}
+        return {"type": "image_url", "image_url": {"url": get_url_or_data_url(part)}}
     if kind == "video" and preset.supports_video and part.file_id is None:
-        return {"type": "video_url", "video_url": {"url": url_or_data_url(part)}}
+        return {"type": "video_url", "video_url": {"url": get_url_or_data_url(part)}}
     sound = SOUNDS.get(part.mime_type)
     if sound and preset.audio_format and part.data is not None:
-        data = encode_base64(part.data) if preset.audio_format == "bytes" else url_or_data_url(part)
+        data = encode_base64(part.data) if preset.audio_format == "bytes" else get_url_or_data_url(part)
         return {"type": "input_audio", "input_audio": {"data": data, "format": sound}}
     pdf = _encode_pdf(part, preset) if kind == "pdf" else None
     if pdf is None:
@@ -388,13 +404,14 @@ def _encode_media(part: ImagePart | DocumentPart, flags: ChatEncodeOptions) -> J
 
 
 def _encode_pdf(part: ImagePart | DocumentPart, preset: Preset) -> Json | None:
+    """Return the piece of a PDF in the format of the service; ``None`` if it does not accept it."""
     if part.file_id is not None:
         return {"type": "file", "file": {"file_id": part.file_id}} if preset.stores_files else None
     if preset.file_format == "link":
-        return {"type": "document_url", "document_url": url_or_data_url(part)}
+        return {"type": "document_url", "document_url": get_url_or_data_url(part)}
     if preset.file_format == "no" or (preset.file_format == "bytes" and part.data is None):
         return None
-    return {"type": "file", "file": {"filename": file_name(part), "file_data": url_or_data_url(part)}}
+    return {"type": "file", "file": {"filename": file_name_or_default(part), "file_data": get_url_or_data_url(part)}}
 
 
 def _describe_accepted_media(preset: Preset) -> str:

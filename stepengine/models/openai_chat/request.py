@@ -24,8 +24,14 @@ from stepengine.models._settings import (
     encode_user_location,
     make_unsupported_tool_error,
 )
-from stepengine.models._thinking_levels import ThinkingRequest, thinking_for_chat
-from stepengine.models._wire import encode_json, encode_members, join_json_members, resolve_tool_choice, schema_name
+from stepengine.models._thinking_levels import ThinkingRequest, encode_thinking_for_chat
+from stepengine.models._wire import (
+    encode_body_members,
+    encode_json,
+    join_json_members,
+    make_schema_name,
+    resolve_tool_choice,
+)
 from stepengine.models.openai_chat.encode import ChatEncodeOptions, encode_messages
 from stepengine.models.presets import Preset
 
@@ -74,7 +80,7 @@ def encode(
         **make_thinking_request(request, model, preset, off=previous_failure == FORCED_THINKING).members,
         **said.members,
     }
-    members = encode_members(request, optional, tools)
+    members = encode_body_members(request, optional, tools)
     if members.get("tools") == NO_TOOLS:
         del members["tools"]
     bridged = bool(preset.bridged and re.fullmatch(preset.bridged, model))
@@ -92,7 +98,7 @@ NO_TOOLS = b"[]"
 
 
 def encode_wire_settings(request: ModelRequest, model: str, preset: Preset) -> WireSettings:
-    """Return the body members for the settings that only some services support."""
+    """Return the body members for the settings that only some services support, and the names of dropped settings."""
     tiers = dict(preset.tiers)
     ways: dict[str, Way] = {
         "service_tier": lambda tier: {"service_tier": tiers[tier]} if tier in tiers else None,
@@ -176,8 +182,8 @@ def demands_unsupported_call(request: ModelRequest, model: str, preset: Preset) 
     return not preset.required_word or not callable_
 
 
-def limit_tools_to_choice(request: ModelRequest, preset: Preset) -> tuple[ToolSpec, ...]:
-    """Return the tools for the request: all, or only the chosen one if the server does not support a choice by name (ecosystem:EC107)."""
+def limit_tools_if_choice_unsupported(request: ModelRequest, preset: Preset) -> tuple[ToolSpec, ...]:
+    """Return the tools of the request, only the chosen one, or none, if the server does not support the tool choice (ecosystem:EC107)."""
     choice = resolve_tool_choice(request)
     if choice == "none" and preset.ignores_none:
         return ()
@@ -210,6 +216,7 @@ def encode_simplified_tool(spec: ToolSpec) -> Json:
 
 
 def _encode_tool_choice(request: ModelRequest, preset: Preset) -> object:
+    """Return the tool choice in the words of the service, ``required`` for an unsupported name; ``None`` sends none."""
     choice = resolve_tool_choice(request)
     if choice == "none" and preset.ignores_none:
         return None
@@ -221,6 +228,7 @@ def _encode_tool_choice(request: ModelRequest, preset: Preset) -> object:
 
 
 def _encode_parallel_calls(request: ModelRequest, preset: Preset) -> bool | None:
+    """Return the ``parallel_tool_calls`` member; ``None`` without tools, without a setting, or if the service does not support it."""
     if not request.tools or (preset.ignores_none and resolve_tool_choice(request) == "none"):
         return None
     asked = request.settings.parallel_tool_calls if preset.supports_parallel else None
@@ -228,23 +236,29 @@ def _encode_parallel_calls(request: ModelRequest, preset: Preset) -> bool | None
 
 
 def supports_strict_schemas(preset: Preset, model: str) -> bool:
-    """Return whether *model* supports strict schemas."""
+    """Return whether the service supports strict schemas for *model*."""
     return bool(preset.strict and re.fullmatch(preset.strict, model))
 
 
 def _encode_response_format(schema: Mapping[str, object] | None, *, strict: bool) -> Json | None:
+    """Return the member with the schema of the reply; ``None`` without a schema."""
     if schema is None:
         return None
     form = make_strict_schema(schema, "openai") if strict else None
     if form is not None:
-        return {"type": "json_schema", "json_schema": {"name": schema_name(schema), "schema": form, "strict": True}}
-    return {"type": "json_schema", "json_schema": {"name": schema_name(schema), "schema": schema}}
+        return {
+            "type": "json_schema",
+            "json_schema": {"name": make_schema_name(schema), "schema": form, "strict": True},
+        }
+    return {"type": "json_schema", "json_schema": {"name": make_schema_name(schema), "schema": schema}}
 
 
 def make_thinking_request(request: ModelRequest, model: str, preset: Preset, *, off: bool = False) -> ThinkingRequest:
     """Return the thinking members of a request; *off* switches thinking off after the service rejected it."""
-    demanded = resolve_tool_choice(request) not in {None, "auto", "none"}
-    asked = thinking_for_chat(request.settings.thinking, preset.thinking, model, demanded=demanded, off=off)
+    is_call_forced = resolve_tool_choice(request) not in {None, "auto", "none"}
+    asked = encode_thinking_for_chat(
+        request.settings.thinking, preset.thinking, model, is_call_forced=is_call_forced, is_rejected=off
+    )
     given, only = request.settings.temperature, asked.members.get("temperature")
     if only is not None and given not in (None, only):
         return attrs.evolve(asked, note=f"{model} thinks at temperature {only} only; temperature={given} is not sent")

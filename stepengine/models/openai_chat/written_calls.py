@@ -43,6 +43,7 @@ def parse_written_calls(reply: ModelReply) -> ModelReply:
 
 
 def _get_provider_and_model(reply: ModelReply) -> dict[str, object]:
+    """Return the members ``provider`` and ``model`` of a reply, for the provider data of its parts."""
     return {name: reply.provider_data[name] for name in ("provider", "model") if name in reply.provider_data}
 
 
@@ -107,8 +108,8 @@ class WrittenThoughtFilter:
         if self._said:
             return [delta]
         if self._is_behind:
-            return self._read_text(delta.text)
-        return self._read_thoughts(delta.text) if self._closing else self._read_start(delta.text)
+            return self._convert_text_after_thoughts(delta.text)
+        return self._convert_text_in_thoughts(delta.text) if self._closing else self._convert_text_at_start(delta.text)
 
     def flush(self) -> list[ModelDelta]:
         """Return the deltas of the text that was held back."""
@@ -118,37 +119,41 @@ class WrittenThoughtFilter:
             return [ThinkingChunk(text)] if text else []
         return [TextChunk(text)] if begin else []
 
-    def _read_start(self, text: str) -> list[ModelDelta]:
+    def _convert_text_at_start(self, text: str) -> list[ModelDelta]:
+        """Return the deltas of a text at the start; it is held back while it may be a part of an opening tag."""
         self._held.append(text)
         self._begin = self._begin + text if self._begin else text.lstrip()
         opening = next((tag for tag in CLOSED_BY if self._begin.startswith(tag)), "")
         if opening:
             self._closing, inside = CLOSED_BY[opening], self._begin.removeprefix(opening)
             self._held, self._begin = [], ""
-            return self._read_thoughts(inside)
+            return self._convert_text_in_thoughts(inside)
         if any(tag.startswith(self._begin) for tag in CLOSED_BY):
             return []
         self._said = True
         return self.flush()
 
-    def _read_thoughts(self, text: str) -> list[ModelDelta]:
+    def _convert_text_in_thoughts(self, text: str) -> list[ModelDelta]:
+        """Return thinking up to the closing tag, and the text after it; a possible start of the tag is held back."""
         text = "".join([*self._held, text])
         thought, closed, after = text.partition(self._closing)
         if closed:
             self._held, self._closing = [], ""
             thoughts: list[ModelDelta] = [ThinkingChunk(thought)] if thought else []
-            return thoughts + self._read_text(after)
+            return thoughts + self._convert_text_after_thoughts(after)
         safe = len(text) - len(self._closing) + 1
         self._held = [text[max(0, safe) :]]
         return [ThinkingChunk(text[:safe])] if safe > 0 else []
 
-    def _read_text(self, text: str) -> list[ModelDelta]:
+    def _convert_text_after_thoughts(self, text: str) -> list[ModelDelta]:
+        """Return the delta of a text after thoughts, without blanks at its start."""
         said = text.lstrip()
         self._is_behind, self._said = True, bool(said)
         return [TextChunk(said)] if said else []
 
 
 def _split_written_calls(part: AssistantPart, data: Mapping[str, object]) -> list[AssistantPart]:
+    """Return the texts and the calls in the text of *part*; blocks that are no calls stay text."""
     if not isinstance(part, TextPart) or OPEN.search(part.text) is None:
         return [part]
     # The split yields text, then pairs of a tag and the text after it.
@@ -156,7 +161,7 @@ def _split_written_calls(part: AssistantPart, data: Mapping[str, object]) -> lis
     found: list[AssistantPart] = []
     for tag, block in zip(pieces[::2], pieces[1::2], strict=True):
         inside, _, after = block.partition(f"</{tag}>")
-        call = _parse_call(tag, inside.strip(), data)
+        call = _parse_call_block(tag, inside.strip(), data)
         if call is None:
             text += f"<{tag}>{block}"
             continue
@@ -169,7 +174,8 @@ def _split_written_calls(part: AssistantPart, data: Mapping[str, object]) -> lis
     return found
 
 
-def _parse_call(tag: str, block: str, data: Mapping[str, object]) -> ToolCallPart | None:
+def _parse_call_block(tag: str, block: str, data: Mapping[str, object]) -> ToolCallPart | None:
+    """Return the call in a block with that *tag*; ``None`` if it is none."""
     if tag == "tool_call" and block.startswith(FUNCTION):
         return _parse_function_block(block, data)
     try:
@@ -186,6 +192,7 @@ def _parse_call(tag: str, block: str, data: Mapping[str, object]) -> ToolCallPar
 
 
 def _parse_function_block(block: str, data: Mapping[str, object]) -> ToolCallPart | None:
+    """Return the call in a block of Qwen's form; ``None`` if it is none."""
     head, *given = block.removesuffix("</function>").split(PARAMETER)
     name, closed, rest = head.removeprefix(FUNCTION).partition(">")
     if not closed or not name.strip() or rest.strip():

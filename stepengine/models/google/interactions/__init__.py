@@ -69,7 +69,7 @@ class GoogleInteractionsProvider(GoogleProvider):
         )
         self._tools = ToolsCache(encode_tool)
 
-    def _list_dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
+    def _list_unsupported_settings(self, request: ModelRequest) -> tuple[str, ...]:
         dropped = [*encode_wire_settings(request, self.strip_prefix(request.model), self.name).dropped]
         if request.tools and request.settings.parallel_tool_calls is False:
             dropped.append("parallel_tool_calls")
@@ -79,7 +79,7 @@ class GoogleInteractionsProvider(GoogleProvider):
 
     def _encode(self, request: ModelRequest, *, stream: bool, previous_failure: str = "") -> RequestBody:
         request, model = (
-            self._adapt_request_tools(request, previous_failure),
+            self._select_tools_and_add_answer(request, previous_failure),
             self.strip_prefix(request.model).removeprefix("models/"),
         )
         warn_once(make_thinking_request(request.settings, model).note)
@@ -89,4 +89,5 @@ class GoogleInteractionsProvider(GoogleProvider):
         return RequestBody(content, path=transport.INTERACTIONS)
 
     def _encode_token_count_request(self, request: ModelRequest) -> Any:
+        """Return ``None``, because the API does not count tokens."""
         return None

@@ -43,7 +43,7 @@ from stepengine.models._json import (
     read_json,
     text_at,
 )
-from stepengine.models._reply import make_media_part, make_reply, shorten_text
+from stepengine.models._reply import make_reply, media_part_from_base64, shorten_text
 
 STOPS = {
     "completed": StopReason.END_TURN,
@@ -82,28 +82,29 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
     if data.get("steps") is None:
         raise make_protocol_error(call, "it holds no steps", usage)
     mark: Json = {"provider": call.provider, "model": model}
-    content = [part for step in objects_at(data, "steps") for part in _decode_parts(step, mark, call, usage)]
+    content = [part for step in objects_at(data, "steps") for part in _decode_step(step, mark, call, usage)]
     return make_reply(
         tuple(content),
         call,
         model,
-        stop=STOPS.get(status or ""),
-        raw=status,
+        stop_reason=STOPS.get(status or ""),
+        raw_stop_reason=status,
         usage=usage,
-        answered=text_at(data, "model"),
+        answering_model=text_at(data, "model"),
         request_id=request_id,
-        kept={name: value for name, value in data.items() if name not in NOT_KEPT and value is not None},
+        data_to_store={name: value for name, value in data.items() if name not in NOT_KEPT and value is not None},
     )
 
 
 # A step with an unknown member, or of an unknown type, is stored whole. Decoded into parts, it would go back without the
 # unknown members.
-def _decode_parts(step: Mapping[str, Any], mark: Json, call: RequestLabel, usage: Usage | None) -> list[AssistantPart]:
+def _decode_step(step: Mapping[str, Any], mark: Json, call: RequestLabel, usage: Usage | None) -> list[AssistantPart]:
+    """Return the parts of a step; ``[]`` for a repeated input. An unknown step becomes an opaque part, an error is raised."""
     match step.get("type"):
         case "model_output" if step.get("error"):
             raise error_from_body(step, None, {}, call, usage)
         case "model_output" if step.keys() <= {"type", "content", "error"}:
-            return [part for piece in objects_at(step, "content") for part in _decode_output(piece, mark)]
+            return [part for piece in objects_at(step, "content") for part in _decode_output_piece(piece, mark)]
         case "thought":
             told = "\n".join(
                 [find_text(piece, "text") for piece in find_objects(step, "summary") if find_text(piece, "text")]
@@ -121,7 +122,7 @@ def _decode_parts(step: Mapping[str, Any], mark: Json, call: RequestLabel, usage
             return [OpaquePart(mark["provider"], freeze(step), tool=tool, text=text)]
 
 
-def _decode_output(piece: Mapping[str, Any], mark: Json) -> list[AssistantPart]:
+def _decode_output_piece(piece: Mapping[str, Any], mark: Json) -> list[AssistantPart]:
     """Return the parts of a piece of output: a text and its sources, a medium, or an opaque part for anything else."""
     kind, text = piece.get("type"), piece.get("text")
     if kind == "text" and isinstance(text, str):
@@ -133,7 +134,7 @@ def _decode_output(piece: Mapping[str, Any], mark: Json) -> list[AssistantPart]:
         content = encode_utf8(text) if notes else b""
         return [part, *[_decode_citation(one, content) for one in notes]]
     if "data" in piece and MEDIUM.issuperset(piece):
-        made = make_media_part(piece.get("data"), find_text(piece, "mime_type") or UNKNOWN, mark)
+        made = media_part_from_base64(piece.get("data"), find_text(piece, "mime_type") or UNKNOWN, mark)
         if made is not None:
             return [made]
     return [OpaquePart(mark["provider"], freeze({"type": "model_output", "content": [piece]}))]
@@ -267,6 +268,7 @@ class InteractionsAccumulator(Accumulator):
         return opened
 
     def _apply_delta(self, index: int, delta: Mapping[str, Any]) -> list[ModelDelta]:
+        """Merge a delta into its step and return the deltas for subscribers; raise for a delta of the wrong kind."""
         opened = self._get_open_step(index)
         kind, belongs = text_at(delta, "type"), opened.step.get("type")
         if BELONGS.get(kind, belongs) != belongs:
@@ -285,7 +287,7 @@ class InteractionsAccumulator(Accumulator):
                 opened.arguments.append(text)
                 return [ToolCallChunk(opened.call or 0, text)] if text else []
             case _:
-                _merge_delta(opened, kind, delta)
+                _merge_silent_delta(opened, kind, delta)
                 return []
 
     def finish(self, tail: bytes, *, clean: bool = True) -> ModelReply:
@@ -321,7 +323,7 @@ def _append_text(opened: _OpenStep, member: str, text: str) -> None:
     opened.texts[-1][1].append(text)
 
 
-def _merge_delta(opened: _OpenStep, kind: str, delta: Mapping[str, Any]) -> None:
+def _merge_silent_delta(opened: _OpenStep, kind: str, delta: Mapping[str, Any]) -> None:
     """Merge a delta that subscribers do not see into the step: signatures, sources, images and unknown kinds."""
     step = opened.step
     if kind == "text_annotation_delta":

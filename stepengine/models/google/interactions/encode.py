@@ -36,20 +36,20 @@ from stepengine.models._wire import (
     NUDGE,
     EncodedMessage,
     MessageEncoders,
-    call_arguments,
     check_file_provider,
     choose_wire_ids,
     continues_paused_reply,
+    encode_comma_separated,
     encode_json,
     encode_turns,
+    get_arguments_to_send,
+    get_media_kind,
     is_from_provider,
-    join_json_values,
     list_generated_media,
+    make_result_media_heading,
     make_safe_tool_name,
     make_unsupported_part_error,
-    media_kind,
     remove_blank_texts,
-    result_media_heading,
 )
 from stepengine.models.google.encode import encode_inline_data
 
@@ -111,7 +111,7 @@ def encode_messages(request: ModelRequest, flags: InteractionsEncodeOptions) -> 
 def _encode_user(message: UserMessage, flags: InteractionsEncodeOptions) -> EncodedMessage:
     return EncodedMessage(
         "user",
-        _encode_user_step([_encode_content(part, flags) for part in remove_blank_texts(message.content)]),
+        _encode_user_step([_encode_content_part(part, flags) for part in remove_blank_texts(message.content)]),
     )
 
 
@@ -122,11 +122,12 @@ def _encode_user_step(content: Iterable[Json | None]) -> bytes:
 
 
 def _encode_assistant(message: AssistantMessage, flags: InteractionsEncodeOptions, own_ids: bool) -> EncodedMessage:  # noqa: FBT001 - private
+    """Encode a reply as steps; media that this model did not make follow in a step of the user."""
     ids = choose_wire_ids(message.tool_calls, flags.provider, own=own_ids)
     steps: list[Json] = []
     said: list[Json] | None = None
     for part in message.content:
-        output = _encode_output(part, flags)
+        output = _encode_output_piece(part, flags)
         if output is not None:
             if said is None:
                 said = []
@@ -140,16 +141,18 @@ def _encode_assistant(message: AssistantMessage, flags: InteractionsEncodeOption
         for part in list_generated_media(message)
         if not is_from_provider(part.provider_data, flags.provider, flags.model)
     ]
-    after = _encode_user_step([_encode_text(MADE), *[_encode_content(part, flags) for part in made]]) if made else b""
+    after = (
+        _encode_user_step([_encode_text(MADE), *[_encode_content_part(part, flags) for part in made]]) if made else b""
+    )
     return EncodedMessage(
         "assistant",
-        join_json_values(steps),
+        encode_comma_separated(steps),
         ids={ours: encode_json(theirs) for ours, theirs in ids.items()},
         after=after,
     )
 
 
-def _encode_output(part: AssistantPart, flags: InteractionsEncodeOptions) -> Json | None:
+def _encode_output_piece(part: AssistantPart, flags: InteractionsEncodeOptions) -> Json | None:
     """Return a text or medium of the model as a piece of output; ``None`` for parts that are steps or are not sent."""
     match part:
         case TextPart() | RefusalPart():
@@ -157,12 +160,13 @@ def _encode_output(part: AssistantPart, flags: InteractionsEncodeOptions) -> Jso
             more = data.get("more", {}) if is_from_provider(data, flags.provider, flags.model) else {}
             return {"type": "text", "text": part.text, **more} if part.text or more else None
         case ImagePart() | DocumentPart() if is_from_provider(part.provider_data, flags.provider, flags.model):
-            return _encode_media(part, flags)
+            return _encode_supported_media(part, flags)
         case _:
             return None
 
 
 def _encode_step(part: AssistantPart, flags: InteractionsEncodeOptions, ids: Mapping[str, str]) -> Json | None:
+    """Return the step of thinking, a call or an opaque part; ``None`` for parts that are no steps or are not sent back."""
     match part:
         case ThinkingPart():
             data = part.provider_data
@@ -175,7 +179,7 @@ def _encode_step(part: AssistantPart, flags: InteractionsEncodeOptions, ids: Map
             call = {
                 "id": ids[part.tool_call_id],
                 "name": make_safe_tool_name(part.tool_name),
-                "arguments": call_arguments(part),
+                "arguments": get_arguments_to_send(part),
             }
             return {**newer, "type": "function_call", **call}
         case OpaquePart():
@@ -192,14 +196,14 @@ def _encode_result(message: ToolMessage, flags: InteractionsEncodeOptions) -> En
     outside: list[Json | None] = []
     for part in message.content:
         is_medium = isinstance(part, DocumentPart)
-        (outside if is_medium else inside).append(_encode_content(part, flags))
+        (outside if is_medium else inside).append(_encode_content_part(part, flags))
     found = [piece for piece in inside if piece is not None]
     is_text = all(piece["type"] == "text" for piece in found)
     told = "\n".join([piece["text"] for piece in found]) if is_text else found
     rest: Json = {"name": make_safe_tool_name(message.tool_name), "result": told}
     if message.is_error:
         rest["is_error"] = True
-    after = _encode_user_step([_encode_text(result_media_heading(message)), *outside]) if outside else b""
+    after = _encode_user_step([_encode_text(make_result_media_heading(message)), *outside]) if outside else b""
     return EncodedMessage("tool", b"," + encode_json(rest)[1:], call_id=message.tool_call_id, after=after)
 
 
@@ -207,21 +211,23 @@ def _encode_text(text: str) -> Json:
     return {"type": "text", "text": text}
 
 
-def _encode_content(part: ResultPart, flags: InteractionsEncodeOptions) -> Json | None:
+def _encode_content_part(part: ResultPart, flags: InteractionsEncodeOptions) -> Json | None:
+    """Return the encoded part of a user message or result; ``None`` for empty text."""
     match part:
         case TextPart() | ToolReferencePart():
             return _encode_text(part.text) if part.text else None
         case JsonPart():
             return _encode_text(compact(part.value))
         case ImagePart() | DocumentPart():
-            return _encode_media(part, flags)
+            return _encode_supported_media(part, flags)
         case _ as never:
             assert_never(never)
 
 
-def _encode_media(part: ImagePart | DocumentPart, flags: InteractionsEncodeOptions) -> Json:
+def _encode_supported_media(part: ImagePart | DocumentPart, flags: InteractionsEncodeOptions) -> Json:
+    """Return the encoded image, audio, video or document; raise ``ModelError`` for unsupported or too large media."""
     check_file_provider(flags.provider, part)
-    kind = KINDS.get(media_kind(part))
+    kind = KINDS.get(get_media_kind(part))
     if kind is None:
         raise make_unsupported_part_error(flags.provider, part, "it accepts images, audio, video, text and PDF")
     block: Json = {"type": kind, "mime_type": part.mime_type}

@@ -12,7 +12,7 @@ from stepengine.errors import ModelError
 from stepengine.models._failures import INVALID_SIGNATURE
 from stepengine.models._settings import DROPPED, Way, WireSettings, convert_settings, make_unsupported_tool_error
 from stepengine.models._thinking_levels import CANNOT, ThinkingRequest, effort_from_thinking
-from stepengine.models._wire import encode_members, join_json_members, resolve_tool_choice
+from stepengine.models._wire import encode_body_members, join_json_members, resolve_tool_choice
 from stepengine.models.google.interactions.encode import InteractionsEncodeOptions, encode_messages
 
 CHOICES = {"auto": "auto", "none": "none", "required": "any"}
@@ -57,13 +57,14 @@ def encode(
         **said,
         "generation_config": {**generation, **said.get("generation_config", {})} or None,
     }
-    members = encode_members(request, head, tools)
+    members = encode_body_members(request, head, tools)
     flags = InteractionsEncodeOptions(provider, "" if previous_failure == INVALID_SIGNATURE else model)
     members["input"] = encode_messages(request, flags)
     return join_json_members(members)
 
 
 def _reject_stateful_options(settings: ModelSettings) -> None:
+    """Raise ``ModelError`` for members of ``extra`` that depend on state at the provider or run in the background."""
     body = settings.extra.get("body")
     for place in (settings.extra, body if isinstance(body, Mapping) else {}):
         for name in STATEFUL:
@@ -81,7 +82,7 @@ def encode_tool(spec: ToolSpec) -> Json:
 
 
 def encode_wire_settings(request: ModelRequest, model: str, provider: str) -> WireSettings:
-    """Return the body members for the settings that only some wires support."""
+    """Return the body members for the settings that only some wires support, and the names of dropped settings."""
     ways: dict[str, Way] = {
         "service_tier": TIERS.get,
         "seed": lambda seed: {"generation_config": {"seed": seed}},
@@ -103,6 +104,7 @@ def _encode_safety_setting(category: str, threshold: str) -> Json:
 
 
 def _encode_server_tools(items: tuple[ServerTool, ...], model: str, provider: str) -> Json:
+    """Return the definitions of the server tools, and the names of dropped options."""
     searches = [item for item in items if isinstance(item, WebSearch | UrlContext)]
     dropped = ["server_tools.max_uses"] if any(item.max_uses is not None for item in searches) else []
     if any(isinstance(item, WebSearch) and item.location is not None for item in searches):
@@ -111,6 +113,7 @@ def _encode_server_tools(items: tuple[ServerTool, ...], model: str, provider: st
 
 
 def _encode_server_tool(item: ServerTool, model: str, provider: str) -> Json:
+    """Return the definition of a server tool; raise ``ModelError`` for unsupported tools and options."""
     if isinstance(item, FileSearch):
         most = {} if item.max_results is None else {"top_k": item.max_results}
         return {"type": "file_search", "file_search_store_names": list(item.stores), **most}
@@ -126,6 +129,7 @@ def _encode_server_tool(item: ServerTool, model: str, provider: str) -> Json:
 
 
 def _encode_tool_choice(request: ModelRequest) -> object:
+    """Return the tool choice; ``validated``, which guarantees schemas, for a strict tool without a forced call."""
     choice = resolve_tool_choice(request) if request.tools else None
     if choice in {None, "auto"} and any(tool.strict for tool in request.tools):
         return "validated"
