@@ -66,13 +66,13 @@ def render_text(journal: JournalLike, *, step: str = "") -> str:
         InputError: when the run has no such step.
         JournalError: when the journal cannot be read.
     """
-    from stepengine.journal.show import clean_tree, render, render_effects, run_tree
+    from stepengine.journal.show import redact_and_shorten_tree, render, render_effects, run_tree
 
     opened = as_journal(journal)
     history = opened.history()
     shown = list(_iter_effects(history))
     chosen = _select_effects(history, shown, step) if step else []
-    tree = clean_tree(run_tree(opened), whole=bool(step))
+    tree = redact_and_shorten_tree(run_tree(opened), whole=bool(step))
     lines, text = (
         (_step_request_lines(_step_to_dict(history, shown, chosen)), render_effects(tree, {e.address for e in chosen}))
         if step
@@ -105,9 +105,9 @@ def render_compactions(journal: JournalLike) -> str:
     Raises:
         JournalError: when the journal cannot be read.
     """
-    from stepengine.journal.show import clean_tree
+    from stepengine.journal.show import redact_and_shorten_tree
 
-    return "\n".join(_compaction_lines(clean_tree(describe_compactions(journal), whole=True)))
+    return "\n".join(_compaction_lines(redact_and_shorten_tree(describe_compactions(journal), whole=True)))
 
 
 @frozen
