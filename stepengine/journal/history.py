@@ -34,12 +34,12 @@ from stepengine.errors import (
     StepEngineError,
 )
 from stepengine.journal.encoding import (
+    decode_outcome,
     decode_stored,
     encode_stored,
-    name_of,
-    outcome_of,
+    fill_in_blobs,
+    get_name_without_module,
     request_members,
-    unpack_texts,
 )
 from stepengine.journal.fingerprints import definition_fingerprint
 from stepengine.journal.record_blobs import RecordBlobs
@@ -271,7 +271,7 @@ class History:
             return effect
         address = (intent.path, intent.seq)
         with self.report_damage(intent):
-            form: Mapping[str, object] = unpack_texts(effect, self.blobs.get_counted_texts("intent", intent))
+            form: Mapping[str, object] = fill_in_blobs(effect, self.blobs.get_counted_texts("intent", intent))
             # A checksum finds damage and no intent: whoever made the file may have put anything into it. So each form
             # is looked at before it is believed, once, and when it is first needed.
             if address not in self._sound:
@@ -310,7 +310,7 @@ class History:
             return known
         # Not kept: what of it is still needed stands in the state of the run.
         with self.report_damage(result):
-            made = outcome_of(self._fill_blobs(result))
+            made = decode_outcome(self._fill_blobs(result))
             if result.seq == -1 and result.path:
                 check_outcome("agent_call", made)
                 return made
@@ -340,7 +340,7 @@ class History:
     def _fill_blobs(self, result: Result) -> Mapping[str, object]:
         source, texts = result.read_from, self.blobs.get_counted_texts("result", result)
         if source is None or isinstance(source, Mapping):
-            return cast("Mapping[str, Any]", unpack_texts(source, texts))
+            return cast("Mapping[str, Any]", fill_in_blobs(source, texts))
         members = source.read_filled_members(result.start, result.end, texts)
         check_same_address(result, members)
         return members
@@ -353,7 +353,7 @@ class History:
             DataError: when more is made from the journal than any run needs.
             KeyError: when a blob is missing.
         """
-        filled: dict[str, Any] = unpack_texts(record.input, self.blobs.get_counted_texts("input", record))
+        filled: dict[str, Any] = fill_in_blobs(record.input, self.blobs.get_counted_texts("input", record))
         return filled
 
     def writes(self, result: Result) -> list[FileWrite]:
@@ -377,7 +377,7 @@ class History:
             return result.extras
         with self.report_damage(result):
             return cast(
-                "Mapping[str, Any]", unpack_texts(result.extras, self.blobs.get_counted_texts("extras", result))
+                "Mapping[str, Any]", fill_in_blobs(result.extras, self.blobs.get_counted_texts("extras", result))
             )
 
     def model(self, intent: Intent) -> str:
@@ -450,7 +450,7 @@ def make_head(plan: RunPlan, seed: str, *, link: bool, signed: str = "", workspa
 
 
 def _list_hook_names(plan: RunPlan) -> tuple[str, ...]:
-    return tuple([name_of(h) for point in attrs.astuple(plan.hooks, recurse=False) for h in point])
+    return tuple([get_name_without_module(h) for point in attrs.astuple(plan.hooks, recurse=False) for h in point])
 
 
 def describe_plan_changes(head: Head, plan: RunPlan, name: str) -> list[str]:

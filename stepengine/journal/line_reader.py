@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, NamedTuple
 from stepengine.data.faults import SHOWN_CHARS
 from stepengine.data.json import MAX_LINE_DEPTH_LEVELS, is_text_nested_deeper
 from stepengine.errors import JournalCorrupt, JournalError
-from stepengine.journal.encoding import unpack_texts
+from stepengine.journal.encoding import fill_in_blobs
 from stepengine.journal.journal_files import open_for_reading
 from stepengine.journal.records import (
     EXTRAS,
@@ -125,7 +125,7 @@ class JournalBytes:
         """
         line = self.read(start, end)
         members = self._parse_line(line, start)
-        return unpack_texts(members, blobs) if b'"$' in line or ESCAPED_DOLLAR in line else members
+        return fill_in_blobs(members, blobs) if b'"$' in line or ESCAPED_DOLLAR in line else members
 
     def _parse_line(self, line: bytes, start: int) -> Mapping[str, object]:
         place = RecordPosition(self, start)

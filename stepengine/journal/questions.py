@@ -18,7 +18,13 @@ from stepengine.data.outcomes import Failure, Stop, Value
 from stepengine.data.questions import DOUBT, Answer, AnswerLike, Question, check_answer, to_answer
 from stepengine.data.visible import cut_end
 from stepengine.errors import AnswerRejected, DataError, JournalError, StepEngineError, UnknownOutcome
-from stepengine.journal.encoding import changes_world_again, decode_stored, encode_effect, name_of, questions_of
+from stepengine.journal.encoding import (
+    changes_world_again,
+    decode_stored,
+    encode_effect,
+    get_name_without_module,
+    questions_of,
+)
 from stepengine.journal.history import History
 from stepengine.journal.pending_items import open_questions
 from stepengine.journal.programs import get_program
@@ -280,7 +286,11 @@ def decide_outcome(
     """
     address = format_address(*item.address)
     effect = item.effect
-    what = name_of(effect.call.fn) if isinstance(effect, CallFunction) else getattr(effect, "tool_name", "the effect")
+    what = (
+        get_name_without_module(effect.call.fn)
+        if isinstance(effect, CallFunction)
+        else getattr(effect, "tool_name", "the effect")
+    )
     question = _make_doubt_question(what, address, item.path)
     key = question.id
     answer = to_answer(answers[key], question) if key in answers else None

@@ -35,12 +35,12 @@ from stepengine.data.usage import NOTHING_USED, Usage, add_cost, add_lost_usage
 from stepengine.errors import ModelError, StepEngineError
 from stepengine.journal.call_writes import CallWrites
 from stepengine.journal.encoding import (
+    decode_outcome,
     encode_call_with_durability,
     encode_effect,
     encode_stored,
-    must_be_durable,
+    must_start_be_durable,
     outcome_members,
-    outcome_of,
     to_storable_error,
 )
 from stepengine.journal.modes import OpenJournal
@@ -331,7 +331,7 @@ class Recorder:
         clean = redactor.redact_for_run(members) if redactor.may_contain_secret(to_compact_json(members)) else members
         if clean == members:
             return outcome
-        cleaned = outcome_of({**clean, "at": at})
+        cleaned = decode_outcome({**clean, "at": at})
         if isinstance(cleaned, Value) and isinstance(outcome, Value) and outcome.body is not None:
             # What a body leaves is its caller's, and is not a record.
             return attrs.evolve(cleaned, body=outcome.body)
@@ -360,7 +360,7 @@ def _make_intent(item: Item, together: int | None) -> tuple[Intent, bool]:
         form, lasts = encode_call_with_durability(effect, item.plan)
     else:
         form = cast("Mapping[str, Any]", encode_effect(item))
-        lasts = must_be_durable(item, form)
+        lasts = must_start_be_durable(item, form)
     line = getattr(effect, "program_line", 0)
     return Intent(item.path, effect.seq, form, gather=together, program_line=line), lasts
 

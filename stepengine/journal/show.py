@@ -718,7 +718,7 @@ def _program_lines(program: Mapping[str, object], effects: Sequence[Mapping[str,
 
 
 def _select_program_lines(lines: Sequence[str], around: Collection[int] | None) -> Iterator[tuple[int, str]]:
-    """Yield lines with their numbers: all if *around* is ``None``, else the first ones and those near a number in it; 0 marks an omission."""
+    """Yield numbered lines: all if *around* is ``None``, else the first ones and those near its numbers; 0 marks an omission."""
     near = {at + n for at in around or () for n in range(-NEAR_LINES, NEAR_LINES + 1) if at}
     left = 0
     for number, line in enumerate(lines, 1):

@@ -131,8 +131,8 @@ def forgotten_input(monkeypatch):
     """
     Reading a journal loses messages that were sent to the run.
     """
-    outcome_of = history.outcome_of
-    monkeypatch.setattr(history, "outcome_of", lambda form: attrs.evolve(outcome_of(form), inputs=()))
+    decode_outcome = history.decode_outcome
+    monkeypatch.setattr(history, "decode_outcome", lambda form: attrs.evolve(decode_outcome(form), inputs=()))
 
 
 CRASH = Fault(4, "crash")
