@@ -20,7 +20,7 @@ from stepengine.data.state import ChildResult
 from stepengine.data.visible import to_ascii_json
 from stepengine.data.waits import wait_to_json
 from stepengine.errors import InputError
-from stepengine.journal.pending_items import find_waits, open_questions
+from stepengine.journal.pending_items import find_open_questions, find_waits
 from stepengine.journal.reading_limit import estimate_json_size
 from stepengine.journal.recorded_requests import RecordedRequests
 from stepengine.journal.records import ROOT, format_address
@@ -156,7 +156,7 @@ def _run_to_dict(history: History) -> dict[str, object]:
     root, head = history.root, history.head
     spending = spending_of(history)
     usage, cost = spending.usage, spending.cost
-    questions = [question_to_json(question) for _, question in open_questions(history).values()]
+    questions = [question_to_json(question) for _, question in find_open_questions(history).values()]
     ended = find_root_end(history)
     waits = find_waits(history) if status_of(history) == "suspended" else []
     return {

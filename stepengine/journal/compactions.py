@@ -29,7 +29,7 @@ from stepengine.data.messages import (
 from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.outcomes import Value
 from stepengine.data.transcript import Transcript
-from stepengine.journal.history import History, parse_opening
+from stepengine.journal.history import History, parse_recorded_start
 from stepengine.journal.recorded_requests import RecordedRequests
 from stepengine.journal.records import ROOT, Address, Intent
 
@@ -80,7 +80,7 @@ def find_compactions(history: History) -> Iterator[Compaction]:
     """
     requests = RecordedRequests(history)
     before: dict[str, _SentMessages] = {}
-    previous = parse_opening(history).previous
+    previous = parse_recorded_start(history).previous
     if previous is not None:
         before[""] = _SentMessages(previous.view)
     for address, intent in history.intents.items():

@@ -17,7 +17,7 @@ import attrs
 from stepengine.data.questions import AnswerLike
 from stepengine.journal.call_writes import CallWrites
 from stepengine.journal.fingerprints import Fingerprints
-from stepengine.journal.history import History, RecordedStart, parse_opening
+from stepengine.journal.history import History, RecordedStart, parse_recorded_start
 from stepengine.journal.modes import (
     Adding,
     Around,
@@ -105,7 +105,7 @@ class JournaledRun:
         past = self.recorded_part = RecordedPart(history, Fingerprints(writer.source.redactor), leeway or NO_LEEWAY)
         self.machines = RecordedMachines(self._journal, past)
         self.replayer = (replayer or Replayer)(self._journal, past, self.machines)
-        self.opening = parse_opening(history)
+        self.opening = parse_recorded_start(history)
         if mode.appends_to_source(history):
             writer.warnings += _warn_of_redacted_params(writer.source.name, self.opening)
 
@@ -165,7 +165,7 @@ class JournaledRun:
             leeway = AllowedDifferences(keeps=keep, asks_about_calls=asks_about_calls)
             run = cls(Resuming(), writer, given, history, leeway)
             run.wakes_now = now
-            journal.check_can_resume(history)
+            journal.check_resume_is_signed(history)
             # Before anything is changed: an answer that fits no question is a slip, such as of the run's id, and a run
             # that went on without it would ask again somewhere else.
             check_answers(history, {**given.by_question, **given.decisions}, is_known=not asks_about_calls)

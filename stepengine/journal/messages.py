@@ -19,7 +19,7 @@ from stepengine.data.waits import MESSAGE_ID_BYTES
 from stepengine.data.yields import check_topic
 from stepengine.errors import AnswerRejected, StepEngineError, ToolError
 from stepengine.journal.mailbox import MailboxMessage
-from stepengine.journal.pending_items import open_questions
+from stepengine.journal.pending_items import find_open_questions
 from stepengine.journal.sleepers import wake_for_mailbox_message
 from stepengine.journal.sources import as_journal
 from stepengine.runtime.messages import make_result_message
@@ -84,7 +84,7 @@ def send_answers(journal: JournalLike, answers: Mapping[str, AnswerLike]) -> Non
         StepEngineError: when the run has ended.
     """
     found = as_journal(journal)
-    questions = {name: question for name, (_, question) in open_questions(_read_open_run(found)).items()}
+    questions = {name: question for name, (_, question) in find_open_questions(_read_open_run(found)).items()}
     given = match_answers(answers, questions)
     _send_mailbox_messages(
         found,

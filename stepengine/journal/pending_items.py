@@ -21,7 +21,7 @@ WAITING: Mapping[str, WaitsFor] = {kind: row.waits_for for kind, row in KINDS.it
 """The subject of each kind of effect that only waits."""
 
 
-def open_questions(history: History) -> dict[str, tuple[Address, Question]]:
+def find_open_questions(history: History) -> dict[str, tuple[Address, Question]]:
     """Return the questions without an answer by id, each with the address of its effect."""
     found: dict[str, tuple[Address, Question]] = {}
     asked = [(a, i) for a, i in history.open.items() if i.type == "ask" and not history.tree.has_ended(a[0])]
@@ -38,7 +38,7 @@ def find_waits(history: History) -> list[Waits]:
     """Return the waits of a run whose process has ended: questions without an answer first."""
     asks = [
         Waits(kind="question", path=path, seq=seq, question=question)
-        for (path, seq), question in open_questions(history).values()
+        for (path, seq), question in find_open_questions(history).values()
     ]
     if history.is_complete:
         return asks

@@ -26,7 +26,7 @@ from stepengine.journal.encoding import (
     questions_of,
 )
 from stepengine.journal.history import History
-from stepengine.journal.pending_items import open_questions
+from stepengine.journal.pending_items import find_open_questions
 from stepengine.journal.programs import get_program
 from stepengine.journal.records import Address, Intent, format_address, get_starter_address
 from stepengine.runtime.performer import Item, child_path
@@ -100,7 +100,7 @@ class GivenAnswers:
         answers = {**({} if asks_again else load_recorded_answers(history)), **self.by_question}
         if by_id:
             by_text: dict[str, list[str]] = {}
-            for key, (_, question) in open_questions(history).items():
+            for key, (_, question) in find_open_questions(history).items():
                 by_text.setdefault(question.text, []).append(key)
             found = {key: answer for text, answer in answers.items() for key in by_text.get(text, [text])}
             answers = {**found, **{key: answer for key, answer in answers.items() if key not in by_text}}
@@ -127,7 +127,7 @@ def check_answers(history: History, answers: Mapping[str, AnswerLike], *, is_kno
     Raises:
         AnswerRejected: it names the question, why, and the questions that are open.
     """
-    waiting = {key: question for key, (_, question) in open_questions(history).items()}
+    waiting = {key: question for key, (_, question) in find_open_questions(history).items()}
     by_text = {q.text: q for q in waiting.values()}
     for key, answer in answers.items():
         if key.startswith(DOUBT):

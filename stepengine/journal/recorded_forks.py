@@ -472,7 +472,7 @@ class ForkReplayer(Replayer):
         if rules.tools == "working-copy" or (rules.tools == "idempotent" and is_repeatable(item)):
             return False
         error = self._errors.make_unrecorded_error(asked, item)
-        count.refused = count.refused or _call_from_form(past.history.form(asked), asked)
+        count.refused = count.refused or _external_call_from_form(past.history.form(asked), asked)
         raise self._writer.keep_first_fatal_error(error)
 
     def _append_answered_intent(self, asked: Intent, outcome: Value | Failure, known: Result | None = None) -> None:
@@ -487,7 +487,7 @@ class ForkReplayer(Replayer):
         if self._rules.simulate is None:
             return None
         history = self._past.history
-        call = _call_from_form(history.form(asked), asked)
+        call = _external_call_from_form(history.form(asked), asked)
         try:
             said = self._rules.simulate(call, tuple(self._find_recorded_calls(asked.type, call.name)))
             return None if said is None else make_edited_outcome(history, asked, said, 0)
@@ -504,7 +504,7 @@ class ForkReplayer(Replayer):
                 if KINDS[intent.type].changes_world and address in history.results:
                     outcome = history.outcome(history.results[address])
                     result = outcome.value if isinstance(outcome, Value) else outcome.error
-                    called = attrs.evolve(_call_from_form(history.form(intent), intent), result=result)
+                    called = attrs.evolve(_external_call_from_form(history.form(intent), intent), result=result)
                     self._by_name.setdefault((intent.type, called.name), []).append(called)
         return self._by_name.get((kind, name), ())
 
@@ -576,7 +576,7 @@ class ForkReplayer(Replayer):
             self._count.difference, self._count.broke_at = error, error.address
 
 
-def _call_from_form(form: Mapping[str, Any], intent: Intent) -> ExternalCall:
+def _external_call_from_form(form: Mapping[str, Any], intent: Intent) -> ExternalCall:
     where = format_address(intent.path, intent.seq)
     if intent.type == "tool_call":
         return ExternalCall(form["tool_name"], form["input"], where)

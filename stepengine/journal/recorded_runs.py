@@ -22,7 +22,7 @@ from stepengine.data.visible import one_line, truncate_text
 from stepengine.data.waits import describe_wait
 from stepengine.errors import JournalError
 from stepengine.journal.journal_files import lock_file, unlock_and_close
-from stepengine.journal.pending_items import find_waits, open_questions
+from stepengine.journal.pending_items import find_open_questions, find_waits
 from stepengine.journal.sources import as_journal, parse_database_path
 from stepengine.redaction import ANY
 from stepengine.workspace.user_state import RUNS, is_writable_only_by_user, state_folder
@@ -206,7 +206,7 @@ def summarize_journal(journal: Journal, name: str) -> dict[str, object]:
     try:
         history = journal.history()
         root, spending, status = history.root, spending_of(history), status_of(history)
-        questions = [question_to_dict(q) for _, q in open_questions(history).values()]
+        questions = [question_to_dict(q) for _, q in find_open_questions(history).values()]
     except JournalError:
         return {"version": 1, "status": "unreadable", "journal": name}
     if status not in ENDED | {"suspended"}:

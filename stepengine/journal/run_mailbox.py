@@ -18,10 +18,10 @@ from stepengine.journal.history import History
 from stepengine.journal.mailbox import Mailbox, MailboxMessage
 from stepengine.journal.modes import OpenJournal
 from stepengine.journal.pending_items import (
+    find_open_questions,
     find_unread_messages,
     find_unreceived_input,
     list_message_ids,
-    open_questions,
 )
 from stepengine.journal.records import Address, Input, get_starter_address
 from stepengine.runtime.messages import Message, parse_answer
@@ -153,7 +153,7 @@ class RunMailbox:
         if box is None or not self._journal.mode.appends_to_source(history):
             return
         letters, self._place = _read_new_messages(box, 0)
-        waiting = {key: question for key, (_, question) in open_questions(history).items()}
+        waiting = {key: question for key, (_, question) in find_open_questions(history).items()}
         asked = {q.id for i in history.intents.values() if i.type == "ask" for q in questions_of(history.form(i))}
         # Answers first of all: the run is opened with them, since the question may be the very effect at which the
         # record ends.

@@ -17,7 +17,7 @@ from stepengine.data.questions import AnswerLike
 from stepengine.data.state import RunResult
 from stepengine.errors import InputError, JournalError, ReplayDivergence, StepEngineError
 from stepengine.journal.journaled_run import JournaledRun
-from stepengine.journal.pending_items import open_questions
+from stepengine.journal.pending_items import find_open_questions
 from stepengine.journal.provenance import has_trusted_calls, has_trusted_permissions, replace_with_derived
 from stepengine.journal.questions import InDoubt, split_answers
 from stepengine.journal.recorded_clock import ReplayPace
@@ -267,7 +267,7 @@ async def fork(
         if asks_about_calls:
             _drop_approvals_of_others(made, at if edit is not None else None)
             branched = len(made.records())
-        waiting = open_questions(made.history())
+        waiting = find_open_questions(made.history())
         texts = {question.text for _, question in waiting.values()}
         asked = {key: answer for key, answer in given.items() if key in waiting or key in texts}
         # What is asked only after the fork may be answered up front, as in a new run.

@@ -51,7 +51,7 @@ from stepengine.data.usage import Spending, Usage, filter_known_costs
 from stepengine.data.visible import visible
 from stepengine.journal.encoding import decode_stored
 from stepengine.journal.history import History
-from stepengine.journal.pending_items import find_waits, open_questions
+from stepengine.journal.pending_items import find_open_questions, find_waits
 from stepengine.journal.programs import get_program
 from stepengine.journal.records import ROOT, Address, Result, format_address, get_starter_address
 from stepengine.journal.store import Journal, MemoryJournal
@@ -136,7 +136,7 @@ def run_tree(journal: Journal) -> Tree:
     if ended is not None:
         tree |= _run_end_tree(ended)
     elif not history.is_complete:
-        tree |= _drop_empty(questions=[_question_tree(q) for _, q in open_questions(history).values()])
+        tree |= _drop_empty(questions=[_question_tree(q) for _, q in find_open_questions(history).values()])
     return tree
 
 

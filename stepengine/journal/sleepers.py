@@ -20,7 +20,7 @@ from attrs import frozen
 from stepengine.data.waits import Waits
 from stepengine.errors import JournalError, JournalMissing
 from stepengine.journal.files import JOURNAL_FILE, FileJournal
-from stepengine.journal.pending_items import find_unread_messages, find_waits, list_message_ids, open_questions
+from stepengine.journal.pending_items import find_open_questions, find_unread_messages, find_waits, list_message_ids
 from stepengine.journal.sources import parse_database_path
 from stepengine.journal.sqlite import SqliteJournal
 from stepengine.journal.wake_index import MAX_NAME_CHARS, WAKING, Sleeping, WakeIndex
@@ -203,7 +203,7 @@ def find_first_unread_message_time(
     except JournalError:
         return None  # a store without mailboxes
     letters = box.read()[0] if box.may_have_messages(0) else []
-    known, open_ = list_message_ids(history) if letters else set(), open_questions(history) if letters else {}
+    known, open_ = list_message_ids(history) if letters else set(), find_open_questions(history) if letters else {}
     known -= _find_receivable_ids(history, find_waits(history)) if letters else set()
     gone = {*known, *ignored_ids}
     new = [one for one in letters if one.id not in gone and _can_have_effect(one, history, open_)]

@@ -26,7 +26,7 @@ from stepengine.debugging.viewer.page import PLACE, read_script
 from stepengine.debugging.viewer.payload import PageTexts, RunPayload
 from stepengine.debugging.viewer.rendering import load_stored_history
 from stepengine.errors import JournalError, JournalMissing, StepEngineError
-from stepengine.journal.pending_items import open_questions
+from stepengine.journal.pending_items import find_open_questions
 from stepengine.journal.programs import get_program
 from stepengine.journal.records import Address
 from stepengine.server.ledger import OPEN
@@ -293,7 +293,7 @@ class QuestionDetails:
 def _add_asking_programs(journal: Journal, questions: Iterable[Question]) -> tuple[QuestionDetails, ...]:
     try:
         history = journal.history()
-        asked = {question.id: address for question_id, (address, question) in open_questions(history).items()}
+        asked = {question.id: address for question_id, (address, question) in find_open_questions(history).items()}
     except JournalError:
         return tuple([QuestionDetails(one) for one in questions])
     return tuple([_make_question_details(history, asked.get(one.id), one) for one in questions])

@@ -51,7 +51,7 @@ from stepengine.data.usage import Spending, Usage, add_cost
 from stepengine.data.visible import visible
 from stepengine.journal.history import History
 from stepengine.journal.origins import RecordedSources
-from stepengine.journal.pending_items import open_questions
+from stepengine.journal.pending_items import find_open_questions
 from stepengine.journal.programs import get_program
 from stepengine.journal.recorded_requests import list_initial_messages
 from stepengine.journal.records import (
@@ -563,7 +563,8 @@ class RunPayload:
             told["output"] = add(_result_to_parts(ended), whole_at=self._show_command)
         elif not history.is_complete:
             asked = [
-                {"id": q.id, "text": q.text, "options": list(q.options)} for _, q in open_questions(history).values()
+                {"id": q.id, "text": q.text, "options": list(q.options)}
+                for _, q in find_open_questions(history).values()
             ]
             told |= {"questions": add(asked)} if asked else {}
         return told
