@@ -238,7 +238,7 @@ class ReplayedTree:
             return self._replay_background_start(run, item, known)
         if isinstance(effect, RUNS):
             return self._replay_child_end(item, known)
-        outcome = self._replayer.answer(known, item)
+        outcome = self._replayer.answer_from_record(known, item)
         return self._add_child_results(run, item, outcome) if isinstance(effect, (AwaitRuns, EndRuns)) else outcome
 
     def _make_unexpected_result_error(self, run: ReplayedRun, address: Address) -> StepEngineError:
@@ -299,7 +299,7 @@ class ReplayedTree:
             self._recorded_part.mark_used(address)
             return
         together = None if item.gather is None else item.gather.effects[0].seq
-        self._replayer.needs_no_intent(item, Intent(*address, encode_effect(item), gather=together))
+        self._replayer.match_with_record(item, Intent(*address, encode_effect(item), gather=together))
 
     # --- children -----------------------------------------------------------------------------------------------------
 
@@ -316,7 +316,7 @@ class ReplayedTree:
                 raise
             except StepEngineError as error:
                 return self._confirm_child_outcome(known, Failure(error, known.at), item)
-        return self._replayer.answer(known, item)
+        return self._replayer.answer_from_record(known, item)
 
     def _apply_background_end(self, run: ReplayedRun, known: Result) -> None:
         """Apply the end of a background child, which is recorded at the child's own path."""

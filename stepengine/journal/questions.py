@@ -106,9 +106,9 @@ class GivenAnswers:
             answers = {**found, **{key: answer for key, answer in answers.items() if key not in by_text}}
         self.by_question = {**ahead, **answers}
 
-    def decide(self, item: Item, history: History) -> Value | Failure | Stop | None:
+    def decide_doubtful_outcome(self, item: Item, history: History) -> Value | Failure | Stop | None:
         """Return the outcome of an effect in doubt, a stop with the question about it, or ``None`` to repeat it."""
-        return decide_outcome(item, self.in_doubt, self.decisions, history)
+        return decide_doubtful_outcome(item, self.in_doubt, self.decisions, history)
 
     def find_decision(self, address: Address) -> AnswerLike | None:
         """Return the decision about the effect in doubt at an address, or ``None``."""
@@ -270,7 +270,7 @@ def make_unknown_call_question(item: Item) -> Question:
 IDEMPOTENT_TOOL = '@tool(idempotent=True), or @tool(category="read") of a tool that changes nothing,'
 
 
-def decide_outcome(
+def decide_doubtful_outcome(
     item: Item, policy: InDoubt, answers: Mapping[str, AnswerLike], history: History
 ) -> Value | Failure | Stop | None:
     """

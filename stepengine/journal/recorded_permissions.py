@@ -68,7 +68,7 @@ class RecordedPermissions:
         effect, address = item.effect, item.address
         if not isinstance(effect, AskPerson) or effect.purpose != "permission":
             return False
-        if self._past.result(address) is None:
+        if self._past.find_result(address) is None:
             return any(map(self._answers.has_answer, effect.questions))
         return bool(self._find_approving_answers(address)) and not self._has_call_result(item.path, effect.tool_call_id)
 
@@ -136,7 +136,7 @@ class RecordedPermissions:
 
     def _find_approving_answers(self, address: Address) -> Sequence[Answer]:
         """Return the recorded answers to the permission question at *address* if one of them approves, else nothing."""
-        known = self._past.result(address)
+        known = self._past.find_result(address)
         answers = [] if known is None else list_answers(self._past.history.outcome(known))
         return answers if any(answer.agrees for answer in answers) else ()
 

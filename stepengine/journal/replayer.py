@@ -107,23 +107,24 @@ class Replayer:
         self._permissions = RecordedPermissions(journal, past)
         self._errors = DivergenceErrors(past.history, past.prints, machines.running)
 
-    def needs_no_intent(self, item: Item, asked: Intent) -> bool:
+    def match_with_record(self, item: Item, asked: Intent) -> bool:
         """
-        Return whether an effect needs no intent: it is recorded, or the replay ends before it.
+        Match an effect with the record; return True if it is recorded or the run stops before it, False if it is new.
 
         Raises:
             ReplayDivergence: when it is not what was recorded, or a run that is recorded to its end goes on.
+            JournalError: when a new call would start on a permission that this user did not give.
         """
-        met = self._match_effect(item, asked)
-        if not met:
+        is_matched = self._match_or_cut_off(item, asked)
+        if not is_matched:
             self._permissions.refuse_untrusted_call(item)
-        return met
+        return is_matched
 
-    def _match_effect(self, item: Item, asked: Intent) -> bool:
-        """Return whether an effect needs no intent; cut the record off, or raise, where the effect differs."""
+    def _match_or_cut_off(self, item: Item, asked: Intent) -> bool:
+        """Return whether an effect is recorded or the run stops before it; cut the record off, or raise, if it differs."""
         past = self._past
         address = item.address
-        known = past.intent(address)
+        known = past.find_intent(address)
         # A run that lost its race is cut in the middle, wherever it was; that it asks for one thing more, or less, than
         # last time is chance and no divergence.
         if known is None and self.ends.is_race_loser(item.path):
@@ -160,7 +161,7 @@ class Replayer:
         return True
 
     def _accepts_difference(self, known: Intent, asked: Intent, item: Item) -> bool:
-        """Return whether the outcome of another recorded effect answers this one; if not, the record ends here."""
+        """Return whether the outcome of a different recorded effect answers this one; False to cut the record off; else raise."""
         past, address = self._past, asked.address
         # Somebody has looked at this difference before and accepted it; the journal says so, and for exactly this
         # fingerprint.
@@ -188,20 +189,21 @@ class Replayer:
         self.acceptance.record_accepted_difference(ROOT, asked.fp)
 
     def _cut_off_record(self, address: Address) -> None:
+        """Discard the record from an address on; stop the run if an effect would be repeated that must not be."""
         try:
             self._past.cut_off(address)
         except JournalError as error:
             raise self._writer.keep_first_fatal_error(error) from None
 
-    def result(self, address: Address) -> Result | None:
-        """Return the recorded result at an address."""
-        return self._past.result(address)
+    def find_result(self, address: Address) -> Result | None:
+        """Return the recorded result at an address; ``None`` if there is none or it was cut off."""
+        return self._past.find_result(address)
 
     def stops_before(self, item: Item) -> bool:
         """Return whether the run stops before an effect without result."""
         return not self.ends.can_perform_effects(item.path)
 
-    def make_cut_future(self, known: Result, item: Item) -> tuple[asyncio.Future[None], Sequence[str]] | None:
+    def make_invalidation_future(self, known: Result, item: Item) -> tuple[asyncio.Future[None], Sequence[str]] | None:
         """Return a future, done when a result of background children no longer holds, and their paths; ``None`` if it always holds."""
         return None
 
@@ -217,10 +219,10 @@ class Replayer:
 
     def has_recorded_start(self, address: Address) -> bool:
         """Return whether the start of an effect is recorded; without a result, it is unknown whether the effect happened."""
-        return self._past.intent(address) is not None
+        return self._past.find_intent(address) is not None
 
-    def answer(self, known: Result, item: Item) -> Value | Failure:
-        """Return the recorded outcome of an effect."""
+    def answer_from_record(self, known: Result, item: Item) -> Value | Failure:
+        """Return the recorded outcome of an effect; count it, notify a model's provider, and copy the result if the mode copies."""
         try:
             outcome = self._past.history.outcome(known)
         # Read only now: a journal of 10,000 steps is compared by fingerprints, and what nobody asks for is never
@@ -255,7 +257,7 @@ class Replayer:
         past = self._past
         # The recorded value is what the run goes on with, though it was performed again: what is only equal may still
         # differ in what nobody compares.
-        recorded = self.answer(known, item)
+        recorded = self.answer_from_record(known, item)
         if isinstance(outcome, Stop):
             return outcome
         if not past.is_same_outcome(recorded, outcome):
@@ -263,6 +265,7 @@ class Replayer:
         return recorded
 
     def _count_and_copy_result(self, known: Result, outcome: Value | Failure, item: Item) -> None:
+        """Count an effect as answered, advance the clock, and copy its result into the new journal if the mode copies."""
         self._timing.advance_to(known.at)
         self._past.answered += 1
         # The very record is taken over, without its outcome being encoded again: a replay keeps no second copy of what
@@ -273,8 +276,8 @@ class Replayer:
             self._writer.append(Result(*item.address, known.at, outcome, self._past.history.extras(known)))
 
     def find_refused_outcome(self, address: Address, item: Item) -> Single | None:
-        """Return the recorded result of a child or tool body that never started, or ``None``."""
-        known = self.result(address)
+        """Return the recorded outcome, counted as answered, of a child or tool body that never started, or ``None``."""
+        known = self.find_result(address)
         if known is None:
             return None
         outcome = self._past.history.outcome(known)
@@ -286,17 +289,19 @@ class Replayer:
         if isinstance(item.effect, CallBody) and isinstance(outcome, Value) and outcome.value.status == "cancelled":
             # It was given up before it began, or before anything that it did.
             refused = (child_path(*address), 0) not in self._past.history.intents
-        return self.answer(known, item) if refused else None
+        return self.answer_from_record(known, item) if refused else None
 
     def stops_before_run(self, item: Item) -> bool:
-        """Return whether the run stops before starting another one that has no record."""
-        return isinstance(item.effect, RUNS) and self._past.intent(item.address) is None and self.stops_before(item)
+        """Return whether an effect would start a child or tool body without a record, and the run stops before it."""
+        return (
+            isinstance(item.effect, RUNS) and self._past.find_intent(item.address) is None and self.stops_before(item)
+        )
 
     def has_recorded_progress(self, address: Address) -> bool:
         """Return whether a child or tool body has a recorded end or first effect."""
         past = self._past
         path = address[0] if address[1] == -1 else child_path(*address)
-        return (past.result(address) or past.intent((path, 0))) is not None
+        return (past.find_result(address) or past.find_intent((path, 0))) is not None
 
     def confirm_child_end(self, known: Result, outcome: Single, item: Item) -> Single | None:
         """
@@ -317,7 +322,7 @@ class Replayer:
                 )  # what came meanwhile is nothing that the body gave
             same = isinstance(outcome, Value) and past.is_same_outcome(recorded, outcome)
         else:
-            same = isinstance(outcome, Value) and past.is_same_child(recorded, outcome.value)
+            same = isinstance(outcome, Value) and past.is_same_child_end(recorded, outcome.value)
         if same:
             self._copy_computed_values(known, outcome)
             self._count_and_copy_result(known, recorded, item)
@@ -401,11 +406,11 @@ class Replayer:
         return self._past.history.facts.find_lost_usage(item.address)
 
     def find_computed_value(self, path: str, number: int) -> Any:
-        """Return the recorded result of a ``Compute`` of the body at *path*; see ``ToolBody.recalled``."""
+        """Return the recorded result of a ``Compute`` in the body at *path*; ``None`` to compute it; a stop at the end of the record."""
         call = get_starter_address(path)
         values = self._past.history.facts.computed.get(call)
         # Where the record was cut in the body, or after it, what was worked out is worked out again.
-        if values is None or self._past.result(call) is None:
+        if values is None or self._past.find_result(call) is None:
             return None
         return values[number] if number < len(values) else self.ends.make_record_end_stop(path, ())
 
@@ -430,13 +435,13 @@ class ParallelRecord:
 
     def has_begun(self, item: Item) -> bool:
         """Return whether an effect was started, or will never start."""
-        return self.past.intent(item.address) is not None or self.replayer.stops_before(item)
+        return self.past.find_intent(item.address) is not None or self.replayer.stops_before(item)
 
     def has_outcome(self, item: Item) -> bool:
         """Return whether an effect has a recorded outcome or will never start; a started child run counts, too."""
         if isinstance(item.effect, RUNS):
             return self.has_begun(item)
-        return self.past.result(item.address) is not None or self.replayer.stops_before(item)
+        return self.past.find_result(item.address) is not None or self.replayer.stops_before(item)
 
 
 def make_parallel_record(replayer: Replayer, past: RecordedPart) -> ParallelRecord | None:

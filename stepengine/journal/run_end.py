@@ -147,7 +147,7 @@ def _choose_root_end(run: JournaledRun, end: Value) -> Value:
     if past is None or not run.mode.is_full_repetition(past):
         return end
     recorded = past.root_outcome
-    return recorded if isinstance(recorded, Value) and past.is_same_child(recorded, end.value) else end
+    return recorded if isinstance(recorded, Value) and past.is_same_child_end(recorded, end.value) else end
 
 
 def _make_stop_record(stop: Stop, at: int) -> Input:

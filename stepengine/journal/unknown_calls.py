@@ -143,7 +143,7 @@ class UnknownCalls:
         effect = item.effect
         if not isinstance(effect, CallTool | CallBody | CallFunction | Spawn):
             return False
-        has_begun = self._past.intent(item.address) is not None
+        has_begun = self._past.find_intent(item.address) is not None
         if isinstance(effect, CallFunction):
             return has_begun or self._is_started_by_record(item.path)
         # A child without a call is the handler's.
