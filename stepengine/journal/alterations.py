@@ -69,7 +69,7 @@ def restore_verified_chain(key: SigningKey, content: bytes, history: History) ->
     )
 
 
-def parse_head_line(content: bytes, name: str) -> Head | None:
+def find_head(content: bytes, name: str) -> Head | None:
     """Return the head of a journal, or ``None`` if its first line is no head."""
     try:
         records = read_lines(content[: content.find(b"\n") + 1], name).records
@@ -125,7 +125,7 @@ class JournalScan:
         """Scan all lines of a journal."""
         end = content.rfind(b"\n") + 1
         self._torn = len(content) - end
-        head = parse_head_line(content, "")
+        head = find_head(content, "")
         previous, link = 0, head is not None and head.link
         for line in content[:end].split(b"\n")[:-1]:
             self.count += 1

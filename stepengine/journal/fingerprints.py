@@ -161,11 +161,12 @@ class Fingerprints:
         text = canonical(value)
         return canonical(self.redactor.value(value)) if self.redactor.may_contain_secret(text) else text
 
-    def _memoize(self, thing: object, known: str) -> str:
+    def _memoize(self, source: object, source_print: str) -> str:
+        """Cache the fingerprint of this very object, and return it."""
         if len(self._kept) >= KEPT_FINGERPRINTS:
             self._kept.clear()
-        self._kept[id(thing)] = (thing, known)
-        return known
+        self._kept[id(source)] = (source, source_print)
+        return source_print
 
 
 def select_fingerprinted_part(form: Mapping[str, Any]) -> Mapping[str, Any]:

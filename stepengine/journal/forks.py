@@ -117,6 +117,7 @@ def _set_fork_time(records: list[Record], now: datetime, *, stable: bool) -> lis
 
 
 def _select_kept_records(history: History, cut: JournalCut, address: Address, run: str) -> list[Record]:
+    """Return the records that *cut* keeps; the head gets the id *run* and names the parent and *address*."""
     records: list[Record] = []
     for record in history.records:
         match record:
@@ -139,6 +140,7 @@ def _select_kept_records(history: History, cut: JournalCut, address: Address, ru
 
 
 def _is_input_kept(cut: JournalCut, record: Input) -> bool:
+    """Return whether a fork keeps an input: inputs of its type are kept, and *cut* keeps its effect or run."""
     if not INPUTS.get(record.input["type"], UNKNOWN_INPUT).is_forked:
         return False
     place = get_starter_address(record.path) if record.seq < 0 else record.address
@@ -149,6 +151,7 @@ def _is_input_kept(cut: JournalCut, record: Input) -> bool:
 
 
 def _replace_outcome(history: History, records: Sequence[Record], address: Address, edit: object) -> list[Record]:
+    """Return the records with *edit*, or its result for the recorded value, as the outcome at *address*."""
     known = history.results.get(address)
     if address == ROOT or known is None:
         msg = "the start of a run has no outcome to edit; start another run with another prompt instead"

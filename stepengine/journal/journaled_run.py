@@ -107,7 +107,7 @@ class JournaledRun:
         self.replayer = (replayer or Replayer)(self._journal, past, self.machines)
         self.opening = parse_recorded_start(history)
         if mode.appends_to_source(history):
-            writer.warnings += _warn_of_redacted_params(writer.source.name, self.opening)
+            writer.warnings += _make_redacted_params_warning(writer.source.name, self.opening)
 
     @classmethod
     def record(
@@ -261,6 +261,7 @@ class JournaledRun:
         leeway: AllowedDifferences | None,
         replayer: Callable[[OpenJournal, RecordedPart, RecordedMachines], Replayer] | None = None,
     ) -> JournaledRun:
+        """Return a recorded run that writes into a copy in memory; the journal is locked if the mode cuts off its record."""
         given, writer = GivenAnswers(answers), RunWriter(journal)
         # Before it is read: another process could otherwise continue the run meanwhile, and its records would be replaced.
         if mode.cuts_off:
@@ -304,6 +305,7 @@ class JournaledRun:
         )
 
     def _find_parallel_record(self) -> ParallelRecord | None:
+        """Return the record for runs that continue in parallel after it; ``None`` if there are none or nothing is performed."""
         past, replayer = self.recorded_part, self.replayer
         if past is None or replayer is None or self.mode.is_record_only(past.history):
             return None
@@ -323,7 +325,7 @@ class JournaledRun:
         )
 
 
-def _warn_of_redacted_params(name: str, opening: RecordedStart) -> Iterator[str]:
+def _make_redacted_params_warning(name: str, opening: RecordedStart) -> Iterator[str]:
     """
     Yield the warning that the run's params have placeholders in place of secrets, if they have.
 

@@ -144,6 +144,7 @@ class LockedFile:
             os.close(descriptor)
 
     def _forget_last_used(self) -> None:
+        """Unmark this file as the last one used, if it is."""
         if self.is_last:
             LockedFile._last, self.is_last = None, False
 
@@ -176,12 +177,12 @@ class LockedFile:
     _is_held: ClassVar[bool] = False
 
     @classmethod
-    def before_fork(cls) -> None:
-        """Block opening and closing of files while the process is forked."""
+    def lock_before_fork(cls) -> None:
+        """Lock opening and closing of files while the process is forked."""
         cls._is_held = cls._lock.acquire(after_fork.PATIENCE_SECONDS)
 
     @classmethod
-    def after_fork(cls) -> None:
+    def unlock_after_fork(cls) -> None:
         """Allow opening and closing again in the parent process."""
         if cls._is_held:
             cls._is_held = False
@@ -199,7 +200,7 @@ class LockedFile:
         cls._open, cls._all, cls._last, cls._is_held = OrderedDict(), {}, None, False
 
 
-register_fork_hooks(LockedFile.before_fork, LockedFile.after_fork)
+register_fork_hooks(LockedFile.lock_before_fork, LockedFile.unlock_after_fork)
 call_after_fork(LockedFile.close_in_forked_child)
 
 

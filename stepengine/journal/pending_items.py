@@ -45,10 +45,13 @@ def find_waits(history: History) -> list[Waits]:
     known = [i for i in history.inputs if i.input.get("type") == "wake_time"] if history.open else []
     wake_times = {i.address: int(i.input["until"]) for i in known}
     waiting = [(a, i) for a, i in history.open.items() if i.type in WAITING and not history.tree.has_ended(a[0])]
-    return [*asks, *[_make_wait(history, address, intent, wake_times.get(address)) for address, intent in waiting]]
+    return [
+        *asks,
+        *[_make_wait_of_effect(history, address, intent, wake_times.get(address)) for address, intent in waiting],
+    ]
 
 
-def _make_wait(history: History, address: Address, intent: Intent, until: int | None) -> Waits:
+def _make_wait_of_effect(history: History, address: Address, intent: Intent, until: int | None) -> Waits:
     """Return the wait of an effect; *until* is its wake time in milliseconds since the root run was created."""
     form, head = history.form(intent), history.head
     wakes_at = None

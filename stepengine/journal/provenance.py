@@ -153,6 +153,7 @@ def _find_private_folder() -> Path | None:
 
 
 def _is_listed(journal: Journal, kinds: tuple[Kind, ...]) -> bool:
+    """Return whether the user's notes have the hash of a journal's content, with one of these kinds."""
     folder = _find_private_folder()
     if folder is None or not (folder / NOTES).is_file():
         return False
@@ -161,6 +162,7 @@ def _is_listed(journal: Journal, kinds: tuple[Kind, ...]) -> bool:
 
 
 def _append_entry(journal: Journal, kind: Kind) -> None:
+    """Append a note with the hash of a journal's content; do nothing if the state folder cannot be used."""
     folder = state_folder()
     if folder is None:
         return

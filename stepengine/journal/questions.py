@@ -43,7 +43,7 @@ def split_answers(
     given: Mapping[str, AnswerLike] | None,
 ) -> tuple[dict[str, AnswerLike], dict[str, AnswerLike]]:
     """
-    Return the answers to questions, and the decisions about effects in doubt.
+    Split *given* into the answers to questions and the decisions about effects in doubt, both by question id or text.
 
     Raises:
         AnswerRejected: when they are no mapping.
@@ -141,6 +141,7 @@ def check_answers(history: History, answers: Mapping[str, AnswerLike], *, is_kno
 
 
 def _describe_rejection(history: History, key: str) -> str:
+    """Return why *key* is no open question of the run, as the end of a sentence."""
     for intent in [i for i in history.intents.values() if i.type == "ask"]:
         for question in questions_of(history.form(intent)):
             if key in (question.id, question.text):
@@ -194,13 +195,13 @@ def _make_call_questions(history: History, wanted: Callable[[Intent], bool]) -> 
     cut_off = [i for a, i in history.intents.items() if a not in history.results and wanted(i)]
     found = []
     for intent in [intent for intent in cut_off if not history.tree.has_ended(intent.path)]:
-        what, details = _describe_call(history.form(intent))
+        what, details = _get_name_and_arguments(history.form(intent))
         asked = _make_doubt_question(what, format_address(intent.path, intent.seq), intent.path)
         found.append(attrs.evolve(asked, details=details))
     return found
 
 
-def _describe_call(form: Any) -> tuple[str, Mapping[str, Any]]:
+def _get_name_and_arguments(form: Any) -> tuple[str, Mapping[str, Any]]:
     """Return the name of the called tool or function in the stored form of an effect, and its arguments."""
     if form["type"] == "tool_call":
         return form["tool_name"], form["input"]
@@ -246,22 +247,22 @@ def load_recorded_answers(history: History) -> dict[str, AnswerLike]:
     return {entry["question_id"]: decode_stored(entry["answer"]) for entry in kept}
 
 
-def _find_fork_address(path: str, seq: int) -> str:
-    """Return the last address to keep in a fork that repeats an effect. For a child's first effect, return the address before the start."""
+def _find_address_before(path: str, seq: int) -> str:
+    """Return the address before an effect, at which a fork repeats it; for a child's first effect the one before the child's start."""
     while path and not seq:
         path, seq = get_starter_address(path)
     return format_address(path, seq - 1)
 
 
-def _make_doubt_question(what: str, address: str, path: str) -> Question:
-    """Return the question about an effect that may or may not have happened; *what* names it."""
-    text = f"{what} ({address}) was cut off and may have happened. Do it again?"
+def _make_doubt_question(effect_name: str, address: str, path: str) -> Question:
+    """Return the yes-or-no question whether to repeat an effect that may have happened."""
+    text = f"{effect_name} ({address}) was cut off and may have happened. Do it again?"
     return Question(f"{DOUBT}{address}", text, YES_OR_NO, path=path)
 
 
 def make_unknown_call_question(item: Item) -> Question:
     """Return the question about a call that only a journal of somebody else asks for."""
-    what, details = _describe_call(encode_effect(item))
+    what, details = _get_name_and_arguments(encode_effect(item))
     address = format_address(*item.address)
     text = f"A journal that was written or changed by others asks for {what} ({address}), which you did not approve. Do it?"
     return Question(f"{DOUBT}{address}", text, YES_OR_NO, details=details, path=item.path)
@@ -300,7 +301,7 @@ def decide_doubtful_outcome(
         return make_edited_outcome(history, history.intents[item.path, effect.seq], answer.result, 0)
     if policy == "retry" if answer is None else answer.agrees:
         return None
-    before = _find_fork_address(item.path, item.effect.seq)
+    before = _find_address_before(item.path, item.effect.seq)
     msg = (
         f"{what} ({address}) was begun, but the process ended before its result was recorded; it may or may not have "
         'happened. Look, and handle this error in the handler; the next time resume with in_doubt="retry" or "ask" '
@@ -319,7 +320,7 @@ def decide_doubtful_outcome(
 
 def make_edited_outcome(history: History, intent: Intent, value: object, at: int) -> Value | Failure:
     """
-    Return *value*, a person's edit, as the outcome of an effect; used by ``branch``.
+    Return *value*, given by a person or a simulator, as the outcome of a recorded effect.
 
     Raises:
         JournalError: when it cannot be one.
@@ -346,6 +347,7 @@ STORED = {"model_call": "model_reply", "tool_call": "tool_result"}
 
 
 def _convert_to_outcome_value(history: History, intent: Intent, value: Any) -> object:
+    """Return a given value as the type that an effect of this kind returns; raise if that is impossible."""
     if intent.type in STORED and isinstance(value, Mapping) and value.get("type") == STORED[intent.type]:
         value = decode_stored(thaw(value))
     replace = REPLACE.get(intent.type)
@@ -356,12 +358,14 @@ def _convert_to_outcome_value(history: History, intent: Intent, value: Any) -> o
 
 
 def _to_tool_result(value: Any, *_: object) -> object:
+    """Return a result, text or JSON value as a ``ToolResult``."""
     if isinstance(value, ToolResult):
         return value
     return ToolResult.text(value) if isinstance(value, str) else ToolResult.json(value)
 
 
 def _to_answers(value: Any, history: History, intent: Intent) -> object:
+    """Return one answer for each question of a recorded effect, from one value or a list."""
     asked = questions_of(history.form(intent))
     given = split_edit_into_answers(value, asked)
     return tuple([to_answer(answer, question) for question, answer in zip(asked, given, strict=True)])

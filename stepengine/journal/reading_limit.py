@@ -68,7 +68,7 @@ class ReadingLimit:
         return texts if record in self._counted else _CountedTexts(self, record, texts)
 
     def mark_counted(self, record: Hashable) -> None:
-        """Note that the texts of *record* are counted."""
+        """Record that the texts of *record* were counted, so that they count no more."""
         self._counted.add(record)
 
 

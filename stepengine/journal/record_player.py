@@ -26,7 +26,7 @@ from stepengine.journal.recorder import STARTS, Recorder, add_ended_run, find_en
 from stepengine.journal.records import Input, Result
 from stepengine.journal.replayer import Replayer
 from stepengine.journal.run_mailbox import RunMailbox
-from stepengine.journal.unknown_calls import UnknownCalls, convert_to_denial
+from stepengine.journal.unknown_calls import UnknownCalls, failure_to_denial
 from stepengine.runtime.core_performer import is_deferred_call
 from stepengine.runtime.failfast import make_race_loss_outcome
 from stepengine.runtime.limits import RecordState
@@ -123,7 +123,7 @@ class RecordPlayer:
         if decided is None:
             return None
         self._record_result_author(item, decided)
-        return await self._recorder.commit_outcome(item, convert_to_denial(item, decided), [])
+        return await self._recorder.commit_outcome(item, failure_to_denial(item, decided), [])
 
     def find_record(self, item: Item) -> RecordState:
         """Return ``"answered"`` if the record answers an effect, ``"begun"`` if it has only its start, else ``"new"``."""

@@ -39,7 +39,7 @@ class RecordedCalls:
 
     def find_effects(self, kind: Literal["tool_call", "ask"], path: str, tool_call_id: str | None) -> Sequence[Intent]:
         """
-        Return the effects of one kind for one tool call of the run at *path*, in order.
+        Return the recorded calls, or questions, with this tool call id in the run at *path*, in order.
 
         No run has two calls with one id; a journal that somebody else wrote may.
         """

@@ -206,7 +206,7 @@ class Recorder:
     async def commit_run_outcome(self, item: Item, outcome: Single) -> Single:
         """Record the outcome of a child or tool body, with its computed values before it, and return it once it is durable."""
         computed = outcome.body.computed if isinstance(outcome, Value) and outcome.body is not None else ()
-        # Each value is short enough for a record; where all gather_seq are not, a replay works the program out again.
+        # Each value is short enough for a record; where all together are not, a replay works the program out again.
         if computed and not find_length_problem(computed):
             address = item.address
             self.append_input(make_computed_record(address, self._timing.record_time(*address, outcome.at), computed))

@@ -120,6 +120,7 @@ class _HistoryComparison:
                 intent.fp = intent.fp or prints.for_effect(intent.effect)
 
     def compare(self) -> Iterator[RunChange]:
+        """Yield the differences of the starts, the effects and the ends of both root runs."""
         start = tuple([f for f in compare_values(self._a.root, self._b.root) if f.pointer != "/run_id"])
         if start:
             yield RunChange("start", "#-1", "#-1", "the run", start)
@@ -127,6 +128,7 @@ class _HistoryComparison:
         yield from self._compare_outcomes(ROOT, ROOT, "end", "the run")
 
     def _compare_runs(self, a: str, b: str) -> Iterator[RunChange]:
+        """Yield the differences between the runs at two paths, with their effects aligned."""
         ours, theirs = self._a.tree.list_effects(a), self._b.tree.list_effects(b)
         matcher = BoundedMatcher([i.fp for i in ours], [i.fp for i in theirs], autojunk=False)
         for tag, i1, i2, j1, j2 in matcher.get_opcodes():
@@ -153,6 +155,7 @@ class _HistoryComparison:
         yield from self._compare_outcomes(a.address, b.address, "outcome", describe_effect(b.effect))
 
     def _compare_fields(self, a: Intent, b: Intent) -> list[FieldDifference]:
+        """Return the fields in which two effects differ; none for model calls beyond the number of *detailed* ones."""
         if a.type == "model_call" and self._left is not None:
             if self._left <= 0:
                 return []
@@ -160,7 +163,7 @@ class _HistoryComparison:
         return _compare_effect_fields(self._a_requests, self._b_requests, a, b, self._plain)
 
     def _compare_outcomes(self, a: Address, b: Address, kind: ChangeKind, what: str) -> Iterator[RunChange]:
-        ours, theirs = _encode_outcome(self._a, a), _encode_outcome(self._b, b)
+        ours, theirs = _encode_stable_outcome(self._a, a), _encode_stable_outcome(self._b, b)
         if (ours is None) != (theirs is None):
             known = ("no result", "a result") if kind == "outcome" else ("not ended", "ended")
             field = FieldDifference("/", known[ours is not None], known[theirs is not None])
@@ -171,6 +174,7 @@ class _HistoryComparison:
             yield RunChange(kind, format_address(*a), format_address(*b), what, fields)
 
     def compute_totals(self) -> dict[str, tuple[Any, Any]]:
+        """Return effects, model calls, tokens, cost and milliseconds of both runs, by name."""
         a, b = _compute_run_totals(self._a), _compute_run_totals(self._b)
         return {name: (a[name], b[name]) for name in a}
 
@@ -184,7 +188,8 @@ def _compare_effect_fields(
     return compare_effects(a, ours, Intent(theirs.path, theirs.seq, b.history.form(theirs)), plain)
 
 
-def _encode_outcome(history: History, address: Address) -> Any:
+def _encode_stable_outcome(history: History, address: Address) -> Any:
+    """Return an outcome as JSON without members that differ between equal runs; ``None`` if there is no result."""
     known = history.results.get(address)
     return None if known is None else _drop_volatile(outcome_members(history.outcome(known)))
 

@@ -49,6 +49,7 @@ async def finish_run(run: JournaledRun, finished: Finished, waits: Sequence[Wait
 
 
 def _write_end_and_close(run: JournaledRun, finished: Finished, waits: Sequence[Waits]) -> Finished:
+    """Record the end, update the wake entry, close the journal, and return *finished* with write errors and warnings."""
     writer, entry = run.writer, find_wake_entry(run, finished)
     # The journal is given back on every way, before the end of the run is reported: whoever waited for the result may
     # open it at once.

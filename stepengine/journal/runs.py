@@ -217,6 +217,7 @@ async def replay(
 
 
 async def _replay_calling_models(source: Journal, launch: Launch, *, stops: bool) -> RunResult:
+    """Repeat a run with new replies of models; raise the error of an unrecorded call, unless *stops*."""
     from stepengine.journal.recorded_forks import fork_from_record
 
     made = await fork_from_record(source, launch, at=-1, reuse=False)
@@ -298,6 +299,7 @@ def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
 
 
 async def _run_to_end(run: JournaledRun, launch: Launch, on_divergence: OnDivergence) -> RunResult:
+    """Run to the end, close the journal, and return the result; raise its divergence unless *on_divergence* is ``"stop"``."""
     try:
         result = await launch(run)
     finally:

@@ -56,7 +56,7 @@ class WakeEntry:
     journals: Journals | None = None
 
     def open_index(self) -> WakeIndex:
-        """Return the index."""
+        """Return the wake index of the folder or database, for use as a context manager."""
         return open_wake_index(self.place, self.journals)
 
     def record_sleep(self, waits: Sequence[Waits], agent_id: str) -> None:
@@ -211,7 +211,7 @@ def find_first_unread_message_time(
 
 
 def _can_have_effect(letter: MailboxMessage, history: History, open_questions: Collection[str]) -> bool:
-    """Return whether a mailbox message can still have an effect."""
+    """Return whether a message can still have an effect: its question is open, or its call has no result."""
     if letter.kind == "answer":
         return letter.topic in open_questions
     return letter.kind != "result" or (letter.path, int(letter.topic)) in history.open

@@ -271,7 +271,7 @@ class LockedRun(LockedStore):
         self._run, self.database, unlock = self.journal.lock_run()
         return unlock
 
-    def _read(self) -> tuple[Reading, int]:
+    def _read_records(self) -> tuple[Reading, int]:
         import sqlite3
 
         try:
@@ -338,7 +338,8 @@ class SqliteWriter(LineWriter):
                 self._store_announced_lines()
         self._check_usable()
 
-    def _flush(self) -> None:
+    def _store_waiting_lines(self) -> None:
+        """Store the waiting lines with those of all announced writers; raise if lines of this one are lost now."""
         # A loss that a commit has told of already is not told again: whoever closes does so in a `finally`, and the error
         # that ended the run would be covered.
         was_lost = self._is_lost

@@ -115,7 +115,7 @@ class UnknownCalls:
         self._replies[path] = is_recorded
 
     def record_model_call_source(self, item: Item, *, is_recorded: bool) -> None:
-        """Record the source of a reply that may request calls. Replies to ``Complete`` request none."""
+        """Record whether a model's reply that may request calls comes from the record; ignore replies to ``Complete``."""
         effect: Any = item.effect
         if effect.purpose != "complete":
             self.record_reply_source(item.path, is_recorded=is_recorded)
@@ -183,8 +183,8 @@ class UnknownCalls:
         return self._replies.get(path, False)
 
 
-def convert_to_denial(item: Item, decided: Single) -> Single:
-    """Return the outcome of a call that a person denied."""
+def failure_to_denial(item: Item, decided: Single) -> Single:
+    """Return the denial of a tool call or agent in place of a failure; other outcomes and effects stay unchanged."""
     if isinstance(decided, Failure) and isinstance(item.effect, CallTool) and not isinstance(item.effect, CallBody):
         return Value(ToolResult.error(f"A person denied the call of {item.effect.tool_name}.", status="denied"), 0)
     if isinstance(decided, Failure) and isinstance(item.effect, Spawn):
