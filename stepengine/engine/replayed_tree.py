@@ -182,7 +182,7 @@ class ReplayedTree:
         return (
             None
             if root.finished is None
-            else self._recorded_part.make_unused_error(root.plan.definition.id, root.finished.error)
+            else self._recorded_part.find_unused_difference(root.plan.definition.id, root.finished.error)
         )
 
     def list_accepted_addresses(self) -> list[str]:
@@ -243,7 +243,7 @@ class ReplayedTree:
 
     def _make_unexpected_result_error(self, run: ReplayedRun, address: Address) -> StepEngineError:
         """Return the error for a recorded result that a run does not wait for."""
-        unused = self._recorded_part.make_unused_error(
+        unused = self._recorded_part.find_unused_difference(
             run.plan.definition.id, None if run.finished is None else run.finished.error
         )
         if unused is None:

@@ -322,6 +322,7 @@ class EventProjection:
             yield from self._end_open_step(result.path, result.seq + 1)
 
     def _make_child_end_events(self, path: str, item: Item, outcome: Value | Failure) -> Iterator[Event]:
+        """Yield the end events of a child: of its open step, its failure, and the effect that started it."""
         child = outcome.value if isinstance(outcome, Value) else None
         if isinstance(child, ChildResult):
             if child.run_id:
@@ -332,6 +333,7 @@ class EventProjection:
         yield from make_child_end_events(item, outcome)
 
     def _make_root_end_events(self, outcome: Value | Failure) -> Iterator[Event]:
+        """Yield the end events of the root run, and set ``is_over``."""
         child = outcome.value if isinstance(outcome, Value) else None
         if not isinstance(child, ChildResult):
             error = outcome.error if isinstance(outcome, Failure) else None

@@ -160,7 +160,7 @@ def undo(
         cut = JournalCut(history.tree)
         cut.cut_at((path, seq + 1))
         if is_refused:
-            refuse_untrusted_journal(
+            refuse_untrusted_undo(
                 source,
                 history,
                 root,
@@ -181,7 +181,7 @@ class UndoOptions:
     policy: PathPolicy = PathPolicy()
 
 
-def refuse_untrusted_journal(
+def refuse_untrusted_undo(
     journal: Journal,
     history: History,
     root: Roots,

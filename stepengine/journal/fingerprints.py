@@ -98,7 +98,7 @@ class Fingerprints:
         )
 
     def _get_non_message_parts(self, request: ModelRequest) -> Mapping[str, Any]:
-        """Return the parts of a request other than its messages, cached for the same objects."""
+        """Return the parts of a request besides its messages, cached while the objects are those of the last request."""
         parts = (request.model, request.system_prompt, request.tools, request.tool_choice, request.settings)
         if self._last_parts is None or any(
             one is not other for one, other in zip(parts, self._last_parts, strict=True)
@@ -107,6 +107,7 @@ class Fingerprints:
         return self._last_rest
 
     def _build_non_message_parts(self, request: ModelRequest) -> Mapping[str, Any]:
+        """Return the parts of a request besides its messages; prompt, tools and settings as their fingerprints."""
         view: dict[str, object] = {
             "type": "model_call",
             "model": request.model,

@@ -15,7 +15,7 @@ import attrs
 
 from stepengine.data.outcomes import Value
 from stepengine.errors import JournalError
-from stepengine.journal.file_undo import Roots, UndoOptions, refuse_untrusted_journal, undo_writes
+from stepengine.journal.file_undo import Roots, UndoOptions, refuse_untrusted_undo, undo_writes
 from stepengine.journal.history import History, parse_created
 from stepengine.journal.provenance import is_written_by_user, replace_with_derived
 from stepengine.journal.questions import make_edited_outcome
@@ -98,7 +98,7 @@ def branch(
     if restore_files is not None:
         if not is_written_by_user(source):
             remedy = f"undo(journal, root, at={format_address(*address)!r}, trust=True) (`stepengine undo --at`), then fork without restoring files"
-            refuse_untrusted_journal(source, history, restore_files, cut.keeps_result, UndoOptions(), remedy=remedy)
+            refuse_untrusted_undo(source, history, restore_files, cut.keeps_result, UndoOptions(), remedy=remedy)
         undo_writes(history, restore_files, cut.keeps_result, UndoOptions())
     replace_with_derived(target, _set_fork_time(records, now or datetime.now(UTC), stable=target.stable), source)
     source.forks += 1

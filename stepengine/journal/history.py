@@ -129,6 +129,7 @@ class History:
         self._append_records(records, first)
 
     def _append_records(self, records: Sequence[Record], first: int = 1) -> None:
+        """Append records; raise for one that does not fit those before it. *first* is the number of the first one."""
         for number, record in enumerate(records, first):
             problem = self._append_and_check_record(record)
             if problem:

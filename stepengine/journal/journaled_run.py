@@ -268,7 +268,7 @@ class JournaledRun:
             writer.lock_source()
         try:
             run = cls(mode, writer, given, journal.history(), leeway, replayer=replayer)
-            writer.open_memory_copy()
+            writer.open_memory_journal()
         except BaseException:
             writer.close()
             raise

@@ -320,7 +320,7 @@ class LineWriter(Writer):
         why = f"the run belongs to process {self._pid}, and this one ({os.getpid()}) was forked from it"
         self._broken = self.store.make_write_error(why)
 
-    def add_macs(self) -> None:
+    def enable_macs(self) -> None:
         """Add a keyed digest to each later line; do nothing without a usable state folder of the user."""
         key = load_mac_key()
         if key is not None:

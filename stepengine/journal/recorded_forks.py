@@ -557,14 +557,14 @@ class ForkReplayer(Replayer):
             return None if same else self._errors.make_different_result_error(recorded, ended, item, "changed")
         return None
 
-    def resolve_start_difference(self, asked: Intent) -> None:
+    def accept_or_raise_start_difference(self, asked: Intent) -> None:
         """Discard the record because the run starts with something other than recorded."""
         error = self._errors.make_start_error(asked)
         self._leave_record_or_raise(("", 0), error, is_model_request=False)
         self._past.history.facts.system_prompts.clear()
         self._past.history.facts.context_windows.clear()
 
-    def report_unused_records(self, error: ReplayDivergence | None) -> None:
+    def accept_or_raise_unused_records(self, error: ReplayDivergence | None) -> None:
         """Store the error for records that the run did not reach as the difference of the fork."""
         self._store_end_difference(error)
 
@@ -574,6 +574,7 @@ class ForkReplayer(Replayer):
         return finished
 
     def _store_end_difference(self, error: ReplayDivergence | None) -> None:
+        """Store an error about the end of the run, if there is one, as the difference of the fork."""
         if error is not None:
             self._count.difference, self._count.broke_at = error, error.address
 
@@ -611,6 +612,7 @@ class PaidPerformer:
         return self._inner.perform(item, io)
 
     async def _perform_model_call(self, item: Item, effect: CallModel, io: IO) -> Single:
+        """Perform a model call once the budget has room for it; return the failure of one that the budget refuses."""
         try:
             return await self._budget.perform_within_budget(
                 self._estimate(effect.request), lambda: self._perform_paid(item, io)

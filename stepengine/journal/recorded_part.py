@@ -432,14 +432,15 @@ class RecordedPart:
         known = self.history.results.get(ROOT)
         return None if known is None else self.history.outcome(known)
 
-    def make_unused_error(self, agent_id: str, why: BaseException | None = None) -> ReplayDivergence | None:
+    def find_unused_difference(self, agent_id: str, why: BaseException | None = None) -> ReplayDivergence | None:
         """Return the error for records that a run did not reach, or ``None``; *why* made the run fail."""
         # Two counts tell it for nearly every replay; the first that is missing is searched only where something is. A
         # run that was cut, or may leave something, has a reason to.
         #
         # What is left over shows that the code does less than it did when the run was recorded, which no other check
-        # would notice. It is returned and not raised, since the caller decides what it means (`Replayer.report_unused_records`): a replay
-        # raises it unless its mode may leave something, and a fork with `tools=` notes it as the place where the runs part.
+        # would notice. It is returned and not raised, since the caller decides what it means
+        # (`Replayer.accept_or_raise_unused_records`): a replay raises it unless its mode may leave something, and a fork with
+        # `tools=` notes it as the place where the runs part.
         if len(self._used) == len(self.history.intents) or self.cut or self.leeway.may_leave:
             return None
         address, left = next((a, i) for a, i in self.history.intents.items() if a not in self._used)

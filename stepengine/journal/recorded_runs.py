@@ -84,14 +84,15 @@ class RecordedRun(NamedTuple):
 
     def get_text(self, *names: str) -> str:
         """Return the text in the companion file at this path of keys; ``""`` if there is none."""
-        value = self._get_value(names)
+        value = self._find_value(names)
         return value if isinstance(value, str) else ""
 
     def get_flag(self, *names: str) -> bool:
         """Return whether the value in the companion file at this path of keys is true."""
-        return self._get_value(names) is True
+        return self._find_value(names) is True
 
-    def _get_value(self, names: tuple[str, ...]) -> object:
+    def _find_value(self, names: tuple[str, ...]) -> object:
+        """Return the value in the companion file at this path of keys, or ``None``."""
         value: object = self.info
         for name in names:
             value = value.get(name) if isinstance(value, Mapping) else None

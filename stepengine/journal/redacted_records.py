@@ -29,6 +29,7 @@ def redact_records(history: History, redactor: Redactor) -> list[Record]:
 
 
 def _redact_record(history: History, requests: RecordedRequests, record: Record, redactor: Redactor) -> Record:
+    """Return a record as decoded values, without its line, so that the rules of *redactor* apply when it is encoded."""
     match record:
         case Intent():
             form: Any = history.form(record)

@@ -175,12 +175,12 @@ class Replayer:
         self.acceptance.accept_or_raise(error, address, asked.fp, keeps=keeps)
         return True
 
-    def resolve_start_difference(self, asked: Intent) -> None:
+    def accept_or_raise_start_difference(self, asked: Intent) -> None:
         """
-        Accept or refuse that the root run starts differently from its record.
+        Raise the error for a root run that starts differently from its record, unless the difference is or was accepted.
 
         Raises:
-            ReplayDivergence: when that is to be the same.
+            ReplayDivergence: when the caller does not keep recorded effects.
         """
         if self._past.was_difference_accepted(ROOT, asked.fp):
             return
@@ -207,12 +207,12 @@ class Replayer:
         """Return a future, done when a result of background children no longer holds, and their paths; ``None`` if it always holds."""
         return None
 
-    def report_unused_records(self, error: ReplayDivergence | None) -> None:
+    def accept_or_raise_unused_records(self, error: ReplayDivergence | None) -> None:
         """
-        Raise the error for records that the run did not reach, if they may not stay unused.
+        Raise the *error* for records that the run did not reach, unless there is none or the mode may leave records unused.
 
         Raises:
-            ReplayDivergence: that *error*, unless the run may leave something.
+            ReplayDivergence: that *error*.
         """
         if error is not None and not self._mode.may_leave_unused_records(self._past):
             raise error
@@ -331,7 +331,7 @@ class Replayer:
             told = past.history.tree.find_first_report(item.path) if item.effect.seq == -1 else None
             self._cut_off_record(told or (item.path, item.effect.seq + 1))
             return None
-        return self._resolve_child_difference(known, recorded, outcome, item)
+        return self._accept_or_raise_child_end(known, recorded, outcome, item)
 
     def confirm_root_end(self, finished: Finished) -> Finished:
         """
@@ -360,11 +360,11 @@ class Replayer:
         except Exception as cause:
             raise self._writer.keep_first_fatal_error(error) from cause
 
-    def _resolve_child_difference(self, known: Result, recorded: Any, outcome: Single, item: Item) -> Single:
+    def _accept_or_raise_child_end(self, known: Result, recorded: Any, outcome: Single, item: Item) -> Single:
         """Return the recorded end of a child that ended differently now, if the caller accepts it; else raise."""
         past, address = self._past, item.address
         if isinstance(item.effect, CallBody):
-            return self._resolve_body_difference(known, recorded, outcome, item)
+            return self._accept_or_raise_body_result(known, recorded, outcome, item)
         error = self._errors.make_child_end_error(recorded, outcome, item)
         child: object = outcome.value if isinstance(outcome, Value) else None
         if not isinstance(child, ChildResult):
@@ -381,7 +381,7 @@ class Replayer:
         ended = attrs.evolve(child, status=was.status, output=output, text=was.text, error=was.error)
         return Value(ended, known.at, recorded.inputs)
 
-    def _resolve_body_difference(self, known: Result, recorded: Any, outcome: Single, item: Item) -> Single:
+    def _accept_or_raise_body_result(self, known: Result, recorded: Any, outcome: Single, item: Item) -> Single:
         """Return the recorded result of a tool body that gave another one now, if accepted; else raise."""
         past = self._past
         if not isinstance(outcome, Value):

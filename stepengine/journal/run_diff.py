@@ -138,6 +138,7 @@ class _HistoryComparison:
                 yield from self._compare_effects(left, right, equal=tag == "equal")
 
     def _compare_effects(self, a: Intent | None, b: Intent | None, *, equal: bool) -> Iterator[RunChange]:
+        """Yield the differences of two aligned effects, one of which may be missing, of the runs in them, and of their outcomes."""
         if a is None or b is None or (not equal and a.type != b.type):
             if a is not None:
                 yield RunChange("removed", format_address(a.path, a.seq), "", describe_effect(a.effect))
@@ -162,16 +163,17 @@ class _HistoryComparison:
             self._left -= 1
         return _compare_effect_fields(self._a_requests, self._b_requests, a, b, self._plain)
 
-    def _compare_outcomes(self, a: Address, b: Address, kind: ChangeKind, what: str) -> Iterator[RunChange]:
+    def _compare_outcomes(self, a: Address, b: Address, kind: ChangeKind, effect_name: str) -> Iterator[RunChange]:
+        """Yield one change if the outcomes at two addresses differ, or only one of them is recorded."""
         ours, theirs = _encode_stable_outcome(self._a, a), _encode_stable_outcome(self._b, b)
         if (ours is None) != (theirs is None):
             known = ("no result", "a result") if kind == "outcome" else ("not ended", "ended")
             field = FieldDifference("/", known[ours is not None], known[theirs is not None])
-            yield RunChange(kind, format_address(*a), format_address(*b), what, (field,))
+            yield RunChange(kind, format_address(*a), format_address(*b), effect_name, (field,))
             return
         fields = tuple(compare_values(ours, theirs))
         if fields:
-            yield RunChange(kind, format_address(*a), format_address(*b), what, fields)
+            yield RunChange(kind, format_address(*a), format_address(*b), effect_name, fields)
 
     def compute_totals(self) -> dict[str, tuple[Any, Any]]:
         """Return effects, model calls, tokens, cost and milliseconds of both runs, by name."""
@@ -182,6 +184,7 @@ class _HistoryComparison:
 def _compare_effect_fields(
     a: RecordedRequests, b: RecordedRequests, ours: Intent, theirs: Intent, plain: Redactor
 ) -> list[FieldDifference]:
+    """Return the fields in which effect *ours* of journal *a* and effect *theirs* of journal *b* differ."""
     if ours.type == "model_call":
         now = Intent(theirs.path, theirs.seq, CallModel(theirs.seq, b.get(theirs)))
         return compare_effects(a, ours, now, plain)

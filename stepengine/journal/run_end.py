@@ -107,8 +107,8 @@ def _record_end(run: JournaledRun, finished: Finished) -> Finished:
     if past is not None and stop is None:
         assert run.replayer is not None  # noqa: S101 - there is one for everything recorded
         if not run.mode.cuts_off:
-            unused = past.make_unused_error(finished.state.agent_id, finished.error)
-        run.replayer.report_unused_records(unused)
+            unused = past.find_unused_difference(finished.state.agent_id, finished.error)
+        run.replayer.accept_or_raise_unused_records(unused)
         if not run.mode.cuts_off:
             finished = run.replayer.confirm_root_end(finished)
     _warn_of_replaced_effects(run)

@@ -100,6 +100,7 @@ class RunMailbox:
         return True
 
     def _has_started(self, path: str) -> bool:
+        """Return whether the run at *path* was started, by the record or in this process; the root always was."""
         known = self._history is not None and self._history.tree.has_run(path)
         return not path or known or get_starter_address(path) in self._begun
 

@@ -95,10 +95,10 @@ class RunWriter:
         self.is_own = True
         # A stable recording is the same for every user; it is known by the note that its run leaves.
         if self._writer is not None and not self.source.stable:
-            self._writer.add_macs()
+            self._writer.enable_macs()
 
-    def open_memory_copy(self) -> None:
-        """Open a journal in memory for the records of a repeated run."""
+    def open_memory_journal(self) -> None:
+        """Open an empty journal in memory, with the rules of the source journal, for the records of a repeated run."""
         # The journal that was given is only read: whatever goes wrong, the recording is as it was. Redaction is off in
         # the copy, since what it holds was cleaned when it was recorded, and would not be byte-equal if it were cleaned
         # twice.

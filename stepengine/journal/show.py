@@ -295,6 +295,7 @@ class _RunEffects:
             yield tree
 
     def _effect_tree(self, form: Mapping[str, Any], seq: int) -> Tree:
+        """Return kind, name and input of an effect other than a model call, and the effects of the run that it starts."""
         if form["type"] == "ask":
             questions = [_question_tree(decode_stored(q)) for q in form["questions"]]
             purpose = form["purpose"] if form["purpose"] != "question" else None
@@ -329,6 +330,7 @@ class _RunEffects:
         return tree | _RunEffects(self._history, path).to_steps_tree()
 
     def _model_call_tree(self, form: Mapping[str, Any]) -> Tree:
+        """Return a model call with the parts of its request that are new: tools, system prompt, messages."""
         self._step += 1
         request = form["request"]
         items = request["messages"]
@@ -370,6 +372,7 @@ class _RunEffects:
         return self._calls.setdefault(call_id, f"c{len(self._calls) + 1}") if call_id else None
 
     def _outcome_tree(self, result: Result) -> Tree:
+        """Return the outcome of an effect as a tree, and record its parts as shown."""
         outcome = self._history.outcome(result)
         if isinstance(outcome, Failure):
             return {"error": _error_tree(outcome.error)}
@@ -562,6 +565,7 @@ def _restore_program_texts(cut: Any, whole: Any) -> Any:
 
 
 def _map_texts(value: object, change: Callable[[str], str]) -> object:
+    """Return a JSON value with *change* applied to every text, names of members included."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):
@@ -570,6 +574,7 @@ def _map_texts(value: object, change: Callable[[str], str]) -> object:
 
 
 def _shorten_text(text: str) -> str:
+    """Return a text of at most 2,000 characters unchanged, or the start of a longer one with its length and a digest."""
     if len(text) <= MAX_TEXT_CHARS:
         return text
     mark = hashlib.sha256(text.encode(errors="replace")).hexdigest()[:HASH_DIGITS]
@@ -593,6 +598,7 @@ def render_effects(tree: Mapping[str, object], addresses: Collection[str]) -> st
 
 
 def _find_effects(tree: Mapping[str, object], addresses: Collection[str]) -> Iterator[Mapping[str, object]]:
+    """Yield the effects at *addresses*, at any depth, without system prompts and messages of requests."""
     for effect in _get_list_or_empty(tree, "steps"):
         if effect["address"] in addresses:
             yield {name: member for name, member in effect.items() if name not in ("system", "said")}
@@ -601,6 +607,7 @@ def _find_effects(tree: Mapping[str, object], addresses: Collection[str]) -> Ite
 
 
 def _escape_line(line: str) -> str:
+    """Return a line with line ends, tabs, control characters and trailing spaces made visible."""
     # Texts are split into lines already: a line end that is left stands in a name.
     return _mark_trailing_spaces(visible(line.replace("\n", "\\n")).replace("\t", "\\t"))
 
@@ -674,6 +681,7 @@ def _effect_lines(effect: Mapping[str, object]) -> Iterator[str]:
 
 
 def _request_lines(effect: Mapping[str, object]) -> Iterator[str]:
+    """Yield the lines of an effect's input, program or request, and of the effects inside it."""
     yield from _object_lines(effect.get("input"))
     program = effect.get("program")
     if isinstance(program, Mapping):

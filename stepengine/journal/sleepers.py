@@ -106,6 +106,7 @@ def _is_wake_store(folder: Path, name: str) -> bool:
 
 
 def _is_journal_name(name: str) -> bool:
+    """Return whether a file name has the suffix of journals, and is not that of a backup."""
     return name.endswith(SUFFIX) and not is_backup_name(name.removesuffix(SUFFIX))
 
 
@@ -160,6 +161,7 @@ def find_sleeping_runs(place: str | Path, journals: Journals | None = None) -> I
 
 
 def _list_journals(place: Path) -> Iterator[tuple[Journal, str]]:
+    """Yield the journals of a folder or database, each with its run's name, without backups."""
     if not place.is_dir():
         for run in SqliteJournal(place).runs():
             if not is_backup_name(run):

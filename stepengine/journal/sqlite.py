@@ -268,6 +268,7 @@ class LockedRun(LockedStore):
     journal: SqliteJournal
 
     def _lock(self) -> Callable[[], None]:
+        """Lock the run, set ``database``, and return the function that unlocks the run."""
         self._run, self.database, unlock = self.journal.lock_run()
         return unlock
 
@@ -318,7 +319,7 @@ class SqliteWriter(LineWriter):
         self._is_announced = self._is_under_way = False
         super().__init__(store)
 
-    def announce(self) -> None:
+    def announce_commit(self) -> None:
         """Register the appended lines for the next commit of any writer."""
         if not self._is_announced:
             self._is_announced = True
@@ -332,7 +333,7 @@ class SqliteWriter(LineWriter):
             JournalWriteFailed: when that is impossible; the journal still opens, without what was not committed.
         """
         self._check_usable()
-        self.announce()
+        self.announce_commit()
         with self.store.database.lock:
             if self._lines and self._broken is None:
                 self._store_announced_lines()

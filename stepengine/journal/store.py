@@ -112,10 +112,10 @@ class Writer(abc.ABC):
             JournalWriteFailed: when that is impossible; the journal still opens, without what was not committed.
         """
 
-    def announce(self) -> None:  # noqa: B027 - most have nobody to tell
-        """Announce a ``commit``, which another writer's commit may then include."""
+    def announce_commit(self) -> None:  # noqa: B027 - most have nobody to tell
+        """Announce that ``commit`` follows, so that another writer's commit may include these records."""
 
-    def add_macs(self) -> None:  # noqa: B027 - what only this process holds needs none
+    def enable_macs(self) -> None:  # noqa: B027 - what only this process holds needs none
         """Add to each later line a keyed digest that identifies the journal as this user's; see ``line_macs``."""
 
     @abc.abstractmethod
@@ -637,7 +637,7 @@ class Commits:
             # one sync.
             loop.call_soon(self._start_commit)
         self._waiting.append(future)
-        self._writer.announce()
+        self._writer.announce_commit()
         return future
 
     async def run_in_thread(self, work: Callable[[], Made]) -> Made:

@@ -267,6 +267,7 @@ class WakeIndex:
         raise JournalWriteFailed(msg)
 
     def _open_database(self) -> Database:
+        """Return the open database, opened or created if necessary."""
         if self._database is not None:
             return self._database
         status = ensure_database(self._path)
@@ -372,6 +373,7 @@ def _read_index_state(database: sqlite3.Connection) -> tuple[object, object] | N
 
 
 def _recreate_tables(database: sqlite3.Connection) -> None:
+    """Drop and create the tables of the index, marked as incomplete."""
     for name in ("waking", "sleeping"):
         database.execute(f"DROP TABLE IF EXISTS {name}")
     for table in TABLES:
