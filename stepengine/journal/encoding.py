@@ -681,7 +681,7 @@ def _is_reserved_form(members: Mapping[str, object]) -> bool:
 # one of our marks here is one.
 def fill_in_blobs(value: object, blobs: Mapping[str, object], depth: int = 0) -> Any:
     """
-    Return *value* as it was before ``move_long_texts_to_blobs``; *depth* is its level of nesting.
+    Return *value* with each ``{"$blob": fp}`` replaced by its value in *blobs*, and ``$obj`` unwrapped; *depth* is its level of nesting.
 
     Raises:
         KeyError: when a blob is missing.

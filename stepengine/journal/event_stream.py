@@ -572,7 +572,7 @@ class JournalWatch:
         self._had = 0 if place is None else place.index + 1
 
     def is_over(self, *, stay: bool) -> bool:
-        """Return whether no further events will come, or, unless *stay*, none until the run is resumed."""
+        """Return whether all events were read and the run has ended or was stopped; unless *stay*, also if it only waits."""
         shown = self._projection
         return not self.is_behind and (shown.is_over or (shown.is_waiting and not stay))
 

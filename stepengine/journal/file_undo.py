@@ -314,7 +314,7 @@ def _list_dropped_results(history: History, keeps: Callable[[Address], bool]) ->
             yield record
 
 
-def _list_changing_effects(
+def _list_dropped_changing_effects(
     history: History, keeps: Callable[[Address], bool]
 ) -> Iterator[tuple[Intent, Result | None]]:
     """Yield the dropped effects that change the world, with their results; effects that start a run are left out."""
@@ -325,7 +325,7 @@ def _list_changing_effects(
 
 def _list_calls_in_doubt(history: History, keeps: Callable[[Address], bool]) -> Iterator[str]:
     """Yield the dropped calls with an unknown outcome."""
-    for intent, result in _list_changing_effects(history, keeps):
+    for intent, result in _list_dropped_changing_effects(history, keeps):
         outcome = None if result is None else history.outcome(result)
         if outcome is None or (isinstance(outcome, Failure) and isinstance(outcome.error, UnknownOutcome)):
             yield f"{format_address(intent.path, intent.seq)} {describe_effect(history.form(intent))}"
@@ -334,7 +334,7 @@ def _list_calls_in_doubt(history: History, keeps: Callable[[Address], bool]) -> 
 def _list_calls_without_undo(history: History, keeps: Callable[[Address], bool]) -> Iterator[str]:
     """Yield the successful calls that may have changed the world and recorded nothing to undo it."""
     counted = Counter[str]()
-    for intent, result in _list_changing_effects(history, keeps):
+    for intent, result in _list_dropped_changing_effects(history, keeps):
         if result is None or result.writes or not changes_world_again(history.form(intent)):
             continue
         outcome = history.outcome(result)

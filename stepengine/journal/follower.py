@@ -94,7 +94,7 @@ class JournalPosition(abc.ABC):
 
     @abc.abstractmethod
     def restart(self) -> None:
-        """Reset the position so that all records come next time; to be called after ``read_new_records`` raised."""
+        """Reset the position so that the next read returns all records; call it after ``read_new_records`` raised."""
 
 
 class BytesAfter(NamedTuple):
@@ -178,7 +178,7 @@ class OffsetPosition(JournalPosition):
         return self._read_from_start("rewritten") if self._must_restart else self._read_next_piece()
 
     def _read_next_piece(self) -> NewRecords:
-        """Return the records of about the next megabyte; of the whole journal if what was read before has changed."""
+        """Return the records of about the next megabyte, or all records if the bytes before the position have changed."""
         look = self._read_after(PIECE_BYTES)
         if self._reading.open_end and look.data and not look.again:
             # The last line had no end. Whoever goes on writes one first; anything else has taken the line's place.
@@ -330,7 +330,7 @@ class Follower:
             raise
 
     def _read_into_history(self) -> AddedRecords:
-        """Read the new records, and add them to the history, which is made anew if all are read again."""
+        """Read the new records and add them to the history; if all records are read again, replace the history."""
         found = self._tail.read_new_records()
         if found.again:
             kept, self._given = min(found.kept, self._given), 0

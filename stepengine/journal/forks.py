@@ -86,7 +86,7 @@ def branch(
     if not allow_repeat:
         check_no_repeats(history, cut, f"forking at {format_address(*address)}", undone=restore_files is not None)
     run = run_id or make_fork_id(str(root["run_id"]))
-    records = _select_kept_records(history, cut, address, run)
+    records = _make_fork_records(history, cut, address, run)
     if edit is not None:
         records = _replace_outcome(history, records, address, edit)
     fresh = (
@@ -116,8 +116,8 @@ def _set_fork_time(records: list[Record], now: datetime, *, stable: bool) -> lis
     return [attrs.evolve(head, since=max(last, passed)), *records[1:]]
 
 
-def _select_kept_records(history: History, cut: JournalCut, address: Address, run: str) -> list[Record]:
-    """Return the records that *cut* keeps; the head gets the id *run* and names the parent and *address*."""
+def _make_fork_records(history: History, cut: JournalCut, address: Address, run: str) -> list[Record]:
+    """Return the records that *cut* keeps, with the id *run*, the parent and *address* in the head."""
     records: list[Record] = []
     for record in history.records:
         match record:

@@ -210,7 +210,7 @@ class History:
         self.facts.add(record)
 
     def _append_and_check_intent(self, record: Intent) -> str:
-        """Append *record*; return what is wrong with its kind or its order, or ``""``."""
+        """Append an intent; return the reason if its type or position is invalid, or ``""``."""
         path, seq, kind = record.path, record.seq, record.type
         if kind not in KINDS:
             return f"{kind[:SHOWN_CHARS]!r} is not an effect"

@@ -281,7 +281,7 @@ def _make_locked_error(path: Path, owner: int | None) -> JournalLocked:
 
 
 def _find_lock_owner(descriptor: int) -> int | None:
-    """Return the process that holds the lock, where the system tells (Linux)."""
+    """Return the id of the process that has locked an open file, on Linux; ``None`` if it is unknown."""
     status = os.fstat(descriptor)
     device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     try:

@@ -117,7 +117,7 @@ class LockedFile:
 
     @classmethod
     def _close_idle_files(cls, most: int) -> bool:
-        """Close files until at most *most* are open, none of those in use; return whether any was closed."""
+        """Close the least recently used idle files until at most *most* are open; return whether any was closed."""
         begun = len(cls._open)
         for one in list(cls._open):
             if len(cls._open) <= most:
@@ -130,7 +130,7 @@ class LockedFile:
         return len(cls._open) < begun
 
     def close_keeping_lock(self) -> None:
-        """Close the file and keep the lock; where the lock would be lost, leave it open for good."""
+        """Close the file and keep the lock; if the lock would be lost, leave the file open permanently."""
         descriptor = self.descriptor
         if descriptor is not None and self._mapping is None:
             keeps = self._locks_outlive_close()

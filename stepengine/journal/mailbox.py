@@ -527,7 +527,7 @@ class StoreMailbox(Mailbox):
 
     def _repair_and_find_new_lines(self, messages: Sequence[StoredMessage]) -> tuple[bytes, int]:
         """
-        Return the lines of the messages that are not stored yet, and where they are appended. What is behind that is removed.
+        Return the lines of the messages that are not stored yet and the offset to append them at; remove torn bytes after it.
 
         Raises:
             InputError: when another mailbox message has its id.
@@ -715,7 +715,7 @@ class _MailboxFile:
             return False
 
     def _copy_owner_of_journal(self, descriptor: int) -> None:
-        """Give a new file the owner of the journal, if an administrator created it."""
+        """Change the owner of a new file to that of the journal, if another user, such as an administrator, created it."""
         # Else an administrator who answers a question of somebody's run would leave a file that its holder does not
         # believe, since it belongs to another user.
         owner = self._of.stat()

@@ -76,7 +76,7 @@ def find_unread_messages(history: History) -> list[dict[str, Any]]:
 
 
 def list_unread_messages(journal: Journal) -> list[Message]:
-    """Return the messages that the run of a journal has not received, with those in its mailbox."""
+    """Return the messages on topics that the run of a journal has not received, recorded ones and new ones in its mailbox."""
     history = journal.history()
     known = {record.input.get("id") for record in history.inputs}
     letters, _ = journal.mailbox().read()

@@ -143,7 +143,7 @@ def _find_effective_permissions(calls: RecordedCalls, cut: JournalCut) -> Iterat
 
 
 def _get_recorded_answers(history: History, address: Address) -> Sequence[Answer]:
-    """Return the recorded answers to an effect, those waiting for its other questions included."""
+    """Return the recorded answers to an effect; without a result, those in input records."""
     known = history.results.get(address)
     if known is None:
         ids = _find_question_ids(history, address)

@@ -79,7 +79,7 @@ def has_trusted_calls(journal: Journal, *, trust: bool | None = None) -> bool:
 
 def replace_with_derived(target: Journal, records: Sequence[Record], source: Journal) -> None:
     """
-    Replace the records of *target* by ones that were made of those of *source*: it is known as this user's exactly if *source* is.
+    Replace the records of *target* by ones derived from *source*; record *target* as this user's if *source* is.
 
     Raises:
         JournalError: as ``Journal.replace``.

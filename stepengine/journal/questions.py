@@ -91,7 +91,7 @@ class GivenAnswers:
         self, history: History, ahead: Mapping[str, AnswerLike], *, by_id: bool, asks_again: bool
     ) -> None:
         """
-        Add the recorded answers, unless *asks_again*, and those given *ahead* for questions that may still be asked.
+        Add the recorded answers, unless *asks_again*, and the answers *ahead* to later questions; answers of the caller have priority.
 
         With *by_id* answers to open questions are stored by id instead of text: a question whose text was edited is asked as
         it is now, and who answers has seen the one that was recorded.
@@ -347,7 +347,7 @@ STORED = {"model_call": "model_reply", "tool_call": "tool_result"}
 
 
 def _convert_to_outcome_value(history: History, intent: Intent, value: Any) -> object:
-    """Return a given value as the type that an effect of this kind returns; raise if that is impossible."""
+    """Convert a value to the type that an effect of this kind returns; raise if that is impossible."""
     if intent.type in STORED and isinstance(value, Mapping) and value.get("type") == STORED[intent.type]:
         value = decode_stored(thaw(value))
     replace = REPLACE.get(intent.type)

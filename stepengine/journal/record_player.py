@@ -168,7 +168,7 @@ class RecordPlayer:
         return self._replayer.confirm_repeated_outcome(known, outcome, item)
 
     async def _wait_for_child_ends(self, outcome: Single, item: Item, io: IO) -> Single:
-        """Wait until background children reach their recorded ends, and return the outcome with those."""
+        """Wait until background children reach their recorded ends, and return the outcome with these ends added."""
         if not isinstance(outcome, Value):
             return outcome
         ended = await io.wait_for_children(item, outcome.value.done)
@@ -180,7 +180,7 @@ class RecordPlayer:
     # something: that is told to the tree, so that its result names the questions and times again. A run that was
     # cancelled or cut off waits for nothing.
     async def _make_record_end_stop(self, item: Item, io: IO) -> Single:
-        """Return the stop of a run that reached the end of its record and must not continue; register what a suspension waits for."""
+        """Return the stop of a run that must not continue after its record; register the waiting effect of a suspended one."""
         questions = render_questions(item) if isinstance(item.effect, AskPerson) else ()
         stop = self._replayer.ends.make_record_end_stop(item.path, questions, waits=isinstance(item.effect, WAITS))
         if stop.kind == "suspended":

@@ -104,7 +104,7 @@ class SharedBudget:
 
     async def reserve(self, estimate: CallEstimate) -> MeteredCall:
         """
-        Reserve for a call, after waiting for the bills of running ones if it has no room beside them.
+        Reserve money for a model call, after waiting for the costs of running calls if there is no room for it yet.
 
         Raises:
             LimitExceeded: when the limit does not allow it.
@@ -318,7 +318,7 @@ def _check_reached_fork_address(
 
 
 def _label_and_store_fork(journal: Journal, count: _ForkCounts, into: JournalLike | None, *, since: int) -> Journal:
-    """Give a fork an id, origin and start time in its head; copy it to *into*, if given, and return the journal that holds it."""
+    """Write id, origin and start time of a fork into its head, copy it to *into* if given, and return its journal."""
     records = journal.records()
     run = ""
     if count.broke_at and records and isinstance(records[0], Head):

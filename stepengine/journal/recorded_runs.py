@@ -170,7 +170,7 @@ def list_runs(*, working_folder: Path | None = None, waiting: bool = False) -> l
 
 
 def describe_unsafe_folder(runs: Path) -> str:
-    """Return why another user could have written a folder of runs, whose files choose agents and options; else ``""``."""
+    """Return a sentence if other users can write in a folder of runs or its parent, which makes its files unsafe; else ``""``."""
     unsafe = next((folder for folder in (runs.parent, runs) if not is_writable_only_by_user(folder)), None)
     if unsafe is None:
         return ""

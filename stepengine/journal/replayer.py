@@ -249,7 +249,7 @@ class Replayer:
 
     def confirm_repeated_outcome(self, known: Result, outcome: Single, item: Item) -> Single:
         """
-        Compare the outcome of a repeated effect with the recorded one, and return the recorded one; a stop is returned as it is.
+        Return the recorded outcome of a repeated effect, counted as answered; return a new stop unchanged.
 
         Raises:
             ReplayDivergence: when the outcomes differ.
@@ -353,7 +353,7 @@ class Replayer:
         return attrs.evolve(finished, status=was.status, output=output, text=was.text, error=why)
 
     def _decode_output(self, path: str, was: ChildResult, error: ReplayDivergence) -> Any:
-        """Return the recorded output of a run as its agent's own type; raise *error* where that is another one by now."""
+        """Return the recorded output of a run, decoded to its agent's output type; raise *error* if it does not fit the type."""
         decode = self._machines.decoders.get(path, _return_json_output)
         try:
             return None if was.output is None else decode(was.output)
@@ -446,7 +446,7 @@ class ParallelRecord:
 
 def make_parallel_record(replayer: Replayer, past: RecordedPart) -> ParallelRecord | None:
     """
-    Return the record of a tree whose runs continue in parallel, so all must reach the end of their records first.
+    Return the record of a tree whose runs continue in parallel, and must all reach the end of their records first; else ``None``.
 
     Else one of them could end another one, as its parent or as who wins a race, in the middle of what that did long ago.
     """

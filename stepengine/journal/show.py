@@ -172,7 +172,7 @@ def find_root_end(history: History) -> ChildResult | None:
 
 
 def run_id_of(history: History) -> str:
-    """Return the id of the run. The start of a fork still has the id of its parent, whose results may depend on it."""
+    """Return the id of the run from the head; for a fork this is its own id, not that of its parent."""
     return str(history.root["run_id"]) if history.head is None else history.head.run
 
 

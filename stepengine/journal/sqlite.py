@@ -340,7 +340,7 @@ class SqliteWriter(LineWriter):
         self._check_usable()
 
     def _store_waiting_lines(self) -> None:
-        """Store the waiting lines with those of all announced writers; raise if lines of this one are lost now."""
+        """Store the waiting lines with those of all announced writers; raise if lines of this writer are lost by that."""
         # A loss that a commit has told of already is not told again: whoever closes does so in a `finally`, and the error
         # that ended the run would be covered.
         was_lost = self._is_lost

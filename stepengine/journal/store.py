@@ -329,7 +329,7 @@ class Journal(abc.ABC):
         return self.content()[start:]
 
     def stamp(self) -> tuple[object, object] | None:
-        """Return which store it is now, and a value that changes with its bytes; ``None`` (default) if only reading tells."""
+        """Return the identity of the store and a value that changes with its bytes; ``None`` (default) if only reading shows changes."""
         return None
 
     def is_there(self) -> bool:

@@ -88,7 +88,7 @@ def _list_ended_call_ids(history: History, path: str) -> set[str]:
 
 
 def _asks_for_open_call(history: History, asked: Intent, ended: set[str]) -> bool:
-    """Return whether the recorded reply to a model call asks for a call that is not among those that ended."""
+    """Return whether the recorded reply to a model call requests a tool call whose id is not in *ended*."""
     result = history.results.get(asked.address)
     reply: Any = None if result is None else getattr(history.outcome(result), "value", None)
     return reply is not None and any(call.tool_call_id not in ended for call in reply.tool_calls)
@@ -111,7 +111,7 @@ class UnknownCalls:
         self._started = set[str]()
 
     def record_reply_source(self, path: str, *, is_recorded: bool) -> None:
-        """Record whether the next calls of the run at *path* come from the record, or from a model or person now."""
+        """Record whether the next calls of the run at *path* are requested by the record, or by a live model or person."""
         self._replies[path] = is_recorded
 
     def record_model_call_source(self, item: Item, *, is_recorded: bool) -> None:
