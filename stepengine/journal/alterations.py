@@ -209,7 +209,7 @@ class JournalScan:
             ]
 
     def _report_missing_records(self, missing: int, remaining: int, first: int) -> None:
-        """Report *missing* removed records without marks, one of them a signature; *remaining* lines from record *first* on are still there."""
+        """Report *missing* removed records without marks, one of them a signature; *remaining* lines from record *first* on are there."""
         false = [number for number in self._false if first <= number < first + remaining]
         for number in false:
             self.problems.append(FALSE_SIGNATURE.format(number))
