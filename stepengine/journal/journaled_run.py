@@ -309,9 +309,9 @@ class JournaledRun:
         past, replayer = self.recorded_part, self.replayer
         if past is None or replayer is None or self.mode.is_record_only(past.history):
             return None
-        from stepengine.journal.replayer import make_parallel_record
+        from stepengine.journal.replayer import find_parallel_record
 
-        return make_parallel_record(replayer, past)
+        return find_parallel_record(replayer, past)
 
     def _make_recorder(self, inner: Performer, *, writes: CallWrites, is_traced: bool) -> Performer:
         """Return the middleware that records, or of a run with a past also answers from the record."""

@@ -170,7 +170,7 @@ def _has_call_started(calls: RecordedCalls, asked: Intent, answer: Answer, cut: 
     approved = [
         question.details if answer.edited_input is None else answer.edited_input for question in questions_of(form)
     ]
-    same_id = calls.find_effects("tool_call", asked.path, form.get("tool_call_id"))
+    same_id = calls.find_effects_of_call("tool_call", asked.path, form.get("tool_call_id"))
     later = [history.form(call) for call in same_id if call.seq > asked.seq and cut.keeps_intent(call.address)]
     return any(call["input"] in approved for call in later)
 

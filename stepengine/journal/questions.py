@@ -27,7 +27,7 @@ from stepengine.journal.encoding import (
 )
 from stepengine.journal.history import History
 from stepengine.journal.pending_items import find_open_questions
-from stepengine.journal.programs import get_program
+from stepengine.journal.programs import find_program_text
 from stepengine.journal.records import Address, Intent, format_address, get_starter_address
 from stepengine.runtime.performer import Item, child_path
 
@@ -327,7 +327,7 @@ def make_edited_outcome(history: History, intent: Intent, value: object, at: int
     """
     where = format_address(intent.path, intent.seq)
     if intent.starts_child_or_body and intent.type == "tool_call":
-        what = "a program" if get_program(history.form(intent)) is not None else "a tool that yields"
+        what = "a program" if find_program_text(history.form(intent)) is not None else "a tool that yields"
         msg = (
             f"the result of {where}, a call of {what}, follows from its own effects; fork at one of them, such as "
             f"{format_address(child_path(intent.path, intent.seq), 0)}, or at the reply that asked for the call"

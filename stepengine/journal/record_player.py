@@ -190,7 +190,7 @@ class RecordPlayer:
     async def _start_background_child(self, item: Item, io: IO) -> Single:
         """Start a child in the background; the start is an outcome at once, and the end is recorded separately."""
         replayer, address = self._replayer, item.address
-        known, refused = replayer.find_result(address), replayer.find_refused_outcome(address, item)
+        known, refused = replayer.find_result(address), replayer.find_unstarted_outcome(address, item)
         if refused is not None:
             return refused
         if known is None and replayer.stops_before(item):
@@ -235,13 +235,13 @@ class RecordPlayer:
         return (
             await self._recorder.commit_run_outcome(item, outcome)
             if replayer.ends.can_perform_effects(item.path)
-            else self._make_stop_of_child(item, outcome)
+            else self._make_stop_after_child(item, outcome)
         )
 
     async def _decide_outcome_without_start(self, item: Item, io: IO) -> Single | None:
         """Return, and record for a lost race, the outcome of a child or body that must not start; else ``None``."""
         replayer, address = self._replayer, item.address
-        refused = replayer.find_refused_outcome(address, item)
+        refused = replayer.find_unstarted_outcome(address, item)
         if refused is not None:
             return refused
         if item.gather is not None and replayer.ends.has_lost_race(item):
@@ -250,7 +250,7 @@ class RecordPlayer:
                 if replayer.has_recorded_progress(address)
                 else await self._recorder.commit_outcome(item, make_race_loss_outcome(item, 0), [])
             )
-        if replayer.stops_before_run(item):
+        if replayer.stops_before_starting_run(item):
             return await self._make_record_end_stop(item, io)
         return await self._ask_before_start(item, io) if replayer.find_result(address) is None else None
 
@@ -265,7 +265,7 @@ class RecordPlayer:
             unknown.record_reply_source(child_path(*item.address), is_recorded=False)
         return refused
 
-    def _make_stop_of_child(self, item: Item, outcome: Single) -> Single:
+    def _make_stop_after_child(self, item: Item, outcome: Single) -> Single:
         """Return the stop of a run whose child stopped where its record stops."""
         child = find_ended_run(outcome)
         waits = isinstance(outcome, Stop) and outcome.kind == "suspended"

@@ -37,7 +37,9 @@ class RecordedCalls:
                     self._tools.setdefault(intent.path, set()).add(name)
         return frozenset(self._tools.get(path, ()))
 
-    def find_effects(self, kind: Literal["tool_call", "ask"], path: str, tool_call_id: str | None) -> Sequence[Intent]:
+    def find_effects_of_call(
+        self, kind: Literal["tool_call", "ask"], path: str, tool_call_id: str | None
+    ) -> Sequence[Intent]:
         """
         Return the recorded calls, or questions, with this tool call id in the run at *path*, in order.
 

@@ -379,7 +379,7 @@ class RecordedPart:
 
     def list_reached_permissions(self, path: str, tool_call_id: str) -> list[Address]:
         """Return the addresses of a call's recorded permission questions that the run has reached."""
-        asked = [(path, intent.seq) for intent in self.calls.find_effects("ask", path, tool_call_id)]
+        asked = [(path, intent.seq) for intent in self.calls.find_effects_of_call("ask", path, tool_call_id)]
         return [address for address in asked if address in self._used]
 
     def fingerprint_child_end(self, child: ChildResult) -> str:

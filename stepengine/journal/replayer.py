@@ -275,7 +275,7 @@ class Replayer:
         elif self._mode.copies:
             self._writer.append(Result(*item.address, known.at, outcome, self._past.history.extras(known)))
 
-    def find_refused_outcome(self, address: Address, item: Item) -> Single | None:
+    def find_unstarted_outcome(self, address: Address, item: Item) -> Single | None:
         """Return the recorded outcome, counted as answered, of a child or tool body that never started, or ``None``."""
         known = self.find_result(address)
         if known is None:
@@ -291,7 +291,7 @@ class Replayer:
             refused = (child_path(*address), 0) not in self._past.history.intents
         return self.answer_from_record(known, item) if refused else None
 
-    def stops_before_run(self, item: Item) -> bool:
+    def stops_before_starting_run(self, item: Item) -> bool:
         """Return whether an effect would start a child or tool body without a record, and the run stops before it."""
         return (
             isinstance(item.effect, RUNS) and self._past.find_intent(item.address) is None and self.stops_before(item)
@@ -444,7 +444,7 @@ class ParallelRecord:
         return self.past.find_result(item.address) is not None or self.replayer.stops_before(item)
 
 
-def make_parallel_record(replayer: Replayer, past: RecordedPart) -> ParallelRecord | None:
+def find_parallel_record(replayer: Replayer, past: RecordedPart) -> ParallelRecord | None:
     """
     Return the record of a tree whose runs continue in parallel, and must all reach the end of their records first; else ``None``.
 

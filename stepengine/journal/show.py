@@ -52,7 +52,7 @@ from stepengine.data.visible import visible
 from stepengine.journal.encoding import decode_stored
 from stepengine.journal.history import History
 from stepengine.journal.pending_items import find_open_questions, find_waits
-from stepengine.journal.programs import get_program
+from stepengine.journal.programs import find_program_text
 from stepengine.journal.records import ROOT, Address, Result, format_address, get_starter_address
 from stepengine.journal.store import Journal, MemoryJournal
 from stepengine.redaction import make_redactor
@@ -305,7 +305,7 @@ class _RunEffects:
         if form["type"] == "tool_call":
             source = form["source"] if form["source"] != "model" else None
             tree |= _drop_empty(call=self._number_call_id(form["tool_call_id"]), source=source)
-            program, given = get_program(form), plain(form["input"])
+            program, given = find_program_text(form), plain(form["input"])
             if program is not None:
                 tree["program"] = {"text": given.pop("code"), "lines": program.count("\n") + 1}
             tree |= {"input": given}

@@ -27,7 +27,7 @@ from stepengine.debugging.viewer.payload import PageTexts, RunPayload
 from stepengine.debugging.viewer.rendering import load_stored_history
 from stepengine.errors import JournalError, JournalMissing, StepEngineError
 from stepengine.journal.pending_items import find_open_questions
-from stepengine.journal.programs import get_program
+from stepengine.journal.programs import find_program_text
 from stepengine.journal.records import Address
 from stepengine.server.ledger import OPEN
 from stepengine.server.live_runs import RUNNING
@@ -304,5 +304,5 @@ def _make_question_details(history: History, address: Address | None, question: 
         return QuestionDetails(question)
     above, _, seq = address[0].rpartition(".")
     call, asks = history.intents.get((above, int(seq))), history.intents.get(address)
-    program = None if call is None else get_program(history.form(call))
+    program = None if call is None else find_program_text(history.form(call))
     return QuestionDetails(question, program or "", (asks.program_line or 0) if asks is not None and program else 0)
