@@ -340,7 +340,7 @@ class _ForkEnds(RecordEnds):
     """Where the runs of a fork end: after its place they are live, and wait for answers."""
 
     def can_perform_effects(self, path: str) -> bool:
-        """Return whether effects without result may be performed."""
+        """Return whether effects without result may be performed: after the fork's address, in a run without a recorded end."""
         return bool(self._past.cut) and self.find_nearest_end(path) is None
 
     def make_record_end_stop(self, path: str, questions: tuple[Question, ...], *, waits: bool = False) -> Stop:
@@ -517,7 +517,7 @@ class ForkReplayer(Replayer):
         return self._given.get(address) or self._past.find_result(address)
 
     def stops_before(self, item: Item) -> bool:
-        """Return whether the run stops before an effect without result, since no one is asked."""
+        """Return whether the run stops before an effect without result: always before a question, as a fork asks no one."""
         return isinstance(item.effect, AskPerson) or super().stops_before(item)
 
     def make_invalidation_future(self, known: Result, item: Item) -> tuple[asyncio.Future[None], Sequence[str]] | None:
