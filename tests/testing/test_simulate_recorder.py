@@ -76,14 +76,14 @@ def another_outcome(monkeypatch):
     """
     The replayer answers a tool call with another result than is recorded.
     """
-    answer = Replayer.answer
+    answer = Replayer.answer_from_record
 
     def mutant(replayer, known, item):
         outcome = answer(replayer, known, item)
         is_result = isinstance(getattr(outcome, "value", None), ToolResult)
         return attrs.evolve(outcome, value=ToolResult.text("another")) if is_result else outcome
 
-    monkeypatch.setattr(Replayer, "answer", mutant)
+    monkeypatch.setattr(Replayer, "answer_from_record", mutant)
 
 
 def wrong_result_sent(monkeypatch):
