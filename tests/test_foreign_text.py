@@ -82,7 +82,7 @@ from stepengine.journal.line_reader import (
 from stepengine.journal.mailbox import StoredMessage
 from stepengine.journal.records import encode_line, verify_checksum
 from stepengine.journal.secret_scan import scan
-from stepengine.journal.show import clean_tree
+from stepengine.journal.show import redact_and_shorten_tree
 from stepengine.journal.signing import JournalSignature
 from stepengine.machine.blocks import split_blocks
 from stepengine.machine.child_effects import find_matching_id
@@ -1350,7 +1350,7 @@ PLACES = (
     ),
     Place(
         "tree of a journal",
-        lambda text: clean_tree({"a": text}, portable=True),
+        lambda text: redact_and_shorten_tree({"a": text}, portable=True),
         (of("<tmp>"), of("<tmp>/pytest-of-"), of("<tmp>/pytest-of-a/pytest-"), of("<tmp>/pytest-of-a/pytest-1")),
         ("journal/show.py",),
         most=1 << 21,

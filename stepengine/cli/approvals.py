@@ -60,9 +60,9 @@ def make_category_approval_policy(categories: frozenset[str], specs: Collection[
 
 def had_command_line_policy(history: History, agent: AgentDefinition) -> bool:
     """Return whether a command-line policy was a hook of a recorded run, besides hooks of the agent."""
-    from stepengine.journal.encoding import name_of
+    from stepengine.journal.encoding import get_name_without_module
 
-    own = [name_of(hook) for hook in agent.hooks.pre_tool]
+    own = [get_name_without_module(hook) for hook in agent.hooks.pre_tool]
     head = history.head
     return head is not None and any(head.hooks.count(hook) > own.count(hook) for hook in (HOOK, ORIGIN_HOOK))
 

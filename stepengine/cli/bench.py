@@ -213,13 +213,13 @@ def _make_command_line_hooks(history: History | None, agent: AgentDefinition) ->
     """Return the hooks that the command line adds to those of *agent*; for a recorded run only the ones in its record."""
     from stepengine.context import require_finished_todos, summarize
     from stepengine.data.hooks import Hooks
-    from stepengine.journal.encoding import name_of
+    from stepengine.journal.encoding import get_name_without_module
 
-    own = [name_of(hook) for point in attrs.astuple(agent.hooks, recurse=False) for hook in point]
+    own = [get_name_without_module(hook) for point in attrs.astuple(agent.hooks, recurse=False) for hook in point]
     recorded = None if history is None else () if history.head is None else history.head.hooks
 
     def keep_if_recorded(hook: object) -> list[Any]:
-        name = name_of(hook)
+        name = get_name_without_module(hook)
         return [hook] if recorded is None or recorded.count(name) > own.count(name) else []
 
     # Only runs of `stepengine serve` can have been started by a page, with this hook.

@@ -132,7 +132,7 @@ def show_origins(screen: DebugScreen, typed: str) -> None:
     calls = recorded.trace_calls(screen.debugger.stepper.tape.history)
     if typed:
         list(calls)
-        found = [(path, source) for path, sources in recorded.find_value(typed).items() for source in sources]
+        found = [(path, source) for path, sources in recorded.find_value_sources(typed).items() for source in sources]
         said = [f"{describe_source(source)}{f' (run {path})' if path else ''}" for path, source in found]
     else:
         here = [origin for call in calls if call.address == address for origin in call.origins]

@@ -48,7 +48,7 @@ from stepengine.errors import (
     ReplayDivergence,
 )
 from stepengine.journal.encoding import questions_of
-from stepengine.journal.history import parse_opening
+from stepengine.journal.history import parse_recorded_start
 from stepengine.journal.journal_files import open_for_reading
 from stepengine.journal.records import format_address
 
@@ -300,7 +300,7 @@ def make_resume_limits(journal: Journal, options: Options) -> Limits | None:
     """Return the limits of a resumed run: those it was started with, filled from the settings; ``None`` without such settings."""
     if not options.settings.table("limits"):
         return None
-    return (parse_opening(journal.history()).limits or Limits()).fill_from(options.settings.limits)
+    return (parse_recorded_start(journal.history()).limits or Limits()).fill_from(options.settings.limits)
 
 
 def parse_answers(texts: Iterable[str]) -> dict[str, AnswerLike]:

@@ -32,13 +32,13 @@ from stepengine.journal.recorded_runs import (
     STEM,
     RecordedRun,
     describe_unsafe_folder,
+    find_process_start_ticks,
     list_runs,
     make_title,
-    process_start_time,
-    question_to_dict,
+    question_to_companion,
     read_companion,
     runs_folder,
-    waits_to_dicts,
+    waits_to_companion,
 )
 from stepengine.redaction import ANY
 from stepengine.workspace.atomic import replace_path
@@ -314,8 +314,8 @@ class RunRecording:
         self._update_companion_file(
             run_id=self._find_run_id(result),
             status=status,
-            questions=[question_to_dict(question) for question in result.pending_questions],
-            waits=waits_to_dicts(result.waits_for),
+            questions=[question_to_companion(question) for question in result.pending_questions],
+            waits=waits_to_companion(result.waits_for),
             usage=attrs.asdict(result.usage),
             cost=None if result.cost is None else str(result.cost),
         )
@@ -377,7 +377,7 @@ def _make_companion_data(
         "updated": now,
         "status": "running",
         "pid": os.getpid(),
-        "pid_began": process_start_time(os.getpid()),
+        "pid_began": find_process_start_ticks(os.getpid()),
         "options": {
             "model": ANY.text(options.main_model),
             "models": {agent: ANY.text(model) for agent, model in options.models.items() if agent},

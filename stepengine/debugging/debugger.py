@@ -42,7 +42,7 @@ from stepengine.engine.stepper import Stepper
 from stepengine.engine.tape import Tape
 from stepengine.errors import DataError, InputError, JournalError, StepEngineError
 from stepengine.journal import Journal, JournalLike, MemoryJournal, as_journal
-from stepengine.journal.pending_items import open_questions
+from stepengine.journal.pending_items import find_open_questions
 from stepengine.journal.provenance import replace_with_derived
 from stepengine.journal.questions import make_edited_outcome, split_edit_into_answers
 from stepengine.journal.records import Address, Result, format_address
@@ -525,7 +525,7 @@ def _copy_journal_with_answers(
         JournalError: when no question is open there, *answer* is ``None`` or has another number of answers than there are questions, or
             the journal *into* holds a run already.
     """
-    questions = [q for where, q in open_questions(tape.history).values() if where == address]
+    questions = [q for where, q in find_open_questions(tape.history).values() if where == address]
     if not questions or answer is None:
         msg = f"effect {format_address(*address)} has no result"
         raise JournalError(f"{msg}; pass an answer for its question" if questions else f"{msg}: fork before it")

@@ -20,7 +20,7 @@ from stepengine.data.state import ChildResult
 from stepengine.data.visible import to_ascii_json
 from stepengine.data.waits import wait_to_json
 from stepengine.errors import InputError
-from stepengine.journal.pending_items import find_waits, open_questions
+from stepengine.journal.pending_items import find_open_questions, find_waits
 from stepengine.journal.reading_limit import estimate_json_size
 from stepengine.journal.recorded_requests import RecordedRequests
 from stepengine.journal.records import ROOT, format_address
@@ -66,13 +66,13 @@ def render_text(journal: JournalLike, *, step: str = "") -> str:
         InputError: when the run has no such step.
         JournalError: when the journal cannot be read.
     """
-    from stepengine.journal.show import clean_tree, render, render_effects, run_tree
+    from stepengine.journal.show import redact_and_shorten_tree, render, render_effects, run_tree
 
     opened = as_journal(journal)
     history = opened.history()
     shown = list(_iter_effects(history))
     chosen = _select_effects(history, shown, step) if step else []
-    tree = clean_tree(run_tree(opened), whole=bool(step))
+    tree = redact_and_shorten_tree(run_tree(opened), whole=bool(step))
     lines, text = (
         (_step_request_lines(_step_to_dict(history, shown, chosen)), render_effects(tree, {e.address for e in chosen}))
         if step
@@ -105,9 +105,9 @@ def render_compactions(journal: JournalLike) -> str:
     Raises:
         JournalError: when the journal cannot be read.
     """
-    from stepengine.journal.show import clean_tree
+    from stepengine.journal.show import redact_and_shorten_tree
 
-    return "\n".join(_compaction_lines(clean_tree(describe_compactions(journal), whole=True)))
+    return "\n".join(_compaction_lines(redact_and_shorten_tree(describe_compactions(journal), whole=True)))
 
 
 @frozen
@@ -156,7 +156,7 @@ def _run_to_dict(history: History) -> dict[str, object]:
     root, head = history.root, history.head
     spending = spending_of(history)
     usage, cost = spending.usage, spending.cost
-    questions = [question_to_json(question) for _, question in open_questions(history).values()]
+    questions = [question_to_json(question) for _, question in find_open_questions(history).values()]
     ended = find_root_end(history)
     waits = find_waits(history) if status_of(history) == "suspended" else []
     return {

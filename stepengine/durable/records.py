@@ -54,7 +54,7 @@ from stepengine.engine.run_plans import resolve_system_prompt
 from stepengine.errors import AgentError, JournalError, ReplayDivergence, StepEngineError
 from stepengine.journal.encoding import changes_world_again, decode_stored, encode_effect, to_comparable_form
 from stepengine.journal.fingerprints import Fingerprints
-from stepengine.journal.history import parse_opening
+from stepengine.journal.history import parse_recorded_start
 from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.provenance import replace_with_derived
 from stepengine.journal.records import Address, Intent, Result, format_address, get_starter_address
@@ -630,7 +630,7 @@ def make_order_from_journal(journal: Journal, redactor: Redactor, *, pool: str) 
         JournalError: when the journal is damaged, or its run has ended.
     """
     history = journal.history()
-    opening, head = parse_opening(history), history.head
+    opening, head = parse_recorded_start(history), history.head
     assert head is not None  # noqa: S101 - an opening was read from it
     if history.is_complete:
         msg = f"the run of {journal.name} has ended, so it cannot continue elsewhere; replay or fork it"

@@ -26,7 +26,7 @@ from stepengine.data.questions import Answer, AnswerLike, Question, to_answer
 from stepengine.data.state import AgentState, ChildResult, EndedRun, RunInfo, RunResult, RunStatus
 from stepengine.data.usage import Usage
 from stepengine.errors import DataError, StepEngineError
-from stepengine.journal.encoding import outcome_members, outcome_of, to_storable_error
+from stepengine.journal.encoding import decode_outcome, outcome_members, to_storable_error
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.redaction import Redactor
 
@@ -277,7 +277,7 @@ def parse_outcome(form: Mapping[str, Any]) -> Single:
     """
     if "stop" in form:
         return Stop(form["stop"], form["at"], parse_error(form["error"]))
-    return outcome_of(form)
+    return decode_outcome(form)
 
 
 def mark_usage_uncertain(outcome: Single) -> Single:

@@ -182,7 +182,7 @@ class ReplayedTree:
         return (
             None
             if root.finished is None
-            else self._recorded_part.make_unused_error(root.plan.definition.id, root.finished.error)
+            else self._recorded_part.find_unused_difference(root.plan.definition.id, root.finished.error)
         )
 
     def list_accepted_addresses(self) -> list[str]:
@@ -238,12 +238,12 @@ class ReplayedTree:
             return self._replay_background_start(run, item, known)
         if isinstance(effect, RUNS):
             return self._replay_child_end(item, known)
-        outcome = self._replayer.answer(known, item)
+        outcome = self._replayer.answer_from_record(known, item)
         return self._add_child_results(run, item, outcome) if isinstance(effect, (AwaitRuns, EndRuns)) else outcome
 
     def _make_unexpected_result_error(self, run: ReplayedRun, address: Address) -> StepEngineError:
         """Return the error for a recorded result that a run does not wait for."""
-        unused = self._recorded_part.make_unused_error(
+        unused = self._recorded_part.find_unused_difference(
             run.plan.definition.id, None if run.finished is None else run.finished.error
         )
         if unused is None:
@@ -299,13 +299,13 @@ class ReplayedTree:
             self._recorded_part.mark_used(address)
             return
         together = None if item.gather is None else item.gather.effects[0].seq
-        self._replayer.needs_no_intent(item, Intent(*address, encode_effect(item), gather=together))
+        self._replayer.match_with_record(item, Intent(*address, encode_effect(item), gather=together))
 
     # --- children -----------------------------------------------------------------------------------------------------
 
     def _replay_background_start(self, run: ReplayedRun, item: Item, known: Result) -> Single:
         """Start a recorded background child and return the outcome of its start, a reference to it."""
-        refused = self._replayer.find_refused_outcome(item.address, item)
+        refused = self._replayer.find_unstarted_outcome(item.address, item)
         if refused is not None:
             return refused
         path = child_path(item.path, item.effect.seq)
@@ -316,7 +316,7 @@ class ReplayedTree:
                 raise
             except StepEngineError as error:
                 return self._confirm_child_outcome(known, Failure(error, known.at), item)
-        return self._replayer.answer(known, item)
+        return self._replayer.answer_from_record(known, item)
 
     def _apply_background_end(self, run: ReplayedRun, known: Result) -> None:
         """Apply the end of a background child, which is recorded at the child's own path."""
@@ -344,7 +344,7 @@ class ReplayedTree:
         """Replay a child or tool body to its end, and return its recorded outcome."""
         effect, address = item.effect, item.address
         path = child_path(*address)
-        refused = self._replayer.find_refused_outcome(address, item)
+        refused = self._replayer.find_unstarted_outcome(address, item)
         if refused is not None:
             if (path, 0) in self._history.intents:
                 # It had begun when another member of its race won, and did no more.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepengine.errors import JournalError
 from stepengine.journal import MemoryJournal
-from stepengine.journal.pending_items import find_waits, open_questions
+from stepengine.journal.pending_items import find_open_questions, find_waits
 from stepengine.sessions import Session
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class SessionJournals:
         if session.journal is not None and session.state is not None:
             waiting = {question.id for question in session.state.pending}
             history = load_history_or_none(self.get_journal(session.journal))
-            if history is not None and (history.is_complete or set(open_questions(history)) != waiting):
+            if history is not None and (history.is_complete or set(find_open_questions(history)) != waiting):
                 return [session.journal]
         new = [name for name in self.list_journal_names() if name.startswith(f"{session.turns + 1:06d}-")]
         known = {name: load_history_or_none(self.get_journal(name)) for name in new}
@@ -111,7 +111,7 @@ def find_non_question_waits(journal: Journal) -> list[Waits]:
 def _is_suspended(history: History) -> bool:
     """Return whether a run was suspended. One that a crash interrupted is not resumed here."""
     is_stopped = history.stop is not None and history.stop.input["kind"] == "suspended"
-    return bool(open_questions(history)) or (is_stopped and bool(find_waits(history)))
+    return bool(find_open_questions(history)) or (is_stopped and bool(find_waits(history)))
 
 
 def load_history_or_none(journal: Journal) -> History | None:

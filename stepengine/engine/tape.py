@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from stepengine.journal.pending_items import open_questions
+from stepengine.journal.pending_items import find_open_questions
 from stepengine.journal.records import ROOT, Address, Result
 from stepengine.journal.store import Journal
 
@@ -61,7 +61,7 @@ class Tape:
         history = self.history
         if history.is_complete:
             return None
-        asked = [address for address, _ in open_questions(history).values()]
+        asked = [address for address, _ in find_open_questions(history).values()]
         left = [
             a
             for a, i in history.intents.items()

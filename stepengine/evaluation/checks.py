@@ -20,7 +20,7 @@ from stepengine.data.state import RunResult
 from stepengine.engine.neighbour_imports import load_fresh_module
 from stepengine.errors import DataError
 from stepengine.journal import Journal
-from stepengine.journal.programs import get_program
+from stepengine.journal.programs import find_program_text
 from stepengine.runtime.performer import child_path
 from stepengine.workspace.file_formats import read_regular_file
 from stepengine.workspace.paths import find_similar_path
@@ -142,7 +142,7 @@ def _tools_called_by_programs(result: RunResult) -> Iterator[str]:
         return
     history = result.journal.history()
     for (path, seq), intent in sorted(history.intents.items()):
-        if not path and intent.starts_child_or_body and get_program(history.form(intent)) is not None:
+        if not path and intent.starts_child_or_body and find_program_text(history.form(intent)) is not None:
             yield from [
                 str(form["tool_name"])
                 for form in map(history.form, history.tree.list_effects(child_path(path, seq)))

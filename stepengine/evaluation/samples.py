@@ -20,7 +20,7 @@ from stepengine.data.usage import Usage, add_cost
 from stepengine.engine import Engine
 from stepengine.journal import ForkReport, Journal, SharedBudget
 from stepengine.journal.history import History
-from stepengine.journal.programs import get_program
+from stepengine.journal.programs import find_program_text
 from stepengine.journal.recorded_forks import ForkTools
 from stepengine.journal.recorded_part import JournalCut, parse_address
 from stepengine.journal.records import Address, Intent, format_address
@@ -183,7 +183,7 @@ def _programs_after(history: History, asked: Intent) -> Iterator[tuple[str, str,
     seq = asked.seq + 1
     while (effect := history.intents.get((asked.path, seq))) is not None and effect.type != "model_call":
         form = history.form(effect)
-        text = get_program(form)
+        text = find_program_text(form)
         if text is not None:
             yield form["tool_name"], text, child_path(asked.path, seq)
         seq += 1

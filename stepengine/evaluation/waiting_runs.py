@@ -18,7 +18,7 @@ from stepengine.engine import Engine
 from stepengine.engine.packages import describe_package_version_changes
 from stepengine.errors import ReplayDivergence, StepEngineError
 from stepengine.journal import Journal, JournalLike, as_journal
-from stepengine.journal.pending_items import open_questions
+from stepengine.journal.pending_items import find_open_questions
 from stepengine.journal.show import agent_id_of
 
 ENDED, READY, KEEP, DIVERGES, FAILED = "ended", "ready", "keep", "diverges", "failed"
@@ -106,6 +106,6 @@ def read_waiting_run(journal: Journal) -> WaitingRun:
         journal.address,
         ENDED if history.is_complete else FAILED,
         agent_id_of(history),
-        tuple([question for _, question in open_questions(history).values()]),
+        tuple([question for _, question in find_open_questions(history).values()]),
         tuple(describe_package_version_changes(history)),
     )

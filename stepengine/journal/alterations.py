@@ -69,7 +69,7 @@ def restore_verified_chain(key: SigningKey, content: bytes, history: History) ->
     )
 
 
-def parse_head_line(content: bytes, name: str) -> Head | None:
+def find_head(content: bytes, name: str) -> Head | None:
     """Return the head of a journal, or ``None`` if its first line is no head."""
     try:
         records = read_lines(content[: content.find(b"\n") + 1], name).records
@@ -79,7 +79,7 @@ def parse_head_line(content: bytes, name: str) -> Head | None:
 
 
 def limit_shown_problems(problems: Sequence[str]) -> list[str]:
-    """Return the first of many sentences, and the number of the others."""
+    """Return the first 20 problems, and a sentence with the number of the others."""
     more = len(problems) - SHOWN_CHANGES
     return [*problems[:SHOWN_CHANGES], *([f"and {more} more"] if more > 0 else [])]
 
@@ -125,7 +125,7 @@ class JournalScan:
         """Scan all lines of a journal."""
         end = content.rfind(b"\n") + 1
         self._torn = len(content) - end
-        head = parse_head_line(content, "")
+        head = find_head(content, "")
         previous, link = 0, head is not None and head.link
         for line in content[:end].split(b"\n")[:-1]:
             self.count += 1
@@ -208,18 +208,18 @@ class JournalScan:
                 f"{_format_record_range(1, self.count - 1)} may have been altered: together they do not match their signature"
             ]
 
-    def _report_missing_records(self, gap: int, there: int, first: int) -> None:
-        """Report *gap* missing records without marks, one of which is a signature; *there* lines from record *first* on remain."""
-        false = [number for number in self._false if first <= number < first + there]
+    def _report_missing_records(self, missing: int, remaining: int, first: int) -> None:
+        """Report *missing* removed records without marks, one of them a signature; *remaining* lines from record *first* on are there."""
+        false = [number for number in self._false if first <= number < first + remaining]
         for number in false:
             self.problems.append(FALSE_SIGNATURE.format(number))
-        if there < gap - 1:
+        if remaining < missing - 1:
             self.problems.append(
-                f"{_format_record_count(gap - there)} before record {first + there} was removed, including the signature"
+                f"{_format_record_count(missing - remaining)} before record {first + remaining} was removed, including the signature"
             )
         elif not false:
             self.problems.append(
-                f"the signature of {_format_record_range(first, first + gap - 2)} was removed or altered"
+                f"the signature of {_format_record_range(first, first + missing - 2)} was removed or altered"
             )
 
 

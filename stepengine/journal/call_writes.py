@@ -7,7 +7,7 @@ from typing import Any
 
 import attrs
 
-from stepengine.journal.encoding import remove_secret_content
+from stepengine.journal.encoding import drop_secret_old_content
 from stepengine.journal.records import Address
 from stepengine.redaction import Redactor
 from stepengine.runtime.performer import Item, is_repeatable
@@ -39,5 +39,5 @@ class CallWrites:
         for write in self.pending.pop(item.address, ()):
             # Done twice, a call that is like one done once finds its own work, or nothing of it.
             doubtful = again and (write.hash_before == write.after or not is_repeatable(item))
-            forms.append(attrs.evolve(remove_secret_content(write, self._redactor), doubtful=doubtful).to_json())
+            forms.append(attrs.evolve(drop_secret_old_content(write, self._redactor), doubtful=doubtful).to_json())
         return forms

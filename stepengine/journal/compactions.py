@@ -29,7 +29,7 @@ from stepengine.data.messages import (
 from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.outcomes import Value
 from stepengine.data.transcript import Transcript
-from stepengine.journal.history import History, parse_opening
+from stepengine.journal.history import History, parse_recorded_start
 from stepengine.journal.recorded_requests import RecordedRequests
 from stepengine.journal.records import ROOT, Address, Intent
 
@@ -80,7 +80,7 @@ def find_compactions(history: History) -> Iterator[Compaction]:
     """
     requests = RecordedRequests(history)
     before: dict[str, _SentMessages] = {}
-    previous = parse_opening(history).previous
+    previous = parse_recorded_start(history).previous
     if previous is not None:
         before[""] = _SentMessages(previous.view)
     for address, intent in history.intents.items():
@@ -121,7 +121,7 @@ class _SentMessages:
 
     def with_reply(self, history: History, intent: Intent) -> _SentMessages:
         """Return a copy with the model's reply to the request added, if the run adds it to the history."""
-        reply = _get_result_value(history, intent)
+        reply = _find_result_value(history, intent)
         if not isinstance(reply, ModelReply) or reply.stop_reason is StopReason.ERROR:
             return self
         parts = list(reply.content)
@@ -132,14 +132,15 @@ class _SentMessages:
 
     def with_result(self, history: History, intent: Intent) -> _SentMessages:
         """Return a copy with the result of a call added, if the result belongs to the conversation."""
-        form, result = history.form(intent), _get_result_value(history, intent)
+        form, result = history.form(intent), _find_result_value(history, intent)
         if form.get("source") != "model" or not isinstance(result, ToolResult):
             return self
         message = ToolMessage(form["tool_call_id"], form["tool_name"], result.content, result.status)
         return attrs.evolve(self, results=(*self.results, message))
 
 
-def _get_result_value(history: History, intent: Intent) -> Any:
+def _find_result_value(history: History, intent: Intent) -> Any:
+    """Return the value that an effect returned; ``None`` if it failed or has no result."""
     result = history.results.get(intent.address)
     outcome = None if result is None else history.outcome(result)
     return outcome.value if isinstance(outcome, Value) else None
@@ -197,11 +198,12 @@ def _make_reply_with_result_ids(sent: _SentMessages) -> AssistantMessage:
     waiting: dict[str, list[str]] = {}
     for message in sent.results:
         waiting.setdefault(message.tool_name, []).append(message.tool_call_id)
-    parts = [_set_call_id(part, waiting) for part in sent.said]
+    parts = [_assign_result_id(part, waiting) for part in sent.said]
     return AssistantMessage(tuple(parts))
 
 
-def _set_call_id(part: AssistantPart, waiting: Mapping[str, list[str]]) -> AssistantPart:
+def _assign_result_id(part: AssistantPart, waiting: Mapping[str, list[str]]) -> AssistantPart:
+    """Return a call with the next id that *waiting* has for its tool, which is removed there; other parts unchanged."""
     if not isinstance(part, ToolCallPart):
         return part
     ids = waiting.get(part.tool_name)

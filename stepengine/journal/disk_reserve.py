@@ -23,7 +23,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 class DiskReserve:
     """
-    A mebibyte of one disk, for results that come when it is full; made by ``for_disk_of(folder)``.
+    A mebibyte of one disk, for results that come when it is full; made by ``acquire_for_disk_of(folder)``.
 
     Attributes:
         users: How many journals count on it.
@@ -41,8 +41,8 @@ class DiskReserve:
         self.is_short = True
 
     @classmethod
-    def for_disk_of(cls, folder: Path) -> DiskReserve | None:
-        """Return the reserve of the disk that holds *folder*, or ``None`` if there can be none."""
+    def acquire_for_disk_of(cls, folder: Path) -> DiskReserve | None:
+        """Return the reserve of the disk that holds *folder*, with one more user; ``None`` if the disk can have none."""
         with cls._lock:
             try:
                 device = folder.stat().st_dev
@@ -74,7 +74,7 @@ class DiskReserve:
                 self._folder = folder
                 try:
                     self._allocate_largest((RESERVE_BYTES, *LESS))
-                except OSError:  # as in `for_disk_of`: where no room can be kept, nothing waits for it
+                except OSError:  # as in `acquire_for_disk_of`: where no room can be kept, nothing waits for it
                     self.is_short = False
             return not self.is_short
 
@@ -82,7 +82,7 @@ class DiskReserve:
         """Reserve again the room that is left on the disk, for results of running effects."""
         with self._lock:
             self._release_space()
-            self._allocate_if_possible(LESS)
+            self._try_allocate(LESS)
 
     def remove_user(self) -> None:
         """Remove one user; the last one frees the reserved space."""
@@ -93,7 +93,8 @@ class DiskReserve:
                 if self._known.get(self._device) is self:
                     del self._known[self._device]
 
-    def _allocate_if_possible(self, sizes: tuple[int, ...]) -> None:
+    def _try_allocate(self, sizes: tuple[int, ...]) -> None:
+        """Reserve the first of these sizes that fits; ignore all errors."""
         with contextlib.suppress(OSError):
             self._allocate_largest(sizes)
 

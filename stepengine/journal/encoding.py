@@ -69,23 +69,23 @@ from stepengine.workspace.writes import FileWrite
 __all__ = (
     "Encoder",
     "changes_world_again",
+    "decode_outcome",
     "decode_stored",
+    "drop_secret_old_content",
     "encode_call_with_durability",
     "encode_effect",
     "encode_stored",
+    "fill_in_blobs",
+    "get_name_without_module",
     "get_sandbox_name",
     "make_call_form",
-    "must_be_durable",
-    "name_of",
+    "move_long_texts_to_blobs",
+    "must_start_be_durable",
     "outcome_members",
-    "outcome_of",
-    "pack_texts",
     "questions_of",
-    "remove_secret_content",
     "request_members",
     "to_comparable_form",
     "to_storable_error",
-    "unpack_texts",
 )
 
 Form = Mapping[str, Any]
@@ -102,7 +102,7 @@ MEMORY_ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
 # (replay:J34). For the same reason a member is left out where it says nothing, so that older recordings keep their
 # fingerprints.
 def encode_effect(item: Item) -> CallModel | Form:
-    """Return the stored form of an effect; a model call stays as it is, it is stored as a difference to earlier ones."""
+    """Return the stored form of an effect; a model call is returned unchanged, because it is stored as a difference to earlier ones."""
     effect = item.effect
     if isinstance(effect, CallTool):
         return encode_call_with_durability(effect, item.plan)[0]
@@ -112,7 +112,7 @@ def encode_effect(item: Item) -> CallModel | Form:
 # Each effect that must last costs a run on a disk one sync. Model calls do not: asked twice they cost money and
 # change nothing outside (reliability:R3).
 def encode_call_with_durability(effect: CallTool, plan: RunPlan) -> tuple[Form, bool]:
-    """Return the stored form of a tool call, and whether its start must be durable (see ``must_be_durable``)."""
+    """Return the stored form of a tool call, and whether its start must be durable (see ``must_start_be_durable``)."""
     tool = effect.tool_name
     form = make_call_form(tool, effect.input, effect.tool_call_id, effect.source)
     binding, lasts = plan.tools.get(tool), True
@@ -132,12 +132,12 @@ def encode_call_with_durability(effect: CallTool, plan: RunPlan) -> tuple[Form, 
     return form, False
 
 
-def make_call_form(tool_name: str, given: JsonDict, tool_call_id: str, source: str) -> dict[str, Any]:
+def make_call_form(tool_name: str, tool_input: JsonDict, tool_call_id: str, source: str) -> dict[str, Any]:
     """Return the members that the stored form of every tool call has."""
     return {
         "type": "tool_call",
         "tool_name": tool_name,
-        "input": given,
+        "input": tool_input,
         "tool_call_id": tool_call_id,
         "source": source,
     }
@@ -166,14 +166,14 @@ def _encode_spawn(effect: Spawn) -> Form:
     }
     if effect.is_background:
         form["background"] = True
-    return form | _encode_call_id(effect)
+    return form | _encode_optional_call_id(effect)
 
 
-def _encode_function(effect: CallFunction) -> Form:
+def _encode_function_call(effect: CallFunction) -> Form:
     call = effect.call
     form: dict[str, object] = {
         "type": "perform",
-        "name": name_of(call.fn),
+        "name": get_name_without_module(call.fn),
         "args": [_encode_argument(a) for a in call.args],
     }
     form["kwargs"] = {k: _encode_argument(v) for k, v in call.kwargs.items()}
@@ -187,10 +187,11 @@ def _encode_function(effect: CallFunction) -> Form:
 
 def _encode_ask(effect: AskPerson) -> Form:
     form = {"type": "ask", "questions": [_encode_question(q) for q in effect.questions], "purpose": effect.purpose}
-    return form | _encode_call_id(effect)
+    return form | _encode_optional_call_id(effect)
 
 
-def _encode_call_id(effect: Spawn | AskPerson) -> dict[str, object]:
+def _encode_optional_call_id(effect: Spawn | AskPerson) -> dict[str, object]:
+    """Return ``{"tool_call_id": ...}`` for an effect of a tool call, else ``{}``."""
     return {"tool_call_id": effect.tool_call_id} if effect.tool_call_id else {}
 
 
@@ -219,7 +220,7 @@ def _refuse_background(effect: RunInBackground) -> Form:
 DESCRIBE: Mapping[type[Leaf], Callable[[Any], CallModel | Form]] = {
     CallModel: lambda effect: effect,
     Spawn: _encode_spawn,
-    CallFunction: _encode_function,
+    CallFunction: _encode_function_call,
     AskPerson: _encode_ask,
     AwaitTime: _encode_wait_time,
     RunInBackground: _refuse_background,
@@ -252,6 +253,7 @@ def _shorten_argument(form: object) -> object:
 
 
 def _freeze_argument(value: object) -> object:
+    """Return an argument as JSON or in stored form, or a placeholder with the name of the function, class or type."""
     try:
         return freeze(value)
     except DataError:
@@ -260,24 +262,24 @@ def _freeze_argument(value: object) -> object:
         return encode_stored(value)
     if is_model(value):
         return freeze(dump_model(value))
-    return {"type": "object", "name": name_of(value if hasattr(value, "__qualname__") else type(value))}
+    return {"type": "object", "name": get_name_without_module(value if hasattr(value, "__qualname__") else type(value))}
 
 
-def name_of(thing: object) -> str:
-    """Return the name of a function or class without its module: the same file may be loaded under several names."""
+def get_name_without_module(function_or_class: object) -> str:
+    """Return the qualified name without module and ``<locals>``; the name of its class for any other object."""
     try:
-        thing = getattr(thing, "func", thing)
-        name: str = getattr(thing, "__qualname__", type(thing).__qualname__)
+        function_or_class = getattr(function_or_class, "func", function_or_class)
+        name: str = getattr(function_or_class, "__qualname__", type(function_or_class).__qualname__)
     except Exception:  # noqa: BLE001  (it may raise whatever is asked of it)
-        name = type(thing).__qualname__
+        name = type(function_or_class).__qualname__
     return name.rpartition("<locals>.")[2]
 
 
-def must_be_durable(item: Item, form: Form) -> bool:
+def must_start_be_durable(item: Item, form: Form) -> bool:
     """
     Return whether the start of an effect must be durable: it is not repeatable, can be undone, or people see it.
 
-    *form* is its stored form. Of calls of tools ``encode_call_with_durability`` says it.
+    *form* is its stored form. For tool calls ``encode_call_with_durability`` decides.
     """
     if isinstance(item.effect, AskPerson):
         return True
@@ -327,7 +329,7 @@ def outcome_members(outcome: Value | Failure) -> dict[str, Any]:
     else:
         value = outcome.value
         if isinstance(value, ChildResult):
-            value = _with_json_output(value)
+            value = _with_output_as_json(value)
         members = {"value": _encode_outcome_value(value)}
     if outcome.inputs:
         members["inputs"] = [encode_stored(message) for message in outcome.inputs]
@@ -341,7 +343,7 @@ def _encode_outcome_value(value: object) -> object:
         raise prefix_path(error, ".value") from None
 
 
-def outcome_of(members: Mapping[str, Any]) -> Value | Failure:
+def decode_outcome(members: Mapping[str, Any]) -> Value | Failure:
     """
     Return the outcome in the members of a result record.
 
@@ -358,7 +360,7 @@ def outcome_of(members: Mapping[str, Any]) -> Value | Failure:
         raise prefix_path(error, ".value") from None
 
 
-def _with_json_output(child: ChildResult) -> ChildResult:
+def _with_output_as_json(child: ChildResult) -> ChildResult:
     """Return a child's result with its output as JSON; it serves only for comparisons."""
     output = _encode_argument(child.output)
     error = to_storable_error(child.error) if child.error is not None else None
@@ -367,12 +369,12 @@ def _with_json_output(child: ChildResult) -> ChildResult:
 
 def to_comparable_form(child: ChildResult) -> Form:
     """
-    Return the form of a run's end by which two runs of it are compared.
+    Return the form of a child's end in which two runs of it are compared.
 
     Of an error it has class, kind and words, without what differs by machine and edit: folders, lines, memory addresses.
     What follows from the rest by rules that journals outlive may differ: the text, and how a spent budget is described.
     """
-    data = encode_stored(_with_json_output(child))
+    data = encode_stored(_with_output_as_json(child))
     same = {name: data.get(name) for name in COMPARED_CHILD}
     error = None if child.status is RunStatus.MAX_STEPS else child.error
     return {
@@ -464,18 +466,19 @@ class Encoder:
         return [self._encode_line(members, record.kind, *where) for members in self._make_line_members(record)]
 
     def encode_text_line(self, text: str) -> bytes:
-        """Return the line of a record whose text is ready, such as a signature. It has no digest of its own."""
+        """Return the line of a record that is encoded as JSON already, such as a signature, without a keyed digest."""
         if self.add_mac is not None:
             self.add_mac(text[:-1].encode())
         line, crc = encode_line(text, self._previous)
         self._previous = crc if self._link else 0
         return line
 
-    def _encode_line(self, members: Mapping[str, object] | str, what: str, path: str, seq: int) -> bytes:
+    def _encode_line(self, members: Mapping[str, object] | str, kind: str, path: str, seq: int) -> bytes:
+        """Return a record's line with its checksum; raise if it is longer than 20 MiB."""
         line, crc = encode_line(members, self._previous, self.add_mac)
         if len(line) > MAX_LINE_BYTES:
             where = format_address(path, seq)
-            msg = f"the {what} of {where} has {len(line)} bytes; a record has at most {MAX_LINE_BYTES}"
+            msg = f"the {kind} of {where} has {len(line)} bytes; a record has at most {MAX_LINE_BYTES}"
             raise JournalWriteFailed(msg)
         self._previous = crc if self._link else 0
         return line
@@ -496,9 +499,9 @@ class Encoder:
         # The head names no blob: it stands before all of them.
         if kind != Head.kind and (len(text) > inline or '"$' in text):
             blobs: dict[str, object] = {}
-            raw, members = members, pack_texts(members, blobs, inline)
+            raw, members = members, move_long_texts_to_blobs(members, blobs, inline)
             if is_long and isinstance(record, Intent) and isinstance(record.given, CallModel):
-                _move_messages_to_blobs(raw["effect"]["request"], members["effect"]["request"], blobs)
+                _move_long_messages_to_blobs(raw["effect"]["request"], members["effect"]["request"], blobs)
             for fp, data in blobs.items():
                 yield from self._encode_new_blob(fp, data)
             text = ""
@@ -512,6 +515,7 @@ class Encoder:
         yield escape_separators(text) if text else members
 
     def _redact(self, members: dict[str, object], kind: str) -> dict[str, object]:
+        """Return the members with secrets redacted; raise if the rules look for shapes and one is left."""
         clean: dict[str, object] = self._redactor.value(members)
         if self._redactor.shapes:
             self._redactor.check_no_secrets(clean, f"the {kind} record")
@@ -524,7 +528,7 @@ class Encoder:
             yield {"kind": "blob", "fp": fp, "data": data}
 
     def _encode_record(self, record: Record) -> dict[str, Any]:
-        """Return the members of a record, unset ones included; in a request, blobs replace them."""
+        """Return the members of a record; a request has ``None`` in place of its prompt and tools, which are blobs."""
         match record:
             case Head():
                 return head_members(record)
@@ -575,7 +579,7 @@ class Encoder:
 
     # Nearly every request has the same prompt and tools, so each is a blob, however short.
     def _fingerprint_shared_members(self, request: ModelRequest) -> dict[str, str]:
-        """Return the fingerprints of the members of a request that are blobs."""
+        """Return the fingerprints of a request's system prompt and tools, by member, if it has them."""
         shared: dict[str, str] = {}
         if request.system_prompt:
             shared["system_prompt"] = self.prints.prompt(request.system_prompt)
@@ -586,7 +590,7 @@ class Encoder:
     def _encode_new_request_blobs(
         self, request: ModelRequest, shared: Mapping[str, str]
     ) -> Iterator[Mapping[str, object]]:
-        """Return the blobs of a request that the journal lacks."""
+        """Yield blob records for the shared members of a request that the journal does not hold yet, redacted."""
         for name, fp in shared.items():
             if fp not in self._blobs:
                 data = request.system_prompt if name == "system_prompt" else [describe_tool(t) for t in request.tools]
@@ -595,7 +599,7 @@ class Encoder:
 
 
 def _remove_volatile_members(value: dict[str, Any]) -> dict[str, Any]:
-    """Return the value of a result without the members that differ between recordings or machines."""
+    """Return a model's reply or a child's result without the members that differ between recordings or machines."""
     if value.get("type") == "child_result":
         # A warning names files of this machine, and a replay makes it again.
         return {name: member for name, member in value.items() if name != "warnings"}
@@ -610,7 +614,7 @@ def _remove_volatile_members(value: dict[str, Any]) -> dict[str, Any]:
 # package. Members are left out where they say nothing: each that was added later would otherwise change the bytes of
 # every recording that is made anew.
 def head_members(head: Head) -> dict[str, Any]:
-    """Return the members of a head."""
+    """Return the members of a head's line; optional ones only if they are set."""
     members: dict[str, object] = {"kind": "head", "format": head.format, "engine": head.engine, "agent": head.agent}
     members |= {"definition": head.definition, "run": head.run, "seed": head.seed, "created": head.created}
     members |= {"parent": head.parent} if head.parent else {}
@@ -646,7 +650,7 @@ def request_members(request: ModelRequest, messages: Sequence[object], *, whole:
 
 # A long output of a tool stands in its result, in the next request, and in each one that is not a difference to it;
 # named by its fingerprint it stands in the journal once.
-def pack_texts(value: object, blobs: dict[str, object], inline: int = MAX_INLINE_CHARS) -> Any:
+def move_long_texts_to_blobs(value: object, blobs: dict[str, object], inline: int = MAX_INLINE_CHARS) -> Any:
     """
     Return *value* with texts of more than *inline* characters replaced by ``{"$blob": fp}`` and put into *blobs*.
 
@@ -655,10 +659,10 @@ def pack_texts(value: object, blobs: dict[str, object], inline: int = MAX_INLINE
     if isinstance(value, str):
         return _move_to_blob(value, blobs) if len(value) > inline else value
     if isinstance(value, list | tuple):
-        return [pack_texts(v, blobs, inline) for v in value]
+        return [move_long_texts_to_blobs(v, blobs, inline) for v in value]
     if not isinstance(value, Mapping):
         return value
-    members = {k: pack_texts(v, blobs, inline) for k, v in value.items()}
+    members = {k: move_long_texts_to_blobs(v, blobs, inline) for k, v in value.items()}
     return {"$obj": members} if _is_reserved_form(members) else members
 
 
@@ -675,16 +679,16 @@ def _is_reserved_form(members: Mapping[str, object]) -> bool:
 
 # An object of the user's with one member that begins with `$` was wrapped when it was stored, so whatever looks like
 # one of our marks here is one.
-def unpack_texts(value: object, blobs: Mapping[str, object], depth: int = 0) -> Any:
+def fill_in_blobs(value: object, blobs: Mapping[str, object], depth: int = 0) -> Any:
     """
-    Return *value* as it was before ``pack_texts``; *depth* is its level of nesting.
+    Return *value* with each ``{"$blob": fp}`` replaced by its value in *blobs*, and ``$obj`` unwrapped; *depth* is its level of nesting.
 
     Raises:
         KeyError: when a blob is missing.
         DataError: when a blob makes it deeper than any line may be.
     """
     if isinstance(value, list):
-        return [unpack_texts(v, blobs, depth + 1) for v in value]
+        return [fill_in_blobs(v, blobs, depth + 1) for v in value]
     if not isinstance(value, dict):
         return value
     if _is_reserved_form(value):
@@ -696,13 +700,13 @@ def unpack_texts(value: object, blobs: Mapping[str, object], depth: int = 0) -> 
                 msg = f"nested deeper than {MAX_LINE_DEPTH_LEVELS} levels"
                 raise DataError(msg)
             return blob
-        return {k: unpack_texts(v, blobs, depth + 1) for k, v in inner.items()} if name == "$obj" else value
-    return {k: unpack_texts(v, blobs, depth + 1) for k, v in value.items()}
+        return {k: fill_in_blobs(v, blobs, depth + 1) for k, v in inner.items()} if name == "$obj" else value
+    return {k: fill_in_blobs(v, blobs, depth + 1) for k, v in value.items()}
 
 
 # The old content of a file is kept so that a write can be undone. One that holds a secret is not: with a placeholder in
 # it, an undo would write the placeholder into the file.
-def remove_secret_content(write: FileWrite, redactor: Redactor) -> FileWrite:
+def drop_secret_old_content(write: FileWrite, redactor: Redactor) -> FileWrite:
     """Return a file write without its old content if the redactor finds a secret in it."""
     old = write.before
     if old is None or old.content is None:
@@ -713,8 +717,8 @@ def remove_secret_content(write: FileWrite, redactor: Redactor) -> FileWrite:
 
 
 # Each message fits into a record, but all that a run heard or added since its last request may not.
-def _move_messages_to_blobs(raw: Mapping[str, Any], packed: dict[str, Any], blobs: dict[str, object]) -> None:
-    """Replace the messages of a *packed* request by blobs if they are too long for one line; *raw* is the request before."""
+def _move_long_messages_to_blobs(raw: Mapping[str, Any], packed: dict[str, Any], blobs: dict[str, object]) -> None:
+    """Replace the new messages of a *packed* request by blobs if all are too long for one line; *raw* is the unpacked request."""
     if len(compact(packed["messages"])) <= MAX_VALUE_BYTES // ESCAPED_CHAR_BYTES:
         return
     for index, message in enumerate(raw["messages"]):
@@ -758,7 +762,7 @@ class _KnownRequests:
         self._known: dict[str, list[_KnownRequest]] = {}
 
     def set_request_base(self, path: str, seq: int, transcript: Transcript) -> None:
-        """Remember a request; requests of handlers do not displace those of the conversation."""
+        """Remember a request as the newest of its path, as a base for later ones."""
         kept = self._list_recent_bases(path)
         shared, length = transcript.parts
         last = self._last[path] = _KnownRequest(seq, shared, length, length)

@@ -193,14 +193,14 @@ class EventProjection:
             )
 
     def _pop_start_event(self, path: str) -> Iterator[Event]:
-        """Yield the start event of a run once one of its effects is recorded."""
+        """Yield the start event of a run the first time, and nothing later."""
         run = self._runs[path]
         started, run.started = run.started, None
         if started is not None:
             yield started
 
     def _make_resumed_events(self, path: str, seq: int) -> Iterator[Event]:
-        """Yield the start events of a resumed run and of the steps around the path."""
+        """Yield the start events of a stopped run that is resumed, and of the interrupted steps of the run at *path* and around it."""
         if self._is_stopped:
             self.is_over = self._is_stopped = False
             root = self._runs[""]
@@ -230,6 +230,7 @@ class EventProjection:
         )
 
     def _add_spending_upwards(self, path: str, usage: Usage, cost: Decimal | None) -> None:
+        """Add usage and cost to the run at *path* and all its ancestors."""
         while True:
             run = self._runs[path]
             run.spent = Spending(usage=run.spent.usage + usage, cost=add_cost(run.spent.cost, cost))
@@ -267,6 +268,7 @@ class EventProjection:
                 self._background[child_path(path, seq)] = item
 
     def _make_effect_start_events(self, opened: _OpenEffect) -> Iterator[Event]:
+        """Yield the start events of an effect, without the request of a model call, and mark the start as shown."""
         opened.is_shown = True
         effect = opened.item.effect
         shown = effect.questions if isinstance(effect, AskPerson) and effect.purpose == "permission" else ()
@@ -320,6 +322,7 @@ class EventProjection:
             yield from self._end_open_step(result.path, result.seq + 1)
 
     def _make_child_end_events(self, path: str, item: Item, outcome: Value | Failure) -> Iterator[Event]:
+        """Yield the end events of a child: of its open step, its failure, and the effect that started it."""
         child = outcome.value if isinstance(outcome, Value) else None
         if isinstance(child, ChildResult):
             if child.run_id:
@@ -330,6 +333,7 @@ class EventProjection:
         yield from make_child_end_events(item, outcome)
 
     def _make_root_end_events(self, outcome: Value | Failure) -> Iterator[Event]:
+        """Yield the end events of the root run, and set ``is_over``."""
         child = outcome.value if isinstance(outcome, Value) else None
         if not isinstance(child, ChildResult):
             error = outcome.error if isinstance(outcome, Failure) else None
@@ -347,9 +351,9 @@ class EventProjection:
             warnings=child.warnings,
         )
 
-    def _make_finished_event(self, **told: Any) -> RunFinished:
+    def _make_finished_event(self, **result_fields: Any) -> RunFinished:
         state = AgentState(run_id=self._run_id, agent_id=self._runs[""].agent_id)
-        return RunFinished(result=RunResult(state=state, **told))
+        return RunFinished(result=RunResult(state=state, **result_fields))
 
     # --- what came from outside ---------------------------------------------------------------------------------------
 
@@ -369,18 +373,19 @@ class EventProjection:
             case _:
                 pass
 
-    def _make_stop_events(self, said: Mapping[str, Any]) -> Iterator[Event]:
-        if said["kind"] == "suspended":
+    def _make_stop_events(self, stop: Mapping[str, Any]) -> Iterator[Event]:
+        """Yield the end events of all open steps and of a stopped run; none for a suspension or shutdown."""
+        if stop["kind"] == "suspended":
             return  # what it waits for is shown, and a run that waits has not ended
-        if said["kind"] == "shutdown":
+        if stop["kind"] == "shutdown":
             # Its process was to end, and leaves it to the next one: as where that was killed, nobody is told of an end.
             for run in self._runs.values():
                 run.was_left, run.has_no_end = run.is_open or run.was_left, run.is_open or run.has_no_end
                 run.is_open = False
             self._is_stopped = True
             return
-        error = decode_stored(said["error"]) if "error" in said else None
-        status = status_from_stop(Stop(said["kind"], error=error))
+        error = decode_stored(stop["error"]) if "error" in stop else None
+        status = status_from_stop(Stop(stop["kind"], error=error))
         for path in sorted(self._runs, key=lambda path: (-path.count("."), path)):
             run = self._runs[path]
             run.is_open = run.is_open or run.has_no_end
@@ -449,7 +454,7 @@ class _RecordedPerform:
     is_trusted: bool = False
 
 
-def _call_from_form(intent: Intent, form: Mapping[str, Any]) -> Leaf:
+def _tool_call_from_form(intent: Intent, form: Mapping[str, Any]) -> Leaf:
     kind = CallBody if "yields" in form else CallTool
     return kind(intent.seq, form["tool_name"], form["input"], form["tool_call_id"], form["source"])
 
@@ -467,7 +472,7 @@ def _spawn_from_form(intent: Intent, form: Mapping[str, Any]) -> Leaf:
 
 
 def effect_from_form(intent: Intent, form: Mapping[str, Any]) -> Leaf:
-    """Return a recorded effect, with the attributes that are shown of it or tell its sources."""
+    """Return a recorded effect for events and origins of values; a model call has the model's name alone as its request."""
     if intent.type in EFFECTS:
         return EFFECTS[intent.type](intent, form)
     row = KINDS[intent.type]
@@ -481,7 +486,7 @@ EFFECTS: Mapping[str, Callable[[Intent, Mapping[str, Any]], Leaf]] = {
     "model_call": lambda intent, form: CallModel(
         intent.seq, ModelRequest(str(form["request"]["model"])), form["purpose"]
     ),
-    "tool_call": _call_from_form,
+    "tool_call": _tool_call_from_form,
     "agent_call": _spawn_from_form,
     "perform": lambda intent, form: CallFunction(intent.seq, cast("Perform[Any]", _RecordedPerform(form["name"]))),
     "ask": lambda intent, form: AskPerson(
@@ -567,7 +572,7 @@ class JournalWatch:
         self._had = 0 if place is None else place.index + 1
 
     def is_over(self, *, stay: bool) -> bool:
-        """Return whether no further events will come, or, unless *stay*, none until the run is resumed."""
+        """Return whether all events were read and the run has ended or was stopped; unless *stay*, also if it only waits."""
         shown = self._projection
         return not self.is_behind and (shown.is_over or (shown.is_waiting and not stay))
 

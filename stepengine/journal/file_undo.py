@@ -160,7 +160,7 @@ def undo(
         cut = JournalCut(history.tree)
         cut.cut_at((path, seq + 1))
         if is_refused:
-            refuse_untrusted_journal(
+            refuse_untrusted_undo(
                 source,
                 history,
                 root,
@@ -181,7 +181,7 @@ class UndoOptions:
     policy: PathPolicy = PathPolicy()
 
 
-def refuse_untrusted_journal(
+def refuse_untrusted_undo(
     journal: Journal,
     history: History,
     root: Roots,
@@ -214,7 +214,7 @@ def undo_writes(
     keeps: Callable[[Address], bool],
     options: UndoOptions,
 ) -> UndoResult:
-    """Undo the writes of a history whose results are not among those that *keeps* accepts; see ``undo``."""
+    """Undo the file writes of all results that *keeps* rejects, or only report them for a dry run; see ``undo``."""
     with ExitStack() as held:
         files = _list_written_files(history, keeps, _open_roots(root, options, held), moved=options.moved)
         for file in files:
@@ -252,7 +252,7 @@ def _remove_empty_folders(files: Iterable[_WrittenFile]) -> Iterator[str]:
 
 
 def _find_folders_to_remove(files: Sequence[_WrittenFile]) -> Iterator[str]:
-    """Yield the folders that are empty, the deepest first, once the files are undone."""
+    """Yield the folders that would be empty after the undo, the deepest first."""
     gone = {(file.root, file.path) for file in files if file.fate == "removed"}
     for root, folder in _list_created_folders(files):
         names = root.find_removal_obstacles(folder)
@@ -277,6 +277,7 @@ def _make_refused_error(stuck: Sequence[tuple[str, str]]) -> UndoRefused:
 
 
 def _open_roots(root: Roots, options: UndoOptions, held: ExitStack) -> dict[str, Root]:
+    """Open the folders, by id; *held* closes them."""
     folders = [root] if isinstance(root, str | os.PathLike | Workspace) else list(root)
     if not folders or (options.moved and len(folders) > 1):
         msg = "undo needs the folder that you passed to file_tools, or several; with moved=True exactly one"
@@ -307,12 +308,13 @@ def _list_written_files(
 
 
 def _list_dropped_results(history: History, keeps: Callable[[Address], bool]) -> Iterator[Result]:
+    """Yield the results that *keeps* rejects."""
     for record in history.records:
         if isinstance(record, Result) and not keeps(record.address):
             yield record
 
 
-def _list_changing_effects(
+def _list_dropped_changing_effects(
     history: History, keeps: Callable[[Address], bool]
 ) -> Iterator[tuple[Intent, Result | None]]:
     """Yield the dropped effects that change the world, with their results; effects that start a run are left out."""
@@ -323,7 +325,7 @@ def _list_changing_effects(
 
 def _list_calls_in_doubt(history: History, keeps: Callable[[Address], bool]) -> Iterator[str]:
     """Yield the dropped calls with an unknown outcome."""
-    for intent, result in _list_changing_effects(history, keeps):
+    for intent, result in _list_dropped_changing_effects(history, keeps):
         outcome = None if result is None else history.outcome(result)
         if outcome is None or (isinstance(outcome, Failure) and isinstance(outcome.error, UnknownOutcome)):
             yield f"{format_address(intent.path, intent.seq)} {describe_effect(history.form(intent))}"
@@ -332,7 +334,7 @@ def _list_calls_in_doubt(history: History, keeps: Callable[[Address], bool]) -> 
 def _list_calls_without_undo(history: History, keeps: Callable[[Address], bool]) -> Iterator[str]:
     """Yield the successful calls that may have changed the world and recorded nothing to undo it."""
     counted = Counter[str]()
-    for intent, result in _list_changing_effects(history, keeps):
+    for intent, result in _list_dropped_changing_effects(history, keeps):
         if result is None or result.writes or not changes_world_again(history.form(intent)):
             continue
         outcome = history.outcome(result)
@@ -404,20 +406,23 @@ class _WrittenFile:
         except OSError as error:
             self.problem = f"it cannot be used: {error.strerror or type(error).__name__}"
 
-    def _set_fate(self, info: os.stat_result | None, now: str | None) -> None:
+    def _set_fate(self, info: os.stat_result | None, current_hash: str | None) -> None:
+        """Set ``fate`` or ``problem`` from the present status and content hash of the file; ``None`` for a missing file."""
         old = self._before
-        if now == "":  # too large to be looked at, and no run leaves such a file
+        if current_hash == "":  # too large to be looked at, and no run leaves such a file
             self.problem = CHANGED
-        elif now == self._old_hash and (old is None or info is None or stat.S_IMODE(info.st_mode) & 0o777 == old.mode):
+        elif current_hash == self._old_hash and (
+            old is None or info is None or stat.S_IMODE(info.st_mode) & 0o777 == old.mode
+        ):
             self.fate = "unchanged"
-        elif now not in self._states:
-            self.problem = CHANGED if now is not None else "it was deleted later"
+        elif current_hash not in self._states:
+            self.problem = CHANGED if current_hash is not None else "it was deleted later"
         elif old is None:
             self.fate = "removed"
         elif old.content is None:
             self.problem = LOST.get(old.lost, LOST[""])
         else:
-            self.fate = "created" if now is None else "restored"
+            self.fate = "created" if current_hash is None else "restored"
 
     def _read_file_state(self, folder: Fd, name: str) -> tuple[os.stat_result | None, str | None]:
         """Return the file's status and the hash of its content; ``""`` is the hash of one that is too large."""

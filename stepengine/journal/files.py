@@ -227,6 +227,7 @@ class FileJournal(LineJournal):
                 )
 
     def _copy_file_to(self, descriptor: int) -> None:
+        """Copy the journal's file durably into an open file, and close that."""
         import shutil
 
         with open(descriptor, "wb") as made:
@@ -249,10 +250,11 @@ class FileJournal(LineJournal):
             raise make_unusable_error(self.path, error) from error
 
     def _get_sync_function(self) -> Callable[[int], None] | None:
+        """Return the function that makes an open file durable; ``None`` with ``sync="write"``."""
         return self._to_disk or getattr(os, "fdatasync", os.fsync) if self.blocks else None
 
     def _open_file(self, *, locks: bool) -> JournalFile:
-        """Open the file for appending; without *locks*, another process may write to it at the same time."""
+        """Open the file for appending, and lock it if *locks*; create a missing one, and raise if it is not a journal."""
         descriptor = open_closing_idle_files(self.path)
         try:
             if locks:
@@ -339,6 +341,7 @@ class JournalFile:
             raise OSError(errno.EIO, why) from error
 
     def _sync_folder_entry(self) -> None:
+        """Make the name of a new file durable."""
         try:
             sync_folder(self._folder)
         except OSError as error:

@@ -98,7 +98,7 @@ class Fingerprints:
         )
 
     def _get_non_message_parts(self, request: ModelRequest) -> Mapping[str, Any]:
-        """Return the parts of a request other than its messages, cached for the same objects."""
+        """Return the parts of a request besides its messages, cached while the objects are those of the last request."""
         parts = (request.model, request.system_prompt, request.tools, request.tool_choice, request.settings)
         if self._last_parts is None or any(
             one is not other for one, other in zip(parts, self._last_parts, strict=True)
@@ -107,6 +107,7 @@ class Fingerprints:
         return self._last_rest
 
     def _build_non_message_parts(self, request: ModelRequest) -> Mapping[str, Any]:
+        """Return the parts of a request besides its messages; prompt, tools and settings as their fingerprints."""
         view: dict[str, object] = {
             "type": "model_call",
             "model": request.model,
@@ -161,11 +162,12 @@ class Fingerprints:
         text = canonical(value)
         return canonical(self.redactor.value(value)) if self.redactor.may_contain_secret(text) else text
 
-    def _memoize(self, thing: object, known: str) -> str:
+    def _memoize(self, source: object, source_print: str) -> str:
+        """Cache the fingerprint of this very object, and return it."""
         if len(self._kept) >= KEPT_FINGERPRINTS:
             self._kept.clear()
-        self._kept[id(thing)] = (thing, known)
-        return known
+        self._kept[id(source)] = (source, source_print)
+        return source_print
 
 
 def select_fingerprinted_part(form: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -94,7 +94,7 @@ class JournalPosition(abc.ABC):
 
     @abc.abstractmethod
     def restart(self) -> None:
-        """Reset the position so that all records come next time; to be called after ``read_new_records`` raised."""
+        """Reset the position so that the next read returns all records; call it after ``read_new_records`` raised."""
 
 
 class BytesAfter(NamedTuple):
@@ -178,6 +178,7 @@ class OffsetPosition(JournalPosition):
         return self._read_from_start("rewritten") if self._must_restart else self._read_next_piece()
 
     def _read_next_piece(self) -> NewRecords:
+        """Return the records of about the next megabyte, or all records if the bytes before the position have changed."""
         look = self._read_after(PIECE_BYTES)
         if self._reading.open_end and look.data and not look.again:
             # The last line had no end. Whoever goes on writes one first; anything else has taken the line's place.
@@ -197,7 +198,7 @@ class OffsetPosition(JournalPosition):
             return self._read_from_start("rewritten")
 
     def _read_from_start(self, again: Again) -> NewRecords:
-        """Read the whole journal again after it was replaced, and return all its records."""
+        """Return all records of the journal; *again* is why records that were read before are read again."""
         before, self._marks = self._marks, bytearray()
         self._reading, self._link, self._is_behind, self._must_restart = Reading([]), False, False, False
         self._found, self._last = None, b""
@@ -213,6 +214,7 @@ class OffsetPosition(JournalPosition):
             raise
 
     def _parse_records(self, look: BytesAfter) -> NewRecords:
+        """Return the records in the whole lines of *look*, with more bytes read if a line is longer, and advance behind them."""
         size = PIECE_BYTES
         while True:
             # Of a piece the last line may go on; one that is damaged is known by what stands behind it.
@@ -235,6 +237,7 @@ class OffsetPosition(JournalPosition):
         return NewRecords(reading.records, is_behind=self._is_behind)
 
     def _read_after(self, most: int) -> BytesAfter:
+        """Return about *most* bytes after the position, or why the position does not fit the store any more."""
         found = None if self._seen is None else self._seen[0]
         known, self._found = self._found, found
         if known not in (None, found):
@@ -327,6 +330,7 @@ class Follower:
             raise
 
     def _read_into_history(self) -> AddedRecords:
+        """Read the new records and add them to the history; if all records are read again, replace the history."""
         found = self._tail.read_new_records()
         if found.again:
             kept, self._given = min(found.kept, self._given), 0

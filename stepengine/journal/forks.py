@@ -15,7 +15,7 @@ import attrs
 
 from stepengine.data.outcomes import Value
 from stepengine.errors import JournalError
-from stepengine.journal.file_undo import Roots, UndoOptions, refuse_untrusted_journal, undo_writes
+from stepengine.journal.file_undo import Roots, UndoOptions, refuse_untrusted_undo, undo_writes
 from stepengine.journal.history import History, parse_created
 from stepengine.journal.provenance import is_written_by_user, replace_with_derived
 from stepengine.journal.questions import make_edited_outcome
@@ -86,7 +86,7 @@ def branch(
     if not allow_repeat:
         check_no_repeats(history, cut, f"forking at {format_address(*address)}", undone=restore_files is not None)
     run = run_id or make_fork_id(str(root["run_id"]))
-    records = _select_kept_records(history, cut, address, run)
+    records = _make_fork_records(history, cut, address, run)
     if edit is not None:
         records = _replace_outcome(history, records, address, edit)
     fresh = (
@@ -98,7 +98,7 @@ def branch(
     if restore_files is not None:
         if not is_written_by_user(source):
             remedy = f"undo(journal, root, at={format_address(*address)!r}, trust=True) (`stepengine undo --at`), then fork without restoring files"
-            refuse_untrusted_journal(source, history, restore_files, cut.keeps_result, UndoOptions(), remedy=remedy)
+            refuse_untrusted_undo(source, history, restore_files, cut.keeps_result, UndoOptions(), remedy=remedy)
         undo_writes(history, restore_files, cut.keeps_result, UndoOptions())
     replace_with_derived(target, _set_fork_time(records, now or datetime.now(UTC), stable=target.stable), source)
     source.forks += 1
@@ -116,7 +116,8 @@ def _set_fork_time(records: list[Record], now: datetime, *, stable: bool) -> lis
     return [attrs.evolve(head, since=max(last, passed)), *records[1:]]
 
 
-def _select_kept_records(history: History, cut: JournalCut, address: Address, run: str) -> list[Record]:
+def _make_fork_records(history: History, cut: JournalCut, address: Address, run: str) -> list[Record]:
+    """Return the records that *cut* keeps, with the id *run*, the parent and *address* in the head."""
     records: list[Record] = []
     for record in history.records:
         match record:
@@ -139,6 +140,7 @@ def _select_kept_records(history: History, cut: JournalCut, address: Address, ru
 
 
 def _is_input_kept(cut: JournalCut, record: Input) -> bool:
+    """Return whether a fork keeps an input: inputs of its type are kept, and *cut* keeps its effect or run."""
     if not INPUTS.get(record.input["type"], UNKNOWN_INPUT).is_forked:
         return False
     place = get_starter_address(record.path) if record.seq < 0 else record.address
@@ -149,6 +151,7 @@ def _is_input_kept(cut: JournalCut, record: Input) -> bool:
 
 
 def _replace_outcome(history: History, records: Sequence[Record], address: Address, edit: object) -> list[Record]:
+    """Return the records with *edit*, or its result for the recorded value, as the outcome at *address*."""
     known = history.results.get(address)
     if address == ROOT or known is None:
         msg = "the start of a run has no outcome to edit; start another run with another prompt instead"

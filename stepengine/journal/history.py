@@ -34,12 +34,12 @@ from stepengine.errors import (
     StepEngineError,
 )
 from stepengine.journal.encoding import (
+    decode_outcome,
     decode_stored,
     encode_stored,
-    name_of,
-    outcome_of,
+    fill_in_blobs,
+    get_name_without_module,
     request_members,
-    unpack_texts,
 )
 from stepengine.journal.fingerprints import definition_fingerprint
 from stepengine.journal.record_blobs import RecordBlobs
@@ -129,8 +129,9 @@ class History:
         self._append_records(records, first)
 
     def _append_records(self, records: Sequence[Record], first: int = 1) -> None:
+        """Append records; raise for one that does not fit those before it. *first* is the number of the first one."""
         for number, record in enumerate(records, first):
-            problem = self._append_record(record)
+            problem = self._append_and_check_record(record)
             if problem:
                 where = f"record {number} of {self.name}"
                 msg = f"{where} does not fit the records before it: {problem}; a record is missing, repeated or moved"
@@ -174,7 +175,7 @@ class History:
             raise self._missing()
         return self.form(intent)
 
-    def _append_record(self, record: Record) -> str:
+    def _append_and_check_record(self, record: Record) -> str:
         """Append a record; return the reason if it is invalid here, or ``""``."""
         if (self.head is None) != (isinstance(record, Head)):
             return "the head must be the first record, and no other record may be a head"
@@ -182,7 +183,7 @@ class History:
         if isinstance(record, Intent):
             return self._append_and_check_intent(record)
         if isinstance(record, Result):
-            return self._append_result(record)
+            return self._append_and_check_result(record)
         match record:
             case Head():
                 self.head = record
@@ -197,6 +198,7 @@ class History:
         return ""
 
     def _append_input(self, record: Input) -> None:
+        """Append an input with its blobs filled in, and its fact; raise if it is invalid."""
         if record.line is not None:
             with self.report_damage(record):
                 record = attrs.evolve(record, input=self.fill_input(record))
@@ -208,7 +210,7 @@ class History:
         self.facts.add(record)
 
     def _append_and_check_intent(self, record: Intent) -> str:
-        """Append *record*; return what is wrong with its kind or its order, or ``""``."""
+        """Append an intent; return the reason if its type or position is invalid, or ``""``."""
         path, seq, kind = record.path, record.seq, record.type
         if kind not in KINDS:
             return f"{kind[:SHOWN_CHARS]!r} is not an effect"
@@ -248,7 +250,8 @@ class History:
         may_start = is_same_group or all((path, number) in self.results for number in range(first, seq))
         return "" if may_start else f"{format_address(path, seq - 1)} before it has no result"
 
-    def _append_result(self, record: Result) -> str:
+    def _append_and_check_result(self, record: Result) -> str:
+        """Append a result; return the reason if it is invalid here, or ``""``."""
         address = (record.path, record.seq)
         if address not in self.intents and not (record.seq == -1 and self.tree.is_background(record.path)):
             return f"there is no intent {format_address(*address)}"
@@ -271,7 +274,7 @@ class History:
             return effect
         address = (intent.path, intent.seq)
         with self.report_damage(intent):
-            form: Mapping[str, object] = unpack_texts(effect, self.blobs.get_counted_texts("intent", intent))
+            form: Mapping[str, object] = fill_in_blobs(effect, self.blobs.get_counted_texts("intent", intent))
             # A checksum finds damage and no intent: whoever made the file may have put anything into it. So each form
             # is looked at before it is believed, once, and when it is first needed.
             if address not in self._sound:
@@ -284,7 +287,7 @@ class History:
 
     @contextlib.contextmanager
     def report_damage(self, record: Record) -> Iterator[None]:
-        """Report a record as damaged when its content cannot be read."""
+        """Raise ``JournalCorrupt`` for *record* if the block cannot read its content."""
         try:
             yield
         except JournalError:
@@ -310,13 +313,13 @@ class History:
             return known
         # Not kept: what of it is still needed stands in the state of the run.
         with self.report_damage(result):
-            made = outcome_of(self._fill_blobs(result))
+            made = decode_outcome(self._read_filled_members(result))
             if result.seq == -1 and result.path:
                 check_outcome("agent_call", made)
                 return made
             intent = self.intents[result.path, result.seq]
-            asked = len(self.form(intent)["questions"]) if intent.type == "ask" else 0
-            check_outcome("agent_start" if intent.is_background else intent.type, made, asked)
+            count = len(self.form(intent)["questions"]) if intent.type == "ask" else 0
+            check_outcome("agent_start" if intent.is_background else intent.type, made, count)
             told = made.value if isinstance(made, Value) else None
             if isinstance(told, Awaited):
                 self._check_reported_children(intent, told)
@@ -337,10 +340,11 @@ class History:
             msg = "it reports too few ended children, or children that the wait does not name"
             raise ValueError(msg)
 
-    def _fill_blobs(self, result: Result) -> Mapping[str, object]:
+    def _read_filled_members(self, result: Result) -> Mapping[str, object]:
+        """Return the members of a result's line with its blobs filled in."""
         source, texts = result.read_from, self.blobs.get_counted_texts("result", result)
         if source is None or isinstance(source, Mapping):
-            return cast("Mapping[str, Any]", unpack_texts(source, texts))
+            return cast("Mapping[str, Any]", fill_in_blobs(source, texts))
         members = source.read_filled_members(result.start, result.end, texts)
         check_same_address(result, members)
         return members
@@ -353,7 +357,7 @@ class History:
             DataError: when more is made from the journal than any run needs.
             KeyError: when a blob is missing.
         """
-        filled: dict[str, Any] = unpack_texts(record.input, self.blobs.get_counted_texts("input", record))
+        filled: dict[str, Any] = fill_in_blobs(record.input, self.blobs.get_counted_texts("input", record))
         return filled
 
     def writes(self, result: Result) -> list[FileWrite]:
@@ -377,11 +381,11 @@ class History:
             return result.extras
         with self.report_damage(result):
             return cast(
-                "Mapping[str, Any]", unpack_texts(result.extras, self.blobs.get_counted_texts("extras", result))
+                "Mapping[str, Any]", fill_in_blobs(result.extras, self.blobs.get_counted_texts("extras", result))
             )
 
     def model(self, intent: Intent) -> str:
-        """Return the model of a recorded model call."""
+        """Return the name of the model of a recorded model call."""
         # The stored form as it is: putting blobs back in would cost more than the model is worth.
         with self.report_damage(intent):
             model = intent.subject
@@ -429,7 +433,7 @@ def engine_version() -> str:
 
 
 def make_head(plan: RunPlan, seed: str, *, link: bool, signed: str = "", workspace: str = "") -> Head:
-    """Return the head of a new journal."""
+    """Return the head of a new journal for the run of *plan*."""
     definition: AgentDefinition = plan.definition
     # What the machine itself does by a tool's name has no code of the agent's that could have changed.
     own = [plan.tools[name] for name in plan.offered if name in plan.tools]
@@ -450,11 +454,11 @@ def make_head(plan: RunPlan, seed: str, *, link: bool, signed: str = "", workspa
 
 
 def _list_hook_names(plan: RunPlan) -> tuple[str, ...]:
-    return tuple([name_of(h) for point in attrs.astuple(plan.hooks, recurse=False) for h in point])
+    return tuple([get_name_without_module(h) for point in attrs.astuple(plan.hooks, recurse=False) for h in point])
 
 
 def describe_plan_changes(head: Head, plan: RunPlan, name: str) -> list[str]:
-    """Return a sentence for each difference between the present plan and *head*; they are hints only."""
+    """Return a sentence for each change of engine version, hooks or agent packages since *head* was recorded."""
     changes: list[str] = []
     if head.engine != engine_version():
         changes.append(f"{name} was recorded by stepengine {head.engine}; this is stepengine {engine_version()}")
@@ -516,8 +520,8 @@ def encode_root_start(
     return form | ({"limits": encode_stored(limits)} if limits is not None else {})
 
 
-def parse_opening(history: History) -> RecordedStart:
-    """Return the agent, state and settings that a recorded run started with."""
+def parse_recorded_start(history: History) -> RecordedStart:
+    """Return the agent, prompt, state, limits and run id that a recorded run started with."""
     form, head = history.root, history.head
     previous, limits = form.get("previous"), form.get("limits")
     return RecordedStart(

@@ -270,17 +270,18 @@ def _refuse_unlocked(path: Path, why: str, *, unsafe_no_lock: bool) -> None:
 
 
 def _make_locked_error(path: Path, owner: int | None) -> JournalLocked:
+    """Return the error for a file that another writer has locked; it names the process *owner* and its start, if known."""
     if owner == os.getpid():
         who = f"another run of this process ({owner})"
     else:
         who = f"process {owner} on {socket.gethostname()}" if owner else "another process"
-    since = f", which started at {started}" if owner and (started := _process_start_time(owner)) else ""
+    since = f", which started at {started}" if owner and (started := _format_process_start(owner)) else ""
     msg = f"{path} is being written by {who}{since}; only one process can write a journal. For several processes see stepengine.durable"
     return JournalLocked(msg, pid=owner, host=socket.gethostname())
 
 
 def _find_lock_owner(descriptor: int) -> int | None:
-    """Return the process that holds the lock, where the system tells (Linux)."""
+    """Return the id of the process that has locked an open file, on Linux; ``None`` if it is unknown."""
     status = os.fstat(descriptor)
     device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     try:
@@ -291,7 +292,7 @@ def _find_lock_owner(descriptor: int) -> int | None:
     return int(found[1]) if found and int(found[1]) > 0 else None
 
 
-def _process_start_time(pid: int) -> str:
+def _format_process_start(pid: int) -> str:
     """Return the start time of a process in UTC, or ``""`` if it is unknown."""
     from datetime import UTC, datetime
 

@@ -250,7 +250,7 @@ def _parse_edited_line(number: int, line: bytes, name: str) -> Mapping[str, obje
 
 
 def _find_edited_lines(records: list[Record], lines: list[bytes]) -> Iterator[int]:
-    """Yield the numbers of the lines whose checksum does not match."""
+    """Yield the numbers of the lines with a missing or wrong checksum, which were edited or follow a removed line."""
     head = records[0] if records else None
     link = isinstance(head, Head) and head.link
     before = 0

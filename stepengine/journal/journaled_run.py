@@ -17,7 +17,7 @@ import attrs
 from stepengine.data.questions import AnswerLike
 from stepengine.journal.call_writes import CallWrites
 from stepengine.journal.fingerprints import Fingerprints
-from stepengine.journal.history import History, RecordedStart, parse_opening
+from stepengine.journal.history import History, RecordedStart, parse_recorded_start
 from stepengine.journal.modes import (
     Adding,
     Around,
@@ -105,9 +105,9 @@ class JournaledRun:
         past = self.recorded_part = RecordedPart(history, Fingerprints(writer.source.redactor), leeway or NO_LEEWAY)
         self.machines = RecordedMachines(self._journal, past)
         self.replayer = (replayer or Replayer)(self._journal, past, self.machines)
-        self.opening = parse_opening(history)
+        self.opening = parse_recorded_start(history)
         if mode.appends_to_source(history):
-            writer.warnings += _warn_of_redacted_params(writer.source.name, self.opening)
+            writer.warnings += _make_redacted_params_warning(writer.source.name, self.opening)
 
     @classmethod
     def record(
@@ -165,7 +165,7 @@ class JournaledRun:
             leeway = AllowedDifferences(keeps=keep, asks_about_calls=asks_about_calls)
             run = cls(Resuming(), writer, given, history, leeway)
             run.wakes_now = now
-            journal.check_can_resume(history)
+            journal.check_resume_is_signed(history)
             # Before anything is changed: an answer that fits no question is a slip, such as of the run's id, and a run
             # that went on without it would ask again somewhere else.
             check_answers(history, {**given.by_question, **given.decisions}, is_known=not asks_about_calls)
@@ -261,13 +261,14 @@ class JournaledRun:
         leeway: AllowedDifferences | None,
         replayer: Callable[[OpenJournal, RecordedPart, RecordedMachines], Replayer] | None = None,
     ) -> JournaledRun:
+        """Return a recorded run that writes into a copy in memory; the journal is locked if the mode cuts off its record."""
         given, writer = GivenAnswers(answers), RunWriter(journal)
         # Before it is read: another process could otherwise continue the run meanwhile, and its records would be replaced.
         if mode.cuts_off:
             writer.lock_source()
         try:
             run = cls(mode, writer, given, journal.history(), leeway, replayer=replayer)
-            writer.open_memory_copy()
+            writer.open_memory_journal()
         except BaseException:
             writer.close()
             raise
@@ -304,12 +305,13 @@ class JournaledRun:
         )
 
     def _find_parallel_record(self) -> ParallelRecord | None:
+        """Return the record for runs that continue in parallel after it; ``None`` if there are none or nothing is performed."""
         past, replayer = self.recorded_part, self.replayer
         if past is None or replayer is None or self.mode.is_record_only(past.history):
             return None
-        from stepengine.journal.replayer import make_parallel_record
+        from stepengine.journal.replayer import find_parallel_record
 
-        return make_parallel_record(replayer, past)
+        return find_parallel_record(replayer, past)
 
     def _make_recorder(self, inner: Performer, *, writes: CallWrites, is_traced: bool) -> Performer:
         """Return the middleware that records, or of a run with a past also answers from the record."""
@@ -323,7 +325,7 @@ class JournaledRun:
         )
 
 
-def _warn_of_redacted_params(name: str, opening: RecordedStart) -> Iterator[str]:
+def _make_redacted_params_warning(name: str, opening: RecordedStart) -> Iterator[str]:
     """
     Yield the warning that the run's params have placeholders in place of secrets, if they have.
 

@@ -151,6 +151,7 @@ class LineJournal(Journal):
 
 # A function: a private method here could be overridden by one of the same name in a store of somebody else.
 def _read_bytes(journal: LineJournal, start: int) -> bytes:
+    """Return the stored bytes from an offset on; raise ``JournalError`` where the store raises ``OSError``."""
     try:
         return journal.read_bytes(start)
     except OSError as error:
@@ -179,21 +180,22 @@ class LockedStore:
         self._unlock = self._lock()
 
     def _lock(self) -> Callable[[], None]:
+        """Lock the store and return the function that unlocks it."""
         try:
             return self.journal.lock()
         except OSError as error:
             msg = f"{self.journal.name} cannot be locked: {describe_os_error(error)}. Nothing was run"
             raise JournalError(msg) from error
 
-    def _read(self) -> tuple[Reading, int]:
+    def _read_records(self) -> tuple[Reading, int]:
         """Return the stored records, and the number of stored bytes."""
         reading = self.journal.read_records()
         return reading, reading.end + reading.torn
 
-    def open(self) -> Reading:
+    def repair_and_read(self) -> Reading:
         """Cut off a torn tail, add a missing newline, reserve disk space, and return the stored records."""
         journal = self.journal
-        reading, self.size = self._read()
+        reading, self.size = self._read_records()
         try:
             # Cut off before anything is appended: what came behind half a line would be damage in the middle, which
             # nobody can tell from an attack (reliability:JR01).
@@ -206,11 +208,11 @@ class LockedStore:
         except OSError as error:
             msg = f"{journal.name} cannot be repaired: {describe_os_error(error)}; nothing was run"
             raise JournalWriteFailed(msg) from error
-        self.reserve = None if journal.folder is None else DiskReserve.for_disk_of(journal.folder)
+        self.reserve = None if journal.folder is None else DiskReserve.acquire_for_disk_of(journal.folder)
         return reading
 
     def renew_reserve_or_raise(self, reserve: DiskReserve) -> None:
-        """Raise unless the disk has room again for an effect's outcome."""
+        """Reserve room for an effect's outcome on the disk again; raise if the disk is still full."""
         folder = self.journal.folder
         if folder is not None and not reserve.restore_full_reserve(folder):
             why = f"the disk is full; an effect starts only if {RESERVE_BYTES // 1024} KiB are free for its result"
@@ -231,7 +233,7 @@ class LockedStore:
         self.size += len(data)
 
     def append_bytes(self, data: bytes) -> None:
-        """Append lines; raises ``OSError`` when that is impossible."""
+        """Append lines to the store, without using the reserved room; raise ``OSError`` when that is impossible."""
         self.journal.append_bytes(data, self.size)
 
     def _append_into_reserve(self, data: bytes, error: OSError) -> None:
@@ -288,7 +290,8 @@ class LineWriter(Writer):
             raise
 
     def _open(self, journal: LineJournal) -> None:
-        reading = self.store.open()
+        """Read the stored records, and prepare the encoder and the chain of signatures to continue them."""
+        reading = self.store.repair_and_read()
         self.repaired = self.store.repaired
         self.history = History(reading.records, journal.name, journal.make_missing_error)
         head = self.history.head
@@ -301,7 +304,7 @@ class LineWriter(Writer):
             inline=journal.inline,
         )
         self._lines: list[bytes] = []
-        self._chain = _make_chain(journal, self.history)
+        self._chain = _restore_signature_chain(journal, self.history)
         # One commit after the other: lines are chained, and a store has one end.
         self._storing = threading.Lock()
         self._broken: JournalError | None = None
@@ -317,8 +320,8 @@ class LineWriter(Writer):
         why = f"the run belongs to process {self._pid}, and this one ({os.getpid()}) was forked from it"
         self._broken = self.store.make_write_error(why)
 
-    def add_macs(self) -> None:
-        """Give each line from now on a keyed digest; without a usable state folder of the user nothing changes."""
+    def enable_macs(self) -> None:
+        """Add a keyed digest to each later line; do nothing without a usable state folder of the user."""
         key = load_mac_key()
         if key is not None:
             chain = MacChain(key)
@@ -361,7 +364,7 @@ class LineWriter(Writer):
                 self._append_signature(chain)
 
     def _append_signature(self, chain: SignatureChain, *, closes: bool = False) -> None:
-        """Append a signature of everything before it."""
+        """Append a signature of everything before it; *closes* marks it as the last one of this writer."""
         line = self._encoder.encode_text_line(chain.make_signature_text(closes=closes))
         chain.add_signature(line)
         self._lines.append(line)
@@ -381,7 +384,7 @@ class LineWriter(Writer):
         """
         with self._storing:
             self._check_usable()
-            self._flush()
+            self._store_waiting_lines()
 
     def close(self) -> None:
         """Commit and release the journal; may be called twice. A forked process releases nothing."""
@@ -394,12 +397,12 @@ class LineWriter(Writer):
             self._closed = True
             try:
                 self._append_last_signature()
-                self._flush()
+                self._store_waiting_lines()
             finally:
                 self.store.release()
 
-    def _flush(self) -> None:
-        """Store the waiting lines, unless lines were lost."""
+    def _store_waiting_lines(self) -> None:
+        """Store the waiting lines; if that fails, mark the writer as broken and raise."""
         lines = self.pop_waiting_lines()
         if lines:
             try:
@@ -428,7 +431,8 @@ class LineWriter(Writer):
             raise self._broken
 
 
-def _make_chain(journal: Journal, history: History) -> SignatureChain | None:
+def _restore_signature_chain(journal: Journal, history: History) -> SignatureChain | None:
+    """Return the chain of signatures to continue, verified; ``None`` for a journal without a signing key."""
     if journal.signing is None:
         return None
     from stepengine.journal.alterations import restore_verified_chain

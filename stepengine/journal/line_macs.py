@@ -165,6 +165,7 @@ def load_mac_key(*, creates: bool = True) -> bytes | None:
 
 
 def _read_or_create_key(path: Path, *, creates: bool) -> bytes | None:
+    """Return the key in a file, created if it is missing and *creates*; ``None`` for no key or an unsafe file."""
     try:
         return _read_key(path)
     except FileNotFoundError:

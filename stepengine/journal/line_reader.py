@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, NamedTuple
 from stepengine.data.faults import SHOWN_CHARS
 from stepengine.data.json import MAX_LINE_DEPTH_LEVELS, is_text_nested_deeper
 from stepengine.errors import JournalCorrupt, JournalError
-from stepengine.journal.encoding import unpack_texts
+from stepengine.journal.encoding import fill_in_blobs
 from stepengine.journal.journal_files import open_for_reading
 from stepengine.journal.records import (
     EXTRAS,
@@ -69,6 +69,7 @@ def _reject_constant(name: str) -> object:
 
 
 def _parse_finite(text: str) -> float:
+    """Return the number in a text; raise if it is too large for a float."""
     value = float(text)
     if not isfinite(value):
         msg = f"{text[:SHOWN_CHARS]} is too large for a number"
@@ -125,9 +126,10 @@ class JournalBytes:
         """
         line = self.read(start, end)
         members = self._parse_line(line, start)
-        return unpack_texts(members, blobs) if b'"$' in line or ESCAPED_DOLLAR in line else members
+        return fill_in_blobs(members, blobs) if b'"$' in line or ESCAPED_DOLLAR in line else members
 
     def _parse_line(self, line: bytes, start: int) -> Mapping[str, object]:
+        """Return the members of the line at byte *start*; raise if they are not a valid record."""
         place = RecordPosition(self, start)
         members = parse_members(line, place)
         if not _is_plain_result(members):
@@ -154,7 +156,7 @@ class FileSource(JournalBytes):
         """
         Return the bytes from *start* to *end*.
 
-        Who repeats a run reads on from there, so more is read than was asked for, and kept until it does not serve.
+        A run that is repeated reads records in order, so 256 KiB are read ahead and cached.
 
         Raises:
             JournalCorrupt: when they are not there any more.
@@ -385,13 +387,14 @@ def read_file(descriptor: int, path: Path, name: str) -> Reading:
 def _read_records(
     lines: BinaryIO, source: JournalBytes, offset: int = 0, previous: int = 0, *, link: bool = False
 ) -> Reading:
+    """Return the records of *lines*, which start at *offset* of *source* after the checksum *previous*; raise for damage."""
     records: list[Record] = []
     for line in lines:
         end = offset + len(line)
         body = line[:-1] if line.endswith(b"\n") else line
         crc = verify_checksum(body, previous)
         if crc is None:
-            _check_starts_journal(line, offset, source)
+            _refuse_non_journal_text(line, offset, source)
             if next(lines, None) is None:
                 return Reading(records, offset, end - offset, crc=previous)
             is_moved = bool(link and previous and verify_checksum(body, 0) is not None)
@@ -442,7 +445,8 @@ def _is_non_journal_text(line: bytes) -> bool:
     return is_text and not (text.startswith('{"') or '{"'.startswith(text) or '"crc":"' in text)
 
 
-def _check_starts_journal(line: bytes, offset: int, source: JournalBytes) -> None:
+def _refuse_non_journal_text(line: bytes, offset: int, source: JournalBytes) -> None:
+    """Raise if a line is the first one of the file and ordinary text."""
     if not offset and _is_non_journal_text(line):
         raise _make_no_journal_error(source.name)
 
@@ -460,7 +464,7 @@ def parse_members_strictly(line: bytes, where: str) -> Mapping[str, object]:
         JournalCorrupt: naming *where*.
     """
 
-    def once(pairs: list[tuple[str, object]]) -> dict[str, Any]:
+    def make_dict_without_duplicates(pairs: list[tuple[str, object]]) -> dict[str, Any]:
         members = dict(pairs)
         if len(members) != len(pairs):
             msg = f"{where} has a duplicate member"
@@ -468,7 +472,7 @@ def parse_members_strictly(line: bytes, where: str) -> Mapping[str, object]:
         return members
 
     try:
-        members: dict[str, object] = json.loads(line, object_pairs_hook=once)
+        members: dict[str, object] = json.loads(line, object_pairs_hook=make_dict_without_duplicates)
         is_ours = to_compact_json(members).encode() == line
     except UNREADABLE as error:
         msg = f"{where} cannot be read: {type(error).__name__}: {error}"

@@ -117,7 +117,7 @@ class LockedFile:
 
     @classmethod
     def _close_idle_files(cls, most: int) -> bool:
-        """Close files until at most *most* are open, none of those in use; return whether any was closed."""
+        """Close the least recently used idle files until at most *most* are open; return whether any was closed."""
         begun = len(cls._open)
         for one in list(cls._open):
             if len(cls._open) <= most:
@@ -130,7 +130,7 @@ class LockedFile:
         return len(cls._open) < begun
 
     def close_keeping_lock(self) -> None:
-        """Close the file and keep the lock; where the lock would be lost, leave it open for good."""
+        """Close the file and keep the lock; if the lock would be lost, leave the file open permanently."""
         descriptor = self.descriptor
         if descriptor is not None and self._mapping is None:
             keeps = self._locks_outlive_close()
@@ -144,6 +144,7 @@ class LockedFile:
             os.close(descriptor)
 
     def _forget_last_used(self) -> None:
+        """Unmark this file as the last one used, if it is."""
         if self.is_last:
             LockedFile._last, self.is_last = None, False
 
@@ -176,12 +177,12 @@ class LockedFile:
     _is_held: ClassVar[bool] = False
 
     @classmethod
-    def before_fork(cls) -> None:
-        """Block opening and closing of files while the process is forked."""
+    def lock_before_fork(cls) -> None:
+        """Lock opening and closing of files while the process is forked."""
         cls._is_held = cls._lock.acquire(after_fork.PATIENCE_SECONDS)
 
     @classmethod
-    def after_fork(cls) -> None:
+    def unlock_after_fork(cls) -> None:
         """Allow opening and closing again in the parent process."""
         if cls._is_held:
             cls._is_held = False
@@ -199,7 +200,7 @@ class LockedFile:
         cls._open, cls._all, cls._last, cls._is_held = OrderedDict(), {}, None, False
 
 
-register_fork_hooks(LockedFile.before_fork, LockedFile.after_fork)
+register_fork_hooks(LockedFile.lock_before_fork, LockedFile.unlock_after_fork)
 call_after_fork(LockedFile.close_in_forked_child)
 
 

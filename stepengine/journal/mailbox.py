@@ -92,6 +92,7 @@ LOCK_PAUSE_SECONDS = 0.001
 
 
 def _freeze_value(value: Any) -> Any:
+    """Return a JSON value as immutable; raise ``InputError`` for anything else."""
     try:
         return freeze(value)
     except DataError as error:
@@ -139,53 +140,55 @@ class MailboxMessage:
         return self.kind, self.path, self.topic, to_compact_json(self.value)
 
 
-def _find_message_problem(letter: Any) -> str:
+def _find_message_problem(message: Any) -> str:
     """Return the reason why a mailbox message is invalid, or ``""``."""
-    if not isinstance(letter.kind, str) or letter.kind not in KINDS:
-        return f"the kind of a mailbox message must be one of {', '.join(get_args(MailboxMessageKind))}, not {_shorten_value(letter.kind)}"
-    if not _is_valid_name(letter.id):
-        return f"the id of a mailbox message must be 1 to {MAX_NAME_CHARS} printable characters, not {_shorten_value(letter.id)}"
+    if not isinstance(message.kind, str) or message.kind not in KINDS:
+        return f"the kind of a mailbox message must be one of {', '.join(get_args(MailboxMessageKind))}, not {_shorten_value(message.kind)}"
+    if not _is_valid_name(message.id):
+        return f"the id of a mailbox message must be 1 to {MAX_NAME_CHARS} printable characters, not {_shorten_value(message.id)}"
     try:
-        is_path = isinstance(letter.path, str) and len(letter.path) <= MAX_PATH_CHARS
-        check_address(letter.path if is_path else "?", 0)
+        is_path = isinstance(message.path, str) and len(message.path) <= MAX_PATH_CHARS
+        check_address(message.path if is_path else "?", 0)
     except ValueError:
-        return f'the path of a mailbox message must be the path of a run, such as "" or "3.2", not {_shorten_value(letter.path)}'
-    sent = letter.sent
+        return f'the path of a mailbox message must be the path of a run, such as "" or "3.2", not {_shorten_value(message.path)}'
+    sent = message.sent
     # What is near the ends of the calendar cannot be told in another time zone.
     if not isinstance(sent, datetime) or sent.tzinfo is None or not 1 < sent.year < LAST_YEAR:
         return f"the time of a mailbox message must be a datetime with a time zone, not {_shorten_value(sent)}"
-    return _find_topic_problem(letter) or _find_value_problem(letter)
+    return _find_topic_problem(message) or _find_value_problem(message)
 
 
-def _find_topic_problem(letter: Any) -> str:
-    topic, given = letter.topic, _shorten_value(letter.topic)
-    if letter.kind == "message":
+def _find_topic_problem(message: Any) -> str:
+    topic, given = message.topic, _shorten_value(message.topic)
+    if message.kind == "message":
         if not isinstance(topic, str) or not 1 <= len(topic) <= MAX_NAME_CHARS or not TOPIC.issuperset(topic):
             return f"a topic must be 1 to {MAX_NAME_CHARS} ASCII letters, digits and _ - . : /, not {given}"
-    elif letter.kind == "answer":
+    elif message.kind == "answer":
         if not _is_valid_name(topic):
             return f"the topic of an answer must be the id of its question, 1 to {MAX_NAME_CHARS} printable characters, not {given}"
-    elif letter.kind == "result":
+    elif message.kind == "result":
         if not isinstance(topic, str) or not topic.isascii() or not topic.isdecimal() or len(topic) > MAX_CALL_DIGITS:
             return f"the topic of a result must be the number of its call, such as '3', not {given}"
     elif topic != "":
-        return f"a mailbox message of the kind {letter.kind!r} must have no topic, not {given}"
+        return f"a mailbox message of the kind {message.kind!r} must have no topic, not {given}"
     return ""
 
 
-def _find_value_problem(letter: MailboxMessage) -> str:
-    value: Any = letter.value
+def _find_value_problem(message: MailboxMessage) -> str:
+    value: Any = message.value
     # An answer is restored here as the run will restore it: what is no answer would else stop the run of somebody else,
     # later, and the sender that could mend it would be told that all was well.
-    if letter.kind == "answer" and not isinstance(value, bool | str):
+    if message.kind == "answer" and not isinstance(value, bool | str):
         try:
             is_answer = isinstance(decode_stored(value), Answer)
         except (StepEngineError, *UNREADABLE):
             is_answer = False
         if not is_answer:
             return f"an answer must be a bool, a text or the stored form of an Answer, not {_shorten_value(value)}"
-    if letter.kind in ("cancel", "input") and not isinstance(value, str):
-        return f"the value of a mailbox message of the kind {letter.kind!r} must be a text, not {_shorten_value(value)}"
+    if message.kind in ("cancel", "input") and not isinstance(value, str):
+        return (
+            f"the value of a mailbox message of the kind {message.kind!r} must be a text, not {_shorten_value(value)}"
+        )
     size = len(to_compact_json(value).encode())
     if size > MAX_VALUE_BYTES:
         return (
@@ -341,9 +344,11 @@ class Mailbox(abc.ABC):
         """Return whether there may be mailbox messages after a position; a cheap check."""
 
     @abc.abstractmethod
-    def _add_messages(self, messages: Sequence[StoredMessage]) -> bool: ...
+    def _add_messages(self, messages: Sequence[StoredMessage]) -> bool:
+        """Store the messages that are not stored yet, all or none of them; return whether there are any."""
 
     def _read_run_id(self) -> str:
+        """Return the id of the run in the journal now; raise if there is none."""
         # Looked up at each use and not kept: a journal may be removed and another run begin under its name while a
         # sender keeps its mailbox, and a mailbox message never reaches that run.
         head = self._journal.head()
@@ -352,7 +357,7 @@ class Mailbox(abc.ABC):
         return head.run
 
     def _redact_message(self, letter: MailboxMessage) -> MailboxMessage:
-        """Return a mailbox message redacted by the journal's rules."""
+        """Return a mailbox message with its value redacted by the journal's rules; raise if its id or topic holds a secret."""
         redactor = self._journal.redactor
         # Nothing is taken out of an id or a topic: the message would be found under another name than its sender knows,
         # and posted a second time.
@@ -369,7 +374,7 @@ class Mailbox(abc.ABC):
         return attrs.evolve(letter, value=value)
 
     def _refuse_changed_duplicate(self, stored: StoredMessage, known: StoredMessage | None) -> None:
-        """Raise if the stored mailbox message with the same id differs."""
+        """Raise unless the *known* message with the same id has the same content as *stored*."""
         # The time at which it was sent may differ: whoever posts again because it did not hear of the first time does
         # so later.
         if known is None or known.letter.content != stored.letter.content:
@@ -377,7 +382,7 @@ class Mailbox(abc.ABC):
             raise InputError(msg)
 
     def _check_capacity(self, count: int, size: int) -> None:
-        """Raise if the mailbox would hold too many mailbox messages or bytes."""
+        """Raise if the mailbox would be over its limit with *count* messages of *size* bytes in total."""
         if count > MAX_LETTERS or size > MAX_MAILBOX_BYTES:
             msg = f"{self.name} is full: it holds at most {MAX_LETTERS:,} mailbox messages and {MAX_MAILBOX_BYTES:,} bytes; nothing was sent"
             raise JournalWriteFailed(msg)
@@ -497,7 +502,7 @@ class StoreMailbox(Mailbox):
         return bool(self._read_from_store(after))
 
     def _read_after(self, after: int) -> tuple[bytes, int]:
-        """Return the bytes after a position, and the position where they start."""
+        """Return the bytes after a position, and where they start: 0 and all bytes if no message ends at the position."""
         data = self._read_from_store(max(after - 1, 0))
         if not after:
             return data, 0
@@ -522,7 +527,7 @@ class StoreMailbox(Mailbox):
 
     def _repair_and_find_new_lines(self, messages: Sequence[StoredMessage]) -> tuple[bytes, int]:
         """
-        Return the lines of the messages that are not stored yet, and where they are appended. What is behind that is removed.
+        Return the lines of the messages that are not stored yet and the offset to append them at; remove torn bytes after it.
 
         Raises:
             InputError: when another mailbox message has its id.
@@ -551,7 +556,7 @@ class StoreMailbox(Mailbox):
         return lines, end
 
     def _lock_store(self) -> Callable[[], None]:
-        """Lock the store; wait some seconds for another sender."""
+        """Lock the store, waiting at most five seconds for another sender, and return the function that unlocks it."""
         until = time.monotonic() + LOCK_SECONDS
         while True:
             try:
@@ -689,13 +694,14 @@ class _MailboxFile:
                     MAILBOX_FILE.check(self._path, descriptor)
                     make_private(self._path, descriptor)
                     self._locked.descriptor = descriptor
-                    return partial(self._unlock, descriptor)
+                    return partial(self._unlock_or_remove_empty, descriptor)
             except BaseException:
                 unlock_and_close(descriptor)
                 raise
             unlock_and_close(descriptor)
 
-    def _unlock(self, descriptor: int) -> None:
+    def _unlock_or_remove_empty(self, descriptor: int) -> None:
+        """Unlock and close the file; remove it before if it is empty."""
         # One that was made for nothing would else stand beside the next journal of that name.
         if not os.fstat(descriptor).st_size:
             self._path.unlink(missing_ok=True)
@@ -709,7 +715,7 @@ class _MailboxFile:
             return False
 
     def _copy_owner_of_journal(self, descriptor: int) -> None:
-        """Give a new file the owner of the journal, if an administrator created it."""
+        """Change the owner of a new file to that of the journal, if another user, such as an administrator, created it."""
         # Else an administrator who answers a question of somebody's run would leave a file that its holder does not
         # believe, since it belongs to another user.
         owner = self._of.stat()

@@ -19,7 +19,7 @@ from stepengine.data.waits import MESSAGE_ID_BYTES
 from stepengine.data.yields import check_topic
 from stepengine.errors import AnswerRejected, StepEngineError, ToolError
 from stepengine.journal.mailbox import MailboxMessage
-from stepengine.journal.pending_items import open_questions
+from stepengine.journal.pending_items import find_open_questions
 from stepengine.journal.sleepers import wake_for_mailbox_message
 from stepengine.journal.sources import as_journal
 from stepengine.runtime.messages import make_result_message
@@ -65,7 +65,7 @@ def send_message(journal: JournalLike, topic: str, value: Any, *, id: str | None
     if path and not history.tree.has_run(path):
         msg = f"there is no run at the path {path!r} in {found.name}; nothing was sent"
         raise StepEngineError(msg)
-    return _send_mailbox_messages(found, [letter])
+    return _send_and_wake(found, [letter])
 
 
 def send_answers(journal: JournalLike, answers: Mapping[str, AnswerLike]) -> None:
@@ -84,9 +84,9 @@ def send_answers(journal: JournalLike, answers: Mapping[str, AnswerLike]) -> Non
         StepEngineError: when the run has ended.
     """
     found = as_journal(journal)
-    questions = {name: question for name, (_, question) in open_questions(_read_open_run(found)).items()}
+    questions = {name: question for name, (_, question) in find_open_questions(_read_open_run(found)).items()}
     given = match_answers(answers, questions)
-    _send_mailbox_messages(
+    _send_and_wake(
         found,
         [MailboxMessage(kind="answer", topic=name, value=encode_stored(answer)) for name, answer in given.items()],
     )
@@ -96,7 +96,7 @@ def match_answers(
     answers: Mapping[str, AnswerLike], questions: Mapping[str, Question], *, by: str | None = None
 ) -> dict[str, Answer]:
     """
-    Return answers by question id, as those of *by*.
+    Return answers by question id, as ``Answer`` objects that name *by* as their author, if given.
 
     Raises:
         AnswerRejected: unless every one of them fits an open question.
@@ -135,7 +135,7 @@ def send_input(journal: JournalLike, text: str, *, id: str | None = None) -> boo
     """
     found = as_journal(journal)
     _read_open_run(found)
-    return _send_mailbox_messages(
+    return _send_and_wake(
         found, [MailboxMessage(kind="input", value=text, id=id or secrets.token_hex(MESSAGE_ID_BYTES))]
     )
 
@@ -160,12 +160,12 @@ def send_tool_result(journal: JournalLike, call_id: str, result: object, *, path
         StepEngineError: when the run has ended.
     """
     found = as_journal(journal)
-    message = make_result_message(_find_waiting_call(_read_open_run(found), call_id, path), result)
+    message = make_result_message(_get_waiting_call(_read_open_run(found), call_id, path), result)
     letter = MailboxMessage(kind="result", value=message.value, id=message.id, path=message.path, topic=message.topic)
-    return _send_mailbox_messages(found, [letter])
+    return _send_and_wake(found, [letter])
 
 
-def _find_waiting_call(history: History, call_id: str, path: str | None) -> tuple[str, int]:
+def _get_waiting_call(history: History, call_id: str, path: str | None) -> tuple[str, int]:
     """Return the address of the one call with this id that waits for its result; raise unless there is one."""
     calls = [
         (a, i)
@@ -196,11 +196,11 @@ def send_cancel(journal: JournalLike, reason: str = "") -> None:
     """
     found = as_journal(journal)
     _read_open_run(found)
-    _send_mailbox_messages(found, [MailboxMessage(kind="cancel", value=reason)])
+    _send_and_wake(found, [MailboxMessage(kind="cancel", value=reason)])
 
 
 def _read_open_run(journal: Journal, path: str = "") -> History:
-    """Return the history of a run; raise if the journal is missing, or if the run or the child at *path* has ended."""
+    """Return the history of a run that has not ended; raise if it, or the child at *path*, has, or if the journal is missing."""
     if not journal.is_there():
         raise journal.make_missing_error()
     history = journal.history()
@@ -211,7 +211,8 @@ def _read_open_run(journal: Journal, path: str = "") -> History:
     return history
 
 
-def _send_mailbox_messages(journal: Journal, letters: Sequence[MailboxMessage]) -> bool:
+def _send_and_wake(journal: Journal, letters: Sequence[MailboxMessage]) -> bool:
+    """Send messages, and make a sleeping run that waits for them due; return whether all are new."""
     box = journal.mailbox()
     is_new = [box.send(letter) for letter in letters]
     # Also where it was there already: who posted it first may have been killed in between.

@@ -151,11 +151,11 @@ class Replaying(Mode):
     keeps_writes = False
 
     def is_record_only(self, history: History) -> bool:
-        """Return True."""
+        """Return True: a replay performs nothing."""
         return True
 
     def is_full_repetition(self, past: RecordedPart) -> bool:
-        """Return True."""
+        """Return True: a replay answers the whole run from the record."""
         return True
 
     def write_start(self, writer: RunWriter, history: History, head: Head, asked: Intent, *, is_equal: bool) -> None:
@@ -235,7 +235,7 @@ class Walking(Mode):
     writes = keeps_writes = False
 
     def is_record_only(self, history: History) -> bool:
-        """Return True."""
+        """Return True: nothing is performed."""
         return True
 
 

@@ -97,7 +97,7 @@ class RecordedSources:
             run.model_calls += record.type == "model_call"
             yield from self._trace_call(run, record)
 
-    def find_value(self, value: JsonValue) -> Mapping[str, tuple[Source, ...]]:
+    def find_value_sources(self, value: JsonValue) -> Mapping[str, tuple[Source, ...]]:
         """Return where a value occurs in the records read so far, by the path of each run that received it."""
         found = {path: run.sources.index.find_sources(value) for path, run in self.runs.items()}
         return {path: sources for path, sources in found.items() if sources}
@@ -173,4 +173,4 @@ def value_sources(journal: JournalLike, value: JsonValue) -> Mapping[str, tuple[
     """
     recorded = RecordedSources()
     list(recorded.trace_calls(as_journal(journal).history()))
-    return recorded.find_value(value)
+    return recorded.find_value_sources(value)

@@ -21,7 +21,7 @@ WAITING: Mapping[str, WaitsFor] = {kind: row.waits_for for kind, row in KINDS.it
 """The subject of each kind of effect that only waits."""
 
 
-def open_questions(history: History) -> dict[str, tuple[Address, Question]]:
+def find_open_questions(history: History) -> dict[str, tuple[Address, Question]]:
     """Return the questions without an answer by id, each with the address of its effect."""
     found: dict[str, tuple[Address, Question]] = {}
     asked = [(a, i) for a, i in history.open.items() if i.type == "ask" and not history.tree.has_ended(a[0])]
@@ -38,17 +38,20 @@ def find_waits(history: History) -> list[Waits]:
     """Return the waits of a run whose process has ended: questions without an answer first."""
     asks = [
         Waits(kind="question", path=path, seq=seq, question=question)
-        for (path, seq), question in open_questions(history).values()
+        for (path, seq), question in find_open_questions(history).values()
     ]
     if history.is_complete:
         return asks
     known = [i for i in history.inputs if i.input.get("type") == "wake_time"] if history.open else []
     wake_times = {i.address: int(i.input["until"]) for i in known}
     waiting = [(a, i) for a, i in history.open.items() if i.type in WAITING and not history.tree.has_ended(a[0])]
-    return [*asks, *[_make_wait(history, address, intent, wake_times.get(address)) for address, intent in waiting]]
+    return [
+        *asks,
+        *[_make_wait_of_effect(history, address, intent, wake_times.get(address)) for address, intent in waiting],
+    ]
 
 
-def _make_wait(history: History, address: Address, intent: Intent, until: int | None) -> Waits:
+def _make_wait_of_effect(history: History, address: Address, intent: Intent, until: int | None) -> Waits:
     """Return the wait of an effect; *until* is its wake time in milliseconds since the root run was created."""
     form, head = history.form(intent), history.head
     wakes_at = None
@@ -73,7 +76,7 @@ def find_unread_messages(history: History) -> list[dict[str, Any]]:
 
 
 def list_unread_messages(journal: Journal) -> list[Message]:
-    """Return the messages that the run of a journal has not received, with those in its mailbox."""
+    """Return the messages on topics that the run of a journal has not received, recorded ones and new ones in its mailbox."""
     history = journal.history()
     known = {record.input.get("id") for record in history.inputs}
     letters, _ = journal.mailbox().read()

@@ -53,7 +53,7 @@ def find_effective_approvals(history: History, *, after: Address | None = None) 
 
 
 def _find_unused_answers(history: History) -> list[Input]:
-    """Return the recorded answers that are in no result of their question."""
+    """Return the answers in input records that are not part of the result of their question."""
     answers = [record for record in history.inputs if record.input.get("type") == "answer"]
     # Once for each effect: one may have as many answers as questions.
     ids = {address: _find_question_ids(history, address) for address in {record.address for record in answers}}
@@ -133,7 +133,7 @@ def _find_effective_permissions(calls: RecordedCalls, cut: JournalCut) -> Iterat
     history = calls.history
     for intent in find_approvals(history):
         address = intent.address
-        if not cut.keeps_result(address) or _has_ended(history, address[0], cut):
+        if not cut.keeps_result(address) or _has_kept_end(history, address[0], cut):
             continue
         if any(
             _approves_later_calls(answer, has_begun=_has_call_started(calls, intent, answer, cut))
@@ -143,7 +143,7 @@ def _find_effective_permissions(calls: RecordedCalls, cut: JournalCut) -> Iterat
 
 
 def _get_recorded_answers(history: History, address: Address) -> Sequence[Answer]:
-    """Return the recorded answers to an effect, those waiting for its other questions included."""
+    """Return the recorded answers to an effect; without a result, those in input records."""
     known = history.results.get(address)
     if known is None:
         ids = _find_question_ids(history, address)
@@ -170,13 +170,13 @@ def _has_call_started(calls: RecordedCalls, asked: Intent, answer: Answer, cut: 
     approved = [
         question.details if answer.edited_input is None else answer.edited_input for question in questions_of(form)
     ]
-    same_id = calls.find_effects("tool_call", asked.path, form.get("tool_call_id"))
+    same_id = calls.find_effects_of_call("tool_call", asked.path, form.get("tool_call_id"))
     later = [history.form(call) for call in same_id if call.seq > asked.seq and cut.keeps_intent(call.address)]
     return any(call["input"] in approved for call in later)
 
 
-def _has_ended(history: History, path: str, cut: JournalCut) -> bool:
-    """Return whether the run there, or one around it, has ended, so that nothing of it can begin."""
+def _has_kept_end(history: History, path: str, cut: JournalCut) -> bool:
+    """Return whether the child at *path*, or one around it, has a recorded end that *cut* keeps, so that nothing of it can start."""
     while path:
         end = history.tree.find_end(path)
         if end is not None and cut.keeps_result(end.address):
@@ -206,10 +206,11 @@ def drop_approvals(history: History, *, keep: Address | None = None) -> Iterator
         elif all(
             _has_call_started(calls, intent, each, cut) for each in _get_recorded_answers(history, intent.address)
         ):
-            yield _limit_to_one_call(history, record)  # type: ignore[arg-type]  # only a result has an intent here
+            yield _limit_result_to_one_call(history, record)  # type: ignore[arg-type]  # only a result has an intent here
 
 
-def _limit_to_one_call(history: History, result: Result) -> Result:
+def _limit_result_to_one_call(history: History, result: Result) -> Result:
+    """Return the result of a question with lasting approvals turned into approvals of one call."""
     outcome: Any = history.outcome(result)
     answers = tuple(map(limit_to_one_call, outcome.value))
     return Result(result.path, result.seq, result.at, attrs.evolve(outcome, value=answers), result.extras)

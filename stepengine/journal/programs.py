@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 INPUT = frozenset({"code", "restart"})
 
 
-def get_program(form: Mapping[str, Any]) -> str | None:
+def find_program_text(form: Mapping[str, Any]) -> str | None:
     """
     Return the program that an effect runs, from its stored form; ``None`` for any other effect.
 
@@ -29,8 +29,8 @@ def get_program(form: Mapping[str, Any]) -> str | None:
 
 
 def has_programs(history: History) -> bool:
-    """Return whether a run has called a program, as far as ``get_program`` knows."""
+    """Return whether a run has called a program, as far as ``find_program_text`` knows."""
     return any(
-        intent.starts_child_or_body and get_program(history.form(intent)) is not None
+        intent.starts_child_or_body and find_program_text(history.form(intent)) is not None
         for intent in history.intents.values()
     )

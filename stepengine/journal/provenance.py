@@ -41,7 +41,7 @@ def is_written_by_user(journal: Journal) -> bool:
     if journal.is_own:
         return True
     try:
-        return _is_trusted_by_folder(journal) or has_macs_of_user(journal) or _is_listed(journal, ("own",))
+        return _is_trusted_by_folder(journal) or has_macs_of_user(journal) or _has_note(journal, ("own",))
     except (OSError, JournalError):
         return False
 
@@ -62,7 +62,7 @@ def has_trusted_permissions(journal: Journal, *, trust: bool | None = None) -> b
     if journal.is_in_memory and journal.is_own is not False:
         return True
     try:
-        return is_in_state_folder(journal) or has_macs_of_user(journal) or _is_listed(journal, ("own", "seen"))
+        return is_in_state_folder(journal) or has_macs_of_user(journal) or _has_note(journal, ("own", "seen"))
     except (OSError, JournalError):
         return False
 
@@ -79,7 +79,7 @@ def has_trusted_calls(journal: Journal, *, trust: bool | None = None) -> bool:
 
 def replace_with_derived(target: Journal, records: Sequence[Record], source: Journal) -> None:
     """
-    Replace the records of *target* by ones that were made of those of *source*: it is known as this user's exactly if *source* is.
+    Replace the records of *target* by ones derived from *source*; record *target* as this user's if *source* is.
 
     Raises:
         JournalError: as ``Journal.replace``.
@@ -126,13 +126,13 @@ def record_as_written_by_user(journal: Journal) -> None:
     if journal.is_in_memory:
         journal.is_own = True
     elif not _is_trusted_by_folder(journal):
-        _append_entry(journal, "own")
+        _append_note(journal, "own")
 
 
 def record_permission_review(journal: Journal) -> None:
     """Record that this user gave or was asked for all permissions in a journal."""
     if not is_in_state_folder(journal):
-        _append_entry(journal, "seen")
+        _append_note(journal, "seen")
 
 
 def _is_trusted_by_folder(journal: Journal) -> bool:
@@ -152,15 +152,17 @@ def _find_private_folder() -> Path | None:
         return None
 
 
-def _is_listed(journal: Journal, kinds: tuple[Kind, ...]) -> bool:
+def _has_note(journal: Journal, kinds: tuple[Kind, ...]) -> bool:
+    """Return whether the user's notes have the hash of a journal's content, with one of these kinds."""
     folder = _find_private_folder()
     if folder is None or not (folder / NOTES).is_file():
         return False
-    notes, digest = (folder / NOTES).read_bytes(), _compute_digest(journal)
+    notes, digest = (folder / NOTES).read_bytes(), _compute_content_digest(journal)
     return any(f"{digest}{PADDED[kind]}".encode() in notes for kind in kinds)
 
 
-def _append_entry(journal: Journal, kind: Kind) -> None:
+def _append_note(journal: Journal, kind: Kind) -> None:
+    """Append a note with the hash of a journal's content; do nothing if the state folder cannot be used."""
     folder = state_folder()
     if folder is None:
         return
@@ -168,7 +170,7 @@ def _append_entry(journal: Journal, kind: Kind) -> None:
         create_folder_durably(folder, 0o700)
         if not is_writable_only_by_user(folder):
             return
-        line = f"{_compute_digest(journal)}{PADDED[kind]}".encode()
+        line = f"{_compute_content_digest(journal)}{PADDED[kind]}".encode()
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | NO_LINK
         descriptor = os.open(folder / NOTES, flags, OWNER_FILE_MODE)
         try:
@@ -185,7 +187,7 @@ def _append_entry(journal: Journal, kind: Kind) -> None:
         pass  # the journal is unknown, which costs a question
 
 
-def _compute_digest(journal: Journal) -> str:
+def _compute_content_digest(journal: Journal) -> str:
     if journal.file is not None:
         with journal.file.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

@@ -18,10 +18,16 @@ from stepengine.data.outcomes import Failure, Stop, Value
 from stepengine.data.questions import DOUBT, Answer, AnswerLike, Question, check_answer, to_answer
 from stepengine.data.visible import cut_end
 from stepengine.errors import AnswerRejected, DataError, JournalError, StepEngineError, UnknownOutcome
-from stepengine.journal.encoding import changes_world_again, decode_stored, encode_effect, name_of, questions_of
+from stepengine.journal.encoding import (
+    changes_world_again,
+    decode_stored,
+    encode_effect,
+    get_name_without_module,
+    questions_of,
+)
 from stepengine.journal.history import History
-from stepengine.journal.pending_items import open_questions
-from stepengine.journal.programs import get_program
+from stepengine.journal.pending_items import find_open_questions
+from stepengine.journal.programs import find_program_text
 from stepengine.journal.records import Address, Intent, format_address, get_starter_address
 from stepengine.runtime.performer import Item, child_path
 
@@ -37,7 +43,7 @@ def split_answers(
     given: Mapping[str, AnswerLike] | None,
 ) -> tuple[dict[str, AnswerLike], dict[str, AnswerLike]]:
     """
-    Return the answers to questions, and the decisions about effects in doubt.
+    Split *given* into the answers to questions and the decisions about effects in doubt, both by question id or text.
 
     Raises:
         AnswerRejected: when they are no mapping.
@@ -85,7 +91,7 @@ class GivenAnswers:
         self, history: History, ahead: Mapping[str, AnswerLike], *, by_id: bool, asks_again: bool
     ) -> None:
         """
-        Add the recorded answers, unless *asks_again*, and those given *ahead* for questions that may still be asked.
+        Add the recorded answers, unless *asks_again*, and the answers *ahead* to later questions; answers of the caller have priority.
 
         With *by_id* answers to open questions are stored by id instead of text: a question whose text was edited is asked as
         it is now, and who answers has seen the one that was recorded.
@@ -94,15 +100,15 @@ class GivenAnswers:
         answers = {**({} if asks_again else load_recorded_answers(history)), **self.by_question}
         if by_id:
             by_text: dict[str, list[str]] = {}
-            for key, (_, question) in open_questions(history).items():
+            for key, (_, question) in find_open_questions(history).items():
                 by_text.setdefault(question.text, []).append(key)
             found = {key: answer for text, answer in answers.items() for key in by_text.get(text, [text])}
             answers = {**found, **{key: answer for key, answer in answers.items() if key not in by_text}}
         self.by_question = {**ahead, **answers}
 
-    def decide(self, item: Item, history: History) -> Value | Failure | Stop | None:
+    def decide_doubtful_outcome(self, item: Item, history: History) -> Value | Failure | Stop | None:
         """Return the outcome of an effect in doubt, a stop with the question about it, or ``None`` to repeat it."""
-        return decide_outcome(item, self.in_doubt, self.decisions, history)
+        return decide_doubtful_outcome(item, self.in_doubt, self.decisions, history)
 
     def find_decision(self, address: Address) -> AnswerLike | None:
         """Return the decision about the effect in doubt at an address, or ``None``."""
@@ -121,7 +127,7 @@ def check_answers(history: History, answers: Mapping[str, AnswerLike], *, is_kno
     Raises:
         AnswerRejected: it names the question, why, and the questions that are open.
     """
-    waiting = {key: question for key, (_, question) in open_questions(history).items()}
+    waiting = {key: question for key, (_, question) in find_open_questions(history).items()}
     by_text = {q.text: q for q in waiting.values()}
     for key, answer in answers.items():
         if key.startswith(DOUBT):
@@ -135,6 +141,7 @@ def check_answers(history: History, answers: Mapping[str, AnswerLike], *, is_kno
 
 
 def _describe_rejection(history: History, key: str) -> str:
+    """Return why *key* is no open question of the run, as the end of a sentence."""
     for intent in [i for i in history.intents.values() if i.type == "ask"]:
         for question in questions_of(history.form(intent)):
             if key in (question.id, question.text):
@@ -188,13 +195,13 @@ def _make_call_questions(history: History, wanted: Callable[[Intent], bool]) -> 
     cut_off = [i for a, i in history.intents.items() if a not in history.results and wanted(i)]
     found = []
     for intent in [intent for intent in cut_off if not history.tree.has_ended(intent.path)]:
-        what, details = _describe_call(history.form(intent))
+        what, details = _get_name_and_arguments(history.form(intent))
         asked = _make_doubt_question(what, format_address(intent.path, intent.seq), intent.path)
         found.append(attrs.evolve(asked, details=details))
     return found
 
 
-def _describe_call(form: Any) -> tuple[str, Mapping[str, Any]]:
+def _get_name_and_arguments(form: Any) -> tuple[str, Mapping[str, Any]]:
     """Return the name of the called tool or function in the stored form of an effect, and its arguments."""
     if form["type"] == "tool_call":
         return form["tool_name"], form["input"]
@@ -240,22 +247,22 @@ def load_recorded_answers(history: History) -> dict[str, AnswerLike]:
     return {entry["question_id"]: decode_stored(entry["answer"]) for entry in kept}
 
 
-def _find_fork_address(path: str, seq: int) -> str:
-    """Return the last address to keep in a fork that repeats an effect. For a child's first effect, return the address before the start."""
+def _find_address_before(path: str, seq: int) -> str:
+    """Return the address before an effect, at which a fork repeats it; for a child's first effect the one before the child's start."""
     while path and not seq:
         path, seq = get_starter_address(path)
     return format_address(path, seq - 1)
 
 
-def _make_doubt_question(what: str, address: str, path: str) -> Question:
-    """Return the question about an effect that may or may not have happened; *what* names it."""
-    text = f"{what} ({address}) was cut off and may have happened. Do it again?"
+def _make_doubt_question(effect_name: str, address: str, path: str) -> Question:
+    """Return the yes-or-no question whether to repeat an effect that may have happened."""
+    text = f"{effect_name} ({address}) was cut off and may have happened. Do it again?"
     return Question(f"{DOUBT}{address}", text, YES_OR_NO, path=path)
 
 
 def make_unknown_call_question(item: Item) -> Question:
     """Return the question about a call that only a journal of somebody else asks for."""
-    what, details = _describe_call(encode_effect(item))
+    what, details = _get_name_and_arguments(encode_effect(item))
     address = format_address(*item.address)
     text = f"A journal that was written or changed by others asks for {what} ({address}), which you did not approve. Do it?"
     return Question(f"{DOUBT}{address}", text, YES_OR_NO, details=details, path=item.path)
@@ -264,7 +271,7 @@ def make_unknown_call_question(item: Item) -> Question:
 IDEMPOTENT_TOOL = '@tool(idempotent=True), or @tool(category="read") of a tool that changes nothing,'
 
 
-def decide_outcome(
+def decide_doubtful_outcome(
     item: Item, policy: InDoubt, answers: Mapping[str, AnswerLike], history: History
 ) -> Value | Failure | Stop | None:
     """
@@ -280,7 +287,11 @@ def decide_outcome(
     """
     address = format_address(*item.address)
     effect = item.effect
-    what = name_of(effect.call.fn) if isinstance(effect, CallFunction) else getattr(effect, "tool_name", "the effect")
+    what = (
+        get_name_without_module(effect.call.fn)
+        if isinstance(effect, CallFunction)
+        else getattr(effect, "tool_name", "the effect")
+    )
     question = _make_doubt_question(what, address, item.path)
     key = question.id
     answer = to_answer(answers[key], question) if key in answers else None
@@ -290,7 +301,7 @@ def decide_outcome(
         return make_edited_outcome(history, history.intents[item.path, effect.seq], answer.result, 0)
     if policy == "retry" if answer is None else answer.agrees:
         return None
-    before = _find_fork_address(item.path, item.effect.seq)
+    before = _find_address_before(item.path, item.effect.seq)
     msg = (
         f"{what} ({address}) was begun, but the process ended before its result was recorded; it may or may not have "
         'happened. Look, and handle this error in the handler; the next time resume with in_doubt="retry" or "ask" '
@@ -309,14 +320,14 @@ def decide_outcome(
 
 def make_edited_outcome(history: History, intent: Intent, value: object, at: int) -> Value | Failure:
     """
-    Return *value*, a person's edit, as the outcome of an effect; used by ``branch``.
+    Return *value*, given by a person or a simulator, as the outcome of a recorded effect.
 
     Raises:
         JournalError: when it cannot be one.
     """
     where = format_address(intent.path, intent.seq)
     if intent.starts_child_or_body and intent.type == "tool_call":
-        what = "a program" if get_program(history.form(intent)) is not None else "a tool that yields"
+        what = "a program" if find_program_text(history.form(intent)) is not None else "a tool that yields"
         msg = (
             f"the result of {where}, a call of {what}, follows from its own effects; fork at one of them, such as "
             f"{format_address(child_path(intent.path, intent.seq), 0)}, or at the reply that asked for the call"
@@ -336,6 +347,7 @@ STORED = {"model_call": "model_reply", "tool_call": "tool_result"}
 
 
 def _convert_to_outcome_value(history: History, intent: Intent, value: Any) -> object:
+    """Convert a value to the type that an effect of this kind returns; raise if that is impossible."""
     if intent.type in STORED and isinstance(value, Mapping) and value.get("type") == STORED[intent.type]:
         value = decode_stored(thaw(value))
     replace = REPLACE.get(intent.type)
@@ -346,12 +358,14 @@ def _convert_to_outcome_value(history: History, intent: Intent, value: Any) -> o
 
 
 def _to_tool_result(value: Any, *_: object) -> object:
+    """Return a result, text or JSON value as a ``ToolResult``."""
     if isinstance(value, ToolResult):
         return value
     return ToolResult.text(value) if isinstance(value, str) else ToolResult.json(value)
 
 
 def _to_answers(value: Any, history: History, intent: Intent) -> object:
+    """Return one answer for each question of a recorded effect, from one value or a list."""
     asked = questions_of(history.form(intent))
     given = split_edit_into_answers(value, asked)
     return tuple([to_answer(answer, question) for question, answer in zip(asked, given, strict=True)])

@@ -64,11 +64,11 @@ class ReadingLimit:
         raise DataError(self._problem)
 
     def make_counted_texts(self, record: Hashable, texts: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return *texts* for filling in *record*, which count when it takes them; a record that is read again counts once."""
+        """Return *texts* as a mapping that counts each text read for *record*; without counting if the record was counted before."""
         return texts if record in self._counted else _CountedTexts(self, record, texts)
 
     def mark_counted(self, record: Hashable) -> None:
-        """Note that the texts of *record* are counted."""
+        """Record that the texts of *record* were counted, so that they count no more."""
         self._counted.add(record)
 
 

@@ -26,11 +26,11 @@ class RecordBlobs:
         self.limit = ReadingLimit(self._measure_stored_bytes)
         self._records = records
 
-    def get_counted_texts(self, what: str, record: Intent | Result | Input) -> Mapping[str, Any]:
+    def get_counted_texts(self, part: str, record: Intent | Result | Input) -> Mapping[str, Any]:
         """Return the blobs for filling in a part of a record; they count once for each part of each record."""
         # Several inputs may have one address. The records live as long as this object does, so no two have one id.
         key = id(record) if isinstance(record, Input) else record.address
-        return self.limit.make_counted_texts((what, key), self.values) if self.values else self.values
+        return self.limit.make_counted_texts((part, key), self.values) if self.values else self.values
 
     def _measure_stored_bytes(self) -> int:
         """Return the size of the records in bytes, of which long texts are most."""

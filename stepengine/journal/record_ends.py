@@ -48,7 +48,7 @@ class RecordEnds:
         # The nearest run around counts, since a child that was cut off when its parent ended has no end of its own.
         while path:
             is_background = past.history.tree.is_background(path)
-            known = self._past.result((path, -1) if is_background else get_starter_address(path))
+            known = self._past.find_result((path, -1) if is_background else get_starter_address(path))
             if known is not None:
                 return known
             path = get_starter_address(path)[0]
@@ -83,7 +83,7 @@ class RecordEnds:
         first, seq = gather.effects[0].seq, item.effect.seq
         for start, stop in gather.races:
             if start <= seq - first < stop:
-                others = [past.result((item.path, first + n)) for n in range(start, stop)]
+                others = [past.find_result((item.path, first + n)) for n in range(start, stop)]
                 return any(known and not has_lost_or_stopped(past.history.outcome(known)) for known in others)
         return False
 

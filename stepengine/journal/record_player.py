@@ -26,7 +26,7 @@ from stepengine.journal.recorder import STARTS, Recorder, add_ended_run, find_en
 from stepengine.journal.records import Input, Result
 from stepengine.journal.replayer import Replayer
 from stepengine.journal.run_mailbox import RunMailbox
-from stepengine.journal.unknown_calls import UnknownCalls, convert_to_denial
+from stepengine.journal.unknown_calls import UnknownCalls, failure_to_denial
 from stepengine.runtime.core_performer import is_deferred_call
 from stepengine.runtime.failfast import make_race_loss_outcome
 from stepengine.runtime.limits import RecordState
@@ -81,7 +81,7 @@ class RecordPlayer:
             is_background = isinstance(item.effect, Spawn) and item.effect.is_background
             return self._start_background_child(item, io) if is_background else self._repeat_run(item, io)
         address = item.address
-        known = replayer.result(address)
+        known = replayer.find_result(address)
         if self._unknown_calls is not None and isinstance(item.effect, CallModel):
             self._unknown_calls.record_model_call_source(item, is_recorded=known is not None)
         if known is not None:
@@ -92,15 +92,15 @@ class RecordPlayer:
         if item.gather is not None and replayer.ends.has_lost_race(item):
             return self._recorder.commit_outcome(item, make_race_loss_outcome(item, 0), [])
         if self._unknown_calls is not None:
-            return self._perform_unless_unknown(self._unknown_calls, item, io)
+            return self._perform_after_approval(self._unknown_calls, item, io)
         return self._perform_unanswered(item, io)
 
     def _perform_unanswered(self, item: Item, io: IO) -> Awaitable[Single]:
-        """Perform an effect without a recorded outcome."""
+        """Perform an effect without a recorded outcome; resume or decide one whose start is recorded."""
         has_recorded_start = self._replayer.has_recorded_start(item.address)
         return self._resume_effect_in_doubt(item, io) if has_recorded_start else self._recorder.perform_live(item, io)
 
-    async def _perform_unless_unknown(self, unknown: UnknownCalls, item: Item, io: IO) -> Single:
+    async def _perform_after_approval(self, unknown: UnknownCalls, item: Item, io: IO) -> Single:
         """Perform an effect without a recorded outcome; first ask a person if only a record of others asks for it."""
         if unknown.needs_approval(item):
             refused = await self._ask_about_unknown_call(unknown, item, io)
@@ -119,31 +119,33 @@ class RecordPlayer:
             if isinstance(asked, Stop):
                 return await self._recorder.commit_outcome(item, asked, [])
             answers.decisions[make_unknown_call_question(item).id] = asked
-        decided = answers.decide(item, history)
+        decided = answers.decide_doubtful_outcome(item, history)
         if decided is None:
             return None
-        self._record_stated_result(item, decided)
-        return await self._recorder.commit_outcome(item, convert_to_denial(item, decided), [])
+        self._record_result_author(item, decided)
+        return await self._recorder.commit_outcome(item, failure_to_denial(item, decided), [])
 
     def find_record(self, item: Item) -> RecordState:
-        """Return whether the record answers an effect, or has its start."""
+        """Return ``"answered"`` if the record answers an effect, ``"begun"`` if it has only its start, else ``"new"``."""
         replayer, address = self._replayer, item.address
         lost = item.gather is not None and replayer.ends.has_lost_race(item)
-        if replayer.result(address) is not None or replayer.stops_before(item) or lost:
+        if replayer.find_result(address) is not None or replayer.stops_before(item) or lost:
             return "answered"
         return "begun" if replayer.has_recorded_start(address) else "new"
 
     async def _return_divergence_stop(self) -> Single:
+        """Return the stop as an awaitable."""
         return self._make_divergence_stop()
 
     def _make_divergence_stop(self) -> Stop:
         return Stop("diverged", self._timing.last, self._writer.fatal)
 
     async def _answer_from_record(self, known: Result, item: Item, io: IO) -> Single:
+        """Return a recorded outcome at the pace of the replay; a wait for children first waits for their recorded ends."""
         if self._timing.pace is not None:
             await self._timing.pace.sleep_until(known.at)
         is_of_children = isinstance(item.effect, CHILD_ENDS)
-        waits = self._replayer.make_cut_future(known, item) if is_of_children else None
+        waits = self._replayer.make_invalidation_future(known, item) if is_of_children else None
         if waits is not None:
             cut, children = waits
             ended = await io.wait_for_children(item, children, cut)
@@ -153,7 +155,7 @@ class RecordPlayer:
                 return Stop(
                     "suspended" if self._writer.fatal is None else "diverged", self._timing.last, self._writer.fatal
                 )
-        outcome = self._replayer.answer(known, item)
+        outcome = self._replayer.answer_from_record(known, item)
         return await self._wait_for_child_ends(outcome, item, io) if is_of_children else outcome
 
     async def _perform_and_compare(self, known: Result, item: Item, io: IO) -> Single:
@@ -166,7 +168,7 @@ class RecordPlayer:
         return self._replayer.confirm_repeated_outcome(known, outcome, item)
 
     async def _wait_for_child_ends(self, outcome: Single, item: Item, io: IO) -> Single:
-        """Wait until background children reach their recorded ends, and return the outcome with those."""
+        """Wait until background children reach their recorded ends, and return the outcome with these ends added."""
         if not isinstance(outcome, Value):
             return outcome
         ended = await io.wait_for_children(item, outcome.value.done)
@@ -178,7 +180,7 @@ class RecordPlayer:
     # something: that is told to the tree, so that its result names the questions and times again. A run that was
     # cancelled or cut off waits for nothing.
     async def _make_record_end_stop(self, item: Item, io: IO) -> Single:
-        """Return the stop of a run that reached the end of its record and must not continue."""
+        """Return the stop of a run that must not continue after its record; register the waiting effect of a suspended one."""
         questions = render_questions(item) if isinstance(item.effect, AskPerson) else ()
         stop = self._replayer.ends.make_record_end_stop(item.path, questions, waits=isinstance(item.effect, WAITS))
         if stop.kind == "suspended":
@@ -188,7 +190,7 @@ class RecordPlayer:
     async def _start_background_child(self, item: Item, io: IO) -> Single:
         """Start a child in the background; the start is an outcome at once, and the end is recorded separately."""
         replayer, address = self._replayer, item.address
-        known, refused = replayer.result(address), replayer.find_refused_outcome(address, item)
+        known, refused = replayer.find_result(address), replayer.find_unstarted_outcome(address, item)
         if refused is not None:
             return refused
         if known is None and replayer.stops_before(item):
@@ -200,7 +202,11 @@ class RecordPlayer:
         outcome = await self._inner.perform(item if known is None else item._replace(has_begun=True), io)
         if self._writer.fatal is not None:
             return self._make_divergence_stop()
-        return await self._recorder.commit_outcome(item, outcome, []) if known is None else replayer.answer(known, item)
+        return (
+            await self._recorder.commit_outcome(item, outcome, [])
+            if known is None
+            else replayer.answer_from_record(known, item)
+        )
 
     # A child that is recorded to have ended is run all the same. Its result alone would answer the parent, but then
     # nobody would compare what it asks for, a divergence below would go unseen, and an output of the author's own type
@@ -211,7 +217,7 @@ class RecordPlayer:
         instead = await self._decide_outcome_without_start(item, io)
         if instead is not None:
             return instead
-        known, begun = replayer.result(address), replayer.has_recorded_progress(address)
+        known, begun = replayer.find_result(address), replayer.has_recorded_progress(address)
         if item.gather is not None and replayer.ends.has_lost_race(item):
             replayer.ends.mark_race_loser(child_path(*address))
             item = item._replace(gather=None)
@@ -229,13 +235,13 @@ class RecordPlayer:
         return (
             await self._recorder.commit_run_outcome(item, outcome)
             if replayer.ends.can_perform_effects(item.path)
-            else self._make_stop_of_child(item, outcome)
+            else self._make_stop_after_child(item, outcome)
         )
 
     async def _decide_outcome_without_start(self, item: Item, io: IO) -> Single | None:
         """Return, and record for a lost race, the outcome of a child or body that must not start; else ``None``."""
         replayer, address = self._replayer, item.address
-        refused = replayer.find_refused_outcome(address, item)
+        refused = replayer.find_unstarted_outcome(address, item)
         if refused is not None:
             return refused
         if item.gather is not None and replayer.ends.has_lost_race(item):
@@ -244,9 +250,9 @@ class RecordPlayer:
                 if replayer.has_recorded_progress(address)
                 else await self._recorder.commit_outcome(item, make_race_loss_outcome(item, 0), [])
             )
-        if replayer.stops_before_run(item):
+        if replayer.stops_before_starting_run(item):
             return await self._make_record_end_stop(item, io)
-        return await self._ask_before_start(item, io) if replayer.result(address) is None else None
+        return await self._ask_before_start(item, io) if replayer.find_result(address) is None else None
 
     async def _ask_before_start(self, item: Item, io: IO) -> Single | None:
         """Ask about a child or tool body that only a record of others asks for; return and record the outcome if it must not start."""
@@ -259,7 +265,7 @@ class RecordPlayer:
             unknown.record_reply_source(child_path(*item.address), is_recorded=False)
         return refused
 
-    def _make_stop_of_child(self, item: Item, outcome: Single) -> Single:
+    def _make_stop_after_child(self, item: Item, outcome: Single) -> Single:
         """Return the stop of a run whose child stopped where its record stops."""
         child = find_ended_run(outcome)
         waits = isinstance(outcome, Stop) and outcome.kind == "suspended"
@@ -285,16 +291,16 @@ class RecordPlayer:
         if isinstance(item.effect, WAITS):
             return await self._recorder.perform_live(item._replace(has_begun=True), io, again=True)
         if is_repeatable(item):
-            lost = self._make_lost_attempt(item) if isinstance(item.effect, CallModel) else ()
+            lost = self._list_lost_attempts(item) if isinstance(item.effect, CallModel) else ()
             return await self._recorder.perform_live(item, io, lost, again=True)
-        decided = self._answers.decide(item, history)
+        decided = self._answers.decide_doubtful_outcome(item, history)
         if decided is None:
             return await self._recorder.perform_live(item, io, again=True)
-        self._record_stated_result(item, decided)
+        self._record_result_author(item, decided)
         return await self._recorder.commit_outcome(item, decided, [])
 
     def _copy_input_records(self, item: Item, history: History) -> None:
-        """Copy the records of a started effect into a rewritten journal."""
+        """Copy the inputs of a started effect, returned body and partial usage, into a rewritten journal."""
         address = item.address
         if address in history.facts.pending_results:
             self._recorder.append_result_pending(item)
@@ -302,17 +308,17 @@ class RecordPlayer:
         if begun is not None:
             self._recorder.append_stopped_usage(item, begun, self._timing.last)
 
-    def _make_lost_attempt(self, item: Item) -> list[object]:
-        """Return the attempt of a process that ended before recording the reply, with its known usage."""
+    def _list_lost_attempts(self, item: Item) -> list[object]:
+        """Return the attempt that a process lost by ending before the reply was recorded; none if no request was sent."""
         lost = {"error": encode_stored(UnknownOutcome("the process ended before the reply was recorded"))}
         begun = self._replayer.find_stopped_call_usage(item)
         # A call that was stopped before it was sent is no attempt.
         return [] if begun is None or begun.usage == NOTHING_USED else [{**lost, "usage": encode_stored(begun.usage)}]
 
-    def _record_stated_result(self, item: Item, outcome: Single) -> None:
-        """Record who stated the outcome of an effect in doubt."""
+    def _record_result_author(self, item: Item, outcome: Single) -> None:
+        """Record who stated the outcome of an effect in doubt, and why, if a person stated it."""
         seq = item.effect.seq
         given = self._answers.find_decision((item.path, seq))
         if not isinstance(outcome, Stop) and isinstance(given, Answer) and given.result is not ABSENT:
             said = {"by": given.by, "reason": given.reason}
-            self._recorder.append(Input(item.path, seq, self._timing.last, {"type": "manual_result", **said}))
+            self._recorder.append_input(Input(item.path, seq, self._timing.last, {"type": "manual_result", **said}))

@@ -37,9 +37,11 @@ class RecordedCalls:
                     self._tools.setdefault(intent.path, set()).add(name)
         return frozenset(self._tools.get(path, ()))
 
-    def find_effects(self, kind: Literal["tool_call", "ask"], path: str, tool_call_id: str | None) -> Sequence[Intent]:
+    def find_effects_of_call(
+        self, kind: Literal["tool_call", "ask"], path: str, tool_call_id: str | None
+    ) -> Sequence[Intent]:
         """
-        Return the effects of one kind for one tool call of the run at *path*, in order.
+        Return the recorded calls, or questions, with this tool call id in the run at *path*, in order.
 
         No run has two calls with one id; a journal that somebody else wrote may.
         """

@@ -104,7 +104,7 @@ class SharedBudget:
 
     async def reserve(self, estimate: CallEstimate) -> MeteredCall:
         """
-        Reserve for a call, after waiting for the bills of running ones if it has no room beside them.
+        Reserve money for a model call, after waiting for the costs of running calls if there is no room for it yet.
 
         Raises:
             LimitExceeded: when the limit does not allow it.
@@ -284,7 +284,7 @@ async def fork_from_record(
     finally:
         run.writer.close()
     _check_reached_fork_address(result.error, source, rules, count)
-    made = _make_fork_journal(run.writer.journal, count, into, since=run.timing.takeover_ms or 0)
+    made = _label_and_store_fork(run.writer.journal, count, into, since=run.timing.takeover_ms or 0)
     return ForkReport(attrs.evolve(result, journal=made), **attrs.asdict(count, recurse=False), journal=made)
 
 
@@ -308,7 +308,7 @@ def find_address_after(source: Journal, at: int | str | None) -> Address | None:
 def _check_reached_fork_address(
     error: BaseException | None, source: Journal, rules: _ForkRules, count: _ForkCounts
 ) -> None:
-    """Raise the error that stopped the run before its fork address, or that its rules caused."""
+    """Raise the journal error that stopped the run, or an error if the run ended before its fork address."""
     if isinstance(error, JournalError) and count.refused is None:
         raise error
     if rules.at is not None and not count.broke_at:
@@ -317,8 +317,8 @@ def _check_reached_fork_address(
         raise JournalError(msg) from error
 
 
-def _make_fork_journal(journal: Journal, count: _ForkCounts, into: JournalLike | None, *, since: int) -> Journal:
-    """Return the journal of a fork under a name of its own, with its origin and the time *since* which it runs in its head."""
+def _label_and_store_fork(journal: Journal, count: _ForkCounts, into: JournalLike | None, *, since: int) -> Journal:
+    """Write id, origin and start time of a fork into its head, copy it to *into* if given, and return its journal."""
     records = journal.records()
     run = ""
     if count.broke_at and records and isinstance(records[0], Head):
@@ -340,7 +340,7 @@ class _ForkEnds(RecordEnds):
     """Where the runs of a fork end: after its place they are live, and wait for answers."""
 
     def can_perform_effects(self, path: str) -> bool:
-        """Return whether effects without result may be performed."""
+        """Return whether effects without result may be performed: after the fork's address, in a run without a recorded end."""
         return bool(self._past.cut) and self.find_nearest_end(path) is None
 
     def make_record_end_stop(self, path: str, questions: tuple[Question, ...], *, waits: bool = False) -> Stop:
@@ -384,9 +384,11 @@ class ForkReplayer(Replayer):
     def _has_left_record(self) -> bool:
         return bool(self._past.cut)
 
-    def needs_no_intent(self, item: Item, asked: Intent) -> bool:
+    def match_with_record(self, item: Item, asked: Intent) -> bool:
         """
-        Return whether an effect needs no intent, because a record answers it or the run stops before it.
+        Match an effect with the record; return True if a record or a rule answers it, or the run stops before it.
+
+        False: it is performed. The record is discarded from the fork's address on, or from the first difference.
 
         Raises:
             ReplayDivergence: when it is before the place and not as recorded, or after it and nothing may answer it.
@@ -394,10 +396,10 @@ class ForkReplayer(Replayer):
         address = item.address
         if address == self._rules.at:
             self._discard_record_from(address)
-        known = self._past.intent(address)
+        known = self._past.find_intent(address)
         if known is None:
             return self._try_answer_unrecorded(asked, item)
-        if self._has_left_record and not asked.starts_child_or_body and self._past.result(address) is None:
+        if self._has_left_record and not asked.starts_child_or_body and self._past.find_result(address) is None:
             return self._try_answer_by_rules(asked, item)  # it was begun when a crash ended the record
         if self._past.is_same_effect(known, asked) or self._past.was_difference_accepted(address, asked.fp):
             self._past.mark_used(address)
@@ -435,7 +437,7 @@ class ForkReplayer(Replayer):
         self._discard_record_from(address)
 
     def _discard_record_from(self, address: Address) -> None:
-        """Discard the record from an effect on. Later live effects continue from the recorded time."""
+        """Discard the record from an effect on, continue the clock from the recorded time, and end waits that no longer hold."""
         history = self._past.history
         if not self._has_left_record:
             self._count.broke_at = format_address(*address)
@@ -444,7 +446,7 @@ class ForkReplayer(Replayer):
             self._timing.continue_from(self._timing.last, created, created)
         self._past.cut.cut_at(address)
         for waiting, future in self._waiting.items():
-            if self._past.result(waiting) is None and not future.done():
+            if self._past.find_result(waiting) is None and not future.done():
                 future.set_result(None)
 
     # --- after the place ----------------------------------------------------------------------------------------------
@@ -455,10 +457,10 @@ class ForkReplayer(Replayer):
         # Which children have ended, and who was told or ended, is so of the children of today.
         if asked.starts_child_or_body or KINDS[asked.type].follows_children:
             return False
-        place = past.find_equal_unused(asked, models=rules.reuse and asked.address != rules.at)
+        place = past.pop_equal_unused(asked, models=rules.reuse and asked.address != rules.at)
         if place is not None:
             known = past.history.results[place]
-            self._append_answered_intent(asked, past.history.outcome(known), known)
+            self._append_intent_with_answer(asked, past.history.outcome(known), known)
             count.reused += asked.type == "model_call"
             count.served += KINDS[asked.type].changes_world
             return True
@@ -467,16 +469,16 @@ class ForkReplayer(Replayer):
         made = self._simulate_outcome(asked)
         if made is not None:
             count.simulated += 1
-            self._append_answered_intent(asked, made)
+            self._append_intent_with_answer(asked, made)
             return True
         if rules.tools == "working-copy" or (rules.tools == "idempotent" and is_repeatable(item)):
             return False
         error = self._errors.make_unrecorded_error(asked, item)
-        count.refused = count.refused or _call_from_form(past.history.form(asked), asked)
+        count.refused = count.refused or _external_call_from_form(past.history.form(asked), asked)
         raise self._writer.keep_first_fatal_error(error)
 
-    def _append_answered_intent(self, asked: Intent, outcome: Value | Failure, known: Result | None = None) -> None:
-        """Append an effect, and store the recorded or simulated outcome that answers it."""
+    def _append_intent_with_answer(self, asked: Intent, outcome: Value | Failure, known: Result | None = None) -> None:
+        """Append the intent of an effect, and keep the recorded or simulated outcome, with which ``find_result`` answers it."""
         self._writer.append(asked)
         at = max(self._timing.last, known.at if known is not None else 0)
         attempts = {"attempts": known.attempts} if known is not None and known.attempts else NO_EXTRAS
@@ -487,7 +489,7 @@ class ForkReplayer(Replayer):
         if self._rules.simulate is None:
             return None
         history = self._past.history
-        call = _call_from_form(history.form(asked), asked)
+        call = _external_call_from_form(history.form(asked), asked)
         try:
             said = self._rules.simulate(call, tuple(self._find_recorded_calls(asked.type, call.name)))
             return None if said is None else make_edited_outcome(history, asked, said, 0)
@@ -504,21 +506,21 @@ class ForkReplayer(Replayer):
                 if KINDS[intent.type].changes_world and address in history.results:
                     outcome = history.outcome(history.results[address])
                     result = outcome.value if isinstance(outcome, Value) else outcome.error
-                    called = attrs.evolve(_call_from_form(history.form(intent), intent), result=result)
+                    called = attrs.evolve(_external_call_from_form(history.form(intent), intent), result=result)
                     self._by_name.setdefault((intent.type, called.name), []).append(called)
         return self._by_name.get((kind, name), ())
 
     # --- for the recorder ---------------------------------------------------------------------------------------------
 
-    def result(self, address: Address) -> Result | None:
-        """Return the result that answers an effect."""
-        return self._given.get(address) or self._past.result(address)
+    def find_result(self, address: Address) -> Result | None:
+        """Return the result that answers an effect: recorded at its address, of an equal effect, or simulated."""
+        return self._given.get(address) or self._past.find_result(address)
 
     def stops_before(self, item: Item) -> bool:
-        """Return whether the run stops before an effect without result, since no one is asked."""
+        """Return whether the run stops before an effect without result: always before a question, as a fork asks no one."""
         return isinstance(item.effect, AskPerson) or super().stops_before(item)
 
-    def make_cut_future(self, known: Result, item: Item) -> tuple[asyncio.Future[None], Sequence[str]] | None:
+    def make_invalidation_future(self, known: Result, item: Item) -> tuple[asyncio.Future[None], Sequence[str]] | None:
         """Return a future that is done when a result of background children no longer holds, and their paths."""
         try:
             outcome = self._past.history.outcome(known)
@@ -536,18 +538,18 @@ class ForkReplayer(Replayer):
 
     def confirm_child_end(self, known: Result, outcome: Single, item: Item) -> Single | None:
         """Return the result of a repeated run, or ``None`` if it differs from its record."""
-        error = self._find_end_difference(self._past.history.outcome(known), outcome, item)
+        error = self._find_child_end_difference(self._past.history.outcome(known), outcome, item)
         if error is None:
             return super().confirm_child_end(known, outcome, item)
         self._leave_record_or_raise((item.path, item.effect.seq + 1), error, is_model_request=False)
         return None
 
-    def _find_end_difference(self, recorded: Any, outcome: Single, item: Item) -> ReplayDivergence | None:
+    def _find_child_end_difference(self, recorded: Any, outcome: Single, item: Item) -> ReplayDivergence | None:
         """Return the error for a child or tool body whose end differs from its record, or ``None``."""
         past = self._past
         given: Any = outcome.value if isinstance(outcome, Value) else None
         if isinstance(given, ChildResult):
-            same = past.is_same_child(recorded, given)
+            same = past.is_same_child_end(recorded, given)
             return None if same else self._errors.make_child_end_error(recorded, outcome, item)
         if isinstance(given, ToolResult):
             ended = attrs.evolve(cast("Value", outcome), inputs=recorded.inputs)
@@ -555,28 +557,30 @@ class ForkReplayer(Replayer):
             return None if same else self._errors.make_different_result_error(recorded, ended, item, "changed")
         return None
 
-    def resolve_start_difference(self, asked: Intent) -> None:
+    def accept_or_raise_start_difference(self, asked: Intent) -> None:
         """Discard the record because the run starts with something other than recorded."""
         error = self._errors.make_start_error(asked)
         self._leave_record_or_raise(("", 0), error, is_model_request=False)
         self._past.history.facts.system_prompts.clear()
         self._past.history.facts.context_windows.clear()
 
-    def report_unused_records(self, error: ReplayDivergence | None) -> None:
+    def accept_or_raise_unused_records(self, error: ReplayDivergence | None) -> None:
         """Store the error for records that the run did not reach as the difference of the fork."""
         self._store_end_difference(error)
 
     def confirm_root_end(self, finished: Finished) -> Finished:
-        """Return the end of the run, and record that it is another one than its record has."""
+        """Return *finished*; store a difference from the recorded end as the difference of the fork."""
         self._store_end_difference(self._past.find_end_difference(finished, is_closed=False))
         return finished
 
     def _store_end_difference(self, error: ReplayDivergence | None) -> None:
+        """Store an error about the end of the run, if there is one, as the difference of the fork."""
         if error is not None:
             self._count.difference, self._count.broke_at = error, error.address
 
 
-def _call_from_form(form: Mapping[str, Any], intent: Intent) -> ExternalCall:
+def _external_call_from_form(form: Mapping[str, Any], intent: Intent) -> ExternalCall:
+    """Return the tool or function call of a stored effect, without its result."""
     where = format_address(intent.path, intent.seq)
     if intent.type == "tool_call":
         return ExternalCall(form["tool_name"], form["input"], where)
@@ -608,6 +612,7 @@ class PaidPerformer:
         return self._inner.perform(item, io)
 
     async def _perform_model_call(self, item: Item, effect: CallModel, io: IO) -> Single:
+        """Perform a model call once the budget has room for it; return the failure of one that the budget refuses."""
         try:
             return await self._budget.perform_within_budget(
                 self._estimate(effect.request), lambda: self._perform_paid(item, io)
@@ -616,9 +621,11 @@ class PaidPerformer:
             return self._make_refusal(refusal)
 
     def _perform_paid(self, item: Item, io: IO) -> Awaitable[Single]:
+        """Perform a model call for which the budget has reserved the money."""
         return self._inner.perform(item, io)
 
     def _make_refusal(self, refusal: LimitExceeded) -> Failure:
+        """Return the failure of a model call that the budget refuses."""
         return Failure(refusal, 0)
 
 
@@ -650,6 +657,7 @@ class _CountingPerformer(PaidPerformer):
         return super().perform(item, io)
 
     async def _perform_paid(self, item: Item, io: IO) -> Single:
+        """Perform a model call, and add the call and its cost to the counts of the fork."""
         self._count.model_calls += 1
         outcome = await self._inner.perform(item, io)
         reply = outcome.value if isinstance(outcome, Value) else None

@@ -107,9 +107,9 @@ class RecordedMachines:
         self._past = past
 
     def wrap_machine(self, inner: MachineMaker) -> MachineMaker:
-        """Return a function that creates machines with their recorded start data."""
+        """Return *inner* as a function whose machines get placeholder tools, and are registered in ``running`` and ``decoders``."""
 
-        def machine(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:
+        def make_machine(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:
             past = self._past
             known = plan if past is None else add_placeholder_tools(past.calls.list_called_tools(plan.path), plan)
             if plan.definition.handle_steps is not None:
@@ -121,7 +121,7 @@ class RecordedMachines:
             running = self.running[plan.path] = inner(known, state)
             return running
 
-        return machine
+        return make_machine
 
     def wrap_planner(self, inner: ChildPlanner, computed: Callable[[str, int], Any] | None) -> ChildPlanner:
         """Return a planner whose children start with their recorded data; *computed* is ``Replayer.find_computed_value``."""

@@ -69,6 +69,7 @@ def parse_address(at: int | str) -> Address:
 
 
 def _check_has_result(history: History, address: Address) -> None:
+    """Raise unless the effect at an address has a recorded result; ``ROOT`` needs none."""
     where = format_address(*address)
     if address == ROOT:
         return
@@ -106,21 +107,22 @@ class JournalCut:
     def cut_at(self, address: Address) -> None:
         """Remove the effect at *address* and its consequences."""
         path, seq = address
-        self._set_run_end(path, seq)
+        self._lower_run_end(path, seq)
         while path:
             # What began together with the `Spawn` on the way up stays, which is why the end is behind the last of the
             # group: siblings asked for nothing that the cut child gave. The child's own result goes with the cut, as
             # `keeps_result` says.
             if not self._tree.is_background(path):
                 starter = get_starter_address(path)
-                self._set_run_end(starter[0], self._tree.find_group_end(starter) + 1)
+                self._lower_run_end(starter[0], self._tree.find_group_end(starter) + 1)
             elif (report := self._tree.find_first_report(path)) is not None:
-                self._set_run_end(*report)
+                self._lower_run_end(*report)
             else:
                 break
             path = get_starter_address(path)[0]
 
-    def _set_run_end(self, path: str, seq: int) -> None:
+    def _lower_run_end(self, path: str, seq: int) -> None:
+        """Cut the run at *path* from effect *seq* on, unless it is cut earlier already."""
         self._ends[path] = min(seq, self._ends.get(path, seq))
 
     def keeps_intent(self, address: Address) -> bool:
@@ -274,12 +276,12 @@ class RecordedPart:
         # gives no other sign (replay:D15).
         self._used: set[Address] = {ROOT}
 
-    def intent(self, address: Address) -> Intent | None:
+    def find_intent(self, address: Address) -> Intent | None:
         """Return the recorded intent at an address, unless it was cut off."""
         known = self.history.intents.get(address)
         return known if known is None or not self.cut or self.cut.keeps_intent(address) else None
 
-    def result(self, address: Address) -> Result | None:
+    def find_result(self, address: Address) -> Result | None:
         """Return the recorded result at an address, unless it was cut off."""
         # By address, never by position: children that run at once come by their records in an order of their own.
         known = self.history.results.get(address)
@@ -316,9 +318,9 @@ class RecordedPart:
         """The number of recorded effects that the run did not reach."""
         return len(self.history.intents) - len(self._used)
 
-    def find_equal_unused(self, asked: Intent, *, models: bool = False) -> Address | None:
+    def pop_equal_unused(self, asked: Intent, *, models: bool = False) -> Address | None:
         """
-        Return the address of an equal recorded effect with a result that the run has not reached yet.
+        Return the address of an equal recorded effect with a result that the run has not reached yet, each once; or ``None``.
 
         The first on the same path comes before the first on any other, so that siblings do not take each other's.
 
@@ -371,13 +373,13 @@ class RecordedPart:
         """Return whether the record at an address was accepted for an effect with this fingerprint."""
         return (address, fp) in self.history.facts.accepted
 
-    def is_same_child(self, known: Value, child: ChildResult) -> bool:
+    def is_same_child_end(self, known: Value, child: ChildResult) -> bool:
         """Return whether the end of a repeated child equals the recorded one."""
         return not compare_child_results(self.prints.redactor, known.value, child)
 
     def list_reached_permissions(self, path: str, tool_call_id: str) -> list[Address]:
         """Return the addresses of a call's recorded permission questions that the run has reached."""
-        asked = [(path, intent.seq) for intent in self.calls.find_effects("ask", path, tool_call_id)]
+        asked = [(path, intent.seq) for intent in self.calls.find_effects_of_call("ask", path, tool_call_id)]
         return [address for address in asked if address in self._used]
 
     def fingerprint_child_end(self, child: ChildResult) -> str:
@@ -421,7 +423,7 @@ class RecordedPart:
 
     def find_root_end(self) -> ChildResult | None:
         """Return the recorded end of the root run, unless it was cut off."""
-        value = None if self.result(ROOT) is None else getattr(self.root_outcome, "value", None)
+        value = None if self.find_result(ROOT) is None else getattr(self.root_outcome, "value", None)
         return value if isinstance(value, ChildResult) else None
 
     @cached_property
@@ -430,14 +432,15 @@ class RecordedPart:
         known = self.history.results.get(ROOT)
         return None if known is None else self.history.outcome(known)
 
-    def make_unused_error(self, agent_id: str, why: BaseException | None = None) -> ReplayDivergence | None:
+    def find_unused_difference(self, agent_id: str, why: BaseException | None = None) -> ReplayDivergence | None:
         """Return the error for records that a run did not reach, or ``None``; *why* made the run fail."""
         # Two counts tell it for nearly every replay; the first that is missing is searched only where something is. A
         # run that was cut, or may leave something, has a reason to.
         #
         # What is left over shows that the code does less than it did when the run was recorded, which no other check
-        # would notice. It is returned and not raised, since the caller decides what it means (`Replayer.report_unused_records`): a replay
-        # raises it unless its mode may leave something, and a fork with `tools=` notes it as the place where the runs part.
+        # would notice. It is returned and not raised, since the caller decides what it means
+        # (`Replayer.accept_or_raise_unused_records`): a replay raises it unless its mode may leave something, and a fork with
+        # `tools=` notes it as the place where the runs part.
         if len(self._used) == len(self.history.intents) or self.cut or self.leeway.may_leave:
             return None
         address, left = next((a, i) for a, i in self.history.intents.items() if a not in self._used)

@@ -68,7 +68,7 @@ class RecordedPermissions:
         effect, address = item.effect, item.address
         if not isinstance(effect, AskPerson) or effect.purpose != "permission":
             return False
-        if self._past.result(address) is None:
+        if self._past.find_result(address) is None:
             return any(map(self._answers.has_answer, effect.questions))
         return bool(self._find_approving_answers(address)) and not self._has_call_result(item.path, effect.tool_call_id)
 
@@ -82,7 +82,11 @@ class RecordedPermissions:
         if not is_permission(item):
             return False
         address = item.address
-        if self._leeway.asks_about_calls and self._find_approving_answers(address) and not self._is_of_same_call(item):
+        if (
+            self._leeway.asks_about_calls
+            and self._find_approving_answers(address)
+            and not self._is_recorded_for_same_call(item)
+        ):
             if self._mode.cuts_off:
                 return True
             msg = (
@@ -127,7 +131,7 @@ class RecordedPermissions:
                 )
                 raise self._writer.keep_first_fatal_error(JournalError(msg))
 
-    def _is_of_same_call(self, item: Item) -> bool:
+    def _is_recorded_for_same_call(self, item: Item) -> bool:
         """Return whether the record asks for permission there, too, and for the same call: no fingerprint covers its id."""
         effect: Any = item.effect
         form = self._past.history.form(self._past.history.intents[item.address])
@@ -136,13 +140,13 @@ class RecordedPermissions:
 
     def _find_approving_answers(self, address: Address) -> Sequence[Answer]:
         """Return the recorded answers to the permission question at *address* if one of them approves, else nothing."""
-        known = self._past.result(address)
+        known = self._past.find_result(address)
         answers = [] if known is None else list_answers(self._past.history.outcome(known))
         return answers if any(answer.agrees for answer in answers) else ()
 
     def _has_call_result(self, path: str, tool_call_id: str) -> bool:
         """Return whether the record has a result of a tool call of the run at *path*."""
-        calls = self._past.calls.find_effects("tool_call", path, tool_call_id)
+        calls = self._past.calls.find_effects_of_call("tool_call", path, tool_call_id)
         return any((path, call.seq) in self._past.history.results for call in calls)
 
     def _has_approved_result(self, asked: Address, answer: Answer) -> bool:
@@ -150,6 +154,6 @@ class RecordedPermissions:
         form = self._past.history.form(self._past.history.intents[asked])
         (question,) = questions_of(form)
         wanted = question.details if answer.edited_input is None else answer.edited_input
-        calls = self._past.calls.find_effects("tool_call", asked[0], form.get("tool_call_id"))
+        calls = self._past.calls.find_effects_of_call("tool_call", asked[0], form.get("tool_call_id"))
         forms = [self._past.history.form(call) for call in calls if call.address in self._past.history.results]
         return any((call["tool_name"], call["input"]) == (question.tool_name, wanted) for call in forms)

@@ -66,6 +66,7 @@ class RecordedRequests:
             return self._expand_messages(intent, self._limit.create_unused_limit())
 
     def _expand_messages(self, intent: Intent, limit: ReadingLimit) -> list[Mapping[str, Any]]:
+        """Return the messages of a request as JSON, with slices expanded; raise if they exceed *limit*."""
         found: list[Mapping[str, object]] = []
         # From the last message to the first, without recursion: one request may lead through all before it.
         waiting: list[Mapping[str, object] | _MessageRange] = [_MessageRange(intent.address)]
@@ -118,6 +119,7 @@ class RecordedRequests:
             raise self.history.make_corrupt_error(self.history.intents[address], DataError(msg))
 
     def _list_stored_items(self, address: Address) -> list[Mapping[str, Any]]:
+        """Return the messages and slices of a request as stored; at ``ROOT`` the messages that the root run started with."""
         intent = self.history.intents[address]
         if address == ROOT:
             return list_initial_messages(self.history.root)

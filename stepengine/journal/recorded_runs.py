@@ -22,7 +22,7 @@ from stepengine.data.visible import one_line, truncate_text
 from stepengine.data.waits import describe_wait
 from stepengine.errors import JournalError
 from stepengine.journal.journal_files import lock_file, unlock_and_close
-from stepengine.journal.pending_items import find_waits, open_questions
+from stepengine.journal.pending_items import find_open_questions, find_waits
 from stepengine.journal.sources import as_journal, parse_database_path
 from stepengine.redaction import ANY
 from stepengine.workspace.user_state import RUNS, is_writable_only_by_user, state_folder
@@ -84,14 +84,15 @@ class RecordedRun(NamedTuple):
 
     def get_text(self, *names: str) -> str:
         """Return the text in the companion file at this path of keys; ``""`` if there is none."""
-        value = self._get_value(names)
+        value = self._find_value(names)
         return value if isinstance(value, str) else ""
 
     def get_flag(self, *names: str) -> bool:
         """Return whether the value in the companion file at this path of keys is true."""
-        return self._get_value(names) is True
+        return self._find_value(names) is True
 
-    def _get_value(self, names: tuple[str, ...]) -> object:
+    def _find_value(self, names: tuple[str, ...]) -> object:
+        """Return the value in the companion file at this path of keys, or ``None``."""
         value: object = self.info
         for name in names:
             value = value.get(name) if isinstance(value, Mapping) else None
@@ -102,6 +103,7 @@ class RecordedRun(NamedTuple):
         return {**self.info, "stem": self.stem, "status": self.status}
 
     def _is_process_alive(self) -> bool:
+        """Return whether the process that the companion names still runs, or the journal is locked."""
         pid = self.info.get("pid")
         if type(pid) is not int or pid < 1:
             return False
@@ -112,7 +114,7 @@ class RecordedRun(NamedTuple):
                 return not is_mine
         return self.info.get("pid_began") in (
             None,
-            process_start_time(pid),
+            find_process_start_ticks(pid),
         )  # another process may have the number by now
 
     @contextlib.contextmanager
@@ -168,7 +170,7 @@ def list_runs(*, working_folder: Path | None = None, waiting: bool = False) -> l
 
 
 def describe_unsafe_folder(runs: Path) -> str:
-    """Return why another user could have written a folder of runs, whose files choose agents and options; else ``""``."""
+    """Return a sentence if other users can write in a folder of runs or its parent, which makes its files unsafe; else ``""``."""
     unsafe = next((folder for folder in (runs.parent, runs) if not is_writable_only_by_user(folder)), None)
     if unsafe is None:
         return ""
@@ -206,7 +208,7 @@ def summarize_journal(journal: Journal, name: str) -> dict[str, object]:
     try:
         history = journal.history()
         root, spending, status = history.root, spending_of(history), status_of(history)
-        questions = [question_to_dict(q) for _, q in open_questions(history).values()]
+        questions = [question_to_companion(q) for _, q in find_open_questions(history).values()]
     except JournalError:
         return {"version": 1, "status": "unreadable", "journal": name}
     if status not in ENDED | {"suspended"}:
@@ -220,7 +222,7 @@ def summarize_journal(journal: Journal, name: str) -> dict[str, object]:
         "status": status,
         "title": make_title(str(root.get("prompt", ""))),
         "questions": [] if history.is_complete else questions,
-        "waits": waits_to_dicts(find_waits(history)) if status == "suspended" else [],
+        "waits": waits_to_companion(find_waits(history)) if status == "suspended" else [],
         "usage": attrs.asdict(spending.usage),
         "cost": None if spending.cost is None else str(spending.cost),
     }
@@ -231,23 +233,23 @@ def make_title(prompt: str) -> str:
     return one_line(ANY.redact_beginning(prompt, TITLE_CHARS), TITLE_CHARS)
 
 
-def question_to_dict(question: Any) -> dict[str, str]:
-    """Return a question in the form of a companion."""
+def question_to_companion(question: Any) -> dict[str, str]:
+    """Return a question for a companion file: its id, and its text shortened and with secrets redacted."""
     return {
         "id": question.id,
         "text": truncate_text(ANY.redact_beginning(question.text, QUESTION_CHARS), QUESTION_CHARS),
     }
 
 
-def waits_to_dicts(waits: Sequence[Waits]) -> list[dict[str, object]]:
-    """Return the waits of a run except questions, each with its text and wake time."""
+def waits_to_companion(waits: Sequence[Waits]) -> list[dict[str, object]]:
+    """Return at most 50 waits of a run for a companion file, without questions; each has kind, text and wake time."""
     others = [one for one in waits if one.kind != "question"][:MAX_WAITS]
     return [
         {"kind": o.kind, "said": describe_wait(o), "wakes_at": o.wakes_at and o.wakes_at.isoformat()} for o in others
     ]
 
 
-def process_start_time(pid: int) -> int | None:
+def find_process_start_ticks(pid: int) -> int | None:
     """Return the start time of a process, in clock ticks of the system; ``None`` if unknown."""
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])

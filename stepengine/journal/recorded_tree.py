@@ -47,7 +47,7 @@ class RecordedTree:
         return self._results.get((path, -1) if self.is_background(path) else get_starter_address(path))
 
     def has_ended(self, path: str) -> bool:
-        """Return whether a child or a run around it has a recorded end."""
+        """Return whether the child at *path*, or one around it, has a recorded end; False for the root."""
         while path:
             if self.find_end(path) is not None:
                 return True

@@ -35,12 +35,12 @@ from stepengine.data.usage import NOTHING_USED, Usage, add_cost, add_lost_usage
 from stepengine.errors import ModelError, StepEngineError
 from stepengine.journal.call_writes import CallWrites
 from stepengine.journal.encoding import (
+    decode_outcome,
     encode_call_with_durability,
     encode_effect,
     encode_stored,
-    must_be_durable,
+    must_start_be_durable,
     outcome_members,
-    outcome_of,
     to_storable_error,
 )
 from stepengine.journal.modes import OpenJournal
@@ -118,7 +118,7 @@ class Recorder:
         lasts = not (self._next if replayer is None else self._has_begun)
         fresh: list[Item] = []
         for item in batch:
-            is_new, must = self._record_start(item)
+            is_new, must = self._match_or_record_start(item)
             if is_new:
                 fresh.append(item)
                 lasts = lasts or must
@@ -127,23 +127,23 @@ class Recorder:
         begin = self._begin
         if not (self._pending.owed or (lasts and fresh and self._writer.waits)):
             return begin(fresh)
-        owed, waiting = self._pending.commit()
+        owed, waiting = self._pending.start_commit()
         return begin(fresh) if waiting is None else self._start_after_commit(waiting, owed, fresh)
 
-    def _record_start(self, item: Item) -> tuple[bool, bool]:
-        """Compare an effect with the record or record its start; return whether it is new and must be durable."""
+    def _match_or_record_start(self, item: Item) -> tuple[bool, bool]:
+        """Match an effect with the record, or append its intent; return whether it is new, and whether its start must be durable."""
         replayer = self._replayer
         path, effect, seq = item.path, item.effect, item.effect.seq
-        together = None if item.gather is None else item.gather.effects[0].seq
+        gather_seq = None if item.gather is None else item.gather.effects[0].seq
         if isinstance(effect, CallModel):
-            intent, must = Intent(path, seq, effect, gather=together), False
+            intent, must = Intent(path, seq, effect, gather=gather_seq), False
         else:
-            intent, must = _make_intent(item, together)
-        is_new = replayer is None or not replayer.needs_no_intent(item, intent)
+            intent, must = _make_intent_with_durability(item, gather_seq)
+        is_new = replayer is None or not replayer.match_with_record(item, intent)
         if is_new:
             if seq != self._next.get(path, 0):
                 # Numbers that the machine gave to effects which it then did not ask for are recorded.
-                self.append(Input(path, seq, self._timing.last, {"type": "gap"}))
+                self.append_input(Input(path, seq, self._timing.last, {"type": "gap"}))
             try:
                 self._writer.append(intent)
             except StepEngineError as error:
@@ -171,10 +171,10 @@ class Recorder:
         wakes = item.effect.wakes  # type: ignore[union-attr]
         if wakes is not None:
             said = {"type": "wake_time", "until": wakes}
-            self.append(Input(*item.address, self._timing.last, said))
+            self.append_input(Input(*item.address, self._timing.last, said))
 
-    def append(self, record: Input) -> None:
-        """Append an input record; an error stops the run."""
+    def append_input(self, record: Input) -> None:
+        """Append an input record; an error is raised and stops the run."""
         try:
             self._writer.append(record)
         except StepEngineError as error:
@@ -188,10 +188,10 @@ class Recorder:
 
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
         """Perform an effect of a new run and record it."""
-        return self._run_child(item, io) if isinstance(item.effect, STARTS) else self.perform_live(item, io)
+        return self._perform_child_or_body(item, io) if isinstance(item.effect, STARTS) else self.perform_live(item, io)
 
-    async def _run_child(self, item: Item, io: IO) -> Single:
-        """Start a background child, or run a child or tool body to its end."""
+    async def _perform_child_or_body(self, item: Item, io: IO) -> Single:
+        """Start a background child, or run a child or tool body to its end; record the outcome."""
         if self._writer.fatal is not None:
             return Stop("diverged", self._timing.last, self._writer.fatal)
         outcome, fatal = await self._inner.perform(item, io), self._writer.fatal
@@ -204,24 +204,24 @@ class Recorder:
         )
 
     async def commit_run_outcome(self, item: Item, outcome: Single) -> Single:
-        """Commit and return the outcome of a child or tool body, with its computed values before it."""
+        """Record the outcome of a child or tool body, with its computed values before it, and return it once it is durable."""
         computed = outcome.body.computed if isinstance(outcome, Value) and outcome.body is not None else ()
         # Each value is short enough for a record; where all together are not, a replay works the program out again.
         if computed and not find_length_problem(computed):
             address = item.address
-            self.append(make_computed_record(address, self._timing.record_time(*address, outcome.at), computed))
+            self.append_input(make_computed_record(address, self._timing.record_time(*address, outcome.at), computed))
         return await self.commit_outcome(item, outcome, [])
 
-    async def _record_deferred_call(self, item: Item) -> None:
+    async def _record_deferred_body_end(self, item: Item) -> None:
         """Record durably that the body of a deferred call returned, since its result may reach another process."""
         self.append_result_pending(item)
-        owed, waiting = self._pending.commit() if self._writer.waits else ((), None)
+        owed, waiting = self._pending.start_commit() if self._writer.waits else ((), None)
         if waiting is not None:
             await self._pending.wait(waiting, owed)
 
     def append_result_pending(self, item: Item) -> None:
         """Record that the body of a deferred call returned."""
-        self.append(Input(*item.address, self._timing.last, {"type": "result_pending"}))
+        self.append_input(Input(*item.address, self._timing.last, {"type": "result_pending"}))
 
     # --- live ---------------------------------------------------------------------------------------------------------
 
@@ -236,12 +236,12 @@ class Recorder:
         """Record the usage of a stopped model call."""
         cost = {} if begun.cost is None else {"cost": str(begun.cost)}
         said = {"type": "partial_usage", "usage": encode_stored(begun.usage), **cost}
-        self.append(Input(*item.address, at, said))
+        self.append_input(Input(*item.address, at, said))
 
     # What was used is written down also where the call is stopped: the exception takes nothing along, and nobody who
     # comes later could know.
     async def perform_live(self, item: Item, io: IO, attempts: Sequence[object] = (), *, again: bool = False) -> Single:
-        """Perform an effect and record its outcome."""
+        """Perform an effect, record its outcome and return it once it is durable; *again*: its start is recorded already."""
         if self._writer.fatal is not None and self._replayer is None:
             return Stop("diverged", self._timing.last, self._writer.fatal)
         noted, noting = [*attempts], io
@@ -249,7 +249,7 @@ class Recorder:
             noting = AttemptsIO(io, noted)
         # Whether a result comes before its body has returned is a matter of time, and a stable recording tells of none.
         elif is_deferred_call(item) and not self._writer.source.stable:
-            noting = DeferredIO(io, self._record_deferred_call)
+            noting = DeferredIO(io, self._record_deferred_body_end)
         try:
             outcome: Any = await self._inner.perform(item, noting)
         except BaseException:
@@ -263,7 +263,7 @@ class Recorder:
         return kept
 
     async def commit_outcome(self, item: Item, outcome: Single, attempts: Sequence[object]) -> Single:
-        """Return an outcome that is durable; several that finish together share one commit."""
+        """Record an outcome, and return it once it is durable; several that finish together share one commit."""
         kept, owed, waiting = self._record_outcome(item, outcome, attempts)
         if waiting is not None:
             await self._pending.wait_ignoring_cancellation(waiting, owed)
@@ -303,12 +303,12 @@ class Recorder:
         is_seen = not isinstance(effect, CallModel) or io is None or io.watched or not self._is_reply_unseen(item.plan)
         if not is_seen and _is_reply_with_calls(settled):
             return settled, (), None
-        return settled, *self._pending.commit()
+        return settled, *self._pending.start_commit()
 
     # With nobody between the model and its calls, a reply that is lost in a crash has led to nothing: it may wait for
     # the next commit. A handler, a hook or a watcher could already have told somebody of it.
     def _is_reply_unseen(self, plan: RunPlan) -> bool:
-        """Return whether only the machine sees a reply: the run has no handler, hooks or tracing."""
+        """Return whether only the machine sees replies of this run: it has no handler, hooks or tracing and is no tool body."""
         is_alone = plan.definition.handle_steps is None and plan.body is None
         return is_alone and not plan.hooks and not self._is_traced
 
@@ -316,7 +316,7 @@ class Recorder:
     # changes (secrets that are taken out, errors of classes that only this process knows) is changed before the machine
     # sees it, too. The first `return` is for nearly every outcome: there nothing is changed.
     def to_recorded_form(self, item: Item, outcome: Value | Failure, at: int) -> Value | Failure:
-        """Return an outcome as it will be read from the journal, so that replays see the same (replay:K14)."""
+        """Return an outcome as a replay reads it: without secrets, with errors that can be stored, at the run's time (replay:K14)."""
         if isinstance(outcome, Value) and outcome.at == at and not self.cleans:
             # The run's clock started with this process, as it does in nearly every run.
             return outcome
@@ -331,7 +331,7 @@ class Recorder:
         clean = redactor.redact_for_run(members) if redactor.may_contain_secret(to_compact_json(members)) else members
         if clean == members:
             return outcome
-        cleaned = outcome_of({**clean, "at": at})
+        cleaned = decode_outcome({**clean, "at": at})
         if isinstance(cleaned, Value) and isinstance(outcome, Value) and outcome.body is not None:
             # What a body leaves is its caller's, and is not a record.
             return attrs.evolve(cleaned, body=outcome.body)
@@ -350,19 +350,19 @@ class Recorder:
             given = self._answers.find_answer(question)
             if question.id not in waiting and given is not None:
                 said = {"question_id": question.id, "answer": encode_stored(to_answer(given, question))}
-                self.append(Input(item.path, effect.seq, at, {"type": "answer", **said}))
+                self.append_input(Input(item.path, effect.seq, at, {"type": "answer", **said}))
 
 
-def _make_intent(item: Item, together: int | None) -> tuple[Intent, bool]:
-    """Return the intent of an effect other than a model call, and whether it must be durable."""
+def _make_intent_with_durability(item: Item, gather_seq: int | None) -> tuple[Intent, bool]:
+    """Return the intent of an effect other than a model call, and whether it must be durable before the effect starts."""
     effect = item.effect
     if isinstance(effect, CallTool):
         form, lasts = encode_call_with_durability(effect, item.plan)
     else:
         form = cast("Mapping[str, Any]", encode_effect(item))
-        lasts = must_be_durable(item, form)
+        lasts = must_start_be_durable(item, form)
     line = getattr(effect, "program_line", 0)
-    return Intent(item.path, effect.seq, form, gather=together, program_line=line), lasts
+    return Intent(item.path, effect.seq, form, gather=gather_seq, program_line=line), lasts
 
 
 def add_ended_run(stop: Stop, ended: ChildResult | BodyEnd | None) -> Stop:

@@ -69,20 +69,22 @@ OUTCOMES: Mapping[str, Any] = {
 """What an effect gives, by its type; an ``agent_call`` in the background is an ``agent_start``."""
 
 
-def check_members(value: object, shape: Shape, what: str) -> None:
-    """Raise unless *value* is an object with the members of *shape*."""
+def check_members(value: object, shape: Shape, subject: str) -> None:
+    """Raise unless *value* is an object with the members of *shape*; the error calls it *subject*."""
     if not isinstance(value, Mapping):
-        msg = f"{what} should be an object, not a {type(value).__name__}"
+        msg = f"{subject} should be an object, not a {type(value).__name__}"
         raise ValueError(msg)  # noqa: TRY004 - one kind of error for whatever was read
     for name, kind in shape.items():
         member = name.rstrip("?")
         if member not in value:
             if member == name:
-                msg = f"{what} lacks the member {member!r}"
+                msg = f"{subject} lacks the member {member!r}"
                 raise ValueError(msg)
         # `type(...) is` and not `isinstance`: a bool is an int to the latter, and JSON's `true` no number of an effect.
         elif kind is not ANY and type(value[member]) is not kind:
-            msg = f"the member {member!r} of {what} should be a {kind.__name__}, not a {type(value[member]).__name__}"
+            msg = (
+                f"the member {member!r} of {subject} should be a {kind.__name__}, not a {type(value[member]).__name__}"
+            )
             raise ValueError(msg)
 
 
@@ -114,7 +116,7 @@ def check_head(created: str, parent: object, hooks: object, packages: object) ->
 
 
 def check_effect(form: Mapping[str, Any], *, is_start: bool) -> None:
-    """Raise unless *form* is a valid stored effect with its blobs; *is_start*: it starts the root run."""
+    """Raise unless *form*, with its blobs filled in, is a valid stored effect; *is_start*: it starts the root run."""
     row = KINDS.get(form["type"])
     # What is not known here is refused and not left out, as an input is: an effect of a newer version may have changed
     # the world, and a run that goes on without it would do it again.
@@ -128,6 +130,7 @@ def check_effect(form: Mapping[str, Any], *, is_start: bool) -> None:
 
 
 def _check_root_start(form: Mapping[str, Any]) -> None:
+    """Raise unless a stored effect has valid members for the start of a root run."""
     check_members({k: v for k, v in form.items() if v is not None}, START, "the start of the run")
     if form["params"] is not None:
         check_members(form["params"], {}, "what params hold")
@@ -177,22 +180,23 @@ MORE: Mapping[str, Callable[[Mapping[str, Any]], None]] = {
 
 
 def _check_stored_types(values: Sequence[object], kind: Any) -> None:
+    """Decode stored values; raise unless each of them is of type *kind*."""
     for value in values:
         if not isinstance(made := decode_stored(value), kind):
             msg = f"a {type(made).__name__} is not allowed here"
             raise ValueError(msg)  # noqa: TRY004 - one kind of error for whatever was read
 
 
-def check_outcome(effect: str, outcome: Value | Failure, asked: int = 0) -> None:
-    """Raise unless an effect of this type may have this outcome; *asked* is the number of its questions."""
+def check_outcome(effect_type: str, outcome: Value | Failure, question_count: int = 0) -> None:
+    """Raise unless an effect of this type, with this number of questions, may have this outcome."""
     value = outcome.value if isinstance(outcome, Value) else None
-    fits = isinstance(outcome, Failure) or isinstance(value, OUTCOMES.get(effect, ANY))
+    fits = isinstance(outcome, Failure) or isinstance(value, OUTCOMES.get(effect_type, ANY))
     # As many answers as questions: they are told apart by their places, and one too few would give each question behind
     # it the answer of another one.
-    if fits and isinstance(value, tuple) and effect == "ask":
-        fits = len(value) == asked and all(isinstance(answer, Answer) for answer in value)
+    if fits and isinstance(value, tuple) and effect_type == "ask":
+        fits = len(value) == question_count and all(isinstance(answer, Answer) for answer in value)
     if not fits:
-        msg = f"a {type(value).__name__} is not an outcome of this {effect}"
+        msg = f"a {type(value).__name__} is not an outcome of this {effect_type}"
         raise ValueError(msg)
     if not all(isinstance(message, UserMessage) for message in outcome.inputs):
         msg = "an input of the run is not a user message"
@@ -211,31 +215,33 @@ EXTRAS = ("attempts", "writes")
 NO_EXTRAS: Mapping[str, Any] = {}
 
 
-def parse_stopped_usage(said: Mapping[str, Any]) -> PartialUsage:
-    """Return the usage of a stopped model call from an input; raise ``ValueError`` if it is invalid."""
-    _check_stored_types([said["usage"]], Usage)
-    cost = parse_amount(said["cost"]) if "cost" in said else None
-    if "cost" in said and (cost is None or cost < 0):
-        msg = f"a cost must be a number of dollars, not {said['cost'][:SHOWN_CHARS]!r}"
+def parse_stopped_usage(content: Mapping[str, Any]) -> PartialUsage:
+    """Return the usage and cost of a stopped model call from the content of an input; raise ``ValueError`` if it is invalid."""
+    _check_stored_types([content["usage"]], Usage)
+    cost = parse_amount(content["cost"]) if "cost" in content else None
+    if "cost" in content and (cost is None or cost < 0):
+        msg = f"a cost must be a number of dollars, not {content['cost'][:SHOWN_CHARS]!r}"
         raise ValueError(msg)
-    return PartialUsage(decode_stored(said["usage"]), cost)
+    return PartialUsage(decode_stored(content["usage"]), cost)
 
 
-def _check_answer_input(said: Mapping[str, Any]) -> None:
-    _check_stored_types([said["answer"]], Answer)
+def _check_answer_input(content: Mapping[str, Any]) -> None:
+    _check_stored_types([content["answer"]], Answer)
 
 
-def _check_computed_values(said: Mapping[str, Any]) -> None:
-    if not all(value is None or isinstance(value, Mapping) for value in said["values"]):
+def _check_computed_values(content: Mapping[str, Any]) -> None:
+    if not all(value is None or isinstance(value, Mapping) for value in content["values"]):
         msg = "the computed values of a tool body should be objects"
         raise ValueError(msg)
 
 
-def _check_stop_input(said: Mapping[str, Any]) -> None:
-    if said["kind"] not in get_args(StopKind):
-        msg = f"the kind of a stop must be one of {', '.join(get_args(StopKind))}, not {said['kind'][:SHOWN_CHARS]!r}"
+def _check_stop_input(content: Mapping[str, Any]) -> None:
+    if content["kind"] not in get_args(StopKind):
+        msg = (
+            f"the kind of a stop must be one of {', '.join(get_args(StopKind))}, not {content['kind'][:SHOWN_CHARS]!r}"
+        )
         raise ValueError(msg)
-    _check_stored_types([said["error"]] if "error" in said else [], StepEngineError)
+    _check_stored_types([content["error"]] if "error" in content else [], StepEngineError)
 
 
 class InputRow(NamedTuple):
@@ -290,13 +296,13 @@ UNKNOWN_INPUT = InputRow({})
 """The row of an input that a newer version wrote. A run of this version can be read without it."""
 
 
-def check_input(said: Mapping[str, Any]) -> None:
-    """Raise unless this is a valid input; one of an unknown type is not checked further."""
-    check_members(said, {"type": str}, "the input")
-    row = INPUTS.get(said["type"], UNKNOWN_INPUT)
-    check_members(said, row.members, "the input")
+def check_input(content: Mapping[str, Any]) -> None:
+    """Raise unless this is the valid content of an input record; an unknown type is not checked further."""
+    check_members(content, {"type": str}, "the input")
+    row = INPUTS.get(content["type"], UNKNOWN_INPUT)
+    check_members(content, row.members, "the input")
     if row.check is not None:
-        row.check(said)
+        row.check(content)
 
 
 FORMAT = "stepengine.journal/1"
@@ -369,7 +375,8 @@ class JournalSource(Protocol):
         """Return the line's members with its blobs filled in; raise ``KeyError`` if one is missing."""
 
 
-def _parse_line_members(record: Intent | Result) -> Mapping[str, Any] | None:
+def _read_line_members(record: Intent | Result) -> Mapping[str, Any] | None:
+    """Return the members of the record's line, parsed if they are still bytes; ``None`` for a record of this process."""
     source = record.read_from
     if source is None or isinstance(source, Mapping):
         return source
@@ -380,10 +387,10 @@ def _parse_line_members(record: Intent | Result) -> Mapping[str, Any] | None:
 
 def check_same_address(record: Intent | Result, members: Mapping[str, Any]) -> None:
     """
-    Raise if a line has another address or fingerprint than its start, because a member may occur twice.
+    Raise unless the members of a line have the record's address and fingerprint, which were read from its start alone.
 
     Raises:
-        JournalCorrupt: it names the address.
+        JournalCorrupt: a member occurs twice; it names the address.
     """
     is_same = (members["path"], members["seq"]) == (record.path, record.seq)
     if not is_same or (isinstance(record, Intent) and record.fp not in ("", members["fp"])):
@@ -480,7 +487,7 @@ class Intent:
     @property
     def line(self) -> Mapping[str, Any] | None:
         """All members of the line it was parsed from."""
-        return _parse_line_members(self)
+        return _read_line_members(self)
 
 
 @attrs.define(eq=False)
@@ -543,7 +550,7 @@ class Result:
     @property
     def line(self) -> Mapping[str, Any] | None:
         """All members of the line it was parsed from."""
-        return _parse_line_members(self)
+        return _read_line_members(self)
 
 
 @frozen(eq=False)
@@ -677,6 +684,7 @@ def parse_record(members: Mapping[str, object], where: object) -> Record:
 
 
 def _get_member(members: Mapping[str, object], name: str, kind: type) -> Any:
+    """Return a member; raise if it is missing or not exactly of type *kind*."""
     value = members[name]
     if type(value) is not kind:
         msg = f"the member {name!r} should be of type {kind.__name__}"

@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 
 from stepengine.data.effects import CallModel
-from stepengine.journal.encoding import remove_secret_content
+from stepengine.journal.encoding import drop_secret_old_content
 from stepengine.journal.history import History
 from stepengine.journal.recorded_requests import RecordedRequests
 from stepengine.journal.records import Blob, Head, Input, Intent, Record, Result
@@ -29,6 +29,7 @@ def redact_records(history: History, redactor: Redactor) -> list[Record]:
 
 
 def _redact_record(history: History, requests: RecordedRequests, record: Record, redactor: Redactor) -> Record:
+    """Return a record as decoded values, without its line, so that the rules of *redactor* apply when it is encoded."""
     match record:
         case Intent():
             form: Any = history.form(record)
@@ -36,7 +37,7 @@ def _redact_record(history: History, requests: RecordedRequests, record: Record,
                 form = CallModel(record.seq, requests.get(record), form["purpose"])
             return attrs.evolve(record, given=form, fp="", read_from=None)
         case Result():
-            writes = [remove_secret_content(write, redactor).to_json() for write in history.writes(record)]
+            writes = [drop_secret_old_content(write, redactor).to_json() for write in history.writes(record)]
             extras = {**history.extras(record), "writes": writes} if writes else history.extras(record)
             return attrs.evolve(record, given=history.outcome(record), extras=extras, read_from=None)
         case Input():

@@ -107,23 +107,24 @@ class Replayer:
         self._permissions = RecordedPermissions(journal, past)
         self._errors = DivergenceErrors(past.history, past.prints, machines.running)
 
-    def needs_no_intent(self, item: Item, asked: Intent) -> bool:
+    def match_with_record(self, item: Item, asked: Intent) -> bool:
         """
-        Return whether an effect needs no intent: it is recorded, or the replay ends before it.
+        Match an effect with the record; return True if it is recorded or the run stops before it, False if it is new.
 
         Raises:
             ReplayDivergence: when it is not what was recorded, or a run that is recorded to its end goes on.
+            JournalError: when a new call would start on a permission that this user did not give.
         """
-        met = self._match_effect(item, asked)
-        if not met:
+        is_matched = self._match_or_cut_off(item, asked)
+        if not is_matched:
             self._permissions.refuse_untrusted_call(item)
-        return met
+        return is_matched
 
-    def _match_effect(self, item: Item, asked: Intent) -> bool:
-        """Return whether an effect needs no intent; cut the record off, or raise, where the effect differs."""
+    def _match_or_cut_off(self, item: Item, asked: Intent) -> bool:
+        """Return whether an effect is recorded or the run stops before it; cut the record off, or raise, if it differs."""
         past = self._past
         address = item.address
-        known = past.intent(address)
+        known = past.find_intent(address)
         # A run that lost its race is cut in the middle, wherever it was; that it asks for one thing more, or less, than
         # last time is chance and no divergence.
         if known is None and self.ends.is_race_loser(item.path):
@@ -160,7 +161,7 @@ class Replayer:
         return True
 
     def _accepts_difference(self, known: Intent, asked: Intent, item: Item) -> bool:
-        """Return whether the outcome of another recorded effect answers this one; if not, the record ends here."""
+        """Return whether the outcome of a different recorded effect answers this one; False to cut the record off; else raise."""
         past, address = self._past, asked.address
         # Somebody has looked at this difference before and accepted it; the journal says so, and for exactly this
         # fingerprint.
@@ -174,12 +175,12 @@ class Replayer:
         self.acceptance.accept_or_raise(error, address, asked.fp, keeps=keeps)
         return True
 
-    def resolve_start_difference(self, asked: Intent) -> None:
+    def accept_or_raise_start_difference(self, asked: Intent) -> None:
         """
-        Accept or refuse that the root run starts differently from its record.
+        Raise the error for a root run that starts differently from its record, unless the difference is or was accepted.
 
         Raises:
-            ReplayDivergence: when that is to be the same.
+            ReplayDivergence: when the caller does not keep recorded effects.
         """
         if self._past.was_difference_accepted(ROOT, asked.fp):
             return
@@ -188,39 +189,40 @@ class Replayer:
         self.acceptance.record_accepted_difference(ROOT, asked.fp)
 
     def _cut_off_record(self, address: Address) -> None:
+        """Discard the record from an address on; stop the run if an effect would be repeated that must not be."""
         try:
             self._past.cut_off(address)
         except JournalError as error:
             raise self._writer.keep_first_fatal_error(error) from None
 
-    def result(self, address: Address) -> Result | None:
-        """Return the recorded result at an address."""
-        return self._past.result(address)
+    def find_result(self, address: Address) -> Result | None:
+        """Return the recorded result at an address; ``None`` if there is none or it was cut off."""
+        return self._past.find_result(address)
 
     def stops_before(self, item: Item) -> bool:
         """Return whether the run stops before an effect without result."""
         return not self.ends.can_perform_effects(item.path)
 
-    def make_cut_future(self, known: Result, item: Item) -> tuple[asyncio.Future[None], Sequence[str]] | None:
+    def make_invalidation_future(self, known: Result, item: Item) -> tuple[asyncio.Future[None], Sequence[str]] | None:
         """Return a future, done when a result of background children no longer holds, and their paths; ``None`` if it always holds."""
         return None
 
-    def report_unused_records(self, error: ReplayDivergence | None) -> None:
+    def accept_or_raise_unused_records(self, error: ReplayDivergence | None) -> None:
         """
-        Raise the error for records that the run did not reach, if they may not stay unused.
+        Raise the *error* for records that the run did not reach, unless there is none or the mode may leave records unused.
 
         Raises:
-            ReplayDivergence: that *error*, unless the run may leave something.
+            ReplayDivergence: that *error*.
         """
         if error is not None and not self._mode.may_leave_unused_records(self._past):
             raise error
 
     def has_recorded_start(self, address: Address) -> bool:
         """Return whether the start of an effect is recorded; without a result, it is unknown whether the effect happened."""
-        return self._past.intent(address) is not None
+        return self._past.find_intent(address) is not None
 
-    def answer(self, known: Result, item: Item) -> Value | Failure:
-        """Return the recorded outcome of an effect."""
+    def answer_from_record(self, known: Result, item: Item) -> Value | Failure:
+        """Return the recorded outcome of an effect; count it, notify a model's provider, and copy the result if the mode copies."""
         try:
             outcome = self._past.history.outcome(known)
         # Read only now: a journal of 10,000 steps is compared by fingerprints, and what nobody asks for is never
@@ -247,7 +249,7 @@ class Replayer:
 
     def confirm_repeated_outcome(self, known: Result, outcome: Single, item: Item) -> Single:
         """
-        Compare the outcome of a repeated effect with the recorded one, and return the recorded one; a stop is returned as it is.
+        Return the recorded outcome of a repeated effect, counted as answered; return a new stop unchanged.
 
         Raises:
             ReplayDivergence: when the outcomes differ.
@@ -255,7 +257,7 @@ class Replayer:
         past = self._past
         # The recorded value is what the run goes on with, though it was performed again: what is only equal may still
         # differ in what nobody compares.
-        recorded = self.answer(known, item)
+        recorded = self.answer_from_record(known, item)
         if isinstance(outcome, Stop):
             return outcome
         if not past.is_same_outcome(recorded, outcome):
@@ -263,6 +265,7 @@ class Replayer:
         return recorded
 
     def _count_and_copy_result(self, known: Result, outcome: Value | Failure, item: Item) -> None:
+        """Count an effect as answered, advance the clock, and copy its result into the new journal if the mode copies."""
         self._timing.advance_to(known.at)
         self._past.answered += 1
         # The very record is taken over, without its outcome being encoded again: a replay keeps no second copy of what
@@ -272,9 +275,9 @@ class Replayer:
         elif self._mode.copies:
             self._writer.append(Result(*item.address, known.at, outcome, self._past.history.extras(known)))
 
-    def find_refused_outcome(self, address: Address, item: Item) -> Single | None:
-        """Return the recorded result of a child or tool body that never started, or ``None``."""
-        known = self.result(address)
+    def find_unstarted_outcome(self, address: Address, item: Item) -> Single | None:
+        """Return the recorded outcome, counted as answered, of a child or tool body that never started, or ``None``."""
+        known = self.find_result(address)
         if known is None:
             return None
         outcome = self._past.history.outcome(known)
@@ -286,17 +289,19 @@ class Replayer:
         if isinstance(item.effect, CallBody) and isinstance(outcome, Value) and outcome.value.status == "cancelled":
             # It was given up before it began, or before anything that it did.
             refused = (child_path(*address), 0) not in self._past.history.intents
-        return self.answer(known, item) if refused else None
+        return self.answer_from_record(known, item) if refused else None
 
-    def stops_before_run(self, item: Item) -> bool:
-        """Return whether the run stops before starting another one that has no record."""
-        return isinstance(item.effect, RUNS) and self._past.intent(item.address) is None and self.stops_before(item)
+    def stops_before_starting_run(self, item: Item) -> bool:
+        """Return whether an effect would start a child or tool body without a record, and the run stops before it."""
+        return (
+            isinstance(item.effect, RUNS) and self._past.find_intent(item.address) is None and self.stops_before(item)
+        )
 
     def has_recorded_progress(self, address: Address) -> bool:
         """Return whether a child or tool body has a recorded end or first effect."""
         past = self._past
         path = address[0] if address[1] == -1 else child_path(*address)
-        return (past.result(address) or past.intent((path, 0))) is not None
+        return (past.find_result(address) or past.find_intent((path, 0))) is not None
 
     def confirm_child_end(self, known: Result, outcome: Single, item: Item) -> Single | None:
         """
@@ -317,7 +322,7 @@ class Replayer:
                 )  # what came meanwhile is nothing that the body gave
             same = isinstance(outcome, Value) and past.is_same_outcome(recorded, outcome)
         else:
-            same = isinstance(outcome, Value) and past.is_same_child(recorded, outcome.value)
+            same = isinstance(outcome, Value) and past.is_same_child_end(recorded, outcome.value)
         if same:
             self._copy_computed_values(known, outcome)
             self._count_and_copy_result(known, recorded, item)
@@ -326,7 +331,7 @@ class Replayer:
             told = past.history.tree.find_first_report(item.path) if item.effect.seq == -1 else None
             self._cut_off_record(told or (item.path, item.effect.seq + 1))
             return None
-        return self._resolve_child_difference(known, recorded, outcome, item)
+        return self._accept_or_raise_child_end(known, recorded, outcome, item)
 
     def confirm_root_end(self, finished: Finished) -> Finished:
         """
@@ -348,18 +353,18 @@ class Replayer:
         return attrs.evolve(finished, status=was.status, output=output, text=was.text, error=why)
 
     def _decode_output(self, path: str, was: ChildResult, error: ReplayDivergence) -> Any:
-        """Return the recorded output of a run as its agent's own type; raise *error* where that is another one by now."""
+        """Return the recorded output of a run, decoded to its agent's output type; raise *error* if it does not fit the type."""
         decode = self._machines.decoders.get(path, _return_json_output)
         try:
             return None if was.output is None else decode(was.output)
         except Exception as cause:
             raise self._writer.keep_first_fatal_error(error) from cause
 
-    def _resolve_child_difference(self, known: Result, recorded: Any, outcome: Single, item: Item) -> Single:
+    def _accept_or_raise_child_end(self, known: Result, recorded: Any, outcome: Single, item: Item) -> Single:
         """Return the recorded end of a child that ended differently now, if the caller accepts it; else raise."""
         past, address = self._past, item.address
         if isinstance(item.effect, CallBody):
-            return self._resolve_body_difference(known, recorded, outcome, item)
+            return self._accept_or_raise_body_result(known, recorded, outcome, item)
         error = self._errors.make_child_end_error(recorded, outcome, item)
         child: object = outcome.value if isinstance(outcome, Value) else None
         if not isinstance(child, ChildResult):
@@ -376,7 +381,7 @@ class Replayer:
         ended = attrs.evolve(child, status=was.status, output=output, text=was.text, error=was.error)
         return Value(ended, known.at, recorded.inputs)
 
-    def _resolve_body_difference(self, known: Result, recorded: Any, outcome: Single, item: Item) -> Single:
+    def _accept_or_raise_body_result(self, known: Result, recorded: Any, outcome: Single, item: Item) -> Single:
         """Return the recorded result of a tool body that gave another one now, if accepted; else raise."""
         past = self._past
         if not isinstance(outcome, Value):
@@ -401,11 +406,11 @@ class Replayer:
         return self._past.history.facts.find_lost_usage(item.address)
 
     def find_computed_value(self, path: str, number: int) -> Any:
-        """Return the recorded result of a ``Compute`` of the body at *path*; see ``ToolBody.recalled``."""
+        """Return the recorded result of a ``Compute`` in the body at *path*; ``None`` to compute it; a stop at the end of the record."""
         call = get_starter_address(path)
         values = self._past.history.facts.computed.get(call)
         # Where the record was cut in the body, or after it, what was worked out is worked out again.
-        if values is None or self._past.result(call) is None:
+        if values is None or self._past.find_result(call) is None:
             return None
         return values[number] if number < len(values) else self.ends.make_record_end_stop(path, ())
 
@@ -430,18 +435,18 @@ class ParallelRecord:
 
     def has_begun(self, item: Item) -> bool:
         """Return whether an effect was started, or will never start."""
-        return self.past.intent(item.address) is not None or self.replayer.stops_before(item)
+        return self.past.find_intent(item.address) is not None or self.replayer.stops_before(item)
 
     def has_outcome(self, item: Item) -> bool:
         """Return whether an effect has a recorded outcome or will never start; a started child run counts, too."""
         if isinstance(item.effect, RUNS):
             return self.has_begun(item)
-        return self.past.result(item.address) is not None or self.replayer.stops_before(item)
+        return self.past.find_result(item.address) is not None or self.replayer.stops_before(item)
 
 
-def make_parallel_record(replayer: Replayer, past: RecordedPart) -> ParallelRecord | None:
+def find_parallel_record(replayer: Replayer, past: RecordedPart) -> ParallelRecord | None:
     """
-    Return the record of a tree whose runs continue in parallel, so all must reach the end of their records first.
+    Return the record of a tree whose runs continue in parallel, and must all reach the end of their records first; else ``None``.
 
     Else one of them could end another one, as its parent or as who wins a race, in the middle of what that did long ago.
     """

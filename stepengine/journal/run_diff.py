@@ -120,6 +120,7 @@ class _HistoryComparison:
                 intent.fp = intent.fp or prints.for_effect(intent.effect)
 
     def compare(self) -> Iterator[RunChange]:
+        """Yield the differences of the starts, the effects and the ends of both root runs."""
         start = tuple([f for f in compare_values(self._a.root, self._b.root) if f.pointer != "/run_id"])
         if start:
             yield RunChange("start", "#-1", "#-1", "the run", start)
@@ -127,6 +128,7 @@ class _HistoryComparison:
         yield from self._compare_outcomes(ROOT, ROOT, "end", "the run")
 
     def _compare_runs(self, a: str, b: str) -> Iterator[RunChange]:
+        """Yield the differences between the runs at two paths, with their effects aligned."""
         ours, theirs = self._a.tree.list_effects(a), self._b.tree.list_effects(b)
         matcher = BoundedMatcher([i.fp for i in ours], [i.fp for i in theirs], autojunk=False)
         for tag, i1, i2, j1, j2 in matcher.get_opcodes():
@@ -136,6 +138,7 @@ class _HistoryComparison:
                 yield from self._compare_effects(left, right, equal=tag == "equal")
 
     def _compare_effects(self, a: Intent | None, b: Intent | None, *, equal: bool) -> Iterator[RunChange]:
+        """Yield the differences of two aligned effects, one of which may be missing, of the runs in them, and of their outcomes."""
         if a is None or b is None or (not equal and a.type != b.type):
             if a is not None:
                 yield RunChange("removed", format_address(a.path, a.seq), "", describe_effect(a.effect))
@@ -153,24 +156,27 @@ class _HistoryComparison:
         yield from self._compare_outcomes(a.address, b.address, "outcome", describe_effect(b.effect))
 
     def _compare_fields(self, a: Intent, b: Intent) -> list[FieldDifference]:
+        """Return the fields in which two effects differ; none for model calls beyond the number of *detailed* ones."""
         if a.type == "model_call" and self._left is not None:
             if self._left <= 0:
                 return []
             self._left -= 1
         return _compare_effect_fields(self._a_requests, self._b_requests, a, b, self._plain)
 
-    def _compare_outcomes(self, a: Address, b: Address, kind: ChangeKind, what: str) -> Iterator[RunChange]:
-        ours, theirs = _encode_outcome(self._a, a), _encode_outcome(self._b, b)
+    def _compare_outcomes(self, a: Address, b: Address, kind: ChangeKind, effect_name: str) -> Iterator[RunChange]:
+        """Yield one change if the outcomes at two addresses differ, or only one of them is recorded."""
+        ours, theirs = _encode_stable_outcome(self._a, a), _encode_stable_outcome(self._b, b)
         if (ours is None) != (theirs is None):
             known = ("no result", "a result") if kind == "outcome" else ("not ended", "ended")
             field = FieldDifference("/", known[ours is not None], known[theirs is not None])
-            yield RunChange(kind, format_address(*a), format_address(*b), what, (field,))
+            yield RunChange(kind, format_address(*a), format_address(*b), effect_name, (field,))
             return
         fields = tuple(compare_values(ours, theirs))
         if fields:
-            yield RunChange(kind, format_address(*a), format_address(*b), what, fields)
+            yield RunChange(kind, format_address(*a), format_address(*b), effect_name, fields)
 
     def compute_totals(self) -> dict[str, tuple[Any, Any]]:
+        """Return effects, model calls, tokens, cost and milliseconds of both runs, by name."""
         a, b = _compute_run_totals(self._a), _compute_run_totals(self._b)
         return {name: (a[name], b[name]) for name in a}
 
@@ -178,13 +184,15 @@ class _HistoryComparison:
 def _compare_effect_fields(
     a: RecordedRequests, b: RecordedRequests, ours: Intent, theirs: Intent, plain: Redactor
 ) -> list[FieldDifference]:
+    """Return the fields in which effect *ours* of journal *a* and effect *theirs* of journal *b* differ."""
     if ours.type == "model_call":
         now = Intent(theirs.path, theirs.seq, CallModel(theirs.seq, b.get(theirs)))
         return compare_effects(a, ours, now, plain)
     return compare_effects(a, ours, Intent(theirs.path, theirs.seq, b.history.form(theirs)), plain)
 
 
-def _encode_outcome(history: History, address: Address) -> Any:
+def _encode_stable_outcome(history: History, address: Address) -> Any:
+    """Return an outcome as JSON without members that differ between equal runs; ``None`` if there is no result."""
     known = history.results.get(address)
     return None if known is None else _drop_volatile(outcome_members(history.outcome(known)))
 

@@ -49,6 +49,7 @@ async def finish_run(run: JournaledRun, finished: Finished, waits: Sequence[Wait
 
 
 def _write_end_and_close(run: JournaledRun, finished: Finished, waits: Sequence[Waits]) -> Finished:
+    """Record the end, update the wake entry, close the journal, and return *finished* with write errors and warnings."""
     writer, entry = run.writer, find_wake_entry(run, finished)
     # The journal is given back on every way, before the end of the run is reported: whoever waited for the result may
     # open it at once.
@@ -106,8 +107,8 @@ def _record_end(run: JournaledRun, finished: Finished) -> Finished:
     if past is not None and stop is None:
         assert run.replayer is not None  # noqa: S101 - there is one for everything recorded
         if not run.mode.cuts_off:
-            unused = past.make_unused_error(finished.state.agent_id, finished.error)
-        run.replayer.report_unused_records(unused)
+            unused = past.find_unused_difference(finished.state.agent_id, finished.error)
+        run.replayer.accept_or_raise_unused_records(unused)
         if not run.mode.cuts_off:
             finished = run.replayer.confirm_root_end(finished)
     _warn_of_replaced_effects(run)
@@ -147,7 +148,7 @@ def _choose_root_end(run: JournaledRun, end: Value) -> Value:
     if past is None or not run.mode.is_full_repetition(past):
         return end
     recorded = past.root_outcome
-    return recorded if isinstance(recorded, Value) and past.is_same_child(recorded, end.value) else end
+    return recorded if isinstance(recorded, Value) and past.is_same_child_end(recorded, end.value) else end
 
 
 def _make_stop_record(stop: Stop, at: int) -> Input:

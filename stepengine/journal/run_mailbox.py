@@ -18,10 +18,10 @@ from stepengine.journal.history import History
 from stepengine.journal.mailbox import Mailbox, MailboxMessage
 from stepengine.journal.modes import OpenJournal
 from stepengine.journal.pending_items import (
+    find_open_questions,
     find_unread_messages,
     find_unreceived_input,
     list_message_ids,
-    open_questions,
 )
 from stepengine.journal.records import Address, Input, get_starter_address
 from stepengine.runtime.messages import Message, parse_answer
@@ -57,7 +57,7 @@ class RunMailbox:
         self._left_open: dict[str, tuple[Address, Question]] = {}
 
     def list_unread(self) -> list[Message]:
-        """Return the recorded messages that no run received, and those posted before the run was resumed."""
+        """Return the recorded messages that no run received, and, the first time only, those collected before the start."""
         first, self._first = self._first, []
         kept = [] if self._history is None else [Message(**one) for one in find_unread_messages(self._history)]
         return [*kept, *first]
@@ -71,7 +71,7 @@ class RunMailbox:
         return self._unreceived.get(path, ())
 
     def has_message(self, message_id: str) -> bool:
-        """Return whether the record has a message with this id."""
+        """Return whether a message with this id is recorded, also if it was refused."""
         return message_id in self._known
 
     async def fetch(self) -> Sequence[Message]:
@@ -100,6 +100,7 @@ class RunMailbox:
         return True
 
     def _has_started(self, path: str) -> bool:
+        """Return whether the run at *path* was started, by the record or in this process; the root always was."""
         known = self._history is not None and self._history.tree.has_run(path)
         return not path or known or get_starter_address(path) in self._begun
 
@@ -153,7 +154,7 @@ class RunMailbox:
         if box is None or not self._journal.mode.appends_to_source(history):
             return
         letters, self._place = _read_new_messages(box, 0)
-        waiting = {key: question for key, (_, question) in open_questions(history).items()}
+        waiting = {key: question for key, (_, question) in find_open_questions(history).items()}
         asked = {q.id for i in history.intents.values() if i.type == "ask" for q in questions_of(history.form(i))}
         # Answers first of all: the run is opened with them, since the question may be the very effect at which the
         # record ends.
@@ -168,7 +169,7 @@ class RunMailbox:
             elif letter.topic in waiting:
                 self._accept_or_refuse_answer(letter, waiting[letter.topic], asks_again=asks_again)
             elif letter.topic not in asked:
-                self._record_refusal(letter, f"{letter.topic!r} is not a question of this run")
+                self._refuse_answer(letter, f"{letter.topic!r} is not a question of this run")
 
     def _accept_or_refuse_answer(self, letter: MailboxMessage, question: Question, *, asks_again: bool) -> None:
         """Use a mailbox message as the answer unless the caller answers the question; refuse an invalid one, or all if *asks_again*."""
@@ -178,11 +179,12 @@ class RunMailbox:
         if asks_again:
             problem = f"{question.id!r} is asked again, because anyone may have sent the answer"
         if problem:
-            self._record_refusal(letter, problem)
+            self._refuse_answer(letter, problem)
         elif not self._journal.answers.has_answer(question):
             self._journal.answers.by_question[question.id] = answer
 
-    def _record_refusal(self, letter: MailboxMessage, why: str) -> None:
+    def _refuse_answer(self, letter: MailboxMessage, why: str) -> None:
+        """Record an answer as refused, with the next record, and add a warning to the result."""
         self._journal.writer.unwritten.append(
             Input("", -1, self._journal.timing.last, {"type": "rejected_message", "id": letter.id, "why": why})
         )
@@ -218,7 +220,7 @@ class RunMailbox:
         return True
 
     def _select_for_started_runs(self, letters: Sequence[MailboxMessage]) -> Iterator[MailboxMessage]:
-        """Yield the messages to started runs; the others wait."""
+        """Yield the answers and the messages to started runs; keep the others for later calls."""
         for letter in letters:
             if letter.kind == "answer" or self._has_started(letter.path):
                 yield letter
@@ -226,6 +228,7 @@ class RunMailbox:
                 self._early.append(letter)
 
     def _append_message_record(self, message: Message) -> None:
+        """Record user input or a cancellation from the mailbox."""
         self._known.add(message.id)
         # Written down before it is done: a message that made the run go another way has to be in the record in front of
         # what it led to.
@@ -237,7 +240,7 @@ class RunMailbox:
         (path, seq), question = self._left_open[letter.topic]
         answer = parse_answer(letter.value)
         if problem := answer_problem(answer, question):
-            self._record_refusal(letter, problem)
+            self._refuse_answer(letter, problem)
             return
         del self._left_open[letter.topic]
         self._known.add(letter.id)

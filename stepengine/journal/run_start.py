@@ -92,6 +92,7 @@ def _check_same_workspace(run: JournaledRun, history: History, workspace: str) -
 def _start_new_run(
     run: JournaledRun, plan: RunPlan, state: AgentState, limits: Limits | None, models: ChosenModels, *, workspace: str
 ) -> tuple[RunPlan, AgentState]:
+    """Open the journal, write the head and the start, and return plan and state with id, creation time and random numbers."""
     machines, writer = run.machines, run.writer
     # Committed recordings: each of these would differ in every recording, and a diff of an agent's test would show
     # nothing but ids and times.
@@ -120,6 +121,7 @@ def _start_new_run(
 def _start_recorded_run(
     run: JournaledRun, plan: RunPlan, state: AgentState, limits: Limits | None, models: ChosenModels
 ) -> tuple[RunPlan, AgentState]:
+    """Compare the start with the record, and return plan and state with the recorded id, time, seed and lookups."""
     past, machines = run.recorded_part, run.machines
     assert past is not None  # noqa: S101 - asked for a recorded run
     history, head = past.history, past.history.head
@@ -149,7 +151,7 @@ def _start_recorded_run(
         asked = Intent(*ROOT, encode_root_start(plan, state, recorded if is_equal else limits, model, models))
     elif not is_equal:
         assert run.replayer is not None  # noqa: S101 - there is one for everything recorded
-        run.replayer.resolve_start_difference(asked)
+        run.replayer.accept_or_raise_start_difference(asked)
     run.timing.continue_from(history.last_at, created, now)
     run.mode.write_start(run.writer, history, head, asked, is_equal=is_equal)
     run.mail.record_collected_messages()

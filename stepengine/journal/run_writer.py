@@ -95,10 +95,10 @@ class RunWriter:
         self.is_own = True
         # A stable recording is the same for every user; it is known by the note that its run leaves.
         if self._writer is not None and not self.source.stable:
-            self._writer.add_macs()
+            self._writer.enable_macs()
 
-    def open_memory_copy(self) -> None:
-        """Open a journal in memory for the records of a repeated run."""
+    def open_memory_journal(self) -> None:
+        """Open an empty journal in memory, with the rules of the source journal, for the records of a repeated run."""
         # The journal that was given is only read: whatever goes wrong, the recording is as it was. Redaction is off in
         # the copy, since what it holds was cleaned when it was recorded, and would not be byte-equal if it were cleaned
         # twice.
@@ -154,6 +154,7 @@ class RunWriter:
         self._write(record)
 
     def _append_unwritten(self, writer: Writer) -> None:
+        """Append the records in ``unwritten``, and empty that list."""
         notes, self.unwritten = self.unwritten, []
         for note in notes:
             writer.append(note)
@@ -204,6 +205,7 @@ class RunWriter:
 
 
 def _has_head_alone(journal: Journal) -> bool:
+    """Return whether a journal's only record is its head."""
     records = journal.records()
     return len(records) == 1 and isinstance(records[0], Head)
 
@@ -228,9 +230,9 @@ class PendingOutcomes:
     # A sync of the disk takes milliseconds, more than all other work of a step; so it is never waited for by itself
     # where it can go with one that comes anyway. A reply that only the machine has seen need not be durable before the
     # calls in it begin, as their intents are behind it in the same file and cannot be durable without it.
-    def commit(self) -> tuple[Outcomes, asyncio.Future[None] | None]:
+    def start_commit(self) -> tuple[Outcomes, asyncio.Future[None] | None]:
         """
-        Start a commit of all appended records.
+        Start a commit of all appended records, which the owed outcomes are among.
 
         An effect waits for it if it must not happen twice, may be undone, or is shown to people (reliability:R1). A question must be
         durable, because its answer may arrive after the process has ended. The first effect of a run waits, too, so that a paid call

@@ -17,7 +17,7 @@ from stepengine.data.questions import AnswerLike
 from stepengine.data.state import RunResult
 from stepengine.errors import InputError, JournalError, ReplayDivergence, StepEngineError
 from stepengine.journal.journaled_run import JournaledRun
-from stepengine.journal.pending_items import open_questions
+from stepengine.journal.pending_items import find_open_questions
 from stepengine.journal.provenance import has_trusted_calls, has_trusted_permissions, replace_with_derived
 from stepengine.journal.questions import InDoubt, split_answers
 from stepengine.journal.recorded_clock import ReplayPace
@@ -217,6 +217,7 @@ async def replay(
 
 
 async def _replay_calling_models(source: Journal, launch: Launch, *, stops: bool) -> RunResult:
+    """Repeat a run with new replies of models; raise the error of an unrecorded call, unless *stops*."""
     from stepengine.journal.recorded_forks import fork_from_record
 
     made = await fork_from_record(source, launch, at=-1, reuse=False)
@@ -267,7 +268,7 @@ async def fork(
         if asks_about_calls:
             _drop_approvals_of_others(made, at if edit is not None else None)
             branched = len(made.records())
-        waiting = open_questions(made.history())
+        waiting = find_open_questions(made.history())
         texts = {question.text for _, question in waiting.values()}
         asked = {key: answer for key, answer in given.items() if key in waiting or key in texts}
         # What is asked only after the fork may be answered up front, as in a new run.
@@ -298,6 +299,7 @@ def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
 
 
 async def _run_to_end(run: JournaledRun, launch: Launch, on_divergence: OnDivergence) -> RunResult:
+    """Run to the end, close the journal, and return the result; raise its divergence unless *on_divergence* is ``"stop"``."""
     try:
         result = await launch(run)
     finally:

@@ -51,8 +51,8 @@ from stepengine.data.usage import Spending, Usage, filter_known_costs
 from stepengine.data.visible import visible
 from stepengine.journal.encoding import decode_stored
 from stepengine.journal.history import History
-from stepengine.journal.pending_items import find_waits, open_questions
-from stepengine.journal.programs import get_program
+from stepengine.journal.pending_items import find_open_questions, find_waits
+from stepengine.journal.programs import find_program_text
 from stepengine.journal.records import ROOT, Address, Result, format_address, get_starter_address
 from stepengine.journal.store import Journal, MemoryJournal
 from stepengine.redaction import make_redactor
@@ -79,26 +79,28 @@ def machine_data(cwd: str | os.PathLike[str] | None = None) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for path, placeholder in (
-        (os.fspath(cwd) if cwd is not None else _current_folder(), "<cwd>"),
+        (os.fspath(cwd) if cwd is not None else _find_current_folder(), "<cwd>"),
         (tempfile.gettempdir(), "<tmp>"),
         (str(Path("~").expanduser()), "<home>"),
     ):
         if len(path) >= MIN_PATH_CHARS or (placeholder == "<tmp>" and len(path) > 1):
             found.setdefault(str(Path(path)), placeholder)
-    for name, placeholder in ((socket.gethostname(), "<host>"), (_user_name(), "<user>")):
+    for name, placeholder in ((socket.gethostname(), "<host>"), (_find_user_name(), "<user>")):
         if len(name) >= MIN_NAME_CHARS and name.lower() not in ORDINARY_NAMES:
             found.setdefault(name, placeholder)
     return found
 
 
-def _current_folder() -> str:
+def _find_current_folder() -> str:
+    """Return the working folder, or ``""`` if it was removed."""
     try:
         return str(Path.cwd())
     except OSError:  # removed meanwhile
         return ""
 
 
-def _user_name() -> str:
+def _find_user_name() -> str:
+    """Return the name of the user, or ``""`` if it is unknown."""
     try:
         return getpass.getuser()
     except (OSError, KeyError):
@@ -113,7 +115,7 @@ EMPTY: Any = (None, "", [], {}, ())
 
 def run_tree(journal: Journal) -> Tree:
     """
-    Return the run that *journal* holds: agent, status, numbers, prompt, effects in the order of their addresses, output.
+    Return the recorded run as a JSON tree: agent, status, numbers, prompt, effects in the order of their addresses, output.
 
     Raises:
         JournalCorrupt: when there is no run in it, or a record is damaged.
@@ -134,7 +136,7 @@ def run_tree(journal: Journal) -> Tree:
     if ended is not None:
         tree |= _run_end_tree(ended)
     elif not history.is_complete:
-        tree |= _drop_empty(questions=[_question_tree(q) for _, q in open_questions(history).values()])
+        tree |= _drop_empty(questions=[_question_tree(q) for _, q in find_open_questions(history).values()])
     return tree
 
 
@@ -170,7 +172,7 @@ def find_root_end(history: History) -> ChildResult | None:
 
 
 def run_id_of(history: History) -> str:
-    """Return the id of the run. The start of a fork still has the id of its parent, whose results may depend on it."""
+    """Return the id of the run from the head; for a fork this is its own id, not that of its parent."""
     return str(history.root["run_id"]) if history.head is None else history.head.run
 
 
@@ -275,7 +277,7 @@ class _RunEffects:
         self._seen: set[str] = set()
 
     def to_steps_tree(self) -> Tree:
-        """Return the effects as a member of the run's tree; empty without effects."""
+        """Return ``{"steps": [...]}`` with the trees of the effects; ``{}`` without effects."""
         return _drop_empty(steps=_drop_repeated_programs(list(self._effect_trees())))
 
     def _effect_trees(self) -> Iterator[Tree]:
@@ -293,6 +295,7 @@ class _RunEffects:
             yield tree
 
     def _effect_tree(self, form: Mapping[str, Any], seq: int) -> Tree:
+        """Return kind, name and input of an effect other than a model call, and the effects of the run that it starts."""
         if form["type"] == "ask":
             questions = [_question_tree(decode_stored(q)) for q in form["questions"]]
             purpose = form["purpose"] if form["purpose"] != "question" else None
@@ -301,8 +304,8 @@ class _RunEffects:
         tree: Tree = {"kind": row.verb, "name": form[row.name] if about is None else about(form)}
         if form["type"] == "tool_call":
             source = form["source"] if form["source"] != "model" else None
-            tree |= _drop_empty(call=self._shorten_call_id(form["tool_call_id"]), source=source)
-            program, given = get_program(form), plain(form["input"])
+            tree |= _drop_empty(call=self._number_call_id(form["tool_call_id"]), source=source)
+            program, given = find_program_text(form), plain(form["input"])
             if program is not None:
                 tree["program"] = {"text": given.pop("code"), "lines": program.count("\n") + 1}
             tree |= {"input": given}
@@ -316,7 +319,7 @@ class _RunEffects:
         if form["type"] != "agent_call":
             return tree
         tree |= _drop_empty(
-            call=self._shorten_call_id(form.get("tool_call_id", "")),
+            call=self._number_call_id(form.get("tool_call_id", "")),
             prompt=form["prompt"],
             params=plain(form["params"]),
         )
@@ -327,6 +330,7 @@ class _RunEffects:
         return tree | _RunEffects(self._history, path).to_steps_tree()
 
     def _model_call_tree(self, form: Mapping[str, Any]) -> Tree:
+        """Return a model call with the parts of its request that are new: tools, system prompt, messages."""
         self._step += 1
         request = form["request"]
         items = request["messages"]
@@ -346,34 +350,35 @@ class _RunEffects:
         if system != self._system:
             self._system = system
             tree["system"] = system
-        tail = [_message_tree(decode_stored(m), self._shorten_call_id) for m in request.get("tail", ())]
+        tail = [_message_tree(decode_stored(m), self._number_call_id) for m in request.get("tail", ())]
         said = [
             m
             for each in new
             if self._mark_message_shown(
-                m := _message_tree(decode_stored(each), self._shorten_call_id), of_roles=self._always_new
+                m := _message_tree(decode_stored(each), self._number_call_id), always_new_roles=self._always_new
             )
         ]
         return tree | _drop_empty(said=[*said, *[m for m in tail if self._mark_message_shown(m)]])
 
-    def _mark_message_shown(self, message: Tree, of_roles: Collection[str] = ()) -> bool:
-        """Record that a message is shown; return whether it is new, or of one of *of_roles*, shown each time."""
+    def _mark_message_shown(self, message: Tree, always_new_roles: Collection[str] = ()) -> bool:
+        """Record that a message is shown; return whether it was not shown before or has one of *always_new_roles*."""
         mark = _message_key(message["role"], message["parts"])
         known = mark in self._seen
         self._seen.add(mark)
-        return not known or message["role"] in of_roles
+        return not known or message["role"] in always_new_roles
 
-    def _shorten_call_id(self, known: str) -> str | None:
-        """Return a short name for a call id, numbered in order of appearance."""
-        return self._calls.setdefault(known, f"c{len(self._calls) + 1}") if known else None
+    def _number_call_id(self, call_id: str) -> str | None:
+        """Return a short name for a call id, such as ``c1``, numbered in order of appearance; ``None`` for ``""``."""
+        return self._calls.setdefault(call_id, f"c{len(self._calls) + 1}") if call_id else None
 
     def _outcome_tree(self, result: Result) -> Tree:
+        """Return the outcome of an effect as a tree, and record its parts as shown."""
         outcome = self._history.outcome(result)
         if isinstance(outcome, Failure):
             return {"error": _error_tree(outcome.error)}
         value = outcome.value
         if isinstance(value, ModelReply):
-            parts = [_message_part_tree(p, self._shorten_call_id) for p in value.content]
+            parts = [_message_part_tree(p, self._number_call_id) for p in value.content]
             self._seen.add(_message_key("assistant", parts))
             usual = StopReason.TOOL_USE if value.tool_calls else None
             return {"parts": parts} | _drop_empty(stop=value.stop_reason.value if value.stop_reason != usual else None)
@@ -392,7 +397,7 @@ class _RunEffects:
 
 
 def _drop_repeated_programs(steps: list[Tree]) -> list[Tree]:
-    """Return effects with each program's text only where it runs, not in the reply that calls it."""
+    """Replace each program's text in the reply that calls it by the address of that call; return the changed *steps*."""
     asked: list[Tree] = []
     for step in steps:
         if step["kind"] == "model":
@@ -451,17 +456,17 @@ def _question_tree(question: Question) -> Tree:
     return {"id": question.id, "text": question.text} | _drop_empty(options=list(question.options))
 
 
-def _message_tree(message: Message, call: Any = str) -> Tree:
-    tree: Tree = {"role": message.role, "parts": [_message_part_tree(p, call) for p in message.content]}
+def _message_tree(message: Message, format_call_id: Any = str) -> Tree:
+    tree: Tree = {"role": message.role, "parts": [_message_part_tree(p, format_call_id) for p in message.content]}
     if isinstance(message, ToolMessage):
         status = message.status if message.status != "ok" else None
-        return tree | _drop_empty(name=message.tool_name, id=call(message.tool_call_id), status=status)
+        return tree | _drop_empty(name=message.tool_name, id=format_call_id(message.tool_call_id), status=status)
     if isinstance(message, AssistantMessage):
         return tree
     return tree | _drop_empty(tags=[tag for tag in message.tags if tag != "USER_PROMPT"])
 
 
-def _message_part_tree(part: Part, call: Any = str) -> Tree:
+def _message_part_tree(part: Part, format_call_id: Any = str) -> Tree:
     match part:
         case TextPart():
             return {"text": part.text}
@@ -474,11 +479,11 @@ def _message_part_tree(part: Part, call: Any = str) -> Tree:
             return {"refusal": part.text}
         case ToolCallPart():
             given = {"input": thaw(part.input)} if part.input_error is None else {"unreadable": part.raw_input or ""}
-            return {"tool": part.tool_name} | _drop_empty(call=call(part.tool_call_id)) | given
+            return {"tool": part.tool_name} | _drop_empty(call=format_call_id(part.tool_call_id)) | given
         case JsonPart() | ToolReferencePart():
             return {"json": thaw(part.value)} if isinstance(part, JsonPart) else {"finds": part.tool_name}
         case ImagePart() | DocumentPart():
-            return {"media": _media_text(part)}
+            return {"media": _describe_media(part)}
         case OpaquePart() | CitationPart():
             return _provider_part_tree(part)
         case _ as never:
@@ -492,7 +497,7 @@ def _provider_part_tree(part: OpaquePart | CitationPart) -> Tree:
     return {"opaque": f"{part.provider} {_short_hash(canonical(part.data).encode())}"} | told
 
 
-def _media_text(part: ImagePart | DocumentPart) -> str:
+def _describe_media(part: ImagePart | DocumentPart) -> str:
     if part.data is not None:
         what = f"{len(part.data):,} bytes {_short_hash(part.data)}"
     else:
@@ -524,20 +529,20 @@ BLANK = "\u2420"
 PYTEST_FOLDER = re.compile(r"<tmp>[/\\]pytest-of-[^/\\\s]+[/\\]pytest-\d+(?![\w-])")
 
 
-def clean_tree(tree: object, *, portable: bool = False, whole: bool = False) -> Any:
+def redact_and_shorten_tree(tree: object, *, portable: bool = False, whole: bool = False) -> Any:
     """
-    Return a JSON value without secrets, its long texts cut to 2,000 characters.
+    Return a JSON value with secrets redacted and long texts cut to 2,000 characters.
 
     Args:
         tree: The value.
-        portable: Take out what tells of this machine, too: folders, the names of host and user.
+        portable: Replace texts that identify this machine, too: folders, the names of host and user.
         whole: Leave long texts whole.
     """
     clean = make_redactor("all", os.environ, machine=machine_data() if portable else None).value(tree)
     if portable:
         # The folder that pytest puts between its temporary folder and a test's is another one in each of its runs.
-        clean = _replace_texts(clean, lambda text: PYTEST_FOLDER.sub("<tmp>", text))
-    return clean if whole else _restore_program_texts(_replace_texts(clean, _shorten_text), clean)
+        clean = _map_texts(clean, lambda text: PYTEST_FOLDER.sub("<tmp>", text))
+    return clean if whole else _restore_program_texts(_map_texts(clean, _shorten_text), clean)
 
 
 def _restore_program_texts(cut: Any, whole: Any) -> Any:
@@ -559,15 +564,17 @@ def _restore_program_texts(cut: Any, whole: Any) -> Any:
     return cut
 
 
-def _replace_texts(value: object, change: Callable[[str], str]) -> object:
+def _map_texts(value: object, change: Callable[[str], str]) -> object:
+    """Return a JSON value with *change* applied to every text, names of members included."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):
-        return {change(k): _replace_texts(v, change) for k, v in value.items()}
-    return [_replace_texts(v, change) for v in value] if isinstance(value, list) else value
+        return {change(k): _map_texts(v, change) for k, v in value.items()}
+    return [_map_texts(v, change) for v in value] if isinstance(value, list) else value
 
 
 def _shorten_text(text: str) -> str:
+    """Return a text of at most 2,000 characters unchanged, or the start of a longer one with its length and a digest."""
     if len(text) <= MAX_TEXT_CHARS:
         return text
     mark = hashlib.sha256(text.encode(errors="replace")).hexdigest()[:HASH_DIGITS]
@@ -585,13 +592,14 @@ def render(tree: Mapping[str, object]) -> str:
 
 
 def render_effects(tree: Mapping[str, object], addresses: Collection[str]) -> str:
-    """Return the effects with one of *addresses* as text, without the requests before them."""
+    """Return the effects with one of *addresses* as text, without system prompts and messages of requests."""
     lines = [_escape_line(line) for effect in _find_effects(tree, addresses) for line in _effect_lines(effect)]
     return "".join([f"{line}\n" for line in lines])
 
 
 def _find_effects(tree: Mapping[str, object], addresses: Collection[str]) -> Iterator[Mapping[str, object]]:
-    for effect in _get_list(tree, "steps"):
+    """Yield the effects at *addresses*, at any depth, without system prompts and messages of requests."""
+    for effect in _get_list_or_empty(tree, "steps"):
         if effect["address"] in addresses:
             yield {name: member for name, member in effect.items() if name not in ("system", "said")}
         else:
@@ -599,6 +607,7 @@ def _find_effects(tree: Mapping[str, object], addresses: Collection[str]) -> Ite
 
 
 def _escape_line(line: str) -> str:
+    """Return a line with line ends, tabs, control characters and trailing spaces made visible."""
     # Texts are split into lines already: a line end that is left stands in a name.
     return _mark_trailing_spaces(visible(line.replace("\n", "\\n")).replace("\t", "\\t"))
 
@@ -627,12 +636,12 @@ def _run_lines(tree: Mapping[str, Any]) -> Iterator[str]:
     yield _join_words(words)
     yield from _named_value_lines("prompt", tree.get("prompt"))
     yield from _named_value_lines("params", tree.get("params"))
-    for message in _get_list(tree, "messages"):
+    for message in _get_list_or_empty(tree, "messages"):
         yield from _message_lines(message)
-    for child in _get_list(tree, "children"):
+    for child in _get_list_or_empty(tree, "children"):
         yield _join_words([f"child {child.get('agent', '')}", child.get("status")])
         yield from _indent("  ", _run_end_lines(child))
-    for effect in _get_list(tree, "steps"):
+    for effect in _get_list_or_empty(tree, "steps"):
         yield from _effect_lines(effect)
     yield from _run_end_lines(tree)
 
@@ -644,7 +653,7 @@ def _run_end_lines(tree: Mapping[str, Any]) -> Iterator[str]:
     error = tree.get("error")
     if isinstance(error, Mapping):
         yield from _named_value_lines(f"error {error.get('type')}", error.get("message"))
-    for question in _get_list(tree, "questions"):
+    for question in _get_list_or_empty(tree, "questions"):
         yield from _question_lines("waits for an answer to ", question)
 
 
@@ -661,8 +670,10 @@ def _effect_lines(effect: Mapping[str, object]) -> Iterator[str]:
     if kind == "model":
         messages = effect.get("messages")
         words += [f"step {effect.get('step')}", f"messages {messages} (+{effect.get('added')})" if messages else ""]
-        words += [f"tools {', '.join(map(str, _get_list(effect, 'tools'))) or 'none'}" if "tools" in effect else ""]
-    retries = _get_list(effect, "retries")
+        words += [
+            f"tools {', '.join(map(str, _get_list_or_empty(effect, 'tools'))) or 'none'}" if "tools" in effect else ""
+        ]
+    retries = _get_list_or_empty(effect, "retries")
     words += [f"retries {len(retries)}: {', '.join(map(str, retries))}" if retries else ""]
     yield _join_words(words)
     yield from _indent("     ", _request_lines(effect))
@@ -670,18 +681,19 @@ def _effect_lines(effect: Mapping[str, object]) -> Iterator[str]:
 
 
 def _request_lines(effect: Mapping[str, object]) -> Iterator[str]:
+    """Yield the lines of an effect's input, program or request, and of the effects inside it."""
     yield from _object_lines(effect.get("input"))
     program = effect.get("program")
     if isinstance(program, Mapping):
-        yield from _program_lines(program, _get_list(effect, "steps"))
+        yield from _program_lines(program, _get_list_or_empty(effect, "steps"))
         return
     for name in ("tool_choice", "settings", "system", "prompt", "params", "args", "kwargs"):
         yield from _named_value_lines(name, effect.get(name))
-    for message in _get_list(effect, "said"):
+    for message in _get_list_or_empty(effect, "said"):
         yield from _message_lines(message)
-    for question in _get_list(effect, "questions"):
+    for question in _get_list_or_empty(effect, "questions"):
         yield from _question_lines("", question)
-    for inner in _get_list(effect, "steps"):
+    for inner in _get_list_or_empty(effect, "steps"):
         yield from _effect_lines(inner)
 
 
@@ -714,7 +726,7 @@ def _program_lines(program: Mapping[str, object], effects: Sequence[Mapping[str,
 
 
 def _select_program_lines(lines: Sequence[str], around: Collection[int] | None) -> Iterator[tuple[int, str]]:
-    """Yield lines with their numbers: all, or the first ones and those *around* some; number 0 is an omission."""
+    """Yield numbered lines: all if *around* is ``None``, else the first ones and those near its numbers; 0 marks an omission."""
     near = {at + n for at in around or () for n in range(-NEAR_LINES, NEAR_LINES + 1) if at}
     left = 0
     for number, line in enumerate(lines, 1):
@@ -752,8 +764,8 @@ def _format_request_if_single_line(effect: Mapping[str, Any]) -> str | None:
     if any(name in effect for name in ("steps", "retries", "prompt", "params", "program")):
         return None
     asked = [
-        _join_words([q.get("id"), _to_json(q.get("text")), *map(_to_json, _get_list(q, "options"))])
-        for q in _get_list(effect, "questions")
+        _join_words([q.get("id"), _to_json(q.get("text")), *map(_to_json, _get_list_or_empty(q, "options"))])
+        for q in _get_list_or_empty(effect, "questions")
         if isinstance(q, Mapping)
     ]
     given = [_to_json(effect["input"])] if "input" in effect else []
@@ -766,7 +778,7 @@ def _format_outcome_if_single_line(outcome: object) -> str | None:
     """Return the status and text of an outcome in one line; ``None`` if it is more than one text."""
     if not isinstance(outcome, Mapping) or not outcome.keys() <= {"parts", "status"}:
         return None
-    parts = _get_list(outcome, "parts")
+    parts = _get_list_or_empty(outcome, "parts")
     only = parts[0] if len(parts) == 1 else None
     if not isinstance(only, Mapping) or only.keys() != {"text"}:
         return None
@@ -788,13 +800,13 @@ def _outcome_lines(outcome: object) -> Iterator[str]:
         return
     if outcome.get("status"):
         yield str(outcome["status"])
-    for part in _get_list(outcome, "parts"):
+    for part in _get_list_or_empty(outcome, "parts"):
         yield from _part_lines(part)
     if "value" in outcome:
         yield from _value_lines(outcome["value"])
-    yield from [_to_json(answer) for answer in _get_list(outcome, "answers")]
+    yield from [_to_json(answer) for answer in _get_list_or_empty(outcome, "answers")]
     yield from _run_end_lines(outcome)
-    yield from [f"side effect {each}" for each in _get_list(outcome, "side_effects")]
+    yield from [f"side effect {each}" for each in _get_list_or_empty(outcome, "side_effects")]
     if outcome.get("stop"):
         yield f"stop {outcome['stop']}"
 
@@ -804,9 +816,9 @@ def _message_lines(message: object) -> Iterator[str]:
         yield from _value_lines(message)
         return
     words = [message.get(name) for name in ("role", "name", "id", "status")]
-    tags = ", ".join(map(str, _get_list(message, "tags")))
+    tags = ", ".join(map(str, _get_list_or_empty(message, "tags")))
     yield _join_words([*words, tags and f"tags {tags}"])
-    for part in _get_list(message, "parts"):
+    for part in _get_list_or_empty(message, "parts"):
         text = part.get("text") if isinstance(part, Mapping) and len(part) == 1 else None
         yield from _indent("  ", _text_lines(text) if isinstance(text, str) else _part_lines(part))
 
@@ -847,7 +859,7 @@ def _question_lines(before: str, question: Any) -> Iterator[str]:
     if not isinstance(question, Mapping):
         yield from _value_lines(question)
         return
-    options = ", ".join([_to_json(o) for o in _get_list(question, "options")])
+    options = ", ".join([_to_json(o) for o in _get_list_or_empty(question, "options")])
     yield _join_words([f"{before}{question.get('id')}", options and f"options {options}"])
     yield from _indent("  ", _text_lines(str(question.get("text", ""))))
 
@@ -856,7 +868,7 @@ def _question_lines(before: str, question: Any) -> Iterator[str]:
 
 
 def _named_value_lines(name: str, value: object, *, quoted: bool = False) -> Iterator[str]:
-    """Yield *name* and its value below it; nothing for a missing value."""
+    """Yield *name* and its value below it; nothing for ``None`` or ``""``, unless *quoted*."""
     if value in (None, "") and not quoted:
         return
     yield name
@@ -900,8 +912,8 @@ def _to_json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _indent(by: str, lines: Iterator[str]) -> Iterator[str]:
-    yield from [f"{by}{line}" if line else "" for line in lines]
+def _indent(prefix: str, lines: Iterator[str]) -> Iterator[str]:
+    yield from [f"{prefix}{line}" if line else "" for line in lines]
 
 
 def _join_words(words: list[Any]) -> str:
@@ -916,6 +928,6 @@ def _format_count(tree: Mapping[str, object], name: str) -> str:
     return f"{number} {words[:-1] if number == 1 else words}"
 
 
-def _get_list(tree: Mapping[str, object], name: str) -> list[Any]:
+def _get_list_or_empty(tree: Mapping[str, object], name: str) -> list[Any]:
     found = tree.get(name)
     return list(found) if isinstance(found, list | tuple) else []

@@ -131,6 +131,7 @@ def _register_secret(data: bytes) -> None:
 
 
 def _parse_private_key(path: Path, data: bytes) -> Any:
+    """Return the ed25519 key in the content of a file; raise for any other key, a passphrase or a missing package."""
     make = f"make one with `ssh-keygen -t ed25519 -N '' -f {path}`"
     try:
         from cryptography.exceptions import UnsupportedAlgorithm

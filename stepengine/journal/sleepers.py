@@ -20,7 +20,7 @@ from attrs import frozen
 from stepengine.data.waits import Waits
 from stepengine.errors import JournalError, JournalMissing
 from stepengine.journal.files import JOURNAL_FILE, FileJournal
-from stepengine.journal.pending_items import find_unread_messages, find_waits, list_message_ids, open_questions
+from stepengine.journal.pending_items import find_open_questions, find_unread_messages, find_waits, list_message_ids
 from stepengine.journal.sources import parse_database_path
 from stepengine.journal.sqlite import SqliteJournal
 from stepengine.journal.wake_index import MAX_NAME_CHARS, WAKING, Sleeping, WakeIndex
@@ -56,7 +56,7 @@ class WakeEntry:
     journals: Journals | None = None
 
     def open_index(self) -> WakeIndex:
-        """Return the index."""
+        """Return the wake index of the folder or database, for use as a context manager."""
         return open_wake_index(self.place, self.journals)
 
     def record_sleep(self, waits: Sequence[Waits], agent_id: str) -> None:
@@ -106,6 +106,7 @@ def _is_wake_store(folder: Path, name: str) -> bool:
 
 
 def _is_journal_name(name: str) -> bool:
+    """Return whether a file name has the suffix of journals, and is not that of a backup."""
     return name.endswith(SUFFIX) and not is_backup_name(name.removesuffix(SUFFIX))
 
 
@@ -160,6 +161,7 @@ def find_sleeping_runs(place: str | Path, journals: Journals | None = None) -> I
 
 
 def _list_journals(place: Path) -> Iterator[tuple[Journal, str]]:
+    """Yield the journals of a folder or database, each with its run's name, without backups."""
     if not place.is_dir():
         for run in SqliteJournal(place).runs():
             if not is_backup_name(run):
@@ -203,7 +205,7 @@ def find_first_unread_message_time(
     except JournalError:
         return None  # a store without mailboxes
     letters = box.read()[0] if box.may_have_messages(0) else []
-    known, open_ = list_message_ids(history) if letters else set(), open_questions(history) if letters else {}
+    known, open_ = list_message_ids(history) if letters else set(), find_open_questions(history) if letters else {}
     known -= _find_receivable_ids(history, find_waits(history)) if letters else set()
     gone = {*known, *ignored_ids}
     new = [one for one in letters if one.id not in gone and _can_have_effect(one, history, open_)]
@@ -211,7 +213,7 @@ def find_first_unread_message_time(
 
 
 def _can_have_effect(letter: MailboxMessage, history: History, open_questions: Collection[str]) -> bool:
-    """Return whether a mailbox message can still have an effect."""
+    """Return whether a message can still have an effect: its question is open, or its call has no result."""
     if letter.kind == "answer":
         return letter.topic in open_questions
     return letter.kind != "result" or (letter.path, int(letter.topic)) in history.open

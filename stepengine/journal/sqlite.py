@@ -120,7 +120,7 @@ class SqliteJournal(LineJournal):
     def is_held(self) -> bool:
         """Return whether the run is locked."""
         try:
-            return is_locked(_make_lock_path(self.path, self.path.stat(), self._find_only_run()))
+            return is_locked(_make_lock_path(self.path, self.path.stat(), self._get_bound_or_only_run()))
         except FileNotFoundError:
             return False
 
@@ -143,7 +143,7 @@ class SqliteJournal(LineJournal):
 
     def read_piece(self, start: int, most: int) -> bytes:
         """Return at most *most* bytes of this run from offset *start* on."""
-        run = self._find_only_run()
+        run = self._get_bound_or_only_run()
         if not self.path.exists():
             return b""
         with _open_for_reading(self.path) as database:
@@ -156,7 +156,7 @@ class SqliteJournal(LineJournal):
 
     def append_bytes(self, data: bytes, at: int) -> None:
         """Append lines to this run in a transaction of their own."""
-        run = self._find_only_run()
+        run = self._get_bound_or_only_run()
         with _open_for_writing(self.path) as database:
             size = _read_run_size(database, run)
             if size != at:
@@ -165,7 +165,7 @@ class SqliteJournal(LineJournal):
 
     def replace_bytes(self, data: bytes) -> None:
         """Replace the run in one transaction."""
-        run = self._find_only_run()
+        run = self._get_bound_or_only_run()
         with _open_for_writing(self.path) as database:
             database.execute("DELETE FROM lines WHERE run = ?", (run,))
             database.executemany(INSERT, _make_rows(run, 0, data))
@@ -178,7 +178,7 @@ class SqliteJournal(LineJournal):
         """Return the locked run, the connection of this process, and the function that unlocks the run."""
         import sqlite3
 
-        run = self._find_only_run()
+        run = self._get_bound_or_only_run()
         try:
             status = ensure_database(self.path)
         except sqlite3.Error as error:
@@ -211,15 +211,15 @@ class SqliteJournal(LineJournal):
 
     def make_start_position(self) -> JournalPosition:
         """Return a position at the start of this run."""
-        return OffsetPosition(self.bind_run(self._find_only_run()))
+        return OffsetPosition(self.bind_run(self._get_bound_or_only_run()))
 
     def mailbox(self) -> Mailbox:
         """Return the mailbox of this run, in the same file."""
-        return SqliteMailbox(self, self.path, self._find_only_run, seconds=BUSY_SECONDS)
+        return SqliteMailbox(self, self.path, self._get_bound_or_only_run, seconds=BUSY_SECONDS)
 
     def discard(self) -> None:
         """Delete the run and its mailbox."""
-        run = self._find_only_run()
+        run = self._get_bound_or_only_run()
         with _open_for_writing(self.path) as database:
             database.execute("DELETE FROM lines WHERE run = ?", (run,))
             delete_mailbox(database, run)
@@ -230,7 +230,7 @@ class SqliteJournal(LineJournal):
 
     def make_backup(self) -> Journal:
         """Copy the run to a new one in the same file, such as ``RUN-before-1``."""
-        run, number = self._find_only_run(), 0
+        run, number = self._get_bound_or_only_run(), 0
         with _open_for_writing(self.path) as database:
             while True:
                 number += 1
@@ -241,7 +241,8 @@ class SqliteJournal(LineJournal):
             database.execute("INSERT INTO lines SELECT ?, number, line FROM lines WHERE run = ?", (name, run))
         return SqliteJournal(self.path, name, **self._options).use_redaction_rules_of(self)
 
-    def _find_only_run(self) -> str:
+    def _get_bound_or_only_run(self) -> str:
+        """Return the run that this journal is bound to, else the only run in the file; raise unless there is one."""
         if self.run is not None:
             return self.run
         known = self.runs()
@@ -267,10 +268,11 @@ class LockedRun(LockedStore):
     journal: SqliteJournal
 
     def _lock(self) -> Callable[[], None]:
+        """Lock the run, set ``database``, and return the function that unlocks the run."""
         self._run, self.database, unlock = self.journal.lock_run()
         return unlock
 
-    def _read(self) -> tuple[Reading, int]:
+    def _read_records(self) -> tuple[Reading, int]:
         import sqlite3
 
         try:
@@ -317,7 +319,7 @@ class SqliteWriter(LineWriter):
         self._is_announced = self._is_under_way = False
         super().__init__(store)
 
-    def announce(self) -> None:
+    def announce_commit(self) -> None:
         """Register the appended lines for the next commit of any writer."""
         if not self._is_announced:
             self._is_announced = True
@@ -331,13 +333,14 @@ class SqliteWriter(LineWriter):
             JournalWriteFailed: when that is impossible; the journal still opens, without what was not committed.
         """
         self._check_usable()
-        self.announce()
+        self.announce_commit()
         with self.store.database.lock:
             if self._lines and self._broken is None:
                 self._store_announced_lines()
         self._check_usable()
 
-    def _flush(self) -> None:
+    def _store_waiting_lines(self) -> None:
+        """Store the waiting lines with those of all announced writers; raise if lines of this writer are lost by that."""
         # A loss that a commit has told of already is not told again: whoever closes does so in a `finally`, and the error
         # that ended the run would be covered.
         was_lost = self._is_lost
@@ -365,6 +368,7 @@ class SqliteWriter(LineWriter):
                 one.finish_storing()
 
     def _store_in_one_transaction(self, batches: Batches) -> None:
+        """Store the lines of all writers; mark them as broken on failure, or try each alone if one may be the cause."""
         import sqlite3
 
         # What fails for all may be the fault of one: then each is tried by itself, so that a run with a record that is
@@ -409,6 +413,7 @@ def _store_each_separately(batches: Batches) -> None:
 
 
 def _make_lock_path(database: Path, status: os.stat_result, run: str) -> Path:
+    """Return the path of a run's lock file, which is next to the database and named after its device and inode."""
     # Named after the file and not after one of its names, so that whoever finds the file finds the lock.
     return database.with_name(f".{status.st_dev:x}-{status.st_ino:x}.{run}.lock")
 
@@ -507,6 +512,7 @@ def _open_for_writing(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _check_not_replaced(path: Path, status: os.stat_result) -> None:
+    """Raise if another file than that of *status* is at the path."""
     if not os.path.samestat(status, path.lstat()):
         msg = f"{path} was moved, deleted or replaced while it was opened; nothing was run"
         raise JournalError(msg)

@@ -77,6 +77,7 @@ class SqliteMailbox(Mailbox):
             return _has_mailbox_table(database) and _has_message_after(database, name, after)
 
     def _read_lines(self, database: sqlite3.Connection, name: str, after: int) -> Iterator[tuple[int, bytes]]:
+        """Yield number and line of each message after a number; raise for damage or more than a mailbox may hold."""
         size = 0
         wanted = "SELECT number, substr(line, 1, ?) FROM letters WHERE run = ? AND number > ? ORDER BY number LIMIT ?"
         given = (MAX_LETTER_BYTES + 1, name, min(after, MAX_INT), MAX_LETTERS + 1)
@@ -103,6 +104,7 @@ class SqliteMailbox(Mailbox):
         return any(are_new)
 
     def _add_message(self, database: sqlite3.Connection, name: str, stored: StoredMessage) -> bool:
+        """Insert a message; return False if it is stored already. Raise if another one has its id or the mailbox is full."""
         same = database.execute(
             "SELECT number, substr(line, 1, ?) FROM letters WHERE run = ? AND id = ?",
             (MAX_LETTER_BYTES + 1, name, stored.letter.id),
@@ -152,6 +154,7 @@ class SqliteMailbox(Mailbox):
             raise JournalWriteFailed(msg) from error
 
     def _stat_regular_file(self) -> os.stat_result:
+        """Return the status of the file; raise if it is missing or not a regular file."""
         try:
             status = self._path.lstat()
         except FileNotFoundError:

@@ -112,11 +112,11 @@ class Writer(abc.ABC):
             JournalWriteFailed: when that is impossible; the journal still opens, without what was not committed.
         """
 
-    def announce(self) -> None:  # noqa: B027 - most have nobody to tell
-        """Announce a ``commit``, which another writer's commit may then include."""
+    def announce_commit(self) -> None:  # noqa: B027 - most have nobody to tell
+        """Announce that ``commit`` follows, so that another writer's commit may include these records."""
 
-    def add_macs(self) -> None:  # noqa: B027 - what only this process holds needs none
-        """Give each line from now on a keyed digest by which this user's journal is known again; see ``line_macs``."""
+    def enable_macs(self) -> None:  # noqa: B027 - what only this process holds needs none
+        """Add to each later line a keyed digest that identifies the journal as this user's; see ``line_macs``."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -225,9 +225,9 @@ class Journal(abc.ABC):
         """The public key of its signatures, as base64 of OpenSSH's form; ``""`` if it is unsigned."""
         return "" if self.signing is None else self.signing.public
 
-    def check_can_resume(self, history: History) -> None:
+    def check_resume_is_signed(self, history: History) -> None:
         """
-        Raise if a signed run would continue unsigned.
+        Raise if the run of a signed journal would continue without a signing key.
 
         Raises:
             JournalError: it names the key.
@@ -288,7 +288,7 @@ class Journal(abc.ABC):
         return None
 
     def bind_run(self, run: str) -> Journal:
-        """Return the journal of a new run with this id; stores of many runs create one."""
+        """Return the journal to record the run with this id into: this one, or in a store of many runs another one."""
         return self
 
     def use_redaction_rules_of(self, other: Journal) -> Self:
@@ -329,7 +329,7 @@ class Journal(abc.ABC):
         return self.content()[start:]
 
     def stamp(self) -> tuple[object, object] | None:
-        """Return which store it is now, and a value that changes with its bytes; ``None`` (default) if only reading tells."""
+        """Return the identity of the store and a value that changes with its bytes; ``None`` (default) if only reading shows changes."""
         return None
 
     def is_there(self) -> bool:
@@ -405,12 +405,13 @@ def _load_signing_key(file: str | Path) -> SigningKey:
 
 
 def _needs_redaction(record: Record, redactor: Redactor) -> bool:
+    """Return whether a record that was parsed from a line holds text that *redactor* replaces."""
     line = record.line
     return line is not None and redactor.may_contain_secret(to_compact_json(line)) and redactor.value(line) != line
 
 
 def _encode_signed_lines(key: SigningKey, records: Sequence[Record], encoder: Encoder) -> list[bytes]:
-    """Return the lines of a new signed journal; its one signature marks the records as found."""
+    """Return the lines of *records* with the key in the head and one new signature at the end; old signatures are dropped."""
     from stepengine.journal.signing import SignatureChain, compute_line_digest, drop_signatures
 
     lines: list[bytes] = []
@@ -636,7 +637,7 @@ class Commits:
             # one sync.
             loop.call_soon(self._start_commit)
         self._waiting.append(future)
-        self._writer.announce()
+        self._writer.announce_commit()
         return future
 
     async def run_in_thread(self, work: Callable[[], Made]) -> Made:
@@ -653,20 +654,21 @@ class Commits:
             self._is_closed = True
             if self._uses_pool:
                 self._uses_pool = False
-                self._change_user_count(-1)
+                self._add_pool_users(-1)
 
     @classmethod
-    def _change_user_count(cls, change: int) -> None:
-        """Change the number of users of the thread pool, which is closed when none is left."""
+    def _add_pool_users(cls, count: int) -> None:
+        """Add *count*, which may be negative, to the number of users of the thread pool; close the pool at 0."""
         with cls._lock:
-            cls._users += change
+            cls._users += count
             if not cls._users:
                 cls._pool.close()
 
     def _get_thread_pool(self) -> ThreadPool:
+        """Return the thread pool, and count these commits as one user of it until they are closed."""
         if not self._uses_pool and not self._is_closed:
             self._uses_pool = True
-            self._change_user_count(1)
+            self._add_pool_users(1)
         return self._pool
 
     def _start_commit(self) -> None:

@@ -88,7 +88,7 @@ def _list_ended_call_ids(history: History, path: str) -> set[str]:
 
 
 def _asks_for_open_call(history: History, asked: Intent, ended: set[str]) -> bool:
-    """Return whether the recorded reply to a model call asks for a call that is not among those that ended."""
+    """Return whether the recorded reply to a model call requests a tool call whose id is not in *ended*."""
     result = history.results.get(asked.address)
     reply: Any = None if result is None else getattr(history.outcome(result), "value", None)
     return reply is not None and any(call.tool_call_id not in ended for call in reply.tool_calls)
@@ -111,11 +111,11 @@ class UnknownCalls:
         self._started = set[str]()
 
     def record_reply_source(self, path: str, *, is_recorded: bool) -> None:
-        """Record whether the next calls of the run at *path* come from the record, or from a model or person now."""
+        """Record whether the next calls of the run at *path* are requested by the record, or by a live model or person."""
         self._replies[path] = is_recorded
 
     def record_model_call_source(self, item: Item, *, is_recorded: bool) -> None:
-        """Record the source of a reply that may request calls. Replies to ``Complete`` request none."""
+        """Record whether a model's reply that may request calls comes from the record; ignore replies to ``Complete``."""
         effect: Any = item.effect
         if effect.purpose != "complete":
             self.record_reply_source(item.path, is_recorded=is_recorded)
@@ -143,7 +143,7 @@ class UnknownCalls:
         effect = item.effect
         if not isinstance(effect, CallTool | CallBody | CallFunction | Spawn):
             return False
-        has_begun = self._past.intent(item.address) is not None
+        has_begun = self._past.find_intent(item.address) is not None
         if isinstance(effect, CallFunction):
             return has_begun or self._is_started_by_record(item.path)
         # A child without a call is the handler's.
@@ -183,8 +183,8 @@ class UnknownCalls:
         return self._replies.get(path, False)
 
 
-def convert_to_denial(item: Item, decided: Single) -> Single:
-    """Return the outcome of a call that a person denied."""
+def failure_to_denial(item: Item, decided: Single) -> Single:
+    """Return the denial of a tool call or agent in place of a failure; other outcomes and effects stay unchanged."""
     if isinstance(decided, Failure) and isinstance(item.effect, CallTool) and not isinstance(item.effect, CallBody):
         return Value(ToolResult.error(f"A person denied the call of {item.effect.tool_name}.", status="denied"), 0)
     if isinstance(decided, Failure) and isinstance(item.effect, Spawn):

@@ -11,7 +11,7 @@ from attrs import frozen
 
 from stepengine.data.faults import SHOWN_CHARS
 from stepengine.errors import JournalError, StepEngineError
-from stepengine.journal.alterations import JournalScan, limit_shown_problems, parse_head_line
+from stepengine.journal.alterations import JournalScan, find_head, limit_shown_problems
 from stepengine.journal.history import History
 from stepengine.journal.line_reader import read_lines
 from stepengine.journal.signing import BLOB_BEGIN, MAX_KEY_BYTES, key_fingerprint
@@ -105,7 +105,7 @@ def verify(
         problems.append(
             f"it does not start with the records seen before ({seen[:SEEN_DIGITS]}...): it was cut off, or is another journal"
         )
-    head = parse_head_line(content, source.name)
+    head = find_head(content, source.name)
     return VerificationResult(
         name=source.name,
         run="" if head is None else head.run,

@@ -177,7 +177,7 @@ class WakeIndex:
         )
 
     def postpone(self, run_name: str, until: datetime) -> None:
-        """Postpone a run that could not be woken, so that it does not block others."""
+        """Set the time when a run is due next, such as one that could not be woken, so that it does not block others."""
         given = (_to_microseconds(until), run_name)
         self._write_with_retries(
             lambda database: database.execute("UPDATE sleeping SET due = ? WHERE run = ?", given).rowcount
@@ -190,7 +190,7 @@ class WakeIndex:
         Messages that end or steer a run make any sleeping run due.
         """
 
-        def arrive(database: sqlite3.Connection) -> bool:
+        def make_due_if_waiting(database: sqlite3.Connection) -> bool:
             row = database.execute("SELECT kinds FROM sleeping WHERE run = ?", (run_name,)).fetchone()
             wanted = WAITED_FOR.get(kind)
             if row is None or (wanted is not None and wanted not in str(row[0]).split()):
@@ -198,7 +198,7 @@ class WakeIndex:
             database.execute("UPDATE sleeping SET due = ? WHERE run = ?", (PAST_MICROSECONDS, run_name))
             return True
 
-        return self._write_with_retries(arrive)
+        return self._write_with_retries(make_due_if_waiting)
 
     def list_due(self, now: datetime, limit: int = DUE_RUNS) -> list[Sleeping]:
         """Return at most *limit* runs whose wake time is *now* or earlier, the earliest first."""
@@ -225,6 +225,8 @@ class WakeIndex:
     # --- the file -----------------------------------------------------------------------------------------------------
 
     def _write_with_retries(self, act: Callable[[sqlite3.Connection], Made]) -> Made:
+        """Return the result of *act* in a write transaction on the index, which is built or rebuilt before if necessary."""
+
         def write(database: Database) -> Made:
             with database.lock, database.writing() as connection:
                 return act(connection)
@@ -233,6 +235,8 @@ class WakeIndex:
             return self._run_with_retries(write)
 
     def _read_with_retries(self, act: Callable[[sqlite3.Connection], Made]) -> Made:
+        """Return the result of *act* in a read transaction on the index, which is built or rebuilt before if necessary."""
+
         def read(database: Database) -> Made:
             with database.reading() as connection:
                 return act(connection)
@@ -241,7 +245,7 @@ class WakeIndex:
             return self._run_with_retries(read)
 
     def _run_with_retries(self, act: Callable[[Database], Made]) -> Made:
-        """Return the result of *act* on a complete index; retry if its file was replaced meanwhile."""
+        """Return the result of *act* on a complete index; retry, at most twice, if it was damaged or its file replaced."""
         import sqlite3
 
         for _ in range(MAX_ATTEMPTS):
@@ -263,6 +267,7 @@ class WakeIndex:
         raise JournalWriteFailed(msg)
 
     def _open_database(self) -> Database:
+        """Return the open database, opened or created if necessary."""
         if self._database is not None:
             return self._database
         status = ensure_database(self._path)
@@ -271,6 +276,7 @@ class WakeIndex:
         return self._database
 
     def _is_same_file(self) -> bool:
+        """Return whether the path still names the file that was opened."""
         try:
             status = os.lstat(self._path)
         except OSError:
@@ -302,6 +308,7 @@ class WakeIndex:
         self._fill_from_journals(database, why)
 
     def _fill_from_journals(self, database: Database, why: str) -> None:
+        """Add the sleeping runs of all journals, mark the index as complete, and log why; present rows stay."""
         # Nobody waits meanwhile: what others note is newer than what is read here.
         found = list(self._rebuild())
         with database.lock, database.writing() as connection:
@@ -366,6 +373,7 @@ def _read_index_state(database: sqlite3.Connection) -> tuple[object, object] | N
 
 
 def _recreate_tables(database: sqlite3.Connection) -> None:
+    """Drop and create the tables of the index, marked as incomplete."""
     for name in ("waking", "sleeping"):
         database.execute(f"DROP TABLE IF EXISTS {name}")
     for table in TABLES:
@@ -373,16 +381,17 @@ def _recreate_tables(database: sqlite3.Connection) -> None:
     database.execute("INSERT INTO waking VALUES (?, 0)", (INDEX_VERSION,))
 
 
-def _insert_runs(database: sqlite3.Connection, runs: Iterable[Sleeping], otherwise: str = "REPLACE") -> None:
+def _insert_runs(database: sqlite3.Connection, runs: Iterable[Sleeping], on_conflict: str = "REPLACE") -> None:
+    """Insert rows for runs; *on_conflict* is the SQL word for rows that are present: ``REPLACE`` or ``IGNORE``."""
     rows = []
     for one in runs:
         wakes_at = None if one.wakes_at is None else _to_microseconds(one.wakes_at)
         rows.append((one.run, wakes_at, wakes_at, " ".join(sorted(one.kinds)), one.agent_id))
-    database.executemany(f"INSERT OR {otherwise} INTO sleeping VALUES (?, ?, ?, ?, ?)", rows)  # noqa: S608 - a word of ours
+    database.executemany(f"INSERT OR {on_conflict} INTO sleeping VALUES (?, ?, ?, ?, ?)", rows)  # noqa: S608 - a word of ours
 
 
 def _to_microseconds(when: datetime) -> int:
-    """Return a time in microseconds, as the index stores it."""
+    """Return a time in microseconds since 1970, as the index stores it; raise if it has no time zone."""
     if when.tzinfo is None:
         msg = f"a time needs a time zone, and {when} has none"
         raise InputError(msg)
@@ -390,6 +399,7 @@ def _to_microseconds(when: datetime) -> int:
 
 
 def _sleeping_from_row(row: tuple[Any, ...]) -> Sleeping:
+    """Return the sleeping run in a row; raise ``_DamagedRow`` if it is invalid."""
     run, wakes_at, kinds, agent = row
     try:
         time = None if wakes_at is None else EPOCH + wakes_at * MICROSECOND

@@ -16,7 +16,7 @@ from stepengine.data.codec import plain
 from stepengine.data.state import AgentState
 from stepengine.data.usage import Spending
 from stepengine.errors import JournalError, JournalMissing, StepEngineError
-from stepengine.journal.pending_items import find_waits, open_questions
+from stepengine.journal.pending_items import find_open_questions, find_waits
 from stepengine.journal.provenance import has_trusted_calls
 from stepengine.journal.questions import make_doubt_questions
 from stepengine.journal.show import find_root_end, spending_of, status_of
@@ -196,7 +196,7 @@ class RunReader:
         journal = self._store.journal(row.run)
         history = journal.history()
         ended, spending = find_root_end(history), spending_of(history)
-        questions = [] if ended is not None else [one for _, one in open_questions(history).values()]
+        questions = [] if ended is not None else [one for _, one in find_open_questions(history).values()]
         if ended is None and row.status == "suspended":
             # Only of a suspended run: every effect that another process executes now would look in doubt.
             questions += make_doubt_questions(history, is_known=has_trusted_calls(journal))

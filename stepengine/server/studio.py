@@ -26,8 +26,8 @@ from stepengine.debugging.viewer.page import PLACE, read_script
 from stepengine.debugging.viewer.payload import PageTexts, RunPayload
 from stepengine.debugging.viewer.rendering import load_stored_history
 from stepengine.errors import JournalError, JournalMissing, StepEngineError
-from stepengine.journal.pending_items import open_questions
-from stepengine.journal.programs import get_program
+from stepengine.journal.pending_items import find_open_questions
+from stepengine.journal.programs import find_program_text
 from stepengine.journal.records import Address
 from stepengine.server.ledger import OPEN
 from stepengine.server.live_runs import RUNNING
@@ -296,7 +296,7 @@ def _add_asking_programs(journal: Journal, questions: Iterable[Question]) -> tup
     """Return questions with the programs that ask them; without programs if the journal cannot be read."""
     try:
         history = journal.history()
-        asked = {question.id: address for question_id, (address, question) in open_questions(history).items()}
+        asked = {question.id: address for question_id, (address, question) in find_open_questions(history).items()}
     except JournalError:
         return tuple([QuestionDetails(one) for one in questions])
     return tuple([_make_question_details(history, asked.get(one.id), one) for one in questions])
@@ -307,5 +307,5 @@ def _make_question_details(history: History, address: Address | None, question: 
         return QuestionDetails(question)
     above, _, seq = address[0].rpartition(".")
     call, asks = history.intents.get((above, int(seq))), history.intents.get(address)
-    program = None if call is None else get_program(history.form(call))
+    program = None if call is None else find_program_text(history.form(call))
     return QuestionDetails(question, program or "", (asks.program_line or 0) if asks is not None and program else 0)

@@ -692,7 +692,7 @@ class JournalFixture(SelfOpeningJournal):
         history = self._fresh.history()
         # The ends of the root and of background children are no effects: they have no intent of their own.
         results = [(a, r) for a, r in history.results.items() if a != ROOT and a in history.intents]
-        return [r for a, r in results if past is None or past.result(a) is None]
+        return [r for a, r in results if past is None or past.find_result(a) is None]
 
 
 def _list_model_replies(results: Iterable[Result], history: History) -> list[ModelReply]:

@@ -25,7 +25,7 @@ from stepengine.data.questions import AnswerLike
 from stepengine.data.state import RunStatus
 from stepengine.data.tools import ToolLike
 from stepengine.errors import DataError
-from stepengine.journal.history import History, parse_opening
+from stepengine.journal.history import History, parse_recorded_start
 from stepengine.journal.sources import JournalLike, as_journal
 from stepengine.machine import Finished
 from stepengine.testing.faults import (
@@ -283,7 +283,12 @@ def _describe_first_difference(first: World, world: World) -> str:
 
 def _setting_from_record(setting: SimulationSetting, history: History) -> SimulationSetting:
     """Return a setting whose world returns the recorded outcomes, with the recorded start of the run."""
-    opening, head, canned, record = parse_opening(history), history.head, setting.canned, RecordedRunIndex(history)
+    opening, head, canned, record = (
+        parse_recorded_start(history),
+        history.head,
+        setting.canned,
+        RecordedRunIndex(history),
+    )
 
     return attrs.evolve(
         setting,

@@ -22,7 +22,7 @@ from stepengine.data.visible import visible
 from stepengine.errors import DataError
 from stepengine.journal import Journal, as_journal
 from stepengine.journal.records import format_address
-from stepengine.journal.show import clean_tree, render, result_tree, run_tree
+from stepengine.journal.show import redact_and_shorten_tree, render, result_tree, run_tree
 from stepengine.testing.cassette_files import Interaction, RecordedRequest
 from stepengine.testing.traffic_redaction import Cleaner, find_header_secrets
 
@@ -54,7 +54,7 @@ def run_to_snapshot_tree(run: object, *, cost: bool = False) -> dict[str, Any]:
         raise DataError(msg)
     if not cost:
         del tree["cost_usd"]
-    clean: dict[str, object] = clean_tree(tree, portable=True)
+    clean: dict[str, object] = redact_and_shorten_tree(tree, portable=True)
     return clean
 
 
@@ -118,11 +118,11 @@ class RequestSnapshot(_TextSnapshot):
             body = Cleaner(find_header_secrets(body.headers)).clean_request(body).body
         text = body.decode(errors="backslashreplace") if isinstance(body, bytes) else body
         if not isinstance(text, str):
-            return clean_tree(text)
+            return redact_and_shorten_tree(text)
         try:
-            return clean_tree(json.loads(text))
+            return redact_and_shorten_tree(json.loads(text))
         except ValueError:
-            return clean_tree(text)
+            return redact_and_shorten_tree(text)
 
 
 class EventsSnapshot(_TextSnapshot):

@@ -30,7 +30,7 @@ from stepengine import (
 )
 from stepengine.errors import JournalError, LimitExceeded, ReplayDivergence
 from stepengine.journal import MemoryJournal
-from stepengine.journal.pending_items import open_questions
+from stepengine.journal.pending_items import find_open_questions
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
 from stepengine.tools.bundled import agent_tool
 
@@ -266,7 +266,7 @@ def kept(name: str) -> Steps[str]:
 async def resumed(agent: AgentDefinition, journal: Any, answers: dict[str, str]) -> Any:
     """Go on with a recorded run until nothing is asked any more."""
     while True:
-        open_ = open_questions(journal.history())
+        open_ = find_open_questions(journal.history())
         given = {key: answers[question.text] for key, (_, question) in open_.items()}
         result = await in_process(agent).resume(journal, answers=given)
         if not result.pending_questions:

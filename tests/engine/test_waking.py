@@ -56,7 +56,7 @@ from stepengine.journal import (
 )
 from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.mailbox import FileMailbox, MailboxMessage
-from stepengine.journal.pending_items import find_waits, open_questions
+from stepengine.journal.pending_items import find_open_questions, find_waits
 from stepengine.journal.sleepers import find_sleeping_runs, open_wake_index
 from stepengine.journal.wake_index import WAKING
 from stepengine.runtime.messages import Message
@@ -1151,7 +1151,7 @@ async def test_posted_answer_reaches_waiting_and_suspended_questions_in_process(
             await asyncio.to_thread(one.mailbox().send, letter)
             result = await asyncio.wait_for(handle.result(), 50)
         async with engine.start("both", journal=two) as handle:
-            await until(lambda: two.is_there() and open_questions(two.history()))
+            await until(lambda: two.is_there() and find_open_questions(two.history()))
             await asyncio.to_thread(two.mailbox().send, MailboxMessage(kind="answer", topic="q0", value="no"))
             suspended = await handle.result()
         gone_on = await engine.resume(two)
@@ -1172,7 +1172,7 @@ async def test_answer_read_during_suspension_makes_the_run_due(
     find_entry, box = run_end.find_wake_entry, journal.mailbox()
 
     def disturbed(run: JournaledRun, *given: Any) -> Any:
-        (question,) = open_questions(journal.history())
+        (question,) = find_open_questions(journal.history())
         box.send(MailboxMessage(kind="answer", topic=question, value="yes"))
         box.send(MailboxMessage(kind="message", topic="go", value=1, path="7"))
         run._early, run._place = [one for one in box.read()[0] if one.path], box.read()[1]

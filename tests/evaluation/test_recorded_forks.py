@@ -34,7 +34,7 @@ from stepengine.data.messages import ToolResult
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import InputError, JournalError, LimitExceeded, ReplayDivergence
 from stepengine.journal import FileJournal, MemoryJournal, check, diff
-from stepengine.journal.pending_items import open_questions
+from stepengine.journal.pending_items import find_open_questions
 from stepengine.journal.recorded_forks import ExternalCall, SharedBudget
 from stepengine.testing import ScriptedModel, text, tool_call
 from tests.engine.clocks import ShiftedClock
@@ -332,7 +332,7 @@ async def test_a_recorded_answer_is_reused_and_new_questions_suspend() -> None:
 
     assert ("yes", RunStatus.COMPLETED) == (ended[0].result.output, ended[0].result.status)
     assert RunStatus.SUSPENDED is ended[1].result.status
-    assert ["Really?"] == [q.text for _, q in open_questions(ended[1].journal.history()).values()]
+    assert ["Really?"] == [q.text for _, q in find_open_questions(ended[1].journal.history()).values()]
 
 
 @pytest.mark.spec("evaluation:JG7")

@@ -209,7 +209,7 @@ def test_failed_run_does_not_affect_shared_commits(tmp_path: Path) -> None:
         other.execute("INSERT INTO lines VALUES ('b', 0, 'foreign')")
     for writer in writers.values():
         writer.append(records[0])
-        writer.announce()
+        writer.announce_commit()
     writers["a"].commit()
     with pytest.raises(JournalWriteFailed, match="UNIQUE"):
         writers["b"].commit()
@@ -235,7 +235,7 @@ def test_commit_returns_only_after_its_lines_are_stored(tmp_path: Path, monkeypa
     monkeypatch.setattr(LockedRun, "insert_rows", slow)
     for writer in (leader, other):
         writer.append(records[0])
-        writer.announce()
+        writer.announce_commit()
     threads = [threading.Thread(target=leader.commit), threading.Thread(target=other.close)]
     threads[0].start()
     assert begun.wait(50)

@@ -20,7 +20,13 @@ from stepengine.data.messages import ToolResult
 from stepengine.data.outcomes import Failure, Value
 from stepengine.errors import JournalCorrupt, JournalVersion, StepEngineError
 from stepengine.journal import FileJournal, MemoryJournal, Redactor, check
-from stepengine.journal.encoding import Encoder, outcome_members, outcome_of, pack_texts, unpack_texts
+from stepengine.journal.encoding import (
+    Encoder,
+    decode_outcome,
+    fill_in_blobs,
+    move_long_texts_to_blobs,
+    outcome_members,
+)
 from stepengine.journal.fingerprints import fingerprint
 from stepengine.journal.line_reader import read_lines
 from stepengine.journal.records import TAIL_BYTES, Result, encode_line
@@ -76,10 +82,10 @@ def test_fingerprints_match_the_specification():
 def test_packing_texts_into_blobs_is_lossless(value, long):
     value = {"value": value, "long": ["x" * 40_000] * long, "$": {"$blob": "mine"}}
     blobs = {}
-    stored = pack_texts(value, blobs)
+    stored = move_long_texts_to_blobs(value, blobs)
     assert len(blobs) == (1 if long else 0)
     assert len(json.dumps(stored)) < 40_000
-    assert unpack_texts(json.loads(json.dumps(stored)), blobs) == value
+    assert fill_in_blobs(json.loads(json.dumps(stored)), blobs) == value
 
 
 @pytest.mark.spec("replay:J15", "reliability:R20")
@@ -88,7 +94,7 @@ def test_every_effect_error_round_trips():
     assert len(kinds) > 20
     for kind in kinds:
         failure = Failure(kind("it broke"), 5)
-        assert outcome_of({"at": 5, **json.loads(json.dumps(outcome_members(failure)))}) == failure
+        assert decode_outcome({"at": 5, **json.loads(json.dumps(outcome_members(failure)))}) == failure
 
 
 @pytest.mark.deep
@@ -100,14 +106,14 @@ def test_every_effect_outcome_round_trips(value):
     if isinstance(value, ToolResult) and value.change is not None and value.change.values:
         value = attrs.evolve(value, change=None)  # Python objects for later hooks are never stored
     members = json.loads(json.dumps(outcome_members(Value(value, 3))))
-    assert outcome_of({"at": 3, **members}) == Value(value, 3)
+    assert decode_outcome({"at": 3, **members}) == Value(value, 3)
 
 
 @given(values)
 def test_every_json_value_of_a_perform_round_trips(value):
     encoder = Encoder(Redactor({}, shapes=False), link=False)
     *_, line = encoder.encode_record_lines(Result("", 0, 3, Value(freeze(value), 3)))
-    assert outcome_of(unpack_texts(json.loads(line), {})).value == value
+    assert decode_outcome(fill_in_blobs(json.loads(line), {})).value == value
 
 
 # --- damage ---------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from stepengine import (
 )
 from stepengine.errors import AnswerRejected
 from stepengine.journal import FileJournal, MemoryJournal, check
-from stepengine.journal.pending_items import open_questions
+from stepengine.journal.pending_items import find_open_questions
 from stepengine.testing import text, tool_call
 from stepengine.tools.bundled import ask_user_tool
 from tests.phrases import NO_OPTION
@@ -131,7 +131,7 @@ async def test_replay_ends_like_the_last_of_several_stopped_processes(shape, pro
             assert journal.lines() == again.journal.lines() == twice.journal.lines()
             assert check(journal)
         async with Engine([agent]) as engine:
-            open_ = open_questions(journal.history())
+            open_ = find_open_questions(journal.history())
             result = await engine.resume(journal, agent=agent, answers=dict.fromkeys(open_, "yes"))
         assert RunStatus.COMPLETED == result.status, result.error
 
@@ -199,7 +199,7 @@ def test_question_is_durable_before_a_person_is_asked(rig, tmp_path):
 
     class Person:
         def ask(self, question):
-            seen.append(list(open_questions(FileJournal(path).history())))
+            seen.append(list(find_open_questions(FileJournal(path).history())))
             return "yes"
 
     seen, path = [], tmp_path / "run.jsonl"

@@ -76,14 +76,14 @@ def another_outcome(monkeypatch):
     """
     The replayer answers a tool call with another result than is recorded.
     """
-    answer = Replayer.answer
+    answer = Replayer.answer_from_record
 
     def mutant(replayer, known, item):
         outcome = answer(replayer, known, item)
         is_result = isinstance(getattr(outcome, "value", None), ToolResult)
         return attrs.evolve(outcome, value=ToolResult.text("another")) if is_result else outcome
 
-    monkeypatch.setattr(Replayer, "answer", mutant)
+    monkeypatch.setattr(Replayer, "answer_from_record", mutant)
 
 
 def wrong_result_sent(monkeypatch):
@@ -131,8 +131,8 @@ def forgotten_input(monkeypatch):
     """
     Reading a journal loses messages that were sent to the run.
     """
-    outcome_of = history.outcome_of
-    monkeypatch.setattr(history, "outcome_of", lambda form: attrs.evolve(outcome_of(form), inputs=()))
+    decode_outcome = history.decode_outcome
+    monkeypatch.setattr(history, "decode_outcome", lambda form: attrs.evolve(decode_outcome(form), inputs=()))
 
 
 CRASH = Fault(4, "crash")

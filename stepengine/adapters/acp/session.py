@@ -466,12 +466,12 @@ def _find_sleeping_turn(turn: PromptRun, result: RunResult) -> _SuspendedTurn | 
 def _find_open_question(journal: Path) -> Question | None:
     """Return the first open question of a recorded run. The run itself asks for its permissions again."""
     from stepengine.journal import FileJournal
-    from stepengine.journal.pending_items import open_questions
+    from stepengine.journal.pending_items import find_open_questions
 
     history = FileJournal(journal).history()
     if history.is_complete or (history.stop is not None and history.stop.input["kind"] == "cancelled"):
         return None
-    return next((question for _, question in open_questions(history).values() if question.tool_name is None), None)
+    return next((question for _, question in find_open_questions(history).values() if question.tool_name is None), None)
 
 
 def _read_cost(journal: Path) -> Decimal | None:

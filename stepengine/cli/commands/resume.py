@@ -31,7 +31,7 @@ from stepengine.cli.settings import UsageProblem
 from stepengine.cli.state_folder import RunRecording, find_recorded_run_by_journal
 from stepengine.data.state import RunStatus
 from stepengine.errors import MissingKey, ReplayDivergence, UnknownModel
-from stepengine.journal.pending_items import open_questions
+from stepengine.journal.pending_items import find_open_questions
 
 if TYPE_CHECKING:
     from stepengine.data.questions import AnswerLike
@@ -223,7 +223,7 @@ def _run_resume(
         )
     except (MissingKey, UnknownModel):
         # Nothing was printed yet, and the question explains why a key is needed.
-        waiting = [question for _, question in open_questions(history).values() if question.id not in given]
+        waiting = [question for _, question in find_open_questions(history).values() if question.id not in given]
         print_questions(waiting, format_resume_command(options, agent.id))
         raise
     # A diverged run recorded nothing, so its companion stays valid.

@@ -51,8 +51,8 @@ from stepengine.data.usage import Spending, Usage, add_cost
 from stepengine.data.visible import visible
 from stepengine.journal.history import History
 from stepengine.journal.origins import RecordedSources
-from stepengine.journal.pending_items import open_questions
-from stepengine.journal.programs import get_program
+from stepengine.journal.pending_items import find_open_questions
+from stepengine.journal.programs import find_program_text
 from stepengine.journal.recorded_requests import list_initial_messages
 from stepengine.journal.records import (
     INPUTS,
@@ -563,7 +563,8 @@ class RunPayload:
             told["output"] = add(_result_to_parts(ended), whole_at=self._show_command)
         elif not history.is_complete:
             asked = [
-                {"id": q.id, "text": q.text, "options": list(q.options)} for _, q in open_questions(history).values()
+                {"id": q.id, "text": q.text, "options": list(q.options)}
+                for _, q in find_open_questions(history).values()
             ]
             told |= {"questions": add(asked)} if asked else {}
         return told
@@ -615,7 +616,7 @@ def _effect_input_to_json(form: Mapping[str, Any]) -> Any:
 def _program_line_to_json(intent: Intent, form: Mapping[str, Any]) -> Form:
     """Return the program line that requests an effect, as JSON; for the call of a program, its number of lines."""
     told: Form = {"line": intent.program_line} if intent.program_line else {}
-    program = get_program(form)
+    program = find_program_text(form)
     # If a secret was redacted, the text may have fewer lines than the program had.
     return told if program is None else told | {"program": program.count("\n") + 1}
 
