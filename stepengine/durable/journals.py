@@ -48,8 +48,10 @@ async def submit_unfinished_journal(
     if await operator.deployment.has_run(order.root):
         msg = f"the database already has a run {order.root!r}; a journal can be submitted only once"
         raise JournalError(msg)
+    # Before the run is submitted, since one whose mailbox cannot be read is submitted with all of its messages or not at all.
+    messages = list_unread_messages(source)
     await operator.deployment.enqueue(order, seed=seed, release=release)
-    for message in list_unread_messages(source):
+    for message in messages:
         await operator.send_message(order.root, message.topic, message.value, id=message.id, path=message.path)
     return order.root
 

@@ -136,7 +136,7 @@ def send_input(journal: JournalLike, text: str, *, id: str | None = None) -> boo
     found = as_journal(journal)
     _read_open_run(found)
     return _send_and_wake(
-        found, [MailboxMessage(kind="input", value=text, id=id or secrets.token_hex(MESSAGE_ID_BYTES))]
+        found, [MailboxMessage(kind="input", value=text, id=secrets.token_hex(MESSAGE_ID_BYTES) if id is None else id)]
     )
 
 
@@ -212,10 +212,9 @@ def _read_open_run(journal: Journal, path: str = "") -> History:
 
 
 def _send_and_wake(journal: Journal, letters: Sequence[MailboxMessage]) -> bool:
-    """Send messages, and make a sleeping run that waits for them due; return whether all are new."""
-    box = journal.mailbox()
-    is_new = [box.send(letter) for letter in letters]
+    """Send messages, all or none, and make a sleeping run that waits for them due; return whether one is new."""
+    is_new = journal.mailbox().send_all(letters)
     # Also where it was there already: who posted it first may have been killed in between.
     for kind in {letter.kind for letter in letters}:
         wake_for_mailbox_message(journal, kind)
-    return all(is_new)
+    return is_new

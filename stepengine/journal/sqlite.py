@@ -91,8 +91,8 @@ class SqliteJournal(LineJournal):
 
     @property
     def address(self) -> str:
-        """The file and the run, as ``RUNS.db#RUN``."""
-        return f"{self.path}#{self.run}"
+        """The file and the run, as ``RUNS.db#RUN``; the file alone before the first run."""
+        return str(self.path) if self.run is None else f"{self.path}#{self.run}"
 
     def wake_place(self) -> WakePlace | None:
         """Return the wake place of the run; without a run, that of the first one in the file, or ``None`` if there is none."""

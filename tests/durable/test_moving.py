@@ -11,7 +11,8 @@ import pytest
 from stepengine import STEP, AgentCall, AgentDefinition, Ask, Engine, Parallel, RunStatus, StepContext, call
 from stepengine.durable import DurableEngine
 from stepengine.errors import JournalError, ReplayDivergence
-from stepengine.journal import MemoryJournal
+from stepengine.journal import FileJournal, Journal, MemoryJournal
+from stepengine.journal.mailbox import Mailbox
 from stepengine.testing import ScriptedModel, text
 
 from .shared import DONE, note, worker_of
@@ -113,6 +114,20 @@ async def test_run_continues_in_process_from_the_database(db: str, tmp_path: Pat
 
     assert ["quick child", "one", [["a", "x"], ["b", "x"]], "two"] == result.output[:4]
     assert sorted([*before, "a after", "b after", "last"]) == sorted(DONE)
+
+
+class StoreWithoutMailbox(FileJournal):
+    def mailbox(self) -> Mailbox:
+        return Journal.mailbox(self)
+
+
+@pytest.mark.deep
+@pytest.mark.spec("durable:U42")
+async def test_journal_without_mailbox_is_moved(db: str, tmp_path: Path):
+    await in_process("one").run("parent", "", journal=tmp_path / "run.jsonl")
+    async with durable(db, "two") as worker:
+        run = await worker.submit_journal(StoreWithoutMailbox(tmp_path / "run.jsonl"))
+        assert RunStatus.SUSPENDED is (await worker.result(run)).status
 
 
 @pytest.mark.deep

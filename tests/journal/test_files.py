@@ -524,6 +524,10 @@ def test_stopped_run_keeps_the_result_being_written(path, rig):
 # --- SQLite ---------------------------------------------------------------------------------------------------------
 
 
+def test_sqlite_journal_without_a_run_has_its_file_as_address(tmp_path):
+    assert str(tmp_path / "runs.db") == SqliteJournal(tmp_path / "runs.db").address
+
+
 @pytest.mark.deep
 @pytest.mark.smoke
 @pytest.mark.spec("reliability:JR39")

@@ -22,7 +22,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepengine import AgentDefinition, Engine, Perform
+from stepengine import AgentDefinition, Ask, Engine, Parallel, Perform, StepContext, Steps
 from stepengine.errors import (
     InputError,
     JournalCorrupt,
@@ -33,7 +33,7 @@ from stepengine.errors import (
     SecretFound,
     StepEngineError,
 )
-from stepengine.journal import FileJournal, Journal, MemoryJournal, SqliteJournal, mailbox
+from stepengine.journal import FileJournal, Journal, MemoryJournal, SqliteJournal, mailbox, send_answers
 from stepengine.journal.mailbox import Mailbox, MailboxMessage, StoredMessage, mailbox_path
 from stepengine.journal.records import encode_line
 from tests.journal.forked import FORKS, in_child
@@ -441,6 +441,25 @@ def test_full_mailbox_rejects_messages(store: Callable[..., Journal], monkeypatc
         box.send(message("x" * 1_000))
 
     assert [0, 1, 2] == values(box)
+
+
+async def test_answers_for_a_full_mailbox_are_sent_all_or_none(
+    store: Callable[..., Journal], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asking = AgentDefinition("asking", handle_steps=ask_twice)
+    asked = await Engine([asking]).run("asking", "", journal=store())
+    answers = {question.id: "yes" for question in asked.pending_questions}
+    monkeypatch.setattr(mailbox, "MAX_LETTERS", 1)
+
+    with pytest.raises(JournalWriteFailed, match="nothing was sent"):
+        send_answers(store(), answers)
+
+    assert len(answers) == 2
+    assert [] == store().mailbox().read()[0]
+
+
+def ask_twice(_: StepContext) -> Steps[tuple[str, str]]:
+    return (yield from Parallel(Ask("First?"), Ask("Second?")))
 
 
 @pytest.mark.parametrize("fault", ["write", "fdatasync"])
