@@ -38,10 +38,10 @@ from stepengine.machine.tool_search import add_search_tool
 from stepengine.runtime.logs import log_once
 from stepengine.tools.agent_tools import (
     BUILT_IN,
-    agents_of_tools,
+    find_agents_of_tools,
+    iter_reachable_tools,
     params_schema,
     spawnable_agent_tool,
-    with_called_tools,
 )
 from stepengine.tools.control import make_set_output_binding
 from stepengine.tools.makers import MAKERS, WORKSPACE_TOOLS, python_for_tools
@@ -246,7 +246,7 @@ class Catalog:
         # Empty while the family is checked, which looks into it for ids that are known already.
         self._agents: dict[str, Agent] = {}
         self._spaces: dict[tuple[str, str], dict[str, Agent]] = {}
-        self._agents = self._compile_family(list(agents), agents_of_tools(self._tools.values()))
+        self._agents = self._compile_family(list(agents), find_agents_of_tools(self._tools.values()))
         self._met: dict[int, Agent] = {}
 
     @property
@@ -361,7 +361,7 @@ class Catalog:
             own = [tool for tool in agent.definition.tools if isinstance(tool, ToolLike)]
             is_shared = used[id(agent.definition.handle_steps)] > 1
             names = AllowedNames(agent.tools, agent.offered, agent.spawnable, is_open=bool(agent.hooks.pre_run))
-            tools = with_called_tools([*own, *listed])
+            tools = iter_reachable_tools([*own, *listed])
             warn_about_agent_sources(agent.definition, names, tools, agent.uses, is_shared=is_shared)
         return made
 
@@ -454,7 +454,7 @@ class Catalog:
         file = self.policy_file
         if file is None or file.below_root:
             return
-        for tool in with_called_tools(tools):
+        for tool in iter_reachable_tools(tools):
             folder: Sequence[str] | None = getattr(tool, "folder", None)
             if folder is not None and not tool.spec.annotations.read_only and file.is_below(folder):
                 msg = (
@@ -473,7 +473,7 @@ class Catalog:
         """
         agents = {id(each): each for each in (*self._agents.values(), agent, *agent.known_agents)}
         own = [tool for each in agents.values() for tool in each.definition.tools if isinstance(tool, ToolLike)]
-        for tool in with_called_tools([*self._tools.values(), *self._workspace_tools.built.values(), *own]):
+        for tool in iter_reachable_tools([*self._tools.values(), *self._workspace_tools.built.values(), *own]):
             folder: Sequence[str] | None = getattr(tool, "folder", None)
             if folder is not None and key.folder_parts[: len(folder)] == tuple(folder):
                 msg = (
@@ -783,7 +783,10 @@ def _find_spawnable_bundled_agents(
 
 
 def _child_definitions(definition: AgentDefinition) -> list[AgentDefinition]:
-    return [*[c for c in definition.spawnable_agents if not isinstance(c, str)], *agents_of_tools(definition.tools)]
+    return [
+        *[c for c in definition.spawnable_agents if not isinstance(c, str)],
+        *find_agents_of_tools(definition.tools),
+    ]
 
 
 def _index_definitions(given: Iterable[object]) -> dict[str, AgentDefinition]:

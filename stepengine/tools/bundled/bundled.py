@@ -298,7 +298,7 @@ def _check_local_options(root: Folder, **lent: object) -> None:
 def _confine_tools_to_folder(root: Folder, tools: list[Tool]) -> list[Tool]:
     """Set the folder of each tool, and return *tools*. The engine uses it to check whether they reach forbidden files."""
     for tool in tools:
-        tool.confine()  # their files are opened by a ``Root``, which asks the rules about each
+        tool.mark_confined()  # their files are opened by a ``Root``, which asks the rules about each
     if isinstance(root, Workspace) and root.system is not None:
         if root.local_folder is None:
             return tools
@@ -355,7 +355,7 @@ def web_tools(
         msg = 'web_tools needs search=, docs= or fetch=, such as search=SearxngSearch(url) or fetch=SafeFetcher(allow="public")'
         raise DefinitionError(msg)
     for one in made:
-        one.confine()  # they open no file
+        one.mark_confined()  # they open no file
     return made
 
 

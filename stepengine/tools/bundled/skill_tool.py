@@ -81,5 +81,5 @@ def skill_tool(root: str | os.PathLike[str] | None = None, *, user: bool = True)
             return visible(data[:FILE_BYTES].decode("utf-8", "replace")) + cut
         return read_instructions(found)
 
-    skill.confine()
+    skill.mark_confined()
     return skill

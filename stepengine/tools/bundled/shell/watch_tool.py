@@ -261,7 +261,7 @@ def _make_poll_tool(shell: Shell) -> Tool:
         requires_permission=False,
         timeout=FOREVER,
     )
-    made.confine()
+    made.mark_confined()
     return made
 
 
