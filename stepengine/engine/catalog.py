@@ -44,7 +44,7 @@ from stepengine.tools.agent_tools import (
     spawnable_agent_tool,
 )
 from stepengine.tools.control import make_set_output_binding
-from stepengine.tools.makers import MAKERS, WORKSPACE_TOOLS, python_for_tools
+from stepengine.tools.makers import MAKERS, WORKSPACE_TOOLS, make_python_for_tools
 
 if TYPE_CHECKING:
     from stepengine.journal import SigningKey
@@ -829,7 +829,7 @@ def _index_tools(owner: str, tools: Iterable[object]) -> dict[str, ToolLike]:
         if not isinstance(tool, ToolLike):
             hint = "; decorate the function with @tool" if inspect.isroutine(tool) else ""
             if isinstance(tool, str):
-                line = python_for_tools([tool])
+                line = make_python_for_tools([tool])
                 hint = f"; pass {line}" if line else "; names go into the tools of an agent"
             msg = f"{owner}: tools must contain Tool objects, not {tool!r}{hint}"
             raise DefinitionError(msg)
@@ -858,7 +858,9 @@ def _unknown_tools_error(
         line = f"{workspace.format_workspace_argument(of_workspace)}, with `from stepengine import Workspace`"
         parts.append(f"{_format_names_with_verb(of_workspace)} with stepengine: pass the engine {line}")
     if bundled:
-        parts.append(f"{_format_names_with_verb(bundled)} with stepengine: pass the engine {python_for_tools(bundled)}")
+        parts.append(
+            f"{_format_names_with_verb(bundled)} with stepengine: pass the engine {make_python_for_tools(bundled)}"
+        )
     strange = [n for n in names if n not in all_known]
     parts += [f"{name!r} does not exist{did_you_mean(name, all_known)}" for name in strange]
     told = " ".join([part if part.endswith("?") else f"{part}." for part in parts]).removesuffix(".")
