@@ -139,8 +139,8 @@ from stepengine.tools.bundled.files.edits import TextReplacement, replace_all, u
 from stepengine.tools.bundled.memory import _parse_notes, _split_words
 from stepengine.tools.bundled.search.hits import SearchFlags, _cut_line, parse_flags
 from stepengine.tools.bundled.search.overview import rank_files
-from stepengine.tools.bundled.search.ripgrep import EXIT, _LineTest, _pattern_for_any_line_end
-from stepengine.tools.bundled.search.symbols import split_words, top_level_names
+from stepengine.tools.bundled.search.ripgrep import EXIT, _adapt_pattern_to_line_ends, _LineTest
+from stepengine.tools.bundled.search.symbols import find_top_level_names, split_words
 from stepengine.tools.bundled.shell.output import Capture
 from stepengine.tools.bundled.web.fetcher import Fetched
 from stepengine.tools.bundled.web.pages import CODECS, read_page
@@ -964,7 +964,7 @@ PLACES = (
     *(
         Place(
             f"names in {name}",
-            lambda text, name=name: top_level_names(text, name),
+            lambda text, name=name: find_top_level_names(text, name),
             (
                 of("a"),
                 of("def "),
@@ -1161,7 +1161,7 @@ PLACES = (
     Place(
         "pattern of a search of several lines",
         lambda text: [
-            _pattern_for_any_line_end(text, SearchFlags(multiline=True, fixed=fixed)) for fixed in (True, False)
+            _adapt_pattern_to_line_ends(text, SearchFlags(multiline=True, fixed=fixed)) for fixed in (True, False)
         ],
         (of("["), of("[]"), of("[^\\n"), of("\\"), of("\\r"), of("\r"), of("\\n"), of("a\n."), of("[a]")),
         ("tools/bundled/search/ripgrep.py",),

@@ -133,7 +133,7 @@ def make_search_tools(root: Root, *, prefer_python: bool) -> list[Tool]:
 
 
 def _check_glob_syntax(pattern: str) -> None:
-    """Raise for a pattern that would silently find nothing: one with the syntax of other globs, or with ``/`` at its end."""
+    """Raise ``ToolError`` for a pattern that would silently find nothing: with unsupported syntax, or with ``/`` at its end."""
     found = OTHER_SYNTAX.search(pattern)
     if found:
         msg = (
@@ -147,6 +147,7 @@ def _check_glob_syntax(pattern: str) -> None:
 
 
 def _glob_files(root: Root, pattern: GlobPattern, cwd: str, max_results: int, budget: WalkBudget) -> dict[str, object]:
+    """Return the result of ``glob``: the first matching files, their total number and notes."""
     opened = root.open_folder(cwd)
     depth = len(opened.parts)
     try:
@@ -169,6 +170,7 @@ def _glob_files(root: Root, pattern: GlobPattern, cwd: str, max_results: int, bu
 def _search_files(  # noqa: PLR0917  (one call, spelled out)
     root: Root, ripgrep: str | None, pattern: str, flags: SearchFlags, cwd: str, max_results: int, budget: WalkBudget
 ) -> dict[str, object]:
+    """Return the result of ``code_search``, found by ripgrep, or in Python if *ripgrep* is ``None``."""
     most = min(max_results, SEARCH_MATCHES)
     report = MatchReport(flags, most, excess_notes("max_results", max_results, SEARCH_MATCHES))
     opened = root.open_folder(cwd)
@@ -176,16 +178,16 @@ def _search_files(  # noqa: PLR0917  (one call, spelled out)
     try:
         hits = (
             search_in_python(
-                root, opened, pattern, flags, per_file=most, budget=budget, skips=report.count_skipped_line
+                root, opened, pattern, flags, per_file=most, budget=budget, on_skipped_line=report.count_skipped_line
             )
             if engine is None
             else engine.search(pattern, flags, most, budget)
         )
         with closing(hits):
             for found in hits:
-                if not report.add(found):
+                if not report.add_file(found):
                     break
     finally:
         calls.close(opened.fd)
     report.stopped = report.stopped or budget.cut
-    return report.result("" if engine is None else engine.problems)
+    return report.make_result("" if engine is None else engine.problems)

@@ -46,15 +46,15 @@ def make_web_tools(search: SearchBackend | None, docs: DocsBackend | None, fetch
     made = []
     counts: OrderedDict[str, int] = OrderedDict()
     if search is not None:
-        made.append(_make_search_tool(search))
+        made.append(_make_web_search_tool(search))
     if docs is not None:
-        made.append(_make_docs_tool(docs, counts))
+        made.append(_make_read_docs_tool(docs, counts))
     if fetch is not None:
-        made.append(_make_url_tool(fetch, counts))
+        made.append(_make_read_url_tool(fetch, counts))
     return made
 
 
-def _make_search_tool(backend: SearchBackend) -> Tool:
+def _make_web_search_tool(backend: SearchBackend) -> Tool:
     @tool(category="network", annotations=REACHES_OUT, parallel_safe=True, destinations=())
     async def web_search(query: Words, depth: Depth = "standard") -> dict[str, Any]:
         """
@@ -88,7 +88,7 @@ def _make_search_tool(backend: SearchBackend) -> Tool:
     return web_search
 
 
-def _make_docs_tool(backend: DocsBackend, counts: OrderedDict[str, int]) -> Tool:
+def _make_read_docs_tool(backend: DocsBackend, counts: OrderedDict[str, int]) -> Tool:
     @tool(category="network", annotations=REACHES_OUT, parallel_safe=True, destinations=())
     async def read_docs(  # noqa: D417  (the context is no parameter of the tool)
         ctx: ToolContext,
@@ -137,7 +137,7 @@ def _make_docs_tool(backend: DocsBackend, counts: OrderedDict[str, int]) -> Tool
     return read_docs
 
 
-def _make_url_tool(fetcher: Fetcher, counts: OrderedDict[str, int]) -> Tool:
+def _make_read_url_tool(fetcher: Fetcher, counts: OrderedDict[str, int]) -> Tool:
     @tool(category="network", annotations=REACHES_OUT, parallel_safe=True, destinations="url")
     async def read_url(  # noqa: D417  (the context is no parameter of the tool)
         ctx: ToolContext,
