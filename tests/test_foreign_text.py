@@ -135,7 +135,7 @@ from stepengine.testing.stream_ends import is_stream_complete
 from stepengine.testing.traffic_redaction import Cleaner, clean_events, join_event_texts
 from stepengine.tools import ToolRegistry
 from stepengine.tools.bundled import file_tools, search_tools, shell_tools
-from stepengine.tools.bundled.files.edits import TextReplacement, replace_all, unified_diff
+from stepengine.tools.bundled.files.edits import TextReplacement, apply_replacements, unified_diff
 from stepengine.tools.bundled.memory import _parse_notes, _split_words
 from stepengine.tools.bundled.search.hits import SearchFlags, _cut_line, parse_flags
 from stepengine.tools.bundled.search.overview import rank_files
@@ -1010,13 +1010,13 @@ PLACES = (
     Place("file name", printable_name, (of("\udcff"), of("a")), ("workspace/paths.py",)),
     Place(
         "replacement",
-        lambda text: replace_all(text, [TextReplacement(text[: len(text) // 2], "x")], "f"),
+        lambda text: apply_replacements(text, [TextReplacement(text[: len(text) // 2], "x")], "f"),
         (of("a"), of("ab"), of("\r\n"), of("a\r\n"), of("\n")),
         ("tools/bundled/files/edits.py",),
     ),
     Place(
         "replacement of all",
-        lambda text: replace_all(text, [TextReplacement(text[:2], "x", allow_multiple=True)], "f"),
+        lambda text: apply_replacements(text, [TextReplacement(text[:2], "x", allow_multiple=True)], "f"),
         (of("a"), of("ab"), of("\n\r")),
     ),
     Place(

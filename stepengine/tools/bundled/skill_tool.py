@@ -36,7 +36,7 @@ def working_folder(root: str | os.PathLike[str] | None, ctx: ToolContext | None)
 
 def skill_tool(root: str | os.PathLike[str] | None = None, *, user: bool = True) -> Tool:
     """
-    Return ``skill``, by which a model reads one of the skills that ``project_context`` lists.
+    Return ``skill``, the tool by which a model reads one of the skills that ``project_context`` lists.
 
     Args:
         root: A folder of the project; by default the engine's workspace, else the working directory.

@@ -24,7 +24,7 @@ from pydantic import Field
 from stepengine.data.estimate import CHARS_PER_TOKEN, estimate_tokens
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import ToolError
-from stepengine.tools.bundled.bounds import bounded_field, excess_notes
+from stepengine.tools.bundled.bounds import make_bounded_field, make_excess_notes
 from stepengine.tools.bundled.files.read_tools import READ_PATHS, TOO_MANY
 from stepengine.tools.bundled.search.ignore import walk_visible
 from stepengine.tools.bundled.search.symbols import SHORTEST_STEM_CHARS, has_symbols, read_symbols, split_words
@@ -84,7 +84,7 @@ def make_find_files_tool(root: Root) -> Tool:
     def find_files(  # noqa: D417  (the context is no parameter of the tool)
         ctx: ToolContext,
         prompt: Annotated[str, Field(min_length=1, max_length=FIND_PROMPT_CHARS)],
-        max_results: Annotated[int, bounded_field(FIND_RESULTS_MAX)] = FIND_RESULTS,
+        max_results: Annotated[int, make_bounded_field(FIND_RESULTS_MAX)] = FIND_RESULTS,
     ) -> dict[str, Any]:
         """
         Find the files that fit a description, best match first.
@@ -114,7 +114,7 @@ def make_find_files_tool(root: Root) -> Tool:
         files = _find_candidates(root, budget)
         best = rank_files(prompt, files, budget.has_time_left)[: min(max_results, FIND_RESULTS_MAX)]
         notes = [f"{len(best)} of {len(files):,} files fit best" if best else "no file fits the description"]
-        notes += excess_notes("max_results", max_results, FIND_RESULTS_MAX)
+        notes += make_excess_notes("max_results", max_results, FIND_RESULTS_MAX)
         if budget.cut:
             notes.append(f"incomplete: {budget.cut}")
         notes += withheld_note()
@@ -278,7 +278,7 @@ def make_subtree_tool(root: Root) -> Tool:
     def read_subtree(  # noqa: D417  (the context is no parameter of the tool)
         ctx: ToolContext,
         paths: Annotated[list[str] | None, Field(json_schema_extra={"maxItems": READ_PATHS})] = None,
-        max_tokens: Annotated[int, bounded_field(SUBTREE_TOKENS_MAX)] = SUBTREE_TOKENS,
+        max_tokens: Annotated[int, make_bounded_field(SUBTREE_TOKENS_MAX)] = SUBTREE_TOKENS,
     ) -> list[dict[str, Any]]:
         """
         Show folders as trees, with the top-level names of source files, within a budget of tokens.
@@ -309,7 +309,7 @@ def make_subtree_tool(root: Root) -> Tool:
         wanted = list(dict.fromkeys(p.rstrip("/") or p or "." for p in paths or ["."]))
         shown, refused = wanted[:READ_PATHS], wanted[READ_PATHS:]
         budget = WalkBudget(cancelled=ctx.cancelled)
-        notes = excess_notes("max_tokens", max_tokens, SUBTREE_TOKENS_MAX)
+        notes = make_excess_notes("max_tokens", max_tokens, SUBTREE_TOKENS_MAX)
         entries, left = [], min(max_tokens, SUBTREE_TOKENS_MAX)
         for number, path in enumerate(shown):
             entry = _make_path_entry(root, path, left // (len(shown) - number), budget)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from stepengine.errors import ToolError
-from stepengine.tools.bundled.bounds import bounded_field, excess_notes
+from stepengine.tools.bundled.bounds import make_bounded_field, make_excess_notes
 from stepengine.tools.bundled.files.read_tools import READS
 from stepengine.tools.bundled.search.hits import SEARCH_MATCHES, MatchReport, SearchFlags, parse_flags
 from stepengine.tools.bundled.search.ignore import walk_visible
@@ -52,7 +52,7 @@ def make_search_tools(root: Root, *, prefer_python: bool) -> list[Tool]:
         ctx: ToolContext,
         pattern: Annotated[str, Field(min_length=1)],
         cwd: str | None = None,
-        max_results: Annotated[int, bounded_field(GLOB_MAX_RESULTS)] = GLOB_RESULTS,
+        max_results: Annotated[int, make_bounded_field(GLOB_MAX_RESULTS)] = GLOB_RESULTS,
     ) -> dict[str, Any]:
         """
         Find files by a pattern for their path, sorted by path.
@@ -90,7 +90,7 @@ def make_search_tools(root: Root, *, prefer_python: bool) -> list[Tool]:
         pattern: Annotated[str, Field(min_length=1)],
         flags: str = "",
         cwd: str | None = None,
-        max_results: Annotated[int, bounded_field(SEARCH_MATCHES)] = SEARCH_MATCHES_PER_FILE,
+        max_results: Annotated[int, make_bounded_field(SEARCH_MATCHES)] = SEARCH_MATCHES_PER_FILE,
     ) -> dict[str, Any]:
         """
         Search the text of files with a regular expression.
@@ -157,7 +157,7 @@ def _glob_files(root: Root, pattern: GlobPattern, cwd: str, max_results: int, bu
         calls.close(opened.fd)
     most = min(max_results, GLOB_MAX_RESULTS)
     notes = [f"Found {len(found):,} file{'' if len(found) == 1 else 's'}"]
-    notes += excess_notes("max_results", max_results, GLOB_MAX_RESULTS)
+    notes += make_excess_notes("max_results", max_results, GLOB_MAX_RESULTS)
     if len(found) > most:
         notes.append(f"the first {most} are shown")
     if budget.cut:
@@ -172,7 +172,7 @@ def _search_files(  # noqa: PLR0917  (one call, spelled out)
 ) -> dict[str, object]:
     """Return the result of ``code_search``, found by ripgrep, or in Python if *ripgrep* is ``None``."""
     most = min(max_results, SEARCH_MATCHES)
-    report = MatchReport(flags, most, excess_notes("max_results", max_results, SEARCH_MATCHES))
+    report = MatchReport(flags, most, make_excess_notes("max_results", max_results, SEARCH_MATCHES))
     opened = root.open_folder(cwd)
     engine = None if ripgrep is None else Ripgrep(ripgrep, root, opened)
     try:

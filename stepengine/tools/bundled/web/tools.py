@@ -11,7 +11,7 @@ from pydantic import Field, StringConstraints
 from stepengine.data.estimate import estimate_tokens
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import ToolError
-from stepengine.tools.bundled.bounds import bounded_field, excess_notes
+from stepengine.tools.bundled.bounds import make_bounded_field, make_excess_notes
 from stepengine.tools.bundled.web.fetcher import Fetcher, count_page
 from stepengine.tools.bundled.web.pages import read_page
 from stepengine.tools.bundled.web.search_queries import Depth, DocsBackend, SearchBackend
@@ -94,7 +94,7 @@ def _make_read_docs_tool(backend: DocsBackend, counts: OrderedDict[str, int]) ->
         ctx: ToolContext,
         library_title: Words,
         topic: Words,
-        max_tokens: Annotated[int, bounded_field(DOCS_TOKENS_MAX)] = DOCS_TOKENS,
+        max_tokens: Annotated[int, make_bounded_field(DOCS_TOKENS_MAX)] = DOCS_TOKENS,
     ) -> dict[str, Any]:
         """
         Read what the documentation of a library says about a topic.
@@ -131,7 +131,7 @@ def _make_read_docs_tool(backend: DocsBackend, counts: OrderedDict[str, int]) ->
             raise ToolError(msg)
         if estimate_tokens(text) > most:
             text = f"{text[: most * 4]}\n[... cut at {most:,} tokens]"
-        notes = excess_notes("max_tokens", max_tokens, DOCS_TOKENS_MAX)
+        notes = make_excess_notes("max_tokens", max_tokens, DOCS_TOKENS_MAX)
         return {"documentation": text, **({"message": notes[0]} if notes else {})}
 
     return read_docs
@@ -142,7 +142,7 @@ def _make_read_url_tool(fetcher: Fetcher, counts: OrderedDict[str, int]) -> Tool
     async def read_url(  # noqa: D417  (the context is no parameter of the tool)
         ctx: ToolContext,
         url: Annotated[str, Field(min_length=1)],
-        max_chars: Annotated[int, bounded_field(WEB_CHARS_MAX, WEB_CHARS_MIN)] = WEB_CHARS,
+        max_chars: Annotated[int, make_bounded_field(WEB_CHARS_MAX, WEB_CHARS_MIN)] = WEB_CHARS,
     ) -> dict[str, Any]:
         """
         Read a page on the web as text.
@@ -180,7 +180,7 @@ def _make_read_url_tool(fetcher: Fetcher, counts: OrderedDict[str, int]) -> Tool
         made["text"] = page.text[:most]
         made["truncated"] = fetched.truncated or len(page.text) > most
         notes = [] if page.is_text else ["this is no text, so only its type is shown"]
-        notes += excess_notes("max_chars", max_chars, WEB_CHARS_MAX)
+        notes += make_excess_notes("max_chars", max_chars, WEB_CHARS_MAX)
         return {**made, "message": "; ".join(notes)} if notes else made
 
     return read_url
