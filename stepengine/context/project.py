@@ -79,7 +79,7 @@ def project_context(
 
 
 def _escape_tags(text: str) -> str:
-    """Return the text of a file with escaped tags, so that it cannot end or imitate the surrounding text."""
+    """Return the text of a file with escaped tags and visible control characters, so that it cannot imitate the surrounding prompt."""
     return TAGS.sub("&lt;", visible(text))
 
 
@@ -104,6 +104,7 @@ def format_skills(found: Mapping[str, Any]) -> str:
 
 
 def _format_environment_facts(facts: Mapping[str, Any], ctx: HookContext) -> str:
+    """Return platform, date, git branch and changed files as an ``<env>`` block."""
     lines: dict[str, str] = {}
     if facts.get("branch"):
         lines["Git branch"] = _escape_tags(facts["branch"])

@@ -96,7 +96,7 @@ class SystemPrompt:
     reminders: tuple[str, ...] = attrs.field(default=(), converter=_strip_texts, kw_only=True)
 
     def render(self, ctx: HookContext, /) -> str:
-        """Return the prompt of a run; the engine calls this when the run starts."""
+        """Return the prompt of a run; the engine calls this at its start."""
         return self.text(ctx.now)
 
     def text(self, now: dt.datetime) -> str:

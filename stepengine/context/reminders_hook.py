@@ -60,4 +60,5 @@ def reminders(*texts: ReminderText) -> Hook:
 
 
 def _resolve_text(value: object, ctx: HookContext) -> Any:
+    """Return a text or part unchanged; call a function with the hook's context."""
     return value(ctx) if callable(value) else value

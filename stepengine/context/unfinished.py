@@ -44,7 +44,7 @@ def require_finished_todos(max_reminders: int = 1) -> Callable[[HookContext], Us
 
 
 def _count_reminders(ctx: HookContext) -> int:
-    """Return the number of reminders since the last prompt of the user."""
+    """Return the number of todo reminders since the last prompt of the user."""
     count = 0
     for message in reversed(ctx.messages):
         tags = message.tags if isinstance(message, UserMessage) else ()
