@@ -137,7 +137,7 @@ from stepengine.tools import ToolRegistry
 from stepengine.tools.bundled import file_tools, search_tools, shell_tools
 from stepengine.tools.bundled.files.edits import TextReplacement, apply_replacements, unified_diff
 from stepengine.tools.bundled.memory import _parse_notes, _split_words
-from stepengine.tools.bundled.search.hits import SearchFlags, _cut_line, parse_flags
+from stepengine.tools.bundled.search.hits import SearchFlags, _clean_and_cut_line, parse_flags
 from stepengine.tools.bundled.search.overview import rank_files
 from stepengine.tools.bundled.search.ripgrep import EXIT, _adapt_pattern_to_line_ends, _LineTest
 from stepengine.tools.bundled.search.symbols import find_top_level_names, split_words
@@ -959,7 +959,11 @@ PLACES = (
         for pattern in ("a*b", "a.*b", r"\w+\d", "a?a?a?b")
     ),
     Place(
-        "line of a search", _cut_line, (of("\udcff"), of("a"), of("é")), ("tools/bundled/search/hits.py",), most=1 << 22
+        "line of a search",
+        _clean_and_cut_line,
+        (of("\udcff"), of("a"), of("é")),
+        ("tools/bundled/search/hits.py",),
+        most=1 << 22,
     ),
     *(
         Place(

@@ -60,6 +60,7 @@ def project_context(
     read = partial(read_project, place, instructions=instructions, skills=skills, facts=facts, user=user)
 
     def project(ctx: HookContext) -> Generator[Any, Any, Change | None]:
+        """Read the project, and add its instructions and skills to the system prompt, its facts to the request."""
         try:
             found: Mapping[str, Any] = yield from Perform.idempotent(read)
         except PerformError as error:

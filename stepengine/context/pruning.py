@@ -481,7 +481,7 @@ def _split_history(transcript: Transcript) -> PruneInput:
     return PruneInput(tuple(summarised), live, is_mid_turn, None if instructions is None else transcript[instructions])
 
 
-def _convert_ids(value: Iterable[str]) -> frozenset[str]:
+def _to_id_set(value: Iterable[str]) -> frozenset[str]:
     return frozenset(value)
 
 
@@ -514,7 +514,7 @@ class prune_to_summary(ContextPolicy):  # noqa: N801 - a policy is called by its
     assistant_tool_budget: int = attrs.field(default=20_000, validator=COUNT, kw_only=True)
     cold_after: timedelta | None = attrs.field(default=None, kw_only=True)
     cold_min_tokens: int | None = attrs.field(default=140_000, validator=TOKENS, kw_only=True)
-    forgotten_agents: frozenset[str] = attrs.field(default=frozenset(), converter=_convert_ids, kw_only=True)
+    forgotten_agents: frozenset[str] = attrs.field(default=frozenset(), converter=_to_id_set, kw_only=True)
 
     @override
     def __call__(self, ctx: HookContext) -> Change | None:

@@ -254,6 +254,7 @@ class MemorySessions(Store):
 
     @override
     def set_cached(self, key: str, value: object, ttl: float | None = None) -> None:
+        """Store a JSON value, for *ttl* seconds or without a limit, and remove expired values."""
         now = self._clock()
         with self._lock:
             for old in [k for k, (until, _) in self._cache.items() if _is_expired(until, now)]:
@@ -457,6 +458,7 @@ class FileSessions(Store):
 
     @override
     def load(self, session_id: str) -> Session:
+        """Return a session, read under its lock; a new one of version 0 for an unknown id."""
         folder = self.folder(session_id)
         if not folder.is_dir():
             return Session(info=SessionInfo(session_id=session_id))
@@ -485,6 +487,7 @@ class FileSessions(Store):
 
     @override
     def save(self, session: Session) -> Session:
+        """Store a session under its lock and return it with its new version; an interrupted save leaves the old version valid."""
         folder = self.folder(session.session_id)
         try:
             create_folder_durably(folder, OWNER_FOLDER_MODE)
@@ -533,6 +536,7 @@ class FileSessions(Store):
 
     @override
     def list(self) -> list[SessionInfo]:
+        """Return the data of all sessions, the last changed first; folders without metadata of a session are skipped."""
         found = []
         for folder in sorted(self.root.iterdir()):
             data = _read_json(folder / METADATA) if folder.is_dir() else None
@@ -542,6 +546,7 @@ class FileSessions(Store):
 
     @override
     def delete(self, session_id: str) -> None:
+        """Delete the files of a session and the journals of its runs; the empty folders stay."""
         folder = self.folder(session_id)
         if not folder.is_dir():
             return
@@ -742,6 +747,7 @@ class SqliteSessions(Store):
 
     @override
     def save(self, session: Session) -> Session:
+        """Store a session and its changed messages in one transaction, and return it with its new version."""
         identity = session.session_id
         with self._write_transaction() as database:
             row = database.execute("SELECT version FROM sessions WHERE id = ?", (identity,)).fetchone()
@@ -771,6 +777,7 @@ class SqliteSessions(Store):
 
     @override
     def get_journal_location(self, session_id: str) -> JournalLocation:
+        """Return the database for journals, which is a separate file, with a prefix for the session."""
         return JournalLocation(
             database=self._journals_path,
             prefix=f"s{hashlib.sha256(check_session_id(session_id).encode()).hexdigest()[:40]}-",
@@ -792,6 +799,7 @@ class SqliteSessions(Store):
 
     @override
     def delete(self, session_id: str) -> None:
+        """Delete a session, and then the journals of its runs in their own database."""
         with self._write_transaction() as database:
             for table in ("sessions", "messages"):
                 database.execute(f"DELETE FROM {table} WHERE id = ?", (session_id,))  # noqa: S608  (names of ours)
@@ -828,6 +836,7 @@ class SqliteSessions(Store):
 
     @override
     def set_cached(self, key: str, value: object, ttl: float | None = None) -> None:
+        """Store a JSON value, for *ttl* seconds or without a limit, and remove expired values."""
         now = self._clock()
         with self._write_transaction() as database:
             database.execute("DELETE FROM cache WHERE until <= ?", (now.timestamp(),))
@@ -878,6 +887,7 @@ class DocumentSessions(Store):
 
     @override
     def save(self, session: Session) -> Session:
+        """Store a session if its document is unchanged since it was read, else raise ``SessionConflict``; return the new version."""
         identity = session.session_id
         before = self._call_converting_os_errors(partial(self.read_document, SESSION + identity))
         made = self._make_next_version(session, self._parse_session(identity, before).version)
@@ -893,11 +903,13 @@ class DocumentSessions(Store):
 
     @override
     def list(self) -> list[SessionInfo]:
+        """Load all sessions, and return their data, the last changed first."""
         keys = [key for key in self._call_converting_os_errors(self.list_keys) if key.startswith(SESSION)]
         return _sort_newest_first([self.load(key.removeprefix(SESSION)).info for key in keys])
 
     @override
     def delete(self, session_id: str) -> None:
+        """Delete the document of a session, and the folder of its journals if they are in a folder."""
         self._replace_document(SESSION + session_id, None)
         place = self.get_journal_location(session_id)
         if place.folder is not None:

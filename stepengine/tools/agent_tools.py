@@ -130,7 +130,7 @@ def agent_tool(definition: AgentDefinition, *, name: str | None = None, descript
     """
     name = agent_tool_name(definition) if name is None else name
     check_tool_name(name)
-    text = _describe_agent_tool(definition) if description is None else description
+    text = _get_agent_tool_description(definition) if description is None else description
 
     def make_requests(value: JsonDict) -> list[ChildRequest]:
         return [ChildRequest(definition.id, value.get("prompt", ""), value.get("params"), definition)]
@@ -161,7 +161,7 @@ def spawnable_agent_tool(definition: AgentDefinition, agent_id: str = "") -> Too
     called = agent_tool_name(definition) if publisher is None else f"{publisher}_{name}".replace("-", "_")
     return _make_spawn_tool(
         called,
-        _describe_agent_tool(definition),
+        _get_agent_tool_description(definition),
         _make_agent_input_schema(definition),
         make_requests,
         result_from_children,
@@ -221,7 +221,7 @@ def params_schema(definition: AgentDefinition) -> JsonDict | None:
     return frozen
 
 
-def _describe_agent_tool(definition: AgentDefinition) -> str:
+def _get_agent_tool_description(definition: AgentDefinition) -> str:
     return definition.description or f"Run the agent {definition.display_name}."
 
 
@@ -409,6 +409,7 @@ def _make_child_requests(value: JsonDict) -> list[ChildRequest]:
 
 
 def _result_from_inline_child(children: Sequence[ChildResult]) -> ToolResult:
+    """Return a message that the only child ran in this conversation; an error result if it failed."""
     (child,) = children
     if child.is_error:
         return ToolResult.error(

@@ -195,6 +195,7 @@ def _list_agents(_: JsonDict, started: StartedChildren) -> Steps:
 
 
 def _sleep(given: JsonDict, _: StartedChildren) -> Steps:
+    """Suspend the run for the requested seconds; return the time after it, with the note."""
     woke = yield from Sleep(timedelta(seconds=given["seconds"]))
     note = given.get("note", "")
     return ToolResult.text(f"It is {woke.isoformat(timespec='seconds')}." + (f" Your note: {note}" if note else ""))

@@ -214,10 +214,10 @@ def _validate_option_types(name: str, given: Mapping[str, object]) -> dict[str, 
 def _has_parameter_path(spec: ToolSpec, path: str) -> bool:
     """Return True if a dotted path starts with a parameter and its other names occur somewhere in the schema."""
     first, *rest = path.split(".")
-    return first in _schema_properties(spec) and set(rest) <= set(list_member_names(spec.input_schema))
+    return first in _get_schema_properties(spec) and set(rest) <= set(list_member_names(spec.input_schema))
 
 
-def _schema_properties(spec: ToolSpec) -> JsonDict:
+def _get_schema_properties(spec: ToolSpec) -> JsonDict:
     found = spec.input_schema.get("properties")
     return found if isinstance(found, JsonDict) else JsonDict()
 
@@ -235,6 +235,8 @@ def check_tool_name(name: object, where: str = "") -> None:
 
 
 def _make_raising_body(name: str) -> Callable[[Any], object]:
+    """Return a body that raises ``ToolError``, for a tool that only a run can execute."""
+
     def raise_tool_error(_: object) -> Any:
         msg = f"tool {name!r} runs only as part of an agent run; it cannot be executed on its own"
         raise ToolError(msg, tool_name=name)
@@ -367,14 +369,14 @@ class Tool(Generic[P, R]):
         elif self.runs_inline and spec.timeout not in {None, math.inf}:
             problem = "has a timeout and in_thread=False; a synchronous body on the event loop cannot be timed out; remove one of them"
         elif unknown := [
-            p for place in spec.about or () for p in template_parameters(place) if p not in _schema_properties(spec)
+            p for place in spec.about or () for p in template_parameters(place) if p not in _get_schema_properties(spec)
         ]:
-            known = list_names(_schema_properties(spec), unknown[0])
+            known = list_names(_get_schema_properties(spec), unknown[0])
             problem = f"uses {unknown[0]!r} in about=, but has no such parameter; its parameters: {known}"
         elif missing := [
             path for path in (*(spec.destinations or ()), *spec.texts) if not _has_parameter_path(spec, path)
         ]:
-            known = list_names(_schema_properties(spec), missing[0])
+            known = list_names(_get_schema_properties(spec), missing[0])
             problem = (
                 f"uses {missing[0]!r} in {'texts' if missing[0] in spec.texts else 'destinations'}=, but has no such parameter; "
                 f"its parameters: {known}"

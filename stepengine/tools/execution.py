@@ -290,8 +290,9 @@ async def _run_with_dependencies(  # noqa: PLR0917  (bound step by step with par
     return outcome
 
 
-async def _call_inline(make: Callable[[], object]) -> Any:
-    return make()
+async def _call_inline(function: Callable[[], object]) -> Any:
+    """Call a function in this task and return its value: the runner for dependencies without a thread."""
+    return function()
 
 
 async def _await_or_return_failure(work: Callable[[], Awaitable[object]]) -> Any:

@@ -159,6 +159,7 @@ class _Mender:
 
 
 def _get_expected_types(form: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the JSON types in a schema; without any, ``object`` if it has properties, else ``string``."""
     kind = form.get("type", ())
     return (kind,) if isinstance(kind, str) else tuple(kind) or (("object",) if "properties" in form else ("string",))
 

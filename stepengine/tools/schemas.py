@@ -231,6 +231,7 @@ def _find_member_schemas(walk: _Walk, name: str, schema: dict[str, Any]) -> Iter
 
 
 def _check_items_after_prefix(walk: _Walk, form: Form, instance: object, schema: dict[str, Any]) -> Iterator[Any]:
+    """Check the items after those of ``prefixItems`` by *form*, and yield the misfits."""
     if isinstance(instance, list):
         for index in range(len(schema.get("prefixItems", ())), len(instance)):
             yield from walk.descend(instance[index], form, index)
@@ -977,6 +978,7 @@ def _dependent_issues(
 
 
 def _unexpected_issues(at: _IssueReport, names: Iterable[str | int], schema: dict[str, Any]) -> Iterator[str]:
+    """Yield an issue for each of *names*, with the nearest declared parameters."""
     known = list(schema.get("properties", ()))
     return (
         f"{member_path(at.path, name)}: is not a parameter; the parameters are: {list_names(known, name)}"

@@ -22,7 +22,7 @@ from stepengine.errors import DefinitionError, ToolError
 from stepengine.redaction import make_redactor
 from stepengine.tools.bundled.bounds import make_bounded_field, make_excess_notes
 from stepengine.tools.bundled.memory import MAX_TAGS, NOTE_CHARS, FileMemory, MemoryStore
-from stepengine.tools.bundled.skill_tool import working_folder
+from stepengine.tools.bundled.skill_tool import get_working_folder
 from stepengine.tools.context import ToolContext
 from stepengine.tools.decorator import tool
 from stepengine.tools.definition import Tool
@@ -57,7 +57,7 @@ def _resolve_allowed_scope(ctx: ToolContext, scope: str, allowed: Sequence[str])
     if scope not in allowed:
         msg = f"there are no notes of the scope {scope!r} here; {', '.join(allowed)} would be fine"
         raise ToolError(msg)
-    return "user" if scope == "user" else project_scope(working_folder(None, ctx))
+    return "user" if scope == "user" else project_scope(get_working_folder(None, ctx))
 
 
 def make_memory_tools(store: MemoryStore | None, scopes: Sequence[str]) -> list[Tool]:

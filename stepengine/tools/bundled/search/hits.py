@@ -285,7 +285,7 @@ class MatchReport:
             matched.update(range(first, first + count))
             around.update(range(max(0, first - before), min(len(lines), first + count + after)))
         return [
-            f"  Line {n + 1}{':' if n in matched else '-'} {_cut_line(lines[n])}"
+            f"  Line {n + 1}{':' if n in matched else '-'} {_clean_and_cut_line(lines[n])}"
             for n in sorted(matched | around)
             if n < len(lines)
         ]
@@ -320,7 +320,8 @@ def _count_line_chars(lines: Sequence[str]) -> int:
     return sum(map(len, lines)) + len(lines)
 
 
-def _cut_line(line: str) -> str:
+def _clean_and_cut_line(line: str) -> str:
+    """Return a line with invalid bytes replaced, cut with a note on the number of omitted characters."""
     text = line.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     return (
         text

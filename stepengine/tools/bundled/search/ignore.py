@@ -107,10 +107,10 @@ def walk_visible(
     """
     ignore = Ignore(root, budget)
 
-    def enter(place: Parts, _: Fd) -> bool:
+    def may_enter_folder(place: Parts, _: Fd) -> bool:
         return not root.is_withheld(place) and not ignore.is_ignored(place, is_folder=True)
 
-    with closing(walk(root.may_enter, opened.fd, opened.parts, budget, enter)) as entries:
+    with closing(walk(root.may_enter, opened.fd, opened.parts, budget, may_enter_folder)) as entries:
         for place, entry in entries:
             is_folder = entry.is_dir(follow_symlinks=False)
             if is_folder:

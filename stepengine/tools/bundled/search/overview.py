@@ -260,7 +260,7 @@ class TreeNode:
     place: Parts
     is_folder: bool
 
-    def line(self, depth: int, more: str = "") -> str:
+    def format_line(self, depth: int, more: str = "") -> str:
         """Return the tree line of the entry, indented by its level below *depth*, with *more* after its name."""
         return f"{' ' * (len(self.place) - depth - 1)}{printable_name(self.place[-1])}{'/' if self.is_folder else ''}{more}\n"
 
@@ -407,7 +407,7 @@ class _Tree:
         return {**result, "message": "; ".join(notes)} if notes else result
 
     def _count_line_chars(self, nodes: list[TreeNode]) -> int:
-        return sum(len(n.line(self._depth)) for n in nodes)
+        return sum(len(n.format_line(self._depth)) for n in nodes)
 
     def _read_fitting_symbols(self, nodes: list[TreeNode], room: int) -> tuple[dict[Parts, str], int]:
         """Return the symbols of as many source files as fit in *room*, shallow ones first, and the number of files left out."""
@@ -426,7 +426,7 @@ class _Tree:
         """Return the nodes of as many levels as fit, else the first top-level ones, with the truncation level and a note."""
         sizes: Counter[int] = Counter()
         for node in nodes:
-            sizes[len(node.place)] += len(node.line(self._depth)) + (len(MORE) if node.is_folder else 0)
+            sizes[len(node.place)] += len(node.format_line(self._depth)) + (len(MORE) if node.is_folder else 0)
         deepest, used = self._depth, 0
         while used + sizes[deepest + 1] <= room and deepest < max(sizes, default=deepest):
             deepest += 1
@@ -437,7 +437,7 @@ class _Tree:
             return kept, "depth-based", note
         kept = []
         for node in (n for n in nodes if len(n.place) == self._depth + 1):
-            used += len(node.line(self._depth)) + len(MORE)
+            used += len(node.format_line(self._depth)) + len(MORE)
             if used > room:
                 break
             kept.append(node)
@@ -448,5 +448,6 @@ class _Tree:
         filled = {n.place[:-1] for n in nodes}
         hollow = {n.place[:-1] for n in self._all} - filled
         return "".join(
-            n.line(self._depth, symbols.get(n.place, MORE if n.is_folder and n.place in hollow else "")) for n in nodes
+            n.format_line(self._depth, symbols.get(n.place, MORE if n.is_folder and n.place in hollow else ""))
+            for n in nodes
         )

@@ -91,11 +91,11 @@ def search_in_python(
     ignore = Ignore(root, budget)
     depth = len(base.parts)
 
-    def enter(place: tuple[str, ...], _: Fd) -> bool:
+    def may_enter_folder(place: tuple[str, ...], _: Fd) -> bool:
         hidden = place[-1].startswith(".") and not (len(place) == depth + 1 and place[-1] in HIDDEN_SEARCHED)
         return not hidden and not root.is_withheld(place) and not ignore.is_ignored(place, is_folder=True)
 
-    with closing(walk(root.may_enter, base.fd, base.parts, budget, enter)) as entries:
+    with closing(walk(root.may_enter, base.fd, base.parts, budget, may_enter_folder)) as entries:
         for place, entry in entries:
             if entry.is_dir(follow_symlinks=False) or place[-1].startswith(".") or not wanted(place):
                 continue
@@ -183,13 +183,13 @@ def _make_file_test(flags: SearchFlags) -> Callable[[tuple[str, ...]], bool]:
     globs = [(not g.startswith("!"), IgnorePattern(g.removeprefix("!"))) for g in flags.globs]
     only = any(positive for positive, _ in globs)
 
-    def wanted(parts: tuple[str, ...]) -> bool:
+    def is_selected(parts: tuple[str, ...]) -> bool:
         if (flags.types and not parts[-1].endswith(types)) or parts[-1].endswith(not_types):
             return False
         verdicts = [positive for positive, pattern in globs if pattern.covers(parts)]
         return verdicts[-1] if verdicts else not only
 
-    return wanted
+    return is_selected
 
 
 def _get_file_suffixes(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -274,7 +274,7 @@ class Ripgrep:
         """
         spans: list[tuple[int, str]] = []
         ignore = Ignore(self._root, budget)
-        for event in self._iter_events(self._build_command(pattern, flags, per_file), budget):
+        for event in self._iter_events(self._build_ripgrep_command(pattern, flags, per_file), budget):
             kind, data = event.get("type"), event.get("data", {})
             if kind == "begin":
                 spans = []
@@ -290,7 +290,8 @@ class Ripgrep:
             msg = f"the search failed: {self.problems}"
             raise ToolError(msg)
 
-    def _build_command(self, pattern: str, flags: SearchFlags, per_file: int) -> list[str]:
+    def _build_ripgrep_command(self, pattern: str, flags: SearchFlags, per_file: int) -> list[str]:
+        """Return the command line for a search; globs exclude secret files."""
         switches = {
             "--word-regexp": flags.word,
             "--fixed-strings": flags.fixed,

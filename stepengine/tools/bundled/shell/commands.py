@@ -183,11 +183,11 @@ class Shell:
         calls.close(opened.fd)
         return guard.confine(self.root, opened.parts, command)
 
-    def resolve_timeout(self, asked: float) -> float | None:
-        """Return the time limit in seconds: *asked* up to the maximum, the default for 0, ``None`` for no limit."""
-        if asked == -1:
+    def resolve_timeout(self, requested_seconds: float) -> float | None:
+        """Return the time limit: *requested_seconds* up to the maximum, the default for 0 or less, ``None`` for an allowed -1."""
+        if requested_seconds == -1:
             return None if self.allow_unlimited else self.max_timeout
-        return min(asked, self.max_timeout) if asked > 0 else self.timeout
+        return min(requested_seconds, self.max_timeout) if requested_seconds > 0 else self.timeout
 
     async def start(
         self,

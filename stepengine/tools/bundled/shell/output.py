@@ -34,9 +34,9 @@ class Capture:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._pending = ""
         self.total = 0
-        self._reset()
+        self._clear_stored_text()
 
-    def _reset(self) -> None:
+    def _clear_stored_text(self) -> None:
         self._head = self._tail = ""
         self._left_out = 0
 
@@ -91,7 +91,7 @@ class Capture:
     def pop_text(self) -> str:
         """Return the stored text, and clear it."""
         text = self.text()
-        self._reset()
+        self._clear_stored_text()
         return text
 
 

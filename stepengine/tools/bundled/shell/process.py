@@ -443,6 +443,7 @@ class _RemoteChild:
 
     @property
     def _is_lost(self) -> bool:
+        """Whether the supervisor was never started, or the connection to it was lost."""
         return self.spawned is None or self.spawned.is_lost
 
     def close(self) -> None:

@@ -160,6 +160,7 @@ def _poll_until_met(ctx: StepContext) -> Generator[Any, Any, str]:
 
 
 def _describe_watch_result(asked: Mapping[str, Any], found: Mapping[str, Any], *, polls: int, took: float) -> str:
+    """Return a report: whether the condition was met, after how long, and the last output."""
     until = asked["until"] if asked["until"] != "contains" else f"contains {asked['text']!r}"
     given = asked["command"]
     shown = cut_middle(given if isinstance(given, str) else command_text(tuple(given)), 300)
@@ -226,6 +227,7 @@ def _make_poll_tool(shell: Shell) -> Tool:
     """Return the hidden tool ``watch`` of the watcher, which runs the command once or repeatedly for some seconds."""
 
     async def poll(ctx: ToolContext, given: JsonDict) -> ToolResult:
+        """Run the command until it meets the condition or the window is over, and return its last output."""
         every, seconds, first = given["every_seconds"], given["seconds"], given.get("before", "")
         passed, polls = 0.0, 0
         while True:

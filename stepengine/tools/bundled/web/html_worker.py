@@ -44,6 +44,7 @@ def extract_readable(html: bytes, base: str, encoding: str | None) -> dict[str, 
 
 
 def _to_markdown(nodes: list[Any]) -> str:
+    """Return the non-empty Markdown texts of nodes, separated by blank lines."""
     return "\n\n".join(text for node in nodes if (text := node.to_markdown().strip()))
 
 

@@ -349,6 +349,7 @@ async def _count_and_fetch_text(fetcher: Fetcher, url: str) -> str:
 
 
 def _normalize_title(title: str) -> str:
+    """Return a library's title in lower case, with letters and digits only."""
     return "".join(c for c in title.lower() if c.isalnum())
 
 
