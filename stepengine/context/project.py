@@ -84,23 +84,23 @@ def _escape_tags(text: str) -> str:
     return TAGS.sub("&lt;", visible(text))
 
 
-def format_instructions(found: Mapping[str, Any]) -> str:
+def format_instructions(project: Mapping[str, Any]) -> str:
     """Return the instruction files of a project as a part of a prompt; ``""`` without any."""
     blocks = []
-    for one in found["instructions"]:
+    for one in project["instructions"]:
         cut = "\n[the rest was cut]" if one["cut"] else ""
         path = _escape_tags(visible(one["path"], strict=True)).replace('"', "'")
         blocks.append(
             f'<project_instructions path="{path}">\n{_escape_tags(one["text"]).strip()}{cut}\n</project_instructions>'
         )
-    if found["deeper"]:
-        blocks.append("\n".join([DEEPER, *[f"- {_escape_tags(path)}" for path in found["deeper"]]]))
+    if project["deeper"]:
+        blocks.append("\n".join([DEEPER, *[f"- {_escape_tags(path)}" for path in project["deeper"]]]))
     return "\n\n".join(["# Project", RANK, *blocks]) if blocks else ""
 
 
-def format_skills(found: Mapping[str, Any]) -> str:
+def format_skills(project: Mapping[str, Any]) -> str:
     """Return the list of skills as a part of a prompt; ``""`` without any."""
-    listed = [f"- {_escape_tags(one['name'])}: {_escape_tags(one['description'])}" for one in found["skills"]]
+    listed = [f"- {_escape_tags(one['name'])}: {_escape_tags(one['description'])}" for one in project["skills"]]
     return "\n".join(["# Skills", SKILLS, "<skills>", *listed, "</skills>"]) if listed else ""
 
 

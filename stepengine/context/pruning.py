@@ -368,7 +368,7 @@ def describe_result(message: ToolMessage, call: ToolCallPart, forgotten: frozens
 
 
 def _list_result_lines(message: ToolMessage, call: ToolCallPart, forgotten: frozenset[str]) -> Iterator[str]:
-    """Yield the remembered lines of a tool result; its kind decides which."""
+    """Yield the lines to remember of a tool result, depending on its kind."""
     data, agent = _find_json_value(message), _find_delegated_agent(call)
     if children := _find_agent_entries(data):
         yield from _list_agent_outputs(children, forgotten)

@@ -453,7 +453,7 @@ class FileSessions(Store):
         return f"FileSessions({str(self.root)!r})"
 
     def folder(self, session_id: str) -> Path:
-        """Return the folder of a session, which may be missing."""
+        """Return the path of a session's folder; it may not exist."""
         return self.root / make_folder_name(session_id)
 
     @override

@@ -428,7 +428,9 @@ def _make_spawn_agents_tool() -> Tool:
     check = make_validator(spec.name, _make_spawn_input_schema({}))
 
     def validate(value: JsonDict) -> Validated:
-        """Check all but the entries, which have their own results; one object is a list of one (generator-contract:L1)."""
+        """
+        Validate the input except its entries, which are validated later; an object counts as a list of one (generator-contract:L1).
+        """
         agents = value.get("agents")
         if isinstance(agents, Mapping):
             value = JsonDict(freeze({**value, "agents": [agents]}))

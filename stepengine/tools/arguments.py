@@ -297,25 +297,25 @@ class FunctionInputs:
             return f"{where}: is not a parameter; the parameters are: {known}"
         return f"{where}: {error['msg']}" if where else error["msg"]
 
-    def _merge_arguments_into_input(self, given: JsonDict, arguments: Mapping[str, object]) -> JsonDict:
-        """Return the given input, with defaults added and members replaced that validation changed."""
+    def _merge_arguments_into_input(self, call_input: JsonDict, arguments: Mapping[str, object]) -> JsonDict:
+        """Return the call's input, with defaults added and members replaced that validation changed."""
         changed: dict[str, object] = {}
         for name, value in arguments.items():
-            place = self._get_input_member(name, given) if name in self._aliases else name
+            place = self._get_input_member(name, call_input) if name in self._aliases else name
             kind = type(value)
-            if place in given:
-                held = given[place]
+            if place in call_input:
+                held = call_input[place]
                 # As ``_is_same_json``, without a call for what nearly every argument is.
                 if (type(held) is not kind or held != value) if kind in SCALARS else not _is_same_json(held, value):
-                    changed[place] = self._dump_validated_argument(name, value, given)
+                    changed[place] = self._dump_validated_argument(name, value, call_input)
             # Defaults are written into the input: hooks, rules and records see what the tool will run with, and a
             # default that changes with a new version is seen as a change.
             elif kind in SCALARS:
                 changed[place] = value
             else:
-                changed[place] = self._dump_validated_argument(name, value, given)
+                changed[place] = self._dump_validated_argument(name, value, call_input)
         # What the body gets, also where a validator would change it again: rules, hooks and people judge this input.
-        return freeze_object({**given, **changed}) if changed else given
+        return freeze_object({**call_input, **changed}) if changed else call_input
 
     def _load_typed_value(self, adapter: TypeAdapter[Any], value: JsonValue) -> Any:
         """Return the typed value for JSON, validated as Python objects or else as JSON text."""
@@ -324,17 +324,17 @@ class FunctionInputs:
         except self._refused:
             return adapter.validate_json(compact(value))
 
-    def _get_input_member(self, name: str, given: JsonDict) -> str:
-        """Return the input name of a parameter: the first of its aliases in *given*, else its preferred name."""
+    def _get_input_member(self, name: str, call_input: JsonDict) -> str:
+        """Return the input name of a parameter: the first of its aliases in *call_input*, else its preferred name."""
         known = self._aliases.get(name, (name,))
-        return next((alias for alias in known if alias in given), known[0])
+        return next((alias for alias in known if alias in call_input), known[0])
 
-    def _dump_validated_argument(self, name: str, value: Any, given: JsonDict) -> object:
+    def _dump_validated_argument(self, name: str, value: Any, call_input: JsonDict) -> object:
         """Return a validated argument as JSON; raise ``ToolInputError`` if it has no JSON form."""
         try:
             return freeze(sort_sets(value, dump_typed(value, self._get_encoder(name))), name)
         except (DataError, ValueError, TypeError) as error:
-            raise make_tool_input_error(self._name, [f"{name}: has no JSON form: {error}"], given) from error
+            raise make_tool_input_error(self._name, [f"{name}: has no JSON form: {error}"], call_input) from error
 
     def _get_encoder(self, name: str) -> TypeAdapter[Any]:
         """Return the pydantic adapter of one parameter, created at its first use."""

@@ -133,10 +133,10 @@ def _make_driving_tool(
     return make_checked_tool(spec, Driving(steps, reports), shorten_json=shorten_child_outputs)
 
 
-def _start_agents(given: JsonDict, _: StartedChildren) -> Steps:
+def _start_agents(call_input: JsonDict, _: StartedChildren) -> Steps:
     """Start the requested agents in the background; return an entry with an id or an error for each."""
     entries: list[Any] = []
-    for agent in given["agents"]:
+    for agent in call_input["agents"]:
         kind = agent["agent_type"]
         try:
             ref = yield from Start(AgentCall(kind, agent.get("prompt", ""), agent.get("params")))
@@ -149,27 +149,27 @@ def _start_agents(given: JsonDict, _: StartedChildren) -> Steps:
     return ToolResult.json(entries, status="error" if all_failed else "ok")
 
 
-def _wait_agents(given: JsonDict, started: StartedChildren) -> Steps:
+def _wait_agents(call_input: JsonDict, started: StartedChildren) -> Steps:
     """Wait for the end of all or any of the children; return results of the ended ones and entries of the others."""
-    refs = _select_children(given.get("ids"), started)
+    refs = _select_children(call_input.get("ids"), started)
     if isinstance(refs, ToolResult):
         return refs
     if not refs:
         return ToolResult.json({"done": [], "at_work": []})
-    seconds = given.get("timeout_seconds")
-    waited: Waited[Any] = yield from Wait(*refs, need=given.get("need", "all"), timeout=seconds)
+    seconds = call_input.get("timeout_seconds")
+    waited: Waited[Any] = yield from Wait(*refs, need=call_input.get("need", "all"), timeout=seconds)
     paths = {ref.id: ref.path for ref in refs}
     done: list[Any] = [{"id": paths[child.run_id], **child_as_json(child)} for child in waited.done]
     at_work: list[Any] = [_child_ref_to_json(ref) for ref in waited.open]
     return ToolResult.json({"done": done, "at_work": at_work})
 
 
-def _message_agent(given: JsonDict, started: StartedChildren) -> Steps:
+def _message_agent(call_input: JsonDict, started: StartedChildren) -> Steps:
     """Send a text to a running child; an error result if it has ended."""
-    refs = _select_children([given["id"]], started)
+    refs = _select_children([call_input["id"]], started)
     if isinstance(refs, ToolResult):
         return refs
-    is_running = yield from Send(refs[0], given["text"])
+    is_running = yield from Send(refs[0], call_input["text"])
     if is_running:
         return ToolResult.text(f"Told {refs[0].agent_id}; it reads it before its next step.")
     return ToolResult.error(
@@ -177,12 +177,12 @@ def _message_agent(given: JsonDict, started: StartedChildren) -> Steps:
     )
 
 
-def _cancel_agent(given: JsonDict, started: StartedChildren) -> Steps:
+def _cancel_agent(call_input: JsonDict, started: StartedChildren) -> Steps:
     """Cancel a child, and return its result."""
-    refs = _select_children([given["id"]], started)
+    refs = _select_children([call_input["id"]], started)
     if isinstance(refs, ToolResult):
         return refs
-    child: ChildResult[Any] = yield from Cancel(refs[0], given.get("reason", ""))
+    child: ChildResult[Any] = yield from Cancel(refs[0], call_input.get("reason", ""))
     return ToolResult.json({"id": refs[0].path, **child_as_json(child)})
 
 
@@ -194,10 +194,10 @@ def _list_agents(_: JsonDict, started: StartedChildren) -> Steps:
     yield  # a generator, as those of its siblings
 
 
-def _sleep(given: JsonDict, _: StartedChildren) -> Steps:
+def _sleep(call_input: JsonDict, _: StartedChildren) -> Steps:
     """Suspend the run for the requested seconds; return the time after it, with the note."""
-    woke = yield from Sleep(timedelta(seconds=given["seconds"]))
-    note = given.get("note", "")
+    woke = yield from Sleep(timedelta(seconds=call_input["seconds"]))
+    note = call_input.get("note", "")
     return ToolResult.text(f"It is {woke.isoformat(timespec='seconds')}." + (f" Your note: {note}" if note else ""))
 
 

@@ -257,7 +257,7 @@ def find_tools_tool() -> Tool:
 
 def make_set_output_binding(schema: JsonDict) -> ToolBinding:
     """
-    Return the binding of ``set_output`` for an output schema, which is wrapped in ``data`` unless providers accept it as input.
+    Return the binding of ``set_output`` for an output schema; a schema that providers reject as input is wrapped in ``data``.
 
     The machine checks the input by the agent's own ``validate_output``.
     """

@@ -119,7 +119,7 @@ def _clean_and_cut_parts(result: ToolResult, max_chars: int | None) -> ToolResul
 
 
 def replace_surrogates(text: str) -> str:
-    """Return *text* with lone surrogates, which no encoding can store, as replacement characters."""
+    """Return *text* with each lone surrogate replaced by U+FFFD, since no encoding can store it."""
     return SURROGATE.sub("\ufffd", text) if SURROGATE.search(text) else text
 
 

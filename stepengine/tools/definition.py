@@ -198,17 +198,17 @@ OPTIONS = {
 }
 
 
-def _validate_option_types(name: str, given: Mapping[str, object]) -> dict[str, Any]:
+def _validate_option_types(name: str, options: Mapping[str, object]) -> dict[str, Any]:
     """Return the options of a tool; raise ``DefinitionError`` for an unknown option or a wrong type."""
-    problems = [OPTIONS[option].find_problem(option, value) for option, value in given.items() if option in OPTIONS]
-    if unknown := given.keys() - OPTIONS.keys():
+    problems = [OPTIONS[option].find_problem(option, value) for option, value in options.items() if option in OPTIONS]
+    if unknown := options.keys() - OPTIONS.keys():
         known = list_names(sorted(OPTIONS.keys() - {"description"}), min(unknown))
         msg = f"tool {name!r} has no option {', '.join(sorted(unknown))}; valid options: {known}"
         raise DefinitionError(msg)
     for problem in filter(None, problems):
         msg = f"tool {name!r}: {problem}"
         raise DefinitionError(msg)
-    return dict(given)
+    return dict(options)
 
 
 def _has_parameter_path(spec: ToolSpec, path: str) -> bool:
@@ -352,13 +352,13 @@ class Tool(Generic[P, R]):
             return ToolResult.error(error_text(error))
         return as_result(returned, result_type=self.result_type if is_typed else Any)
 
-    def _check_option_conflicts(self, given: Mapping[str, object]) -> None:  # noqa: C901 - one line for each problem
+    def _check_option_conflicts(self, options: Mapping[str, object]) -> None:  # noqa: C901 - one line for each problem
         """Raise ``DefinitionError`` for options that contradict each other, the body or the input schema."""
         spec = self.spec
         problem = ""
-        if self.body.is_generator and (useless := [name for name in OF_BODIES if name in given]):
+        if self.body.is_generator and (useless := [name for name in OF_BODIES if name in options]):
             problem = f"yields, so {useless[0]}= has no effect; remove it: {OF_BODIES[useless[0]]}"
-        elif not self.body.is_generator and given.get("uses"):
+        elif not self.body.is_generator and options.get("uses"):
             problem = "does not yield, so it cannot call tools; remove uses=, or make it a generator function"
         elif spec.category == "read" and spec.annotations.destructive:
             problem = "has category='read', which changes nothing, and destructive=True; remove one of them"

@@ -271,7 +271,7 @@ def _check_one_of(walk: _Walk, forms: list[Form], instance: object, _: object) -
 
 
 def _check_pattern(walk: _Walk, pattern: str, instance: object, _: object) -> Sequence[None]:
-    """Return a misfit if the instance is a text in which *pattern* matches nowhere."""
+    """Return a misfit if the instance is a text without a match of *pattern*."""
     return MISFIT if isinstance(instance, str) and not walk.judge.matches(pattern, instance) else ()
 
 
@@ -829,7 +829,7 @@ def _sort_members(value: object) -> Any:
 
 
 def _normalize_numbers(value: object) -> Any:
-    """Return JSON in which equal numbers have the same form."""
+    """Return a copy of JSON in which whole floats are integers, so that equal numbers are encoded alike."""
     if isinstance(value, dict):
         return {name: _normalize_numbers(one) for name, one in value.items()}
     if isinstance(value, list):

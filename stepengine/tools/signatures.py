@@ -72,7 +72,9 @@ def _suggest_annotation(fn: Callable[..., object], parameter: inspect.Parameter)
 def _split_parameters(
     fn: Callable[..., object], hints: Mapping[str, object]
 ) -> tuple[bool, dict[str, Any], list[inspect.Parameter]]:
-    """Return whether the function takes a context, its dependencies, and its other parameters."""
+    """
+    Return whether a function takes a context, its dependencies and its other parameters; a misplaced context raises ``DefinitionError``.
+    """
     wants_context, needs, rest = False, {}, []
     for index, (name, parameter) in enumerate(inspect.signature(fn).parameters.items()):
         annotation = hints.get(name, parameter.empty)

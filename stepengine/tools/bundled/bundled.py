@@ -414,7 +414,7 @@ def recall_history_tool() -> Tool:
 
 def skill_tools(root: str | os.PathLike[str] | None = None, *, user: bool = True) -> list[Tool]:
     """
-    Return ``skill``, by which a model reads one of the ``SKILL.md`` folders that ``stepengine.context.project_context`` lists.
+    Return ``skill``, the tool by which a model reads a skill that ``stepengine.context.project_context`` lists.
 
     Args:
         root: A folder of the project; by default the engine's ``workspace``, else the working directory.

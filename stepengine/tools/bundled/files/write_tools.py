@@ -313,7 +313,7 @@ class _Writer:
         # What people were shown who were asked about a call: the hash of the file that its diff was made from.
         self._shown: OrderedDict[str, str] = OrderedDict()
 
-    def apply_change(self, ctx: ToolContext, given: Mapping[str, Any], change: Change) -> ContentChange:
+    def apply_change(self, ctx: ToolContext, call_input: Mapping[str, Any], change: Change) -> ContentChange:
         """
         Apply the change of a call to a file under its lock, emit and record it, and return it.
 
@@ -321,21 +321,21 @@ class _Writer:
 
         Args:
             ctx: The call's context.
-            given: The call's input.
+            call_input: The call's input.
             change: Gives the new content.
 
         Raises:
             ToolError: when the file has changed since the run read it or a person approved its diff, or cannot be written.
         """
-        began, path, made = time.monotonic(), given["path"], list[str]()
+        began, path, made = time.monotonic(), call_input["path"], list[str]()
         try:
             with (
-                self._root.open_parent(path, create="content" in given, made=made) as (folder, name),
+                self._root.open_parent(path, create="content" in call_input, made=made) as (folder, name),
                 hold_file_lock(folder, name),
             ):
                 self._remove_stale_files_once(folder)
                 old = self._read_found_file(folder, name, path)
-                self._check_unchanged(ctx, given, old)
+                self._check_unchanged(ctx, call_input, old)
                 new = change(old)
                 self._write_or_delete(folder, name, old, new, path)
                 after = "" if new is None else short_hash(new)
@@ -372,24 +372,24 @@ class _Writer:
     def _get_absolute_path(self, path: str) -> str:
         return absolute_path(self._root.real, self._root.parts(path))
 
-    def _make_undo_record(self, done: ContentChange, made: Sequence[str]) -> FileWrite:
+    def _make_undo_record(self, change: ContentChange, created_folders: Sequence[str]) -> FileWrite:
         """Return the record from which a change can be undone."""
-        info, new = done.old.info, done.new
+        info, new = change.old.info, change.new
         return FileWrite(
             root=self._root.id,
-            path=done.file,
-            before=None if info is None else OldFile.from_data(done.old.data, stat.S_IMODE(info.st_mode)),
+            path=change.file,
+            before=None if info is None else OldFile.from_data(change.old.data, stat.S_IMODE(info.st_mode)),
             after=None if new is None else content_hash(new),
-            folders=tuple(made),
+            folders=tuple(created_folders),
         )
 
-    def _check_unchanged(self, ctx: ToolContext, given: Mapping[str, Any], old: FoundFile) -> None:
+    def _check_unchanged(self, ctx: ToolContext, call_input: Mapping[str, Any], old: FoundFile) -> None:
         """Raise ``ToolError`` if the file differs from ``expected_hash``, the version that the run read, or the approved one."""
-        path, shown = given["path"], self._shown.pop(_hash_input(given), None)
+        path, shown = call_input["path"], self._shown.pop(_hash_input(call_input), None)
         if shown is not None and shown != old.digest:
             msg = f"{path!r} has changed since its difference was shown to the person who allowed this; read it again"
             raise ToolError(msg)
-        expected = given["expected_hash"]
+        expected = call_input["expected_hash"]
         if not expected and old.data is not None:
             expected = find_hash(ctx, self._root.real, self._root.parts(path))
         if expected and old.digest != expected:
@@ -421,13 +421,13 @@ class _Writer:
 
     # --- what people are shown ----------------------------------------------------------------------------------------
 
-    def preview_change(self, verb: str, given: JsonDict, change: Change) -> ToolPreview:
+    def preview_change(self, verb: str, call_input: JsonDict, change: Change) -> ToolPreview:
         """
         Return the diff that a call would cause, and record the file's hash: the call fails if the file changes before it runs.
 
         The size limit and ``expected_hash`` are checked by the call alone.
         """
-        path = given["path"]
+        path = call_input["path"]
         try:
             old = FoundFile(None, None)
             with suppress(Missing), self._root.open_parent(path, create=False) as (folder, name):
@@ -436,12 +436,12 @@ class _Writer:
         except (ToolError, OSError) as error:
             why = error.message if isinstance(error, ToolError) else error.strerror or type(error).__name__
             return ToolPreview(f"{verb} {path!r}, which will be refused", {"problem": why}, problem=why)
-        self._shown[_hash_input(given)] = old.digest
+        self._shown[_hash_input(call_input)] = old.digest
         while len(self._shown) > SHOWN_DIFFS:
             self._shown.popitem(last=False)
         return ToolPreview(f"{verb} {path!r}", {"unified_diff": done.diff})
 
 
-def _hash_input(given: Mapping[str, object]) -> str:
+def _hash_input(call_input: Mapping[str, object]) -> str:
     """Return a key that distinguishes the inputs of calls."""
-    return content_hash(canonical(given).encode())
+    return content_hash(canonical(call_input).encode())

@@ -328,7 +328,7 @@ class Ripgrep:
         return True
 
     def _verify_hits(self, ignore: Ignore, path: str, spans: list[tuple[int, str]], total: int) -> FileHits | None:
-        """Return the reported matches of a file whose text is the same when we read it; ``None`` if the file is omitted or none is left."""
+        """Return the matches of a file whose reported text equals the text that we read; ``None`` if there are none."""
         names = tuple(path.removeprefix("./").split("/"))
         parts = (*self._base.parts, *names)
         lines = read_searchable_lines(self._root, ignore, parts)

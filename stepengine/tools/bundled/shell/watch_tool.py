@@ -106,24 +106,24 @@ def make_watch_tool(shell: Shell) -> Tool:
     return make_checked_tool(spec, runs, partial(_find_watch_issues, shell))
 
 
-def _find_watch_issues(shell: Shell, given: JsonDict) -> Iterator[str]:
+def _find_watch_issues(shell: Shell, call_input: JsonDict) -> Iterator[str]:
     """Yield an issue if ``text`` does not go with ``until``, or the command cannot be run."""
-    if (given["until"] == "contains") != ("text" in given):
+    if (call_input["until"] == "contains") != ("text" in call_input):
         yield 'text: goes with until="contains", and only with it'
     try:
-        shell.parse(_get_command(given))
+        shell.parse(_get_command(call_input))
     except ToolError as error:
         yield f"command: {error.message}"
 
 
-def _get_command(given: JsonDict) -> str | list[str]:
-    command: str | list[str] = thaw(given["command"])
+def _get_command(call_input: JsonDict) -> str | list[str]:
+    command: str | list[str] = thaw(call_input["command"])
     return command
 
 
-def _start_watcher_agent(watcher: AgentDefinition, given: JsonDict, _: object) -> Generator[Any, Any, ToolResult]:
+def _start_watcher_agent(watcher: AgentDefinition, call_input: JsonDict, _: object) -> Generator[Any, Any, ToolResult]:
     """Start the watcher as a child in the background, and return a result with its id."""
-    asked = {"every_seconds": EVERY, "timeout_seconds": TIMEOUT, **given}
+    asked = {"every_seconds": EVERY, "timeout_seconds": TIMEOUT, **call_input}
     ref = yield from Start(AgentCall(watcher, params=asked))
     message = (
         "it goes on in the background; you are told once, when it is so or the time is over. It ends with this run"
@@ -226,15 +226,15 @@ class OutputScan:
 def _make_poll_tool(shell: Shell) -> Tool:
     """Return the hidden tool ``watch`` of the watcher, which runs the command once or repeatedly for some seconds."""
 
-    async def poll(ctx: ToolContext, given: JsonDict) -> ToolResult:
+    async def poll(ctx: ToolContext, call_input: JsonDict) -> ToolResult:
         """Run the command until it meets the condition or the window is over, and return its last output."""
-        every, seconds, first = given["every_seconds"], given["seconds"], given.get("before", "")
+        every, seconds, first = call_input["every_seconds"], call_input["seconds"], call_input.get("before", "")
         passed, polls = 0.0, 0
         while True:
             began = asyncio.get_running_loop().time()
-            polled = await _run_poll_or_report_missing(ctx, shell, given)
+            polled = await _run_poll_or_report_missing(ctx, shell, call_input)
             polls, first = polls + 1, first or ("" if polled.was_ended else polled.digest)
-            met = polled.meets(given["until"], first)
+            met = polled.meets(call_input["until"], first)
             passed += asyncio.get_running_loop().time() - began
             if met or passed >= seconds:
                 break
@@ -271,22 +271,22 @@ def _make_poll_tool(shell: Shell) -> Tool:
     return made
 
 
-async def _run_poll_or_report_missing(ctx: ToolContext, shell: Shell, given: JsonDict) -> PollResult:
+async def _run_poll_or_report_missing(ctx: ToolContext, shell: Shell, call_input: JsonDict) -> PollResult:
     """
     Run the command once; a missing folder or program is no error but a poll that ended early.
 
     The watched work may create the folder or the program later. The processes and files of the command are always removed.
     """
     try:
-        return await _run_and_digest(ctx, shell, given)
+        return await _run_and_digest(ctx, shell, call_input)
     except (Missing, ProgramUnavailable) as error:
         reason = f"it could not be started: {error.message}"
         return PollResult(code=None, was_ended=reason, output="", holds=False, digest="")
 
 
-async def _run_and_digest(ctx: ToolContext, shell: Shell, given: JsonDict) -> PollResult:
+async def _run_and_digest(ctx: ToolContext, shell: Shell, call_input: JsonDict) -> PollResult:
     """Run the command once, confined like ``run_terminal_command``, and return its output with a digest of it."""
-    command, cwd, wanted = shell.parse(_get_command(given)), given.get("cwd"), given.get("text", "")
+    command, cwd, wanted = shell.parse(_get_command(call_input)), call_input.get("cwd"), call_input.get("text", "")
     runs = await asyncio.to_thread(shell.restrict_command, command, cwd)
     heard = OutputScan(wanted)
     async with Slots.get_semaphore(ctx):
