@@ -135,12 +135,12 @@ from stepengine.testing.stream_ends import is_stream_complete
 from stepengine.testing.traffic_redaction import Cleaner, clean_events, join_event_texts
 from stepengine.tools import ToolRegistry
 from stepengine.tools.bundled import file_tools, search_tools, shell_tools
-from stepengine.tools.bundled.files.edits import TextReplacement, replace_all, unified_diff
+from stepengine.tools.bundled.files.edits import TextReplacement, apply_replacements, unified_diff
 from stepengine.tools.bundled.memory import _parse_notes, _split_words
-from stepengine.tools.bundled.search.hits import SearchFlags, _cut_line, parse_flags
+from stepengine.tools.bundled.search.hits import SearchFlags, _clean_and_cut_line, parse_flags
 from stepengine.tools.bundled.search.overview import rank_files
-from stepengine.tools.bundled.search.ripgrep import EXIT, _LineTest, _pattern_for_any_line_end
-from stepengine.tools.bundled.search.symbols import split_words, top_level_names
+from stepengine.tools.bundled.search.ripgrep import EXIT, _adapt_pattern_to_line_ends, _LineTest
+from stepengine.tools.bundled.search.symbols import find_top_level_names, split_words
 from stepengine.tools.bundled.shell.output import Capture
 from stepengine.tools.bundled.web.fetcher import Fetched
 from stepengine.tools.bundled.web.pages import CODECS, read_page
@@ -959,12 +959,16 @@ PLACES = (
         for pattern in ("a*b", "a.*b", r"\w+\d", "a?a?a?b")
     ),
     Place(
-        "line of a search", _cut_line, (of("\udcff"), of("a"), of("é")), ("tools/bundled/search/hits.py",), most=1 << 22
+        "line of a search",
+        _clean_and_cut_line,
+        (of("\udcff"), of("a"), of("é")),
+        ("tools/bundled/search/hits.py",),
+        most=1 << 22,
     ),
     *(
         Place(
             f"names in {name}",
-            lambda text, name=name: top_level_names(text, name),
+            lambda text, name=name: find_top_level_names(text, name),
             (
                 of("a"),
                 of("def "),
@@ -1010,13 +1014,13 @@ PLACES = (
     Place("file name", printable_name, (of("\udcff"), of("a")), ("workspace/paths.py",)),
     Place(
         "replacement",
-        lambda text: replace_all(text, [TextReplacement(text[: len(text) // 2], "x")], "f"),
+        lambda text: apply_replacements(text, [TextReplacement(text[: len(text) // 2], "x")], "f"),
         (of("a"), of("ab"), of("\r\n"), of("a\r\n"), of("\n")),
         ("tools/bundled/files/edits.py",),
     ),
     Place(
         "replacement of all",
-        lambda text: replace_all(text, [TextReplacement(text[:2], "x", allow_multiple=True)], "f"),
+        lambda text: apply_replacements(text, [TextReplacement(text[:2], "x", allow_multiple=True)], "f"),
         (of("a"), of("ab"), of("\n\r")),
     ),
     Place(
@@ -1161,7 +1165,7 @@ PLACES = (
     Place(
         "pattern of a search of several lines",
         lambda text: [
-            _pattern_for_any_line_end(text, SearchFlags(multiline=True, fixed=fixed)) for fixed in (True, False)
+            _adapt_pattern_to_line_ends(text, SearchFlags(multiline=True, fixed=fixed)) for fixed in (True, False)
         ],
         (of("["), of("[]"), of("[^\\n"), of("\\"), of("\\r"), of("\r"), of("\\n"), of("a\n."), of("[a]")),
         ("tools/bundled/search/ripgrep.py",),

@@ -27,7 +27,7 @@ from stepengine.data.transcript import Transcript
 
 def make_result_placeholder(message: ToolMessage, mark: str, text: str) -> ToolResult:
     """
-    Return the placeholder *text* for a tool result, marked with the length of the replaced text.
+    Return a tool result with *text* in place of that of *message*; *mark* and the original length are stored in it.
 
     Args:
         message: The result to replace.
@@ -40,7 +40,7 @@ def make_result_placeholder(message: ToolMessage, mark: str, text: str) -> ToolR
 
 
 def is_placeholder(message: ToolMessage, mark: str) -> bool:
-    """Return whether a result is a placeholder with this mark."""
+    """Return True if a result is the placeholder that ``make_result_placeholder`` made with this mark."""
     part = message.content[0] if len(message.content) == 1 else None
     return isinstance(part, TextPart) and part.provider_data is not None and mark in part.provider_data
 
@@ -48,7 +48,8 @@ def is_placeholder(message: ToolMessage, mark: str) -> bool:
 MARK = "masked"
 
 
-def _make_mask(message: ToolMessage) -> ToolResult:
+def _make_mask_note(message: ToolMessage) -> ToolResult:
+    """Return the note that replaces a tool result; it contains the size of the result."""
     media = sum(isinstance(part, ImagePart | DocumentPart) for part in message.content)
     what = f"{len(message.text):,} characters" + (f" and {media} images or documents" if media else "")
     text = f"[{what} of this result were left out to save space; call {message.tool_name} again if you need them.]"
@@ -56,11 +57,11 @@ def _make_mask(message: ToolMessage) -> ToolResult:
 
 
 def _count_saved_tokens(message: ToolMessage) -> int:
-    """Return the number of tokens that a note saves in place of a result; 0 if it already is a note."""
+    """Return how many tokens a note saves in place of a result, below 0 if the note is longer; 0 if it is already a note."""
     if is_placeholder(message, MARK):
         return 0
     # A result shorter than its note stays.
-    return message_tokens(message) - message_tokens(ToolMessage("", "", _make_mask(message).content))
+    return message_tokens(message) - message_tokens(ToolMessage("", "", _make_mask_note(message).content))
 
 
 class MaskableCounts(NamedTuple):
@@ -101,7 +102,7 @@ class mask_tool_results(ContextPolicy):  # noqa: N801 - a policy is called by it
             return None
         # Counted incrementally as the history grows. Otherwise a long conversation with nothing left to mask would be
         # searched before each of its model calls.
-        left = transcript.fold((MARK, self.tools, self.max_chars), self._add_maskable_counts, MaskableCounts())
+        left = transcript.fold((MARK, self.tools, self.max_chars), self._update_maskable_counts, MaskableCounts())
         if not left.long and left.named <= self.keep_last:
             return None
         total, room = transcript_tokens(transcript), limits.room
@@ -114,12 +115,12 @@ class mask_tool_results(ContextPolicy):  # noqa: N801 - a policy is called by it
                 saved = _count_saved_tokens(message)
                 # A result may be in two passes.
                 if message.tool_call_id not in masked and saved > 0:
-                    masked[message.tool_call_id] = _make_mask(message)
+                    masked[message.tool_call_id] = _make_mask_note(message)
                     total -= saved
         return transcript.replace_results(masked) if masked else None
 
-    def _add_maskable_counts(self, left: MaskableCounts, message: Message) -> MaskableCounts:
-        """Return the counts of results that could still be masked, including one more message."""
+    def _update_maskable_counts(self, left: MaskableCounts, message: Message) -> MaskableCounts:
+        """Return the counts with one more message, which counts only if masking it saves tokens."""
         if not isinstance(message, ToolMessage) or _count_saved_tokens(message) <= 0:
             return left
         return MaskableCounts(left.long + self._is_long(message), left.named + (message.tool_name in self.tools))
@@ -127,7 +128,7 @@ class mask_tool_results(ContextPolicy):  # noqa: N801 - a policy is called by it
     def _iter_mask_passes(
         self, transcript: Transcript, target: int, room: int
     ) -> Iterator[tuple[int, list[ToolMessage]]]:
-        """Yield the passes, each as the size that makes it unnecessary and the results to mask."""
+        """Yield each pass of masking: the prompt size from which it is unnecessary, and the results to mask."""
         newest = group_calls_with_results(transcript)[-1].start if transcript else 0
         seen = [m for m in transcript[:newest] if isinstance(m, ToolMessage)]
         named = [m for m in transcript if isinstance(m, ToolMessage) and m.tool_name in self.tools]
@@ -138,6 +139,7 @@ class mask_tool_results(ContextPolicy):  # noqa: N801 - a policy is called by it
         yield room, [m for m in transcript[newest:] if isinstance(m, ToolMessage) and self._is_long(m)]
 
     def _is_long(self, message: ToolMessage) -> bool:
+        """Return True for a result above ``max_chars``, and for one with an image or document."""
         return len(message.text) > self.max_chars or any(
             isinstance(p, ImagePart | DocumentPart) for p in message.content
         )

@@ -126,7 +126,7 @@ class output_cache:  # noqa: N801 - a policy is called by its name, as a hook is
 
 
 def find_output(state: AgentState, reference_id: str) -> ToolMessage | None:
-    """Return the whole output with a reference id, or ``None`` if it is not in the record."""
+    """Return the tool message with a reference id from the record, unshortened; ``None`` if it is not there."""
     for message in reversed(state.message_history):
         if isinstance(message, ToolMessage) and message.tool_call_id == reference_id:
             return message
@@ -134,12 +134,13 @@ def find_output(state: AgentState, reference_id: str) -> ToolMessage | None:
 
 
 def _count_chars(message: ToolMessage) -> int:
+    """Return the size of a result in characters; each image and document counts 6,400."""
     media = sum(isinstance(part, ImagePart | DocumentPart) for part in message.content)
     return len(message.text) + media * MEDIA_CHARS
 
 
 def _find_unseen_start(view: Transcript) -> int:
-    """Return the position of the first result that the model has not seen yet: those at the end of the view."""
+    """Return the position of the first unseen tool result: the start of the results at the end of the view, or its length."""
     start = len(view)
     while start and isinstance(view[start - 1], ToolMessage):
         start -= 1

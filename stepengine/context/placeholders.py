@@ -16,9 +16,9 @@ from stepengine.workspace.workspace import WORKSPACE
 
 def read_placeholders(names: Sequence[str]) -> dict[str, Any]:
     """
-    Return the texts of the placeholders *names* for the folder of the workspace, with warnings.
+    Return the texts for the placeholders *names*, read from the workspace folder, and warnings; both are empty without one.
 
-    Both are empty without a workspace, and for a workspace on another machine.
+    A workspace on another machine counts as none.
     """
     from stepengine.workspace.repository import read_project
 
@@ -46,6 +46,7 @@ def read_placeholders(names: Sequence[str]) -> dict[str, Any]:
 
 
 def _format_file_tree(folder: Path, tokens: int) -> str:
+    """Return the file tree of a folder as a prompt section, in at most *tokens* tokens."""
     from stepengine.tools.bundled.search.overview import format_file_tree
     from stepengine.workspace.guard import GUARD, project_guard
     from stepengine.workspace.path_policy import PathPolicy
@@ -70,6 +71,7 @@ def _format_file_tree(folder: Path, tokens: int) -> str:
 
 
 def _format_git_status(facts: Mapping[str, Any]) -> str:
+    """Return the git branch and the changed files as a prompt section; ``""`` outside of a repository."""
     if not facts.get("branch"):
         return ""
     more = facts["changed_count"] - len(facts["changed"])

@@ -27,7 +27,7 @@ REMINDER_TOKENS = 20
 
 
 def compute_prompt_limit(max_tokens: int | None, context_window: int | None) -> int:
-    """Return the most tokens that a prompt may have."""
+    """Return *max_tokens*, else a share of the context window, else a default: the most tokens of a prompt."""
     if max_tokens is not None:
         return max_tokens
     return DEFAULT_MAX_TOKENS if context_window is None else int(context_window * WINDOW_RATIO)
@@ -91,10 +91,9 @@ class ContextLimits:
 
 def make_hook_limits(ctx: HookContext, max_tokens: int | None = None) -> ContextLimits:
     """
-    Return the limits for the prompt that follows a ``pre_step`` hook.
+    Return the limits for the prompt after a ``pre_step`` hook; half of its size if the provider has rejected it as too long.
 
-    If the provider has just rejected the prompt as too long, the limit is half of its estimated size (reliability:MP02). A
-    policy after one that shortened it that much has nothing to do.
+    After a rejection, a policy has nothing to do if an earlier one has already halved the prompt (reliability:MP02).
     """
     limits = ContextLimits.for_state(
         ctx.state,
@@ -111,12 +110,12 @@ def make_hook_limits(ctx: HookContext, max_tokens: int | None = None) -> Context
 
 
 def measure_messages(transcript: Transcript) -> list[int]:
-    """Return the estimated size of every message in tokens; each is measured once."""
+    """Return the estimated tokens of every message; the transcript caches them."""
     return list(transcript.memo("message_tokens", message_tokens))
 
 
 def group_calls_with_results(transcript: Transcript) -> list[range]:
-    """Return the positions of inseparable messages: a user message, or an assistant message with the results of its calls."""
+    """Return the position ranges of messages that must stay together: one message, or a reply with the results of its calls."""
     groups: list[range] = []
     for index, message in enumerate(transcript):
         if isinstance(message, ToolMessage):
@@ -140,14 +139,14 @@ Check: TypeAlias = Callable[[Any, "attrs.Attribute[Any]", Any], None]
 
 
 def make_option_validator(test: Callable[[Any], bool], words: str) -> Check:
-    """Return a validator for an option of a policy; *words* describe a valid value in its error."""
+    """Return an attrs validator for a number or ``None``; an invalid value raises ``DefinitionError`` with the expected *words*."""
 
-    def check(policy: object, field: attrs.Attribute[Any], value: object) -> None:
+    def check_option(policy: object, field: attrs.Attribute[Any], value: object) -> None:
         if isinstance(value, bool) or not isinstance(value, int | float | None) or not test(value):
             msg = f"{type(policy).__name__}: {field.name} must be {words}, not {value!r}"
             raise DefinitionError(msg)
 
-    return check
+    return check_option
 
 
 TOKENS = make_option_validator(lambda value: value is None or value >= 1, "a number of tokens, at least 1, or None")

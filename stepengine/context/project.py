@@ -60,6 +60,7 @@ def project_context(
     read = partial(read_project, place, instructions=instructions, skills=skills, facts=facts, user=user)
 
     def project(ctx: HookContext) -> Generator[Any, Any, Change | None]:
+        """Read the project, and add its instructions and skills to the system prompt, its facts to the request."""
         try:
             found: Mapping[str, Any] = yield from Perform.idempotent(read)
         except PerformError as error:
@@ -79,31 +80,32 @@ def project_context(
 
 
 def _escape_tags(text: str) -> str:
-    """Return the text of a file with escaped tags, so that it cannot end or imitate the surrounding text."""
+    """Return the text of a file with escaped tags and visible control characters, so that it cannot imitate the surrounding prompt."""
     return TAGS.sub("&lt;", visible(text))
 
 
-def format_instructions(found: Mapping[str, Any]) -> str:
+def format_instructions(project: Mapping[str, Any]) -> str:
     """Return the instruction files of a project as a part of a prompt; ``""`` without any."""
     blocks = []
-    for one in found["instructions"]:
+    for one in project["instructions"]:
         cut = "\n[the rest was cut]" if one["cut"] else ""
         path = _escape_tags(visible(one["path"], strict=True)).replace('"', "'")
         blocks.append(
             f'<project_instructions path="{path}">\n{_escape_tags(one["text"]).strip()}{cut}\n</project_instructions>'
         )
-    if found["deeper"]:
-        blocks.append("\n".join([DEEPER, *[f"- {_escape_tags(path)}" for path in found["deeper"]]]))
+    if project["deeper"]:
+        blocks.append("\n".join([DEEPER, *[f"- {_escape_tags(path)}" for path in project["deeper"]]]))
     return "\n\n".join(["# Project", RANK, *blocks]) if blocks else ""
 
 
-def format_skills(found: Mapping[str, Any]) -> str:
+def format_skills(project: Mapping[str, Any]) -> str:
     """Return the list of skills as a part of a prompt; ``""`` without any."""
-    listed = [f"- {_escape_tags(one['name'])}: {_escape_tags(one['description'])}" for one in found["skills"]]
+    listed = [f"- {_escape_tags(one['name'])}: {_escape_tags(one['description'])}" for one in project["skills"]]
     return "\n".join(["# Skills", SKILLS, "<skills>", *listed, "</skills>"]) if listed else ""
 
 
 def _format_environment_facts(facts: Mapping[str, Any], ctx: HookContext) -> str:
+    """Return platform, date, git branch and changed files as an ``<env>`` block."""
     lines: dict[str, str] = {}
     if facts.get("branch"):
         lines["Git branch"] = _escape_tags(facts["branch"])

@@ -16,7 +16,7 @@ Section: TypeAlias = "str | Iterable[str]"
 """Text, or points for a list."""
 
 
-def _convert_variables(value: Mapping[str, object] | Iterable[tuple[str, object]]) -> tuple[tuple[str, str], ...]:
+def _to_text_pairs(value: Mapping[str, object] | Iterable[tuple[str, object]]) -> tuple[tuple[str, str], ...]:
     return tuple([(str(name), str(content)) for name, content in dict(value).items()])
 
 
@@ -38,7 +38,7 @@ class Environment:
     working_directory: str | None = attrs.field(default=None, converter=attrs.converters.optional(str))
     platform: str | None = None
     date: dt.date | str | bool | None = True
-    custom_vars: tuple[tuple[str, str], ...] = attrs.field(default=(), converter=_convert_variables)
+    custom_vars: tuple[tuple[str, str], ...] = attrs.field(default=(), converter=_to_text_pairs)
 
     def render(self, now: dt.datetime) -> str:
         """Return the block; ``""`` if it has no line. *now* is the run's recorded time."""
@@ -46,6 +46,7 @@ class Environment:
         return "\n".join(["<env>", *lines, "</env>"]) if lines else ""
 
     def _iter_named_values(self, now: dt.datetime) -> Iterator[tuple[str, str]]:
+        """Yield label and value of each line in the ``<env>`` block."""
         if self.working_directory is not None:
             yield "Working directory", self.working_directory
         if self.platform is not None:
@@ -58,6 +59,7 @@ class Environment:
 
 
 def _strip_section(value: Section) -> tuple[str, ...] | str:
+    """Return a section stripped: a text as one text, points as a tuple without empty ones."""
     return value.strip() if isinstance(value, str) else tuple([t.strip() for t in value if t.strip()])
 
 
@@ -96,7 +98,7 @@ class SystemPrompt:
     reminders: tuple[str, ...] = attrs.field(default=(), converter=_strip_texts, kw_only=True)
 
     def render(self, ctx: HookContext, /) -> str:
-        """Return the prompt of a run; the engine calls this when the run starts."""
+        """Return the prompt of a run; the engine calls this at its start."""
         return self.text(ctx.now)
 
     def text(self, now: dt.datetime) -> str:
@@ -115,6 +117,7 @@ class SystemPrompt:
 
 
 def _format_section(title: str, content: tuple[str, ...] | str) -> str:
+    """Return a section with its title, its points as a list; ``""`` without content."""
     if not content:
         return ""
     body = content if isinstance(content, str) else "\n".join([f"- {point}" for point in content])

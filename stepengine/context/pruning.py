@@ -92,7 +92,7 @@ class Memory(NamedTuple):
 
 
 def count_entry_tokens(entry: RememberedMessage) -> int:
-    """Return the size of an entry in tokens of three characters (generator-contract:P22)."""
+    """Return the size of an entry in tokens, at three characters each, rounded up (generator-contract:P22)."""
     return -(-len(entry.text) // 3)
 
 
@@ -109,7 +109,7 @@ def _parse_summary_entries(message: UserMessage) -> list[RememberedMessage]:
 def make_memory_entry(
     message: Message, calls: Mapping[str, ToolCallPart], forgotten: frozenset[str], caps: EntryCaps
 ) -> RememberedMessage | None:
-    """Return the entry for a message, or ``None`` if it needs none; *calls* contains the call of a result by its id."""
+    """Return the memory entry that summarizes one message; ``None`` if it has no content to remember."""
     if isinstance(message, UserMessage):
         text, documents = message.text.strip(), [p for p in message.content if isinstance(p, DocumentPart)]
         if not text and not documents:
@@ -163,7 +163,7 @@ def select_fitting_entries(
     entries: Sequence[RememberedMessage], user_budget: int, assistant_tool_budget: int
 ) -> tuple[RememberedMessage, ...]:
     """
-    Return the entries within the budgets, from the newest back; live ones and the newest always stay.
+    Return the newest entries within the budgets of both roles; live ones and the newest always stay.
 
     After the first entry of a role that does not fit, all older entries of that role are dropped. The live request does not count
     for a budget.
@@ -246,6 +246,7 @@ def _format_json_value(value: object) -> str:
 
 
 def _format_paths(call_input: Mapping[str, object]) -> str:
+    """Return the paths in the input of a file tool, joined by commas."""
     paths = call_input.get("paths") or call_input.get("path")
     listed = paths if isinstance(paths, list) else [paths]
     return ", ".join([_format_json_value(p.get("path") if isinstance(p, Mapping) else p) for p in listed])
@@ -272,6 +273,7 @@ def _describe_docs_lookup(call_input: Mapping[str, object]) -> str:
 
 
 def _get_object_list(call_input: Mapping[str, object], name: str) -> list[Mapping[str, Any]]:
+    """Return the objects in a list member of a call's input; an empty list if it is no list."""
     value = call_input.get(name)
     return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
 
@@ -298,6 +300,7 @@ def _describe_agents(call_input: Mapping[str, object]) -> str:
 
 
 def _make_describer(verb: str, name: str) -> Callable[[Mapping[str, Any]], str]:
+    """Return a function that describes a call by *verb* and the member *name* of its input."""
     return lambda call_input: f"{verb} {_format_json_value(call_input.get(name))}"
 
 
@@ -329,7 +332,7 @@ LINES: Mapping[str, Callable[[Mapping[str, Any]], str]] = MappingProxyType(
 
 
 def _find_delegated_agent(call: ToolCallPart) -> str:
-    """Return the agent to which a call delegates a whole task, or ``""``; its tool is ``task`` or an agent."""
+    """Return the agent to which a call delegates a task, recognized by tool name or input; ``""`` for other calls."""
     if call.tool_name == "task":
         return _format_json_value(call.input.get("agent"))
     is_agent = call.tool_name not in LINES and "prompt" in call.input and call.input.keys() <= {"prompt", "params"}
@@ -365,6 +368,7 @@ def describe_result(message: ToolMessage, call: ToolCallPart, forgotten: frozens
 
 
 def _list_result_lines(message: ToolMessage, call: ToolCallPart, forgotten: frozenset[str]) -> Iterator[str]:
+    """Yield the lines to remember of a tool result, depending on its kind."""
     data, agent = _find_json_value(message), _find_delegated_agent(call)
     if children := _find_agent_entries(data):
         yield from _list_agent_outputs(children, forgotten)
@@ -396,6 +400,7 @@ def _cut_with_ellipsis(text: str, chars: int) -> str:
 
 
 def _list_answer_lines(data: object) -> Iterator[str]:
+    """Yield a line with the user's answers, or that the question was skipped."""
     if not isinstance(data, Mapping) or data.get("skipped"):
         yield "The user skipped the question."
     else:
@@ -410,6 +415,7 @@ def _find_agent_entries(data: object) -> list[Mapping[str, Any]]:
 
 
 def _list_agent_outputs(children: Sequence[Mapping[str, object]], forgotten: frozenset[str]) -> Iterator[str]:
+    """Yield a line for the error or output of each child agent; outputs of *forgotten* agents are omitted."""
     for child in children:
         name = _format_json_value(child.get("agent_type"))
         if "error" in child:
@@ -460,20 +466,22 @@ def _has_silent_tag(message: Message) -> bool:
     return isinstance(message, UserMessage) and not SILENT_TAGS.isdisjoint(message.tags)
 
 
-def _is_turn_work(message: Message) -> bool:
+def _is_turn_content(message: Message) -> bool:
+    """Return True for a message that counts as part of a turn: no user message with a silent or summary tag."""
     return not isinstance(message, UserMessage) or (SILENT_TAGS | SUMMARY_TAGS).isdisjoint(message.tags)
 
 
 def _split_history(transcript: Transcript) -> PruneInput:
+    """Split a history into messages to summarize, the current request of the user, and instructions."""
     at, instructions = (find_last_tagged(transcript, tag) for tag in ("USER_PROMPT", "INSTRUCTIONS_PROMPT"))
     live = None if at is None else transcript[at]
-    is_mid_turn = at is not None and any(map(_is_turn_work, transcript[at + 1 :]))
+    is_mid_turn = at is not None and any(map(_is_turn_content, transcript[at + 1 :]))
     kept_apart = None if is_mid_turn else at
     summarised = [m for i, m in enumerate(transcript) if i != kept_apart and not _has_silent_tag(m)]
     return PruneInput(tuple(summarised), live, is_mid_turn, None if instructions is None else transcript[instructions])
 
 
-def _convert_ids(value: Iterable[str]) -> frozenset[str]:
+def _to_id_set(value: Iterable[str]) -> frozenset[str]:
     return frozenset(value)
 
 
@@ -506,7 +514,7 @@ class prune_to_summary(ContextPolicy):  # noqa: N801 - a policy is called by its
     assistant_tool_budget: int = attrs.field(default=20_000, validator=COUNT, kw_only=True)
     cold_after: timedelta | None = attrs.field(default=None, kw_only=True)
     cold_min_tokens: int | None = attrs.field(default=140_000, validator=TOKENS, kw_only=True)
-    forgotten_agents: frozenset[str] = attrs.field(default=frozenset(), converter=_convert_ids, kw_only=True)
+    forgotten_agents: frozenset[str] = attrs.field(default=frozenset(), converter=_to_id_set, kw_only=True)
 
     @override
     def __call__(self, ctx: HookContext) -> Change | None:
@@ -554,18 +562,18 @@ class prune_to_summary(ContextPolicy):  # noqa: N801 - a policy is called by its
     def _starts_cold_turn(
         self, transcript: Transcript, limits: ContextLimits, now: datetime, last_request: datetime | None
     ) -> bool:
-        """Return whether a large enough conversation starts a new request of the user after the prompt cache has expired."""
+        """Return True if a new user request starts after the prompt cache has expired, in a large enough conversation."""
         if self.cold_after is None or last_request is None or now - last_request <= self.cold_after:
             return False
         if self.cold_min_tokens is not None and limits.size(transcript) < self.cold_min_tokens:
             return False
         at = find_last_tagged(transcript, "USER_PROMPT")
-        if at is None or any(map(_is_turn_work, transcript[at + 1 :])):
+        if at is None or any(map(_is_turn_content, transcript[at + 1 :])):
             return False
         return any(isinstance(message, AssistantMessage) for message in transcript[:at])
 
     def summarize_turns(self, transcript: Transcript, limits: ContextLimits) -> Transcript | None:
-        """Return the pruned *transcript* without a check of the limits, or ``None`` if it would not be smaller."""
+        """Return *transcript* with its messages replaced by a summary, without a check of limits; ``None`` if it would not be smaller."""
         scene = _split_history(transcript)
         ending = scene.final_message
         memory = self._build_fitting_memory(scene, limits.room - _count_tokens(scene.instructions, ending))
@@ -576,7 +584,7 @@ class prune_to_summary(ContextPolicy):  # noqa: N801 - a policy is called by its
         return pruned if transcript_tokens(pruned) < transcript_tokens(transcript) else None
 
     def _build_fitting_memory(self, scene: PruneInput, room: int) -> Memory:
-        """Return the memory that fits into *room* tokens; in a small window the budgets share the room."""
+        """Return the memory of the messages, with entries and media dropped or shortened until it fits into *room* tokens."""
         live = scene.live if scene.is_mid_turn else None
         keeps_mark = scene.live is None
         whole = build_memory(scene.summarised, live, self.forgotten_agents, UNLIMITED, keeps_mark=keeps_mark)
@@ -597,9 +605,9 @@ class prune_to_summary(ContextPolicy):  # noqa: N801 - a policy is called by its
 
     def _divide_token_budget(self, share: int, entries: Iterable[RememberedMessage]) -> tuple[int, int]:
         """
-        Return the tokens for the entries of the user and for notes.
+        Divide *share* tokens between user entries and notes; return both numbers.
 
-        The budgets divide *share*, and each kind may use the tokens that the other does not need. A few notes always have room.
+        Each kind may use tokens that the other does not need. A few notes always have room.
         """
         needed = {"user": 0, "assistant": 0}
         for entry in entries:

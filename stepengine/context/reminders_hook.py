@@ -33,6 +33,7 @@ def inject_context(*parts: UserPart | ReminderText) -> Hook:
     """
 
     def inject(ctx: HookContext) -> Change | None:
+        """Add the parts, with functions called, to the end of the request."""
         found = [_resolve_text(part, ctx) for part in parts]
         content = tuple([part for part in found if part])
         return Change(tail=(UserMessage(content, ("INJECTED_CONTEXT",)),)) if content else None
@@ -52,6 +53,7 @@ def reminders(*texts: ReminderText) -> Hook:
     """
 
     def remind(ctx: HookContext) -> Change | None:
+        """Add the texts, with functions called, as ``<system-reminder>`` blocks to the end of the request."""
         found = [_resolve_text(text, ctx) for text in texts]
         content = "\n".join([system_reminder(text) for text in found if text])
         return Change(tail=(UserMessage(content, ("REMINDER",)),)) if content else None
@@ -60,4 +62,5 @@ def reminders(*texts: ReminderText) -> Hook:
 
 
 def _resolve_text(value: object, ctx: HookContext) -> Any:
+    """Return a text or part unchanged; call a function with the hook's context."""
     return value(ctx) if callable(value) else value

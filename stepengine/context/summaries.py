@@ -69,6 +69,7 @@ Summarizer: TypeAlias = Callable[[Sequence[Message]], "str | Generator[Yieldable
 
 
 def _check_summarizer(_: object, __: attrs.Attribute[Any], given: object) -> None:
+    """Raise ``DefinitionError`` for a summarizer that is no function or is async: an attrs validator."""
     if given is not None and (not callable(given) or is_async(unwrap_function(given))):
         msg = (
             "summarize: a summarizer must be a function that returns text, or a generator function that does I/O with "
@@ -120,7 +121,7 @@ class summarize:  # noqa: N801 - a policy is called by its name, as a hook is
         if not (self.enabled and self.auto):
             return None
         limits = make_hook_limits(ctx, self._compute_max_tokens(ctx.context_window))
-        return None if limits.fits(ctx.state.view) else self._make_change(ctx, limits)
+        return None if limits.fits(ctx.state.view) else self._summarize_to_change(ctx, limits)
 
     def find_prompt_limit(self, context_window: int | None) -> int | None:
         """Return the most tokens of a prompt before it is summarized; ``None`` if that is off."""
@@ -128,11 +129,15 @@ class summarize:  # noqa: N801 - a policy is called by its name, as a hook is
         return compute_prompt_limit(self._compute_max_tokens(context_window), context_window) if is_on else None
 
     def _compute_max_tokens(self, context_window: int | None) -> int | None:
+        """Return the given limit, else a share of the context window; ``None`` if neither is known."""
         if self.max_tokens is None and context_window is not None:
             return int(context_window * self.window_ratio)
         return self.max_tokens
 
-    def _make_change(self, ctx: HookContext, limits: ContextLimits) -> Generator[Yieldable, StepResult, Change | None]:
+    def _summarize_to_change(
+        self, ctx: HookContext, limits: ContextLimits
+    ) -> Generator[Yieldable, StepResult, Change | None]:
+        """Request a summary of the view, and return it as a change of view or record; ``None`` if it is not shorter."""
         if ctx.overflow is None:
             limits = attrs.evolve(limits, max_tokens=ctx.context_window or UNBOUNDED_TOKENS)
         shorter = yield from self.summarize_view(ctx.state, limits)
@@ -144,7 +149,7 @@ class summarize:  # noqa: N801 - a policy is called by its name, as a hook is
         self, state: AgentState, limits: ContextLimits | None = None, settings: ModelSettings | None = None
     ) -> Generator[Yieldable, StepResult, Transcript | None]:
         """
-        Return the view of *state* with a summary in place of older messages; ``None`` if that would not be shorter.
+        Request a summary, and return the view with it in place of older messages; ``None`` if that would not be shorter.
 
         Args:
             state: The state of the run.
@@ -168,6 +173,9 @@ class summarize:  # noqa: N801 - a policy is called by its name, as a hook is
     def _write_summary(
         self, state: AgentState, old: Transcript, limits: ContextLimits | None, settings: ModelSettings | None
     ) -> Generator[Yieldable, StepResult, str]:
+        """
+        Return a summary of messages from the custom summarizer or the model; older messages are omitted while the request is too large.
+        """
         if self.summarizer is not None:
             said = self.summarizer(old)
             if isinstance(said, GeneratorType):
@@ -194,6 +202,7 @@ class summarize:  # noqa: N801 - a policy is called by its name, as a hook is
     def _request_summary(
         self, state: AgentState, old: Transcript, request: UserMessage, settings: ModelSettings | None
     ) -> Generator[Yieldable, StepResult, str]:
+        """Ask the model for a summary of messages, and return its text without thoughts."""
         reply = yield from Complete(
             (*old, request),
             model=self.model,
@@ -206,9 +215,9 @@ class summarize:  # noqa: N801 - a policy is called by its name, as a hook is
 
 def compact(state: AgentState, policy: summarize | None = None) -> Generator[Yieldable, StepResult, AgentState]:
     """
-    Summarize the history now, from a handler.
+    Summarize the history of a run now, from a handler, and return the new state.
 
-    ``state = yield from compact(turn.agent_state)`` replaces the record and returns the new state. It returns *state* itself
+    ``state = yield from compact(turn.agent_state)`` replaces the record. It returns *state* itself
     if there is nothing to summarize.
 
     Args:
@@ -233,7 +242,7 @@ def _is_summary_or_instructions(message: Message) -> bool:
 
 
 def _find_unanswered_start(view: Transcript) -> int:
-    """Return the start of the unanswered user messages at the end of *view*."""
+    """Return the position of the first unanswered user message at the end of *view*, or its length."""
     for start in range(len(view), 0, -1):
         message = view[start - 1]
         if not isinstance(message, UserMessage) or SUMMARY in message.tags:
@@ -250,5 +259,5 @@ def _move_before_results(view: Transcript, cut: int) -> int:
 
 
 def _drop_oldest_messages(old: Transcript, limits: ContextLimits) -> Transcript | None:
-    """Return *old* without its oldest messages, or ``None`` if that is not possible."""
+    """Return *old* without its oldest messages so that it fits; ``None`` if it fits already or nothing can be dropped."""
     return truncate(free_ratio=0).rewrite(old, limits, NO_TIME)

@@ -76,7 +76,7 @@ class truncate(ContextPolicy):  # noqa: N801 - a policy is called by its name, a
     def _choose_dropped_groups(
         self, transcript: Transcript, groups: Sequence[range], weights: Sequence[int], room: int
     ) -> frozenset[int]:
-        """Return the groups to drop: the oldest ones until enough is free; the newest only if necessary."""
+        """Return the indexes of groups to drop: the oldest unprotected ones until enough is free; the newest only if necessary."""
         kept, total, target = (
             self._find_protected_positions(transcript),
             sum(weights),
@@ -108,6 +108,7 @@ class truncate(ContextPolicy):  # noqa: N801 - a policy is called by its name, a
 def _replace_dropped_groups(
     transcript: Transcript, groups: Sequence[range], dropped: frozenset[int]
 ) -> Iterator[Message]:
+    """Yield the remaining messages, with one note for each sequence of dropped groups."""
     for index, group in enumerate(groups):
         if index not in dropped:
             yield from transcript[group.start : group.stop]

@@ -30,6 +30,7 @@ def require_finished_todos(max_reminders: int = 1) -> Callable[[HookContext], Us
         raise DefinitionError(msg)
 
     def check(ctx: HookContext) -> UserMessage | None:
+        """Return a reminder that lists the open todos; ``None`` if there are none, or after the most reminders."""
         todos = [todo.task for todo in parse_todos(ctx.state.context.get("todos")) if not todo.completed]
         if not todos or _count_reminders(ctx) >= max_reminders:
             return None
@@ -44,7 +45,7 @@ def require_finished_todos(max_reminders: int = 1) -> Callable[[HookContext], Us
 
 
 def _count_reminders(ctx: HookContext) -> int:
-    """Return the number of reminders since the last prompt of the user."""
+    """Return the number of todo reminders since the last prompt of the user."""
     count = 0
     for message in reversed(ctx.messages):
         tags = message.tags if isinstance(message, UserMessage) else ()

@@ -23,6 +23,7 @@ def usage_logger(logger: Logger | LoggerAdapter[Any] | None = None) -> Callable[
     """
 
     def log(ctx: HookContext, result: Any) -> None:
+        """Log the session id and the tokens of a run."""
         usage = result.spending.usage
         fields = {"input_tokens": usage.prompt_tokens, "output_tokens": usage.completion_tokens}
         if logger is None:

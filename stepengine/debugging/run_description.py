@@ -296,9 +296,9 @@ def _compaction_to_dict(history: History, found: Compaction, limit: ReadingLimit
 
 
 def _message_to_dict(message: Message, limit: ReadingLimit) -> dict[str, Any]:
-    from stepengine.tools.bundled.history_tool import message_text
+    from stepengine.tools.bundled.history_tool import message_to_text
 
-    told = {"role": message.role, "text": message_text(message), "message": to_json(message)}
+    told = {"role": message.role, "text": message_to_text(message), "message": to_json(message)}
     # A journal may leave out the same messages at each step.
     limit.count_bytes(estimate_json_size(told))
     return told

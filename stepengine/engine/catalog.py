@@ -38,13 +38,13 @@ from stepengine.machine.tool_search import add_search_tool
 from stepengine.runtime.logs import log_once
 from stepengine.tools.agent_tools import (
     BUILT_IN,
-    agents_of_tools,
+    find_agents_of_tools,
+    iter_reachable_tools,
     params_schema,
     spawnable_agent_tool,
-    with_called_tools,
 )
 from stepengine.tools.control import make_set_output_binding
-from stepengine.tools.makers import MAKERS, WORKSPACE_TOOLS, python_for_tools
+from stepengine.tools.makers import MAKERS, WORKSPACE_TOOLS, make_python_for_tools
 
 if TYPE_CHECKING:
     from stepengine.journal import SigningKey
@@ -246,7 +246,7 @@ class Catalog:
         # Empty while the family is checked, which looks into it for ids that are known already.
         self._agents: dict[str, Agent] = {}
         self._spaces: dict[tuple[str, str], dict[str, Agent]] = {}
-        self._agents = self._compile_family(list(agents), agents_of_tools(self._tools.values()))
+        self._agents = self._compile_family(list(agents), find_agents_of_tools(self._tools.values()))
         self._met: dict[int, Agent] = {}
 
     @property
@@ -361,7 +361,7 @@ class Catalog:
             own = [tool for tool in agent.definition.tools if isinstance(tool, ToolLike)]
             is_shared = used[id(agent.definition.handle_steps)] > 1
             names = AllowedNames(agent.tools, agent.offered, agent.spawnable, is_open=bool(agent.hooks.pre_run))
-            tools = with_called_tools([*own, *listed])
+            tools = iter_reachable_tools([*own, *listed])
             warn_about_agent_sources(agent.definition, names, tools, agent.uses, is_shared=is_shared)
         return made
 
@@ -454,7 +454,7 @@ class Catalog:
         file = self.policy_file
         if file is None or file.below_root:
             return
-        for tool in with_called_tools(tools):
+        for tool in iter_reachable_tools(tools):
             folder: Sequence[str] | None = getattr(tool, "folder", None)
             if folder is not None and not tool.spec.annotations.read_only and file.is_below(folder):
                 msg = (
@@ -473,7 +473,7 @@ class Catalog:
         """
         agents = {id(each): each for each in (*self._agents.values(), agent, *agent.known_agents)}
         own = [tool for each in agents.values() for tool in each.definition.tools if isinstance(tool, ToolLike)]
-        for tool in with_called_tools([*self._tools.values(), *self._workspace_tools.built.values(), *own]):
+        for tool in iter_reachable_tools([*self._tools.values(), *self._workspace_tools.built.values(), *own]):
             folder: Sequence[str] | None = getattr(tool, "folder", None)
             if folder is not None and key.folder_parts[: len(folder)] == tuple(folder):
                 msg = (
@@ -783,7 +783,10 @@ def _find_spawnable_bundled_agents(
 
 
 def _child_definitions(definition: AgentDefinition) -> list[AgentDefinition]:
-    return [*[c for c in definition.spawnable_agents if not isinstance(c, str)], *agents_of_tools(definition.tools)]
+    return [
+        *[c for c in definition.spawnable_agents if not isinstance(c, str)],
+        *find_agents_of_tools(definition.tools),
+    ]
 
 
 def _index_definitions(given: Iterable[object]) -> dict[str, AgentDefinition]:
@@ -826,7 +829,7 @@ def _index_tools(owner: str, tools: Iterable[object]) -> dict[str, ToolLike]:
         if not isinstance(tool, ToolLike):
             hint = "; decorate the function with @tool" if inspect.isroutine(tool) else ""
             if isinstance(tool, str):
-                line = python_for_tools([tool])
+                line = make_python_for_tools([tool])
                 hint = f"; pass {line}" if line else "; names go into the tools of an agent"
             msg = f"{owner}: tools must contain Tool objects, not {tool!r}{hint}"
             raise DefinitionError(msg)
@@ -855,7 +858,9 @@ def _unknown_tools_error(
         line = f"{workspace.format_workspace_argument(of_workspace)}, with `from stepengine import Workspace`"
         parts.append(f"{_format_names_with_verb(of_workspace)} with stepengine: pass the engine {line}")
     if bundled:
-        parts.append(f"{_format_names_with_verb(bundled)} with stepengine: pass the engine {python_for_tools(bundled)}")
+        parts.append(
+            f"{_format_names_with_verb(bundled)} with stepengine: pass the engine {make_python_for_tools(bundled)}"
+        )
     strange = [n for n in names if n not in all_known]
     parts += [f"{name!r} does not exist{did_you_mean(name, all_known)}" for name in strange]
     told = " ".join([part if part.endswith("?") else f"{part}." for part in parts]).removesuffix(".")

@@ -29,7 +29,7 @@ from stepengine.engine import trust
 from stepengine.engine.modules import get_module_agents, load_sandboxed_agents
 from stepengine.errors import DefinitionError
 from stepengine.machine.author import find_raise_line
-from stepengine.tools.agent_tools import BUILT_IN, agents_of_tools, with_called_tools
+from stepengine.tools.agent_tools import BUILT_IN, find_agents_of_tools, iter_reachable_tools
 from stepengine.tools.makers import CATEGORIES
 
 if TYPE_CHECKING:
@@ -644,7 +644,7 @@ def make_declaration(agent: AgentDefinition) -> DeclaredAgent:
         tools |= dict(_tools_with_categories(each))
         spawns |= dict.fromkeys([child for child in each.spawnable_agents if isinstance(child, str)])
         held = [child for child in each.spawnable_agents if not isinstance(child, str)]
-        waiting += [*held, *agents_of_tools(each.tools)]
+        waiting += [*held, *find_agents_of_tools(each.tools)]
     return DeclaredAgent(normalised_id(agent.id), agent.description, tools, tuple(spawns))
 
 
@@ -653,7 +653,7 @@ def _tools_with_categories(agent: AgentDefinition) -> Iterator[tuple[str, str]]:
     own = [tool for tool in agent.tools if isinstance(tool, ToolLike)]
     for name in agent.tool_names:
         yield name, kinds.get(name, "")
-    for tool in with_called_tools(own):
+    for tool in iter_reachable_tools(own):
         yield tool.spec.name, tool.spec.category
 
 

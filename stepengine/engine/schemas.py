@@ -17,7 +17,7 @@ from stepengine.data.typed_values import is_model, model_from_json, model_to_jso
 from stepengine.errors import DataError, DefinitionError, InputError, OutputMissing
 from stepengine.tools.agent_tools import params_schema
 from stepengine.tools.arguments import remove_titles
-from stepengine.tools.iterables import refuse_one_shot_fields
+from stepengine.tools.iterables import raise_for_one_shot_fields
 from stepengine.tools.repair import make_repairer
 from stepengine.tools.schemas import JsonSchema
 
@@ -107,7 +107,7 @@ def _make_params_repairer(agent: AgentDefinition) -> Callable[[Any], Any]:
 
 def _require_model_class(schema: object, where: str) -> Any:
     if isinstance(schema, type) and hasattr(schema, "model_validate"):
-        refuse_one_shot_fields(schema, where)
+        raise_for_one_shot_fields(schema, where)
         return schema
     msg = f"{where} must be a pydantic model class or a JSON Schema (a dict), not {schema!r}"
     raise DefinitionError(msg)

@@ -21,7 +21,7 @@ from stepengine.data.typed_values import model_from_json
 from stepengine.data.waits import Received
 from stepengine.errors import StepEngineError
 from stepengine.runtime.performer import Item
-from stepengine.tools.iterables import refuse_one_shot_fields
+from stepengine.tools.iterables import raise_for_one_shot_fields
 from stepengine.tools.schemas import JsonSchema
 
 MessageKind: TypeAlias = Literal["message", "answer", "cancel", "input", "result"]
@@ -322,7 +322,7 @@ def make_message_checker(topic: str, schema: Any) -> Callable[[JsonValue], str]:
     if isinstance(schema, Mapping):
         compiled = JsonSchema(f"schema of Receive({topic!r})", schema)
         return lambda value: "; ".join(compiled.issues(value))
-    refuse_one_shot_fields(schema, f"schema of Receive({topic!r})")
+    raise_for_one_shot_fields(schema, f"schema of Receive({topic!r})")
 
     def find_misfit(value: JsonValue) -> str:
         try:

@@ -67,7 +67,7 @@ from stepengine.server.studio import QuestionDetails, RunPageData, get_page, get
 from stepengine.server.vercel import OPERATIONS as VERCEL
 from stepengine.server.webhooks import OPERATIONS as HOOKS
 from stepengine.tools.agent_tools import params_schema
-from stepengine.tools.bundled.history_tool import message_text
+from stepengine.tools.bundled.history_tool import message_to_text
 
 if TYPE_CHECKING:
     from decimal import Decimal
@@ -1181,7 +1181,7 @@ async def get_session(request: Request) -> Response:
 
 def _make_message_view(message: Message) -> MessageView:
     """Return the role and the text of a message; a long text is cut."""
-    text = message_text(message)
+    text = message_to_text(message)
     shown = cut_after(text, MOST_CHARS)
     return MessageView(role=message.role, text=shown)
 

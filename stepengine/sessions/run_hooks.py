@@ -67,7 +67,7 @@ class SessionStoreAdapter:
 
     async def load(self, session_id: str) -> Session:
         """
-        Return a session.
+        Return a session; any failure of the store raises ``SessionError``.
 
         Raises:
             SessionError: if the store fails.
@@ -81,6 +81,7 @@ class SessionStoreAdapter:
             raise SessionError(msg) from error
 
     async def _load_from_store(self, session_id: str) -> Session:
+        """Load a session by the methods of the store; a stored state is used only if it belongs to the stored messages."""
         if self.is_whole:
             loaded: Session = await self._call_store(self.store.load, session_id)
             return loaded
@@ -97,7 +98,7 @@ class SessionStoreAdapter:
 
     async def save(self, session: Session) -> Session:
         """
-        Store a session and return it as stored.
+        Store a session and return it as stored; raise ``SessionConflict`` if the store detects another save.
 
         Raises:
             SessionConflict: if the session was saved by another writer after it was loaded, and the store detects that.
@@ -114,7 +115,7 @@ class SessionStoreAdapter:
 
     async def delete(self, session_id: str) -> bool:
         """
-        Delete a session and the journals of its runs in the store; return whether the store supports it.
+        Delete a session and the journals of its runs; return False if the store cannot delete.
 
         Raises:
             SessionError: if the store fails.
@@ -131,6 +132,7 @@ class SessionStoreAdapter:
         return True
 
     async def _call_store(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a method of the store, in a thread if the store blocks, and await its result if it is awaitable."""
         if getattr(self.store, "blocking", False):
             value = await asyncio.to_thread(method, *arguments)
         else:
@@ -152,7 +154,7 @@ def make_next_session(
     journal: str | None = None,
 ) -> Session:
     """
-    Return the session *before* with the results of a run that ended with *state*.
+    Return the session *before* with the state, status and metadata of a run that ended in it.
 
     *children* are the sessions started in the run, *usage* is that of all runs in the session, and *turns* their number.
     *metadata* is merged into that of the session.
@@ -200,7 +202,7 @@ def session_hooks(store: SessionStore | VersionedStore) -> Hooks:
 
 
 def has_session_hooks(hooks: Hooks) -> bool:
-    """Return whether the hooks of ``session_hooks`` are among *hooks*."""
+    """Return True if *hooks* contain the hooks that ``session_hooks`` returns."""
     return any(isinstance(getattr(hook, "__self__", None), _SessionHooks) for hook in hooks.pre_run)
 
 
@@ -211,6 +213,9 @@ class _SessionHooks:
     store: SessionStoreAdapter
 
     def load(self, ctx: HookContext) -> Generator[Yieldable, StepResult, Change | None]:
+        """
+        Load the session of a root run that starts without earlier messages, and put its content before the prompt: a ``pre_run`` hook.
+        """
         if ctx.path or ctx.has_earlier_messages:
             return None
         if any(isinstance(message, AssistantMessage) for message in ctx.messages):
@@ -226,7 +231,7 @@ class _SessionHooks:
         return Change(messages=record, view=view, context=found["context"] or None, values=values)
 
     async def load_session(self, session_id: str) -> dict[str, Any]:
-        """Return the content of a session for a run, as JSON."""
+        """Load a session, and return its messages, view, context, version and repairs as JSON."""
         session = await self.store.load(session_id)
         state = session.state
         has_view = state is not None and state.view is not state.message_history
@@ -239,6 +244,7 @@ class _SessionHooks:
         }
 
     def save(self, ctx: HookContext, result: Any) -> Generator[Yieldable, StepResult, None]:
+        """Save the result of a root run, unless it was suspended, cancelled or rejected: a ``post_run`` hook."""
         if ctx.path or not result.began:
             return
         if result.status in (RunStatus.SUSPENDED, RunStatus.CANCELLED):
@@ -250,7 +256,9 @@ class _SessionHooks:
         yield from Perform(partial(self.save_session, ctx, result), _get_session_id(ctx))
 
     async def save_session(self, ctx: HookContext, result: Any, session_id: str) -> int:
-        """Save the result of a run; return the new version."""
+        """
+        Save a run's result and return the new version; raise ``SessionConflict`` if the session changed since the run started.
+        """
         before, version = await self.store.load(session_id), ctx.values.get(VERSION)
         if version is not None and before.version != version:
             msg = f"the session {session_id!r} was saved by another writer after version {version} was loaded"
@@ -269,4 +277,5 @@ class _SessionHooks:
 
 
 def _get_session_id(ctx: HookContext) -> str:
+    """Return the run's session id, else its run id."""
     return ctx.session_id or ctx.state.run_id

@@ -192,7 +192,7 @@ class TurnStore(Protocol):
 
 def check_session_id(session_id: str) -> str:
     """
-    Return *session_id* if it is valid, else raise ``SessionError``.
+    Return *session_id* if it is 1 to 1,000 characters of text; else raise ``SessionError``.
 
     Raises:
         SessionError: if it is empty, longer than 1,000 characters, or not a text.
@@ -218,7 +218,7 @@ def messages_to_json(messages: Iterable[Message]) -> list[dict[str, Any]]:
 
 def messages_from_json(data: Iterable[object]) -> list[Message]:
     """
-    Return the messages from the JSON of ``messages_to_json``.
+    Return messages from the JSON of ``messages_to_json``; raise ``SessionError`` for other JSON.
 
     Raises:
         SessionError: for other JSON, with its position.
@@ -247,18 +247,19 @@ class _TranscriptRepair:
         self._results: dict[str, ToolMessage] = {}
         self._known = {""}
 
-    def add(self, message: Message) -> None:
+    def add_message(self, message: Message) -> None:
+        """Add a message; duplicate results, results without a call and invalid calls are dropped with a note."""
         if isinstance(message, ToolMessage):
             if message.tool_call_id in self._waiting and message.tool_call_id not in self._results:
                 self._results[message.tool_call_id] = message
             else:
                 self.notes.append(f"a result for {message.tool_call_id!r} had no call")
             return
-        self.add_results()
+        self.flush_results()
         self.made.append(self._remove_invalid_calls(message) if isinstance(message, AssistantMessage) else message)
 
-    def add_results(self) -> None:
-        """Add a result for each call of the last reply, in the order of the calls."""
+    def flush_results(self) -> None:
+        """Append a result for each call of the last reply, in the order of the calls; a missing one becomes an error result."""
         found = self._results
         if [call_id for call_id in self._waiting if call_id in found] != list(found):
             self.notes.append(
@@ -271,6 +272,7 @@ class _TranscriptRepair:
         self._waiting, self._results = {}, {}
 
     def _remove_invalid_calls(self, reply: AssistantMessage) -> AssistantMessage:
+        """Return a reply without calls that have no id or a used one, with a note for each, and record its other calls."""
         content: list[AssistantPart] = []
         for part in reply.content:
             if isinstance(part, ToolCallPart):
@@ -293,6 +295,6 @@ def repair_transcript(messages: Iterable[Message]) -> tuple[Transcript, tuple[st
     """
     repair = _TranscriptRepair()
     for message in messages:
-        repair.add(message)
-    repair.add_results()
+        repair.add_message(message)
+    repair.flush_results()
     return Transcript(repair.made), tuple(repair.notes)

@@ -118,22 +118,22 @@ class Store(ABC):
         """Store a JSON value, for *ttl* seconds or without a limit."""
 
     def get_history(self, session_id: str) -> Transcript:
-        """Return the messages of a session; none for an unknown id."""
+        """Return the messages of a session, with repairs; none for an unknown id."""
         return self.load(session_id).messages
 
     def save_history(self, session_id: str, messages: Sequence[Message]) -> None:
-        """Replace the messages of a session without a check of its version."""
+        """Replace the messages of a session and remove its state, whatever version is stored."""
         history = messages if isinstance(messages, Transcript) else Transcript(messages)
         self._change_session_with_retries(
             session_id, lambda session: attrs.evolve(session, messages=history, state=None, journal=None)
         )
 
     def replace(self, session_id: str, messages: Sequence[Message]) -> None:
-        """Replace the messages of a session; its other data are unchanged."""
+        """Replace the messages of a session and remove its state; its other data are unchanged."""
         self.save_history(session_id, messages)
 
     def clear(self, session_id: str) -> None:
-        """Remove the messages of a session; its other data are unchanged."""
+        """Remove the messages and the state of a session; its other data are unchanged."""
         self.save_history(session_id, ())
 
     def usage(self, session_id: str) -> Usage:
@@ -146,7 +146,7 @@ class Store(ABC):
         return None if state is None else codec.to_json(state)
 
     def save_state(self, session_id: str, state: dict[str, Any]) -> None:
-        """Store a state and its history without a check of the session's version."""
+        """Store a state with its messages, whatever version is stored."""
         loaded: AgentState = codec.from_json(state)
         self._change_session_with_retries(
             session_id, lambda s: attrs.evolve(s, messages=loaded.message_history, state=loaded)
@@ -159,30 +159,30 @@ class Store(ABC):
     def set_metadata(self, session_id: str, key: str, value: object) -> None:
         """Set a member of a session's free JSON; ``None`` removes it."""
 
-        def change(session: Session) -> Session:
+        def change_member(session: Session) -> Session:
             members = {k: v for k, v in {**session.info.metadata, key: value}.items() if v is not None}
             return attrs.evolve(session, info=attrs.evolve(session.info, metadata=members))
 
-        self._change_session_with_retries(session_id, change)
+        self._change_session_with_retries(session_id, change_member)
 
     def add_child(self, session_id: str, child_id: str, *, tool_call_id: str | None = None) -> Session:
-        """Create a session as a child of another one, add its id there, and return the child's session."""
+        """Save a session as a child of another one, add its id to the parent, and return the child."""
         info = SessionInfo(
             session_id=check_session_id(child_id), parent_session_id=session_id, parent_tool_call_id=tool_call_id
         )
         child = self.save(attrs.evolve(self.load(child_id), info=info))
 
-        def change(session: Session) -> Session:
+        def add_child_id(session: Session) -> Session:
             children = session.info.child_session_ids
             if child_id in children:
                 return session
             return attrs.evolve(session, info=attrs.evolve(session.info, child_session_ids=(*children, child_id)))
 
-        self._change_session_with_retries(session_id, change)
+        self._change_session_with_retries(session_id, add_child_id)
         return child
 
     def _change_session_with_retries(self, session_id: str, change: Callable[[Session], Session]) -> Session:
-        """Change the stored session; after a conflict, apply the change again to the newer version."""
+        """Load a session, change it and save it; after a conflict, repeat this with the newer version, a limited number of times."""
         for _ in range(MAX_ATTEMPTS):
             try:
                 return self.save(change(self.load(session_id)))
@@ -192,7 +192,7 @@ class Store(ABC):
         raise SessionConflict(msg)
 
     def _make_next_version(self, session: Session, version: int) -> Session:
-        """Return *session* with the version and time of its next save; raise if *version*, the stored one, differs."""
+        """Return *session* with its next version and time; raise ``SessionConflict`` unless *version*, the stored one, is its version."""
         check_session_id(session.session_id)
         if version != session.version:
             msg = (
@@ -254,6 +254,7 @@ class MemorySessions(Store):
 
     @override
     def set_cached(self, key: str, value: object, ttl: float | None = None) -> None:
+        """Store a JSON value, for *ttl* seconds or without a limit, and remove expired values."""
         now = self._clock()
         with self._lock:
             for old in [k for k, (until, _) in self._cache.items() if _is_expired(until, now)]:
@@ -281,11 +282,12 @@ def _encode_message(message: Message) -> bytes:
 
 
 def _encode_messages(messages: Transcript) -> Sequence[bytes]:
-    """Return one line per message; each is encoded once."""
+    """Return one JSON line per message; the transcript caches them, so each message is encoded once."""
     return messages.memo("session", _encode_message)
 
 
 def _parse_messages(lines: Iterator[bytes], where: str) -> list[Message]:
+    """Return messages from JSON lines; raise ``SessionError`` with the number of a line that is not a message."""
     found: list[Message] = []
     for number, line in enumerate(lines, start=1):
         try:
@@ -324,36 +326,37 @@ def _metadata_to_json(session: Session) -> dict[str, object]:
 
 
 def _session_from_metadata(data: Any, session_id: str, where: str) -> Session:
-    """Return the session from the JSON of ``_metadata_to_json``, without messages and state."""
+    """Return a session without messages and state from its JSON metadata; raise ``SessionError`` for invalid or another session's data."""
     try:
         if data["session_id"] != session_id:
             msg = f"{where} is about the session {data['session_id']!r}, not {session_id!r}"
             raise SessionError(msg)
         info = SessionInfo(
             session_id=session_id,
-            agent_id=_check_type(data.get("agent_type") or "", str),
-            parent_session_id=_check_type(data.get("parent_session_id"), str, type(None)),
-            parent_tool_call_id=_check_type(data.get("parent_tool_use_id"), str, type(None)),
-            child_session_ids=tuple([_check_type(c, str) for c in data.get("child_session_ids") or ()]),
-            model=_check_type(data.get("model"), str, type(None)),
-            provider=_check_type(data.get("provider"), str, type(None)),
-            user_id=_check_type(data.get("user_id"), str, type(None)),
-            status=_check_type(data.get("status"), str, type(None)),
+            agent_id=_require_type(data.get("agent_type") or "", str),
+            parent_session_id=_require_type(data.get("parent_session_id"), str, type(None)),
+            parent_tool_call_id=_require_type(data.get("parent_tool_use_id"), str, type(None)),
+            child_session_ids=tuple([_require_type(c, str) for c in data.get("child_session_ids") or ()]),
+            model=_require_type(data.get("model"), str, type(None)),
+            provider=_require_type(data.get("provider"), str, type(None)),
+            user_id=_require_type(data.get("user_id"), str, type(None)),
+            status=_require_type(data.get("status"), str, type(None)),
             created_at=_parse_time(data.get("created_at")),
             updated_at=_parse_time(data.get("updated_at")),
             metadata=data.get("metadata") or {},
         )
-        turns, version = _check_type(data.get("turns", 0), int), _check_type(data.get("version", 0), int)
-        journal = _check_type(data.get("journal"), str, type(None))
+        turns, version = _require_type(data.get("turns", 0), int), _require_type(data.get("version", 0), int)
+        journal = _require_type(data.get("journal"), str, type(None))
         usage = codec.decode_stored(data["usage"]) if data.get("usage") else Usage()
-        _check_type(usage, Usage)
+        _require_type(usage, Usage)
     except (KeyError, TypeError, ValueError, AttributeError, DataError) as error:
         msg = f"{where} is not the metadata of a session: {type(error).__name__}: {error}"
         raise SessionError(msg) from None
     return Session(info=info, turns=turns, journal=journal, version=version, usage=usage)
 
 
-def _check_type(value: object, *kinds: type) -> Any:
+def _require_type(value: object, *kinds: type) -> Any:
+    """Return *value* if its type is exactly one of *kinds*; else raise ``TypeError``."""
     if type(value) not in kinds:
         msg = f"{str(value)[:80]!r} is a {type(value).__name__}, not {' or '.join(k.__name__ for k in kinds)}"
         raise TypeError(msg)
@@ -368,7 +371,7 @@ def _parse_time(text: str | None) -> datetime | None:
 
 
 def _state_to_json(session: Session) -> dict[str, object] | None:
-    """Return the state without its history, which is stored separately, and with the history's size and digest."""
+    """Return the state of a session as JSON without its history, but with the history's size and digest; ``None`` without a state."""
     state = session.state
     if state is None:
         return None
@@ -390,7 +393,7 @@ def _hash_lines(lines: Sequence[bytes]) -> str:
 
 
 def _add_messages_and_state(session: Session, messages: list[Message], stored: object, where: str) -> Session:
-    """Return a session with its repaired messages, and with its state if that belongs to exactly these messages."""
+    """Return a session with its repaired messages, and with its stored state if that belongs to exactly these messages."""
     transcript, repairs = repair_transcript(messages)
     session = attrs.evolve(session, messages=transcript, repairs=repairs)
     if not isinstance(stored, dict) or repairs or stored.get("state") is None:
@@ -411,7 +414,7 @@ def _add_messages_and_state(session: Session, messages: list[Message], stored: o
 
 def make_folder_name(session_id: str) -> str:
     """
-    Return the folder name of a session; it is unique for each id, also on case-insensitive file systems.
+    Return a folder name for a session id, different for each id, also on case-insensitive file systems.
 
     All characters except ``a-z``, ``0-9``, ``_`` and ``-`` are percent-encoded; after 100 bytes a digest replaces the rest.
     """
@@ -450,11 +453,12 @@ class FileSessions(Store):
         return f"FileSessions({str(self.root)!r})"
 
     def folder(self, session_id: str) -> Path:
-        """Return the folder of a session, which may be missing."""
+        """Return the path of a session's folder; it may not exist."""
         return self.root / make_folder_name(session_id)
 
     @override
     def load(self, session_id: str) -> Session:
+        """Return a session, read under its lock; a new one of version 0 for an unknown id."""
         folder = self.folder(session_id)
         if not folder.is_dir():
             return Session(info=SessionInfo(session_id=session_id))
@@ -463,7 +467,7 @@ class FileSessions(Store):
             return self._read_session(session_id, folder)
 
     def _read_session(self, session_id: str, folder: Path) -> Session:
-        """Return a session from its three files; an empty one without them."""
+        """Return a session from its files in *folder*; an empty one if there are none."""
         described = _read_json(folder / METADATA)
         session = Session(info=SessionInfo(session_id=session_id))
         if described is not None:
@@ -483,6 +487,7 @@ class FileSessions(Store):
 
     @override
     def save(self, session: Session) -> Session:
+        """Store a session under its lock and return it with its new version; an interrupted save leaves the old version valid."""
         folder = self.folder(session.session_id)
         try:
             create_folder_durably(folder, OWNER_FOLDER_MODE)
@@ -509,7 +514,7 @@ class FileSessions(Store):
         return JournalLocation(folder=self.folder(session_id) / "turns")
 
     def _write_history_and_state(self, folder: Path, session: Session) -> None:
-        """Write the files of a new version so that the stored version stays valid."""
+        """Write the history and the state of a new version so that the stored version stays valid until the metadata is written."""
         version, whole = session.version, b"".join(_encode_messages(session.messages))
         _rename_versioned_files(folder, version - 1)
         kept = self._read_history(folder, version - 1)
@@ -531,6 +536,7 @@ class FileSessions(Store):
 
     @override
     def list(self) -> list[SessionInfo]:
+        """Return the data of all sessions, the last changed first; folders without metadata of a session are skipped."""
         found = []
         for folder in sorted(self.root.iterdir()):
             data = _read_json(folder / METADATA) if folder.is_dir() else None
@@ -540,6 +546,7 @@ class FileSessions(Store):
 
     @override
     def delete(self, session_id: str) -> None:
+        """Delete the files of a session and the journals of its runs; the empty folders stay."""
         folder = self.folder(session_id)
         if not folder.is_dir():
             return
@@ -555,25 +562,25 @@ class FileSessions(Store):
 
     @override
     def get_cached(self, key: str) -> Any:
-        found = _read_json(self._cache_file_path(key))
+        found = _read_json(self._get_cache_path(key))
         if not isinstance(found, dict) or found.get("key") != key or _is_expired(found.get("until"), self._clock()):
             return None
         return freeze(found.get("value"))
 
     @override
     def set_cached(self, key: str, value: object, ttl: float | None = None) -> None:
-        path = self._cache_file_path(key)
+        path = self._get_cache_path(key)
         path.parent.mkdir(mode=OWNER_FOLDER_MODE, exist_ok=True)
         CACHE_FILE.check(path)
         kept = canonical({"key": key, "until": _make_expiry_time(ttl, self._clock()), "value": freeze(value)})
         replace_path(path, kept.encode(), mode=OWNER_FILE_MODE)
 
-    def _cache_file_path(self, key: str) -> Path:
+    def _get_cache_path(self, key: str) -> Path:
         return self.root / ".cache" / f"{hashlib.sha256(key.encode()).hexdigest()}.json"
 
     @contextmanager
     def _lock(self, folder: Path) -> Iterator[None]:
-        """Lock the session against other processes and other threads of this one."""
+        """Hold the lock of a session's folder against other processes and threads."""
         descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, OWNER_FILE_MODE)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -601,7 +608,7 @@ CACHE_FILE = FileFormat("a cached value", re.compile(rb'\{"key":"'), SessionErro
 
 def _check_own_files(folder: Path) -> None:
     """
-    Raise unless the files of a session in *folder* are missing or ours.
+    Raise unless the files of a session in *folder* are missing or in our format.
 
     After valid metadata no other file is checked: metadata are written last, and a history may be cut off at any byte.
     """
@@ -616,18 +623,18 @@ def _check_own_files(folder: Path) -> None:
 
 
 def _make_versioned_path(path: Path, version: int) -> Path:
-    """Return the path of a file of a session from before its version is valid until it is renamed to *path*."""
+    """Return the path of a file of one version, under which it is written before that version is valid."""
     return path.with_name(f"{path.stem}.{version}{path.suffix}")
 
 
 def _find_valid_file(path: Path, version: int) -> Path:
-    """Return the path of a file in the stored *version*. A save that was interrupted at its end did not rename it."""
+    """Return the versioned path of a file if it exists, because its save was interrupted; else its usual path."""
     versioned = _make_versioned_path(path, version)
     return versioned if versioned.exists() else path
 
 
 def _rename_versioned_files(folder: Path, version: int) -> None:
-    """Give the files of the stored *version* their usual names."""
+    """Rename the history and state files of a *version* to their usual names."""
     for name in (HISTORY, STATE):
         versioned = _make_versioned_path(folder / name, version)
         if versioned.exists():
@@ -635,7 +642,7 @@ def _rename_versioned_files(folder: Path, version: int) -> None:
 
 
 def _read_file(path: Path) -> bytes | None:
-    """Return the bytes of a regular file of limited size, ``None`` if it is missing; links are not followed."""
+    """Return the bytes of a file, ``None`` if it is missing; raise ``SessionError`` for links, special and too large files."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -652,6 +659,7 @@ def _read_file(path: Path) -> bytes | None:
 
 
 def _read_json(path: Path) -> object:
+    """Return the value of a JSON file, ``None`` if it is missing; raise ``SessionError`` if it is invalid."""
     return _parse_json(_read_file(path), repr(str(path)))
 
 
@@ -688,7 +696,7 @@ class SqliteSessions(Store):
 
     @contextmanager
     def _open_database(self) -> Iterator[Database]:
-        """Yield the database of this file for one operation; all sessions of this process share it."""
+        """Yield the database for one operation; errors of SQLite and the system become ``SessionError``."""
         import sqlite3
 
         try:
@@ -720,6 +728,7 @@ class SqliteSessions(Store):
 
     @contextmanager
     def _write_transaction(self) -> Iterator[sqlite3.Connection]:
+        """Yield a connection with a write transaction under the database's lock."""
         with self._open_database() as database, database.lock, database.writing() as connection:
             yield connection
 
@@ -738,11 +747,12 @@ class SqliteSessions(Store):
 
     @override
     def save(self, session: Session) -> Session:
+        """Store a session and its changed messages in one transaction, and return it with its new version."""
         identity = session.session_id
         with self._write_transaction() as database:
             row = database.execute("SELECT version FROM sessions WHERE id = ?", (identity,)).fetchone()
             made = self._make_next_version(session, row[0] if row else 0)
-            self._write_messages(database, identity, _encode_messages(made.messages))
+            self._replace_changed_messages(database, identity, _encode_messages(made.messages))
             state = _state_to_json(made)
             database.execute(
                 "REPLACE INTO sessions (id, version, updated, described, state) VALUES (?, ?, ?, ?, ?)",
@@ -753,7 +763,8 @@ class SqliteSessions(Store):
             )  # fmt: skip
             return made
 
-    def _write_messages(self, database: sqlite3.Connection, identity: str, lines: Sequence[bytes]) -> None:
+    def _replace_changed_messages(self, database: sqlite3.Connection, identity: str, lines: Sequence[bytes]) -> None:
+        """Replace the stored messages from the first changed one on."""
         stored = database.execute("SELECT line FROM messages WHERE id = ? ORDER BY number", (identity,))
         same = 0
         for (line,) in stored:
@@ -766,6 +777,7 @@ class SqliteSessions(Store):
 
     @override
     def get_journal_location(self, session_id: str) -> JournalLocation:
+        """Return the database for journals, which is a separate file, with a prefix for the session."""
         return JournalLocation(
             database=self._journals_path,
             prefix=f"s{hashlib.sha256(check_session_id(session_id).encode()).hexdigest()[:40]}-",
@@ -787,6 +799,7 @@ class SqliteSessions(Store):
 
     @override
     def delete(self, session_id: str) -> None:
+        """Delete a session, and then the journals of its runs in their own database."""
         with self._write_transaction() as database:
             for table in ("sessions", "messages"):
                 database.execute(f"DELETE FROM {table} WHERE id = ?", (session_id,))  # noqa: S608  (names of ours)
@@ -823,6 +836,7 @@ class SqliteSessions(Store):
 
     @override
     def set_cached(self, key: str, value: object, ttl: float | None = None) -> None:
+        """Store a JSON value, for *ttl* seconds or without a limit, and remove expired values."""
         now = self._clock()
         with self._write_transaction() as database:
             database.execute("DELETE FROM cache WHERE until <= ?", (now.timestamp(),))
@@ -868,18 +882,19 @@ class DocumentSessions(Store):
 
     @override
     def load(self, session_id: str) -> Session:
-        text = self._call_or_session_error(partial(self.read_document, SESSION + check_session_id(session_id)))
+        text = self._call_converting_os_errors(partial(self.read_document, SESSION + check_session_id(session_id)))
         return self._parse_session(session_id, text)
 
     @override
     def save(self, session: Session) -> Session:
+        """Store a session if its document is unchanged since it was read, else raise ``SessionConflict``; return the new version."""
         identity = session.session_id
-        before = self._call_or_session_error(partial(self.read_document, SESSION + identity))
+        before = self._call_converting_os_errors(partial(self.read_document, SESSION + identity))
         made = self._make_next_version(session, self._parse_session(identity, before).version)
         document = {
             "session": _metadata_to_json(made), "messages": messages_to_json(made.messages), "state": _state_to_json(made),
         }  # fmt: skip
-        if not self._call_or_session_error(
+        if not self._call_converting_os_errors(
             partial(self.write_document, SESSION + identity, canonical(freeze(document)), before)
         ):
             msg = f"the session {identity!r} was saved by another writer at the same time. Load it again and continue from there"
@@ -888,11 +903,13 @@ class DocumentSessions(Store):
 
     @override
     def list(self) -> list[SessionInfo]:
-        keys = [key for key in self._call_or_session_error(self.list_keys) if key.startswith(SESSION)]
+        """Load all sessions, and return their data, the last changed first."""
+        keys = [key for key in self._call_converting_os_errors(self.list_keys) if key.startswith(SESSION)]
         return _sort_newest_first([self.load(key.removeprefix(SESSION)).info for key in keys])
 
     @override
     def delete(self, session_id: str) -> None:
+        """Delete the document of a session, and the folder of its journals if they are in a folder."""
         self._replace_document(SESSION + session_id, None)
         place = self.get_journal_location(session_id)
         if place.folder is not None:
@@ -901,7 +918,7 @@ class DocumentSessions(Store):
     @override
     def get_cached(self, key: str) -> Any:
         found: Any = _parse_json(
-            self._call_or_session_error(partial(self.read_document, CACHE + key)), f"the cached value of {key!r}"
+            self._call_converting_os_errors(partial(self.read_document, CACHE + key)), f"the cached value of {key!r}"
         )
         return None if found is None or _is_expired(found["until"], self._clock()) else freeze(found["value"])
 
@@ -911,15 +928,16 @@ class DocumentSessions(Store):
         self._replace_document(CACHE + key, canonical(freeze(cached)))
 
     def _replace_document(self, key: str, text: str | None) -> None:
-        """Store a document, replacing any stored one."""
+        """Store a document, or delete it for ``None``, whatever is stored; raise ``SessionConflict`` after too many attempts."""
         for _ in range(MAX_ATTEMPTS):
-            before = self._call_or_session_error(partial(self.read_document, key))
-            if before == text or self._call_or_session_error(partial(self.write_document, key, text, before)):
+            before = self._call_converting_os_errors(partial(self.read_document, key))
+            if before == text or self._call_converting_os_errors(partial(self.write_document, key, text, before)):
                 return
         msg = f"{key!r} could not be stored in {MAX_ATTEMPTS} attempts, because other writers changed it each time"
         raise SessionConflict(msg)
 
     def _parse_session(self, session_id: str, text: str | None) -> Session:
+        """Return the session in a stored document, a new one for ``None``; raise ``SessionError`` if it is invalid."""
         if text is None:
             return Session(info=SessionInfo(session_id=session_id))
         where = f"the document of the session {session_id!r}"
@@ -930,7 +948,8 @@ class DocumentSessions(Store):
         session = _session_from_metadata(stored.get("session"), session_id, where)
         return _add_messages_and_state(session, messages_from_json(stored["messages"]), stored.get("state"), where)
 
-    def _call_or_session_error(self, method: Callable[[], T]) -> T:
+    def _call_converting_os_errors(self, method: Callable[[], T]) -> T:
+        """Call a method of the subclass and return its value; an ``OSError`` becomes ``SessionError``."""
         try:
             return method()
         except OSError as error:
@@ -940,7 +959,7 @@ class DocumentSessions(Store):
 
 def _create_private_file(path: Path) -> None:
     """
-    Create the file for its owner if it is missing; raise for a link.
+    Create a file that only its owner can access, if it is missing; raise ``SessionError`` if the path is not a regular file.
 
     An existing file is not opened: closing its descriptor would release the locks that SQLite holds for other threads.
     """
@@ -953,6 +972,7 @@ def _create_private_file(path: Path) -> None:
 
 
 def _parse_json(text: str | bytes | None, where: str) -> object:
+    """Return the value of a JSON text, ``None`` for ``None``; raise ``SessionError`` for invalid JSON."""
     if text is None:
         return None
     try:

@@ -48,7 +48,7 @@ from stepengine.testing.invariants import (
 )
 from stepengine.testing.recorded import RecordedOutcomes, RecordedRunIndex
 from stepengine.testing.world import GeneratedOutcomes, Invariant, Replies, SimulationSetting, World, make_stand_in_tool
-from stepengine.tools.agent_tools import BUILT_IN, with_called_tools
+from stepengine.tools.agent_tools import BUILT_IN, iter_reachable_tools
 
 if TYPE_CHECKING:
     from stepengine.engine.catalog import Catalog
@@ -348,7 +348,7 @@ def _make_catalog(
     named = [tool for definition in family for tool in definition.tools]
     own = [*tools, *[tool for tool in named if isinstance(tool, ToolLike)]]
     # What a tool carries is there as it is, whatever result is given for it.
-    carried = {tool.spec.name for tool in with_called_tools(own)} - {tool.spec.name for tool in own}
+    carried = {tool.spec.name for tool in iter_reachable_tools(own)} - {tool.spec.name for tool in own}
     # A handler may call tools of the engine that its agent does not list: those that results are given for are there.
     wanted = [name for name in results if TOOL_NAME.fullmatch(name) and name not in carried]
     wanted += [tool for tool in named if isinstance(tool, str)]

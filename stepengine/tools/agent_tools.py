@@ -64,7 +64,7 @@ _AGENT = {"type": "object", "properties": _ENTRY, "required": ["agent_type"], "a
 
 def spawn_tools(*, inline: bool = False, lookup: bool = False) -> list[Tool]:
     """
-    Return ``spawn_agents``, by which a model runs the agents that its own agent may spawn.
+    Return ``spawn_agents``, the tool by which a model runs spawnable agents, and optionally two related tools.
 
     An agent that has it is offered each of its spawnable agents as a tool of its own, too: ``file-picker`` as
     ``file_picker(prompt, params)``. A handler may call ``spawn_agents`` and the two below without having them; one agent it
@@ -108,15 +108,15 @@ def task_tool(agents: Sequence[AgentDefinition]) -> Tool:
         prompt=with_description(STRING, "What the agent should do; it knows nothing else."),
     )
 
-    def entries(value: JsonDict) -> list[ChildRequest]:
+    def make_requests(value: JsonDict) -> list[ChildRequest]:
         return [ChildRequest(value["agent"], value["prompt"], None, known[value["agent"]])]
 
-    return _make_spawn_tool("task", description, schema, entries, _result_from_final_text, *offered)
+    return _make_spawn_tool("task", description, schema, make_requests, _result_from_final_text, *offered)
 
 
 def agent_tool(definition: AgentDefinition, *, name: str | None = None, description: str | None = None) -> Tool:
     """
-    Return an agent as a tool of its own, whose result is the agent's output.
+    Return a tool that runs one agent; its result is the agent's output.
 
     Whoever has the tool may run the agent; it need not be among its ``spawnable_agents``.
 
@@ -130,17 +130,19 @@ def agent_tool(definition: AgentDefinition, *, name: str | None = None, descript
     """
     name = agent_tool_name(definition) if name is None else name
     check_tool_name(name)
-    text = _tool_description(definition) if description is None else description
+    text = _get_agent_tool_description(definition) if description is None else description
 
-    def entries(value: JsonDict) -> list[ChildRequest]:
+    def make_requests(value: JsonDict) -> list[ChildRequest]:
         return [ChildRequest(definition.id, value.get("prompt", ""), value.get("params"), definition)]
 
-    return _make_spawn_tool(name, text, _input_schema(definition), entries, _result_from_output, definition)
+    return _make_spawn_tool(
+        name, text, _make_agent_input_schema(definition), make_requests, _result_from_output, definition
+    )
 
 
 def spawnable_agent_tool(definition: AgentDefinition, agent_id: str = "") -> Tool:
     """
-    Return the tool that runs an agent, as a parent that may spawn the agent is offered it.
+    Return the tool by which a parent runs one of its spawnable agents. Its name is derived from the agent's id.
 
     Its call is one of ``spawn_agents`` with one entry, result included.
 
@@ -152,25 +154,25 @@ def spawnable_agent_tool(definition: AgentDefinition, agent_id: str = "") -> Too
         DefinitionError: when the params have no JSON Schema.
     """
 
-    def entries(value: JsonDict) -> list[ChildRequest]:
+    def make_requests(value: JsonDict) -> list[ChildRequest]:
         return [ChildRequest(agent_id or definition.id, value.get("prompt", ""), value.get("params"))]
 
     publisher, name, _ = split_agent_id(agent_id)
     called = agent_tool_name(definition) if publisher is None else f"{publisher}_{name}".replace("-", "_")
     return _make_spawn_tool(
         called,
-        _tool_description(definition),
-        _input_schema(definition),
-        entries,
+        _get_agent_tool_description(definition),
+        _make_agent_input_schema(definition),
+        make_requests,
         result_from_children,
         shorten_json=shorten_child_outputs,
     )
 
 
-def agents_of_tools(tools: Iterable[object]) -> list[AgentDefinition]:
+def find_agents_of_tools(tools: Iterable[object]) -> list[AgentDefinition]:
     """Return the agents that the tools *tools* may run, such as those of a ``task`` tool."""
     found: list[AgentDefinition] = []
-    for tool in with_called_tools([tool for tool in tools if isinstance(tool, ToolLike)]):
+    for tool in iter_reachable_tools([tool for tool in tools if isinstance(tool, ToolLike)]):
         way = tool.binding().runs
         if isinstance(way, Spawning):
             found += way.agents
@@ -179,8 +181,8 @@ def agents_of_tools(tools: Iterable[object]) -> list[AgentDefinition]:
     return found
 
 
-def with_called_tools(tools: Iterable[ToolLike]) -> Iterator[ToolLike]:
-    """Yield *tools*, and the tools that generator tools among them may call."""
+def iter_reachable_tools(tools: Iterable[ToolLike]) -> Iterator[ToolLike]:
+    """Yield *tools* and, recursively, the tools that generator tools among them may call, each once."""
     waiting, met = list(tools), set[int]()
     for tool in waiting:
         if id(tool) in met:
@@ -199,7 +201,7 @@ def agent_tool_name(definition: AgentDefinition) -> str:
 
 def params_schema(definition: AgentDefinition) -> JsonDict | None:
     """
-    Return the JSON Schema of an agent's params; ``None`` if it accepts any.
+    Return the JSON Schema of an agent's params, ``None`` if it accepts any; raise ``DefinitionError`` if they have none.
 
     Raises:
         DefinitionError: when there is none that could be shown.
@@ -219,11 +221,11 @@ def params_schema(definition: AgentDefinition) -> JsonDict | None:
     return frozen
 
 
-def _tool_description(definition: AgentDefinition) -> str:
+def _get_agent_tool_description(definition: AgentDefinition) -> str:
     return definition.description or f"Run the agent {definition.display_name}."
 
 
-def _input_schema(definition: AgentDefinition) -> JsonDict:
+def _make_agent_input_schema(definition: AgentDefinition) -> JsonDict:
     """Return the input schema of a tool that runs an agent. Definitions of the params' schema are at its top."""
     known = definition.input_schema
     prompt = (known.prompt if known is not None else None) or "What the agent should do."
@@ -244,19 +246,20 @@ def _make_spawn_tool(
     name: str,
     description: str,
     schema: JsonDict,
-    entries: Callable[[JsonDict], Sequence[ChildRequest]],
-    shown: Callable[[Sequence[ChildResult]], ToolResult],
+    make_requests: Callable[[JsonDict], Sequence[ChildRequest]],
+    make_result: Callable[[Sequence[ChildResult]], ToolResult],
     *agents: AgentDefinition,
     shorten_json: ShortenJson | None = None,
 ) -> Tool:
+    """Return a tool that runs the child agents of *make_requests*; *make_result* turns their results into that of the tool."""
     mend = make_repairer(schema, {})
 
-    def repair(value: JsonDict) -> JsonDict:
-        return _drop_invalid_fields(mend(value))
+    def repair_and_drop(value: JsonDict) -> JsonDict:
+        return _drop_invalid_prompt_and_params(mend(value))
 
-    spec, runs = _make_agent_tool_spec(name, description, schema), Spawning(entries, shown, agents=agents)
+    spec, runs = _make_agent_tool_spec(name, description, schema), Spawning(make_requests, make_result, agents=agents)
     validate = make_validator(name, _allow_any_params(schema))
-    return Tool.for_binding(ToolBinding(spec, validate, repair, runs=runs, shorten_json=shorten_json))
+    return Tool.for_binding(ToolBinding(spec, validate, repair_and_drop, runs=runs, shorten_json=shorten_json))
 
 
 def _allow_any_params(schema: JsonDict) -> JsonDict:
@@ -265,32 +268,34 @@ def _allow_any_params(schema: JsonDict) -> JsonDict:
     return JsonDict({**schema, "properties": JsonDict(properties)})
 
 
-def _drop_invalid_fields(value: JsonDict) -> JsonDict:
-    """Drop a prompt that is not text and params that are no object."""
+def _drop_invalid_prompt_and_params(value: JsonDict) -> JsonDict:
+    """Return the input without a prompt that is not text and params that are no object."""
     right: dict[str, Any] = {"prompt": str, "params": Mapping}
     kept = {n: v for n, v in value.items() if n not in right or isinstance(v, right[n])}
     return value if len(kept) == len(value) else JsonDict(kept)
 
 
-def _failure_result(child: ChildResult) -> ToolResult:
-    """Return an error result: why a child did not complete, and its partial output if its budget was spent."""
-    why, kept = f"Agent {child.agent_id} failed: {child_error_text(child)}", partial_output(child)
+def _result_from_failed_child(child: ChildResult) -> ToolResult:
+    """Return an error result with the reason why a child did not complete, and its partial output if there is one."""
+    why, kept = f"Agent {child.agent_id} failed: {explain_child_failure(child)}", find_partial_output(child)
     if kept in (None, ""):
         return ToolResult.error(why)
     return ToolResult.error(f"{why}\nIts output until then: {kept if isinstance(kept, str) else compact(kept)}")
 
 
 def _result_from_final_text(children: Sequence[ChildResult]) -> ToolResult:
+    """Return the final text of the only child, else its output; an error result if it failed."""
     (child,) = children
     if child.is_error:
-        return _failure_result(child)
+        return _result_from_failed_child(child)
     return ToolResult.text(child.text) if child.text or child.output is None else _result_from_output(children)
 
 
 def _result_from_output(children: Sequence[ChildResult]) -> ToolResult:
+    """Return the output of the only child; an error result if it failed or its output is not JSON."""
     (child,) = children
     if child.is_error:
-        return _failure_result(child)
+        return _result_from_failed_child(child)
     try:
         output = output_as_json(child.output)
     except DataError as error:
@@ -314,8 +319,8 @@ def child_as_json(child: ChildResult) -> dict[str, Any]:
     run = {"run_id": child.run_id} if child.run_id else {}
     entry = {"agent_type": child.agent_id, **run, "status": child.status.value}
     if child.is_error:
-        kept = partial_output(child)
-        return {**entry, "error": child_error_text(child), **({} if kept in (None, "") else {"output": kept})}
+        kept = find_partial_output(child)
+        return {**entry, "error": explain_child_failure(child), **({} if kept in (None, "") else {"output": kept})}
     try:
         output = output_as_json(child.output)
     except DataError as error:
@@ -323,16 +328,16 @@ def child_as_json(child: ChildResult) -> dict[str, Any]:
     return {**entry, "output": output}
 
 
-def child_error_text(child: ChildResult) -> str:
+def explain_child_failure(child: ChildResult) -> str:
     """Return why a child did not complete."""
     return child.why or f"it ended as {child.status.value}"
 
 
-def partial_output(child: ChildResult) -> JsonValue:
+def find_partial_output(child: ChildResult) -> JsonValue:
     """
-    Return the output of a child that failed.
+    Return the output of a failed child, else its text if its budget was spent or its reply was cut; otherwise ``None``.
 
-    Without one, return its text if its budget was spent or its reply was cut, else ``None``. It is paid for, so its parent gets it.
+    It is paid for, so its parent gets it. An output that is not JSON also gives ``None``.
     """
     was_cut = child.status in (RunStatus.MAX_STEPS, RunStatus.TRUNCATED) or isinstance(child.error, LimitExceeded)
     try:
@@ -353,7 +358,7 @@ def output_as_json(output: object) -> JsonValue:
 
 
 def shorten_child_outputs(value: JsonValue, limit: int, note_suffix: str) -> JsonValue:
-    """Return entries of children with each long output as text of *limit* characters: its start, a note with *note_suffix* and its end."""
+    """Return the entries of children with each long output cut to *limit* characters; a note with *note_suffix* replaces its middle."""
     if isinstance(value, list):
         return [shorten_child_outputs(entry, limit, note_suffix) for entry in value]
     if not isinstance(value, Mapping):
@@ -362,11 +367,12 @@ def shorten_child_outputs(value: JsonValue, limit: int, note_suffix: str) -> Jso
     return {
         **value,
         **found,
-        **({"output": _cut_output(value["output"], limit, note_suffix)} if "output" in value else {}),
+        **({"output": _cut_long_output(value["output"], limit, note_suffix)} if "output" in value else {}),
     }
 
 
-def _cut_output(output: JsonValue, limit: int, note_suffix: str) -> JsonValue:
+def _cut_long_output(output: JsonValue, limit: int, note_suffix: str) -> JsonValue:
+    """Return an output, or its text with a note in place of the middle if it is much longer than *limit*."""
     text = output if isinstance(output, str) else compact(output)
     # With room for the note, so that what was cut once is not cut again.
     if len(text) <= limit + NOTE_CHARS:
@@ -384,7 +390,7 @@ def _make_child_request(value: JsonDict) -> ChildRequest:
 
 
 @functools.cache
-def _spawn_entry_schema() -> JsonSchema:
+def _get_spawn_entry_schema() -> JsonSchema:
     return JsonSchema("an entry of tool 'spawn_agents'", _AGENT)
 
 
@@ -392,7 +398,7 @@ def _make_child_requests(value: JsonDict) -> list[ChildRequest]:
     """Return a request for each object of ``agents``; an invalid object does not affect the others."""
     entries: list[ChildRequest] = []
     for index, given in enumerate(value["agents"]):
-        issues = tuple(_spawn_entry_schema().issues(given, f"agents.{index}"))
+        issues = tuple(_get_spawn_entry_schema().issues(given, f"agents.{index}"))
         if issues:
             wanted = given.get("agent_type") if isinstance(given, Mapping) else None
             error = ToolInputError(f"not started: {'; '.join(issues)}", tool_name="spawn_agents", issues=issues)
@@ -402,26 +408,29 @@ def _make_child_requests(value: JsonDict) -> list[ChildRequest]:
     return entries
 
 
-def _inline_result(children: Sequence[ChildResult]) -> ToolResult:
+def _result_from_inline_child(children: Sequence[ChildResult]) -> ToolResult:
+    """Return a message that the only child ran in this conversation; an error result if it failed."""
     (child,) = children
     if child.is_error:
         return ToolResult.error(
-            f"Agent {child.agent_id} did not complete, the history stays as it was: {child_error_text(child)}"
+            f"Agent {child.agent_id} did not complete, the history stays as it was: {explain_child_failure(child)}"
         )
     return ToolResult.json({"message": f"Agent {child.agent_id} ran in this conversation."})
 
 
-def _spawn_input_schema(item: Mapping[str, object]) -> JsonDict:
+def _make_spawn_input_schema(item: Mapping[str, object]) -> JsonDict:
     agents = {"type": "array", "items": item, "description": "The agents to run."}
     return object_schema(("agents",), agents=agents)
 
 
 def _make_spawn_agents_tool() -> Tool:
-    spec = _make_agent_tool_spec("spawn_agents", SPAWN_AGENTS, _spawn_input_schema(_AGENT))
-    check = make_validator(spec.name, _spawn_input_schema({}))
+    spec = _make_agent_tool_spec("spawn_agents", SPAWN_AGENTS, _make_spawn_input_schema(_AGENT))
+    check = make_validator(spec.name, _make_spawn_input_schema({}))
 
     def validate(value: JsonDict) -> Validated:
-        """Check all but the entries, which have their own results; one object is a list of one (generator-contract:L1)."""
+        """
+        Validate the input except its entries, which are validated later; an object counts as a list of one (generator-contract:L1).
+        """
         agents = value.get("agents")
         if isinstance(agents, Mapping):
             value = JsonDict(freeze({**value, "agents": [agents]}))
@@ -434,7 +443,9 @@ def _make_spawn_agents_tool() -> Tool:
 
 def _make_spawn_inline_tool() -> Tool:
     spec = _make_agent_tool_spec("spawn_agent_inline", SPAWN_AGENT_INLINE, object_schema(("agent_type",), **_ENTRY))
-    return make_checked_tool(spec, Spawning(lambda value: [_make_child_request(value)], _inline_result, is_inline=True))
+    return make_checked_tool(
+        spec, Spawning(lambda value: [_make_child_request(value)], _result_from_inline_child, is_inline=True)
+    )
 
 
 BUILT_IN: Mapping[str, Tool] = {

@@ -62,6 +62,7 @@ class _Parameters:
         )
 
     def make_adapter(self) -> TypeAdapter[Any]:
+        """Return a pydantic adapter that validates an object to a dict with one argument for each parameter."""
         from pydantic import ConfigDict, TypeAdapter
 
         def capture(**arguments: object) -> dict[str, Any]:
@@ -78,7 +79,8 @@ class _Parameters:
 _bundled_adapter = functools.lru_cache(maxsize=256)(_Parameters.make_adapter)
 
 
-def _make_adapter(signature: Signature) -> TypeAdapter[Any]:
+def _make_parameters_adapter(signature: Signature) -> TypeAdapter[Any]:
+    """Return the pydantic adapter for a function's parameters; raise ``DefinitionError`` if one has no JSON Schema."""
     from pydantic.errors import PydanticUserError
 
     fn = signature.body.fn
@@ -110,16 +112,16 @@ def _refuse_one_shot_iterables(adapter: TypeAdapter[Any], tool_name: str, signat
         raise DefinitionError(msg)
 
 
-def _json_schema(adapter: TypeAdapter[Any]) -> Any:
+def _make_untitled_schema(adapter: TypeAdapter[Any]) -> Any:
     return remove_titles(adapter.json_schema())
 
 
-_bundled_json_schema = functools.lru_cache(maxsize=256)(_json_schema)
+_bundled_json_schema = functools.lru_cache(maxsize=256)(_make_untitled_schema)
 
 
 def _parse_aliases(schema: Any, signature: Signature) -> dict[str, tuple[str, ...]]:
     """
-    Return the input names of each parameter that has an alias, in order of preference.
+    Return the input names of each parameter with an alias, preferred ones first; raise ``DefinitionError`` for an alias path.
 
     Raises:
         DefinitionError: for a name that is a way into an object: no input could be made of the validated value again.
@@ -161,10 +163,11 @@ def remove_titles(schema: object) -> Any:
         return [remove_titles(s) for s in schema]
     if not isinstance(schema, dict):
         return schema
-    return {key: _drop_titles(key, value) for key, value in schema.items() if key != "title"}
+    return {key: _remove_titles_below(key, value) for key, value in schema.items() if key != "title"}
 
 
-def _drop_titles(keyword: str, value: object) -> object:
+def _remove_titles_below(keyword: str, value: object) -> object:
+    """Return the value of a schema keyword with the titles of its subschemas removed; other values unchanged."""
     if keyword in NAMED_SCHEMAS and isinstance(value, dict):
         return {name: remove_titles(schema) for name, schema in value.items()}
     return remove_titles(value) if keyword in SCHEMAS else value
@@ -210,26 +213,31 @@ class FunctionInputs:
         self._name = tool_name
         self._signature = signature
         self._refused = ValidationError
-        self._adapter = _make_adapter(signature)
+        self._adapter = _make_parameters_adapter(signature)
         self._encoders: dict[str, TypeAdapter[Any]] = {}
         _refuse_one_shot_iterables(self._adapter, tool_name, signature)
         self._aliases = _parse_aliases(self._adapter.core_schema, signature)
         self.schema = self._make_schema(texts)
 
-    def _make_schema(self, texts: Mapping[str, str]) -> JsonDict:
+    def _make_schema(self, descriptions: Mapping[str, str]) -> JsonDict:
+        """Return the input schema of the parameters, with *descriptions* where a parameter has none of its own."""
         from pydantic.errors import PydanticInvalidForJsonSchema
 
         try:
-            made = (_bundled_json_schema if is_bundled(self._signature.body.fn) else _json_schema)(self._adapter)
+            made = (_bundled_json_schema if is_bundled(self._signature.body.fn) else _make_untitled_schema)(
+                self._adapter
+            )
         except PydanticInvalidForJsonSchema as error:
             fn = self._signature.body.fn
             msg = f"{source_location(fn)}: the parameters of tool {self._name!r} have no JSON Schema: {error}"
             raise DefinitionError(msg) from error
-        told = {
-            name: {**field, "description": field.get("description", texts[name])} if name in texts else field
+        described = {
+            name: {**field, "description": field.get("description", descriptions[name])}
+            if name in descriptions
+            else field
             for name, field in made.get("properties", {}).items()
         }
-        return freeze_object({"type": "object", "properties": {}, **made} | {"properties": told})
+        return freeze_object({"type": "object", "properties": {}, **made} | {"properties": described})
 
     def validate(self, value: JsonDict) -> Validated:
         """
@@ -244,7 +252,7 @@ class FunctionInputs:
             arguments = self._adapter.validator.validate_python(value)
         except self._refused as error:
             arguments = self._validate_as_json_text(value, error)
-        return Validated(self._encode_input(value, arguments), arguments)
+        return Validated(self._merge_arguments_into_input(value, arguments), arguments)
 
     def to_input(self, arguments: Mapping[str, object]) -> JsonDict:
         """
@@ -255,28 +263,31 @@ class FunctionInputs:
         """
         return freeze_object(
             {
-                self._find_input_member(name, JsonDict()): self._encode_typed_argument(name, value)
+                self._get_input_member(name, JsonDict()): self._encode_equal_argument(name, value)
                 for name, value in arguments.items()
             }
         )
 
-    def _encode_typed_argument(self, name: str, value: Any) -> object:
+    def _encode_equal_argument(self, name: str, value: Any) -> object:
+        """Return an argument as JSON that validates to an equal value; raise ``DataError`` if there is none."""
         if type(value) in SCALARS:
             return value
-        encoder = self._find_encoder(name)
+        encoder = self._get_encoder(name)
         return encode_typed(value, encoder, name, partial(self._load_typed_value, encoder))
 
     def _validate_as_json_text(self, value: JsonDict, first: ValidationError) -> object:
-        """Validate the input as JSON text, because strict types accept more forms from JSON than from Python objects."""
+        """
+        Return the arguments validated from JSON text, for strict types; raise ``ToolInputError`` with the issues of the first attempt.
+        """
         try:
             return self._adapter.validate_json(compact(value))
         except self._refused:
             # The issues are those of the first look: both found fault, and the first speaks of the input as it was
             # given.
             details = first.errors(include_url=False, include_context=False, include_input=False)
-            raise make_tool_input_error(self._name, [self._issue_text(e) for e in details], value) from None
+            raise make_tool_input_error(self._name, [self._describe_issue(e) for e in details], value) from None
 
-    def _issue_text(self, error: ErrorDetails) -> str:
+    def _describe_issue(self, error: ErrorDetails) -> str:
         where = ".".join(str(part) for part in error["loc"])
         kind = error["type"]
         if kind == "missing_keyword_only_argument":
@@ -286,44 +297,47 @@ class FunctionInputs:
             return f"{where}: is not a parameter; the parameters are: {known}"
         return f"{where}: {error['msg']}" if where else error["msg"]
 
-    def _encode_input(self, given: JsonDict, arguments: Mapping[str, object]) -> JsonDict:
+    def _merge_arguments_into_input(self, call_input: JsonDict, arguments: Mapping[str, object]) -> JsonDict:
+        """Return the call's input, with defaults added and members replaced that validation changed."""
         changed: dict[str, object] = {}
         for name, value in arguments.items():
-            place = self._find_input_member(name, given) if name in self._aliases else name
+            place = self._get_input_member(name, call_input) if name in self._aliases else name
             kind = type(value)
-            if place in given:
-                held = given[place]
+            if place in call_input:
+                held = call_input[place]
                 # As ``_is_same_json``, without a call for what nearly every argument is.
                 if (type(held) is not kind or held != value) if kind in SCALARS else not _is_same_json(held, value):
-                    changed[place] = self._encode_argument(name, value, given)
+                    changed[place] = self._dump_validated_argument(name, value, call_input)
             # Defaults are written into the input: hooks, rules and records see what the tool will run with, and a
             # default that changes with a new version is seen as a change.
             elif kind in SCALARS:
                 changed[place] = value
             else:
-                changed[place] = self._encode_argument(name, value, given)
+                changed[place] = self._dump_validated_argument(name, value, call_input)
         # What the body gets, also where a validator would change it again: rules, hooks and people judge this input.
-        return freeze_object({**given, **changed}) if changed else given
+        return freeze_object({**call_input, **changed}) if changed else call_input
 
     def _load_typed_value(self, adapter: TypeAdapter[Any], value: JsonValue) -> Any:
-        """Return the typed value in JSON, as ``validate`` reads it."""
+        """Return the typed value for JSON, validated as Python objects or else as JSON text."""
         try:
             return adapter.validator.validate_python(value)
         except self._refused:
             return adapter.validate_json(compact(value))
 
-    def _find_input_member(self, name: str, given: JsonDict) -> str:
-        """Return the member of the input from which a parameter is read."""
+    def _get_input_member(self, name: str, call_input: JsonDict) -> str:
+        """Return the input name of a parameter: the first of its aliases in *call_input*, else its preferred name."""
         known = self._aliases.get(name, (name,))
-        return next((alias for alias in known if alias in given), known[0])
+        return next((alias for alias in known if alias in call_input), known[0])
 
-    def _encode_argument(self, name: str, value: Any, given: JsonDict) -> object:
+    def _dump_validated_argument(self, name: str, value: Any, call_input: JsonDict) -> object:
+        """Return a validated argument as JSON; raise ``ToolInputError`` if it has no JSON form."""
         try:
-            return freeze(sort_sets(value, dump_typed(value, self._find_encoder(name))), name)
+            return freeze(sort_sets(value, dump_typed(value, self._get_encoder(name))), name)
         except (DataError, ValueError, TypeError) as error:
-            raise make_tool_input_error(self._name, [f"{name}: has no JSON form: {error}"], given) from error
+            raise make_tool_input_error(self._name, [f"{name}: has no JSON form: {error}"], call_input) from error
 
-    def _find_encoder(self, name: str) -> TypeAdapter[Any]:
+    def _get_encoder(self, name: str) -> TypeAdapter[Any]:
+        """Return the pydantic adapter of one parameter, created at its first use."""
         encoder = self._encoders.get(name)
         if encoder is None:
             from pydantic import TypeAdapter

@@ -91,11 +91,12 @@ Steps: TypeAlias = Generator[Any, Any, ToolResult]
 
 def child_tools() -> list[Tool]:
     """
-    Return ``start_agents``, ``wait_agents``, ``message_agent``, ``cancel_agent`` and ``list_agents``.
+    Return the five tools by which a model starts, awaits, messages, cancels and lists agents in the background.
 
-    By them a model runs the agents that its own agent may spawn in the background. It is told of each that ends, once, before its
-    next step; where it ends its turn while some are at work, the turn goes on when the next one has ended, for at most
-    ``Limits(max_wait_seconds=)``. What is at work when its run ends is ended with it.
+    These are ``start_agents``, ``wait_agents``, ``message_agent``, ``cancel_agent`` and ``list_agents``. The agents are those that
+    the model's own agent may spawn. The model is told of each that ends, once, before its next step. If it ends its turn while
+    some are running, the turn continues when the next one has ended, for at most ``Limits(max_wait_seconds=)``. An agent that is
+    running when its run ends is ended with it.
     """
     ids = {"type": "array", "items": STRING, "description": "The agents' ids; by default all that are at work."}
     need = {"enum": ["all", "any"], "description": "Whether all of them must have ended, or any; all by default."}
@@ -103,11 +104,13 @@ def child_tools() -> list[Tool]:
     timeout = {**SECONDS, "description": "How long to wait at most; for ever by default."}
     text, reason = with_description(STRING, "What to say."), with_description(STRING, "Why.")
     return [
-        _make_tool("start_agents", START, object_schema(("agents",), agents=agents), _start_agents),
-        _make_tool("wait_agents", WAIT, object_schema((), ids=ids, need=need, timeout_seconds=timeout), _wait_agents),
-        _make_tool("message_agent", MESSAGE, object_schema(("id", "text"), id=ID, text=text), _message_agent),
-        _make_tool("cancel_agent", CANCEL, object_schema(("id",), id=ID, reason=reason), _cancel_agent),
-        _make_tool("list_agents", LIST, object_schema(()), _list_agents, is_harmless=True),
+        _make_driving_tool("start_agents", START, object_schema(("agents",), agents=agents), _start_agents),
+        _make_driving_tool(
+            "wait_agents", WAIT, object_schema((), ids=ids, need=need, timeout_seconds=timeout), _wait_agents
+        ),
+        _make_driving_tool("message_agent", MESSAGE, object_schema(("id", "text"), id=ID, text=text), _message_agent),
+        _make_driving_tool("cancel_agent", CANCEL, object_schema(("id",), id=ID, reason=reason), _cancel_agent),
+        _make_driving_tool("list_agents", LIST, object_schema(()), _list_agents, is_harmless=True),
     ]
 
 
@@ -118,20 +121,22 @@ def sleep_tool() -> Tool:
     seconds = {**SECONDS, "description": "How long to wait."}
     note = with_description(STRING, "Why; it is told again afterwards.")
     schema = object_schema(("seconds",), seconds=seconds, note=note)
-    return _make_tool("sleep", SLEEP, schema, _sleep, reports=False, is_harmless=True)
+    return _make_driving_tool("sleep", SLEEP, schema, _sleep, reports=False, is_harmless=True)
 
 
-def _make_tool(
+def _make_driving_tool(
     name: str, description: str, schema: JsonDict, steps: Any, *, reports: bool = True, is_harmless: bool = False
 ) -> Tool:
+    """Return a tool that runs the generator function *steps* in the run; *reports*: the run is notified of children that end."""
     notes = ToolAnnotations(read_only=is_harmless, idempotent=is_harmless)
     spec = ToolSpec(name, description, schema, category="agent", requires_permission=False, annotations=notes)
     return make_checked_tool(spec, Driving(steps, reports), shorten_json=shorten_child_outputs)
 
 
-def _start_agents(given: JsonDict, _: StartedChildren) -> Steps:
+def _start_agents(call_input: JsonDict, _: StartedChildren) -> Steps:
+    """Start the requested agents in the background; return an entry with an id or an error for each."""
     entries: list[Any] = []
-    for agent in given["agents"]:
+    for agent in call_input["agents"]:
         kind = agent["agent_type"]
         try:
             ref = yield from Start(AgentCall(kind, agent.get("prompt", ""), agent.get("params")))
@@ -144,25 +149,27 @@ def _start_agents(given: JsonDict, _: StartedChildren) -> Steps:
     return ToolResult.json(entries, status="error" if all_failed else "ok")
 
 
-def _wait_agents(given: JsonDict, started: StartedChildren) -> Steps:
-    refs = _select_children(given.get("ids"), started)
+def _wait_agents(call_input: JsonDict, started: StartedChildren) -> Steps:
+    """Wait for the end of all or any of the children; return results of the ended ones and entries of the others."""
+    refs = _select_children(call_input.get("ids"), started)
     if isinstance(refs, ToolResult):
         return refs
     if not refs:
         return ToolResult.json({"done": [], "at_work": []})
-    seconds = given.get("timeout_seconds")
-    waited: Waited[Any] = yield from Wait(*refs, need=given.get("need", "all"), timeout=seconds)
+    seconds = call_input.get("timeout_seconds")
+    waited: Waited[Any] = yield from Wait(*refs, need=call_input.get("need", "all"), timeout=seconds)
     paths = {ref.id: ref.path for ref in refs}
     done: list[Any] = [{"id": paths[child.run_id], **child_as_json(child)} for child in waited.done]
-    at_work: list[Any] = [_ref_entry(ref) for ref in waited.open]
+    at_work: list[Any] = [_child_ref_to_json(ref) for ref in waited.open]
     return ToolResult.json({"done": done, "at_work": at_work})
 
 
-def _message_agent(given: JsonDict, started: StartedChildren) -> Steps:
-    refs = _select_children([given["id"]], started)
+def _message_agent(call_input: JsonDict, started: StartedChildren) -> Steps:
+    """Send a text to a running child; an error result if it has ended."""
+    refs = _select_children([call_input["id"]], started)
     if isinstance(refs, ToolResult):
         return refs
-    is_running = yield from Send(refs[0], given["text"])
+    is_running = yield from Send(refs[0], call_input["text"])
     if is_running:
         return ToolResult.text(f"Told {refs[0].agent_id}; it reads it before its next step.")
     return ToolResult.error(
@@ -170,33 +177,36 @@ def _message_agent(given: JsonDict, started: StartedChildren) -> Steps:
     )
 
 
-def _cancel_agent(given: JsonDict, started: StartedChildren) -> Steps:
-    refs = _select_children([given["id"]], started)
+def _cancel_agent(call_input: JsonDict, started: StartedChildren) -> Steps:
+    """Cancel a child, and return its result."""
+    refs = _select_children([call_input["id"]], started)
     if isinstance(refs, ToolResult):
         return refs
-    child: ChildResult[Any] = yield from Cancel(refs[0], given.get("reason", ""))
+    child: ChildResult[Any] = yield from Cancel(refs[0], call_input.get("reason", ""))
     return ToolResult.json({"id": refs[0].path, **child_as_json(child)})
 
 
 def _list_agents(_: JsonDict, started: StartedChildren) -> Steps:
+    """Return an entry for each child, with its running state."""
     running = set(started.running)
-    entries: list[Any] = [{**_ref_entry(ref), "at_work": ref in running} for ref in started.refs]
+    entries: list[Any] = [{**_child_ref_to_json(ref), "at_work": ref in running} for ref in started.refs]
     return ToolResult.json({"agents": entries})
     yield  # a generator, as those of its siblings
 
 
-def _sleep(given: JsonDict, _: StartedChildren) -> Steps:
-    woke = yield from Sleep(timedelta(seconds=given["seconds"]))
-    note = given.get("note", "")
+def _sleep(call_input: JsonDict, _: StartedChildren) -> Steps:
+    """Suspend the run for the requested seconds; return the time after it, with the note."""
+    woke = yield from Sleep(timedelta(seconds=call_input["seconds"]))
+    note = call_input.get("note", "")
     return ToolResult.text(f"It is {woke.isoformat(timespec='seconds')}." + (f" Your note: {note}" if note else ""))
 
 
-def _ref_entry(ref: ChildRef[Any]) -> dict[str, Any]:
+def _child_ref_to_json(ref: ChildRef[Any]) -> dict[str, Any]:
     return {"id": ref.path, "agent_type": ref.agent_id}
 
 
 def _select_children(ids: Sequence[str] | None, started: StartedChildren) -> Sequence[ChildRef[Any]] | ToolResult:
-    """Return the children with these ids, or an error result that lists the existing children."""
+    """Return the children with these ids, by default the running ones; an error result for an unknown id."""
     if ids is None:
         return started.running
     known: Mapping[str, ChildRef[Any]] = {ref.path: ref for ref in started.refs}

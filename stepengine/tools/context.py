@@ -98,7 +98,7 @@ class RunResources:
         self._values: dict[Hashable, Closable] = {}
 
     def get(self, key: Hashable, make: Callable[[], C]) -> C:
-        """Return the object stored under *key*; at the first call create it with *make*."""
+        """Return the object stored under *key*, created by *make* at the first call."""
         if key not in self._values:
             self._values.setdefault(key, make())  # bodies in two threads may come by at once
         return cast("C", self._values[key])
@@ -107,7 +107,7 @@ class RunResources:
         return iter(list(self._values.values()))
 
     async def aclose(self) -> list[str]:
-        """Close all objects, even if closing one of them fails; return their sentences for the result."""
+        """Close all objects, the newest first, even if one fails; return their sentences for the run's result."""
         mentioned: list[str] = []
         while self._values:
             _, value = self._values.popitem()
@@ -144,7 +144,7 @@ class SilentLogger:
     info = warning = error = debug
 
 
-def _ignore(_: Event) -> None:
+def _drop_event(_: Event) -> None:
     """Drop an event."""
 
 
@@ -206,7 +206,7 @@ class ToolContext:
     logger: RunLogger = attrs.field(factory=SilentLogger, repr=False)
     cancelled: CancelSignal = attrs.field(factory=threading.Event, repr=False)
     remaining_tokens: int | None = None
-    _emit: Callable[[Event], None] = attrs.field(default=_ignore, repr=False)
+    _emit: Callable[[Event], None] = attrs.field(default=_drop_event, repr=False)
     _threads: ThreadPool | None = attrs.field(default=None, repr=False)
     _leaked: list[str] | None = attrs.field(default=None, repr=False)
     _scope: CallScope = attrs.field(factory=CallScope, repr=False)
@@ -229,10 +229,10 @@ class ToolContext:
     @property
     def idempotency_key(self) -> str:
         """
-        A key of 64 hex digits that is the same for every attempt of this call, from the run, the call's address and its input.
+        A key of 64 hex digits that is the same for every attempt of this call, also after a crash.
 
-        It stays the same when the call is repeated: by ``retries``, or by a resume after a crash. So whoever charges or
-        sends passes it on, and the other side does it once.
+        It is derived from the run, the call's address and its input. Pass it to a service that charges or sends, so that a
+        repeated call has one effect.
         """
         import hashlib
 
@@ -240,7 +240,7 @@ class ToolContext:
         return hashlib.sha256(told.encode("utf-8", "surrogatepass")).hexdigest()
 
     def emit(self, event: Event) -> None:
-        """Emit ``ToolProgress``, ``ToolLog`` or ``FileChanged`` with the name and id of this call."""
+        """Emit ``ToolProgress``, ``ToolLog`` or ``FileChanged``; an event without a call id gets name and id of this call."""
         if getattr(event, "tool_call_id", None) == "":
             event = attrs.evolve(event, tool_call_id=self.tool_call_id, tool_name=self.tool_name)  # type: ignore[call-arg]
         self._emit(event)
@@ -257,7 +257,7 @@ class ToolContext:
 
     def of_run(self, key: Hashable, make: Callable[[], C]) -> C:
         """
-        Return the object stored under *key* for this run; at the first call create it with *make*.
+        Return the object stored under *key* for this run, created by *make* at the first call and closed with the run.
 
         Its ``aclose()`` is awaited when the run ends, in whatever way. The runs of one tree keep things apart.
 
@@ -280,7 +280,7 @@ class ToolContext:
             self._keep_write(write)
 
     async def pause(self, seconds: float) -> None:
-        """Wait by the run's clock before the next attempt of the body."""
+        """Wait *seconds* by the run's clock."""
         await self._sleep(seconds)
 
     def request_truncation(self, max_chars: int) -> None:
@@ -292,7 +292,7 @@ class ToolContext:
         self._scope.max_chars = max(0, max_chars)
 
     def for_call(self, tool_name: str) -> ToolContext:
-        """Return a context for one call of the tool *tool_name*: this one, or a copy if it already served a call."""
+        """Return the context for one call of a tool: this one at its first use with its tool, else a copy."""
         scope = self._scope
         if scope.used or self.tool_name != tool_name:
             scope = CallScope()

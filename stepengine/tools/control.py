@@ -141,24 +141,26 @@ FREE_OUTPUT = JsonDict(
 def make_checked_tool(
     spec: ToolSpec,
     runs: Runs,
-    also: Callable[[JsonDict], Iterator[str]] | None = None,
+    find_more_issues: Callable[[JsonDict], Iterator[str]] | None = None,
     *,
     shorten_json: ShortenJson | None = None,
 ) -> Tool:
-    """Return a tool that a run executes. Inputs are repaired, then validated by the schema and *also*."""
-    validate = make_validator(spec.name, spec.input_schema, also)
+    """Return a tool that a run executes by *runs*. Inputs are repaired, then validated by schema and *find_more_issues*."""
+    validate = make_validator(spec.name, spec.input_schema, find_more_issues)
     mend = make_repairer(spec.input_schema, ALIASES)
     return Tool.for_binding(ToolBinding(spec, validate, mend, runs=runs, shorten_json=shorten_json))
 
 
-def _message_issues(value: JsonDict) -> Iterator[str]:
+def _find_message_issues(value: JsonDict) -> Iterator[str]:
+    """Yield an issue if the messages are no valid transcript."""
     try:
         Transcript.from_dicts(value["messages"])
     except (TranscriptError, DataError) as error:
         yield f"messages: {error.message}"
 
 
-def _question_issues(value: JsonDict) -> Iterator[str]:
+def _find_option_issues(value: JsonDict) -> Iterator[str]:
+    """Yield an issue for each question with exactly one option."""
     for index, question in enumerate(value["questions"]):
         if len(question.get("options", ())) == 1:
             yield f"questions.{index}.options: none or at least two, not one"
@@ -168,9 +170,10 @@ def _make_control_tool(
     name: Action,
     description: str,
     schema: JsonDict,
-    also: Callable[[JsonDict], Iterator[str]] | None = None,
+    find_more_issues: Callable[[JsonDict], Iterator[str]] | None = None,
     **flags: Any,
 ) -> Tool:
+    """Return a control tool; by default it is harmless, needs no permission and forces no next step."""
     flags = {
         "category": "control",
         "annotations": HARMLESS,
@@ -178,7 +181,7 @@ def _make_control_tool(
         "forces_next_step": False,
         **flags,
     }
-    return make_checked_tool(ToolSpec(name, description, schema, **flags), Control(name), also)
+    return make_checked_tool(ToolSpec(name, description, schema, **flags), Control(name), find_more_issues)
 
 
 @cache
@@ -187,7 +190,7 @@ def control_tools_by_name() -> Mapping[str, Tool]:
     made = (
         _make_control_tool("set_output", SET_OUTPUT, FREE_OUTPUT),
         _make_control_tool(
-            "set_messages", SET_MESSAGES, object_schema(("messages",), messages={"type": "array"}), _message_issues
+            "set_messages", SET_MESSAGES, object_schema(("messages",), messages={"type": "array"}), _find_message_issues
         ),
         _make_control_tool(
             "add_message",
@@ -254,7 +257,7 @@ def find_tools_tool() -> Tool:
 
 def make_set_output_binding(schema: JsonDict) -> ToolBinding:
     """
-    Return ``set_output`` for an ``output_schema``: the schema itself, or wrapped in ``data``.
+    Return the binding of ``set_output`` for an output schema; a schema that providers reject as input is wrapped in ``data``.
 
     The machine checks the input by the agent's own ``validate_output``.
     """
@@ -280,6 +283,7 @@ def control_tools() -> list[Tool]:
 
 
 def _parse_questions(value: JsonDict) -> list[Question]:
+    """Return the questions of a call's input, without ids; text answers are allowed next to options."""
     return [
         Question(
             "",
@@ -287,26 +291,27 @@ def _parse_questions(value: JsonDict) -> list[Question]:
             q.get("options", ()),
             q.get("multi_select", False),
             allow_text=bool(q.get("options")),
-            descriptions=_option_descriptions(q.get("options", ())),
+            descriptions=_get_option_descriptions(q.get("options", ())),
         )
         for q in value["questions"]
     ]
 
 
-def _option_descriptions(options: Sequence[object]) -> list[str]:
+def _get_option_descriptions(options: Sequence[object]) -> list[str]:
     """Return the description of each option, or an empty list if no option has one."""
     said = [str(option.get("description") or "") if isinstance(option, Mapping) else "" for option in options]
     return said if any(said) else []
 
 
 def _result_from_answers(answers: Sequence[Answer]) -> ToolResult:
+    """Return the answers as a JSON result with question indexes; ``skipped`` if all were declined."""
     if all(a.declined for a in answers):
         return ToolResult.json({"skipped": True})
-    entries: list[Any] = [{"question_index": i, **_answer_fields(a)} for i, a in enumerate(answers)]
+    entries: list[Any] = [{"question_index": i, **_answer_to_json(a)} for i, a in enumerate(answers)]
     return ToolResult.json({"answers": entries})
 
 
-def _answer_fields(answer: Answer) -> dict[str, Any]:
+def _answer_to_json(answer: Answer) -> dict[str, Any]:
     """Return the choices and the text of an answer; a declined one has an empty text."""
     if answer.declined:
         return {"text": ""}
@@ -334,4 +339,4 @@ def ask_user_tool(interactor: Interactor | None = None) -> Tool:
         category="ask",
         requires_permission=False,
     )
-    return make_checked_tool(spec, Asking(_parse_questions, _result_from_answers, somebody), _question_issues)
+    return make_checked_tool(spec, Asking(_parse_questions, _result_from_answers, somebody), _find_option_issues)

@@ -56,7 +56,7 @@ PDF = "application/pdf"
 
 def as_result(value: Any, max_chars: int | None = None, result_type: Any = Any) -> ToolResult:
     """
-    Return the tool result for a value that a body returned, however long it is.
+    Return the tool result for the return value of a body; an error result if the value cannot be encoded.
 
     Args:
         value: Text, JSON, a part, a sequence of parts and strings, a ``ToolResult``, or a value that ``encode`` knows.
@@ -79,6 +79,7 @@ def as_result(value: Any, max_chars: int | None = None, result_type: Any = Any) 
 
 
 def _wrap_result(value: object, result_type: Any) -> ToolResult:
+    """Return a returned value as a tool result: results and parts unchanged, text as text, other values encoded as JSON."""
     if isinstance(value, ToolResult):
         return value
     if isinstance(value, str):
@@ -91,7 +92,8 @@ def _wrap_result(value: object, result_type: Any) -> ToolResult:
 
 
 def _encode_result(value: object, result_type: Any) -> JsonValue:
-    adapter = None if result_type is Any or not is_more_than_json(value) else _find_adapter(result_type)
+    """Return a returned value as JSON, by its type if that is known and the value is more than JSON."""
+    adapter = None if result_type is Any or not is_more_than_json(value) else _find_type_adapter(result_type)
     # With what is computed, for readers of the JSON, where the type allows it.
     return (
         encode(value)
@@ -101,7 +103,7 @@ def _encode_result(value: object, result_type: Any) -> JsonValue:
 
 
 def _clean_and_cut_parts(result: ToolResult, max_chars: int | None) -> ToolResult:
-    """Return a result without lone surrogates and with checked media, cut if the body asked for it."""
+    """Return a result with lone surrogates replaced and media checked, cut to *max_chars* if given."""
     parts: list[ResultPart] = []
     for part in result.content:
         if isinstance(part, TextPart):
@@ -117,12 +119,12 @@ def _clean_and_cut_parts(result: ToolResult, max_chars: int | None) -> ToolResul
 
 
 def replace_surrogates(text: str) -> str:
-    """Return *text* with lone surrogates, which no encoding can store, as replacement characters."""
+    """Return *text* with each lone surrogate replaced by U+FFFD, since no encoding can store it."""
     return SURROGATE.sub("\ufffd", text) if SURROGATE.search(text) else text
 
 
 def _check_media(part: ImagePart | DocumentPart) -> ImagePart | DocumentPart:
-    """Return a media part with the type of its bytes. A part that no provider accepts raises ``DataError``."""
+    """Return a media part unchanged; raise ``DataError`` if it is too large or its bytes are no image or PDF that providers accept."""
     if part.data is None:
         return part
     is_image = isinstance(part, ImagePart)
@@ -163,7 +165,8 @@ def redact_and_cut_error_text(text: str) -> str:
 
 
 @functools.cache
-def _text_converters() -> tuple[tuple[Any, Callable[[Any], Any]], ...]:
+def _get_text_converters() -> tuple[tuple[Any, Callable[[Any], Any]], ...]:
+    """Return pairs of types and the function that converts a value of these types to JSON; cached."""
     from uuid import UUID
 
     return (
@@ -196,18 +199,20 @@ class _Encoder:
         self._open: set[int] = set()
 
     def encode(self, value: object, path: str) -> Any:
+        """Return a value as plain JSON; raise ``DataError`` with the *path* of a part that has no JSON form."""
         if value is None or type(value) in {str, int, float, bool, JsonDict, JsonList}:
             return value
         if isinstance(value, Enum):
             return self.encode(value.value, path)
-        for kinds, text in _text_converters():
+        for kinds, text in _get_text_converters():
             if isinstance(value, kinds):
                 return text(value)
         if isinstance(value, str | int | float):
             return value
-        return self._encode_container(value, path)
+        return self._encode_unless_cyclic(value, path)
 
-    def _encode_container(self, value: object, path: str) -> object:
+    def _encode_unless_cyclic(self, value: object, path: str) -> object:
+        """Return a container or object as plain JSON; raise ``DataError`` if it contains itself."""
         if id(value) in self._open:
             msg = f"a {type(value).__name__} at {path} contains itself, which JSON cannot"
             raise DataError(msg, path=path)
@@ -218,6 +223,7 @@ class _Encoder:
             self._open.discard(id(value))
 
     def _encode_members(self, value: Any, path: str) -> Any:
+        """Return a container, model, dataclass or attrs object as plain JSON; raise ``DataError`` for any other object."""
         import dataclasses
 
         if isinstance(value, Mapping):
@@ -260,7 +266,7 @@ def is_more_than_json(value: object) -> bool:
 
 
 def dump_typed(value: object, adapter: TypeAdapter[Any], *, by_alias: bool = True) -> Any:
-    """Return *value* as JSON by its type, without computed fields."""
+    """Return *value* as JSON by its type, without computed fields and checks."""
     return adapter.dump_python(value, mode="json", by_alias=by_alias, round_trip=True, warnings=False)
 
 
@@ -272,7 +278,7 @@ def encode_typed(
     dumps: Sequence[Callable[[Any], Any]] = (),
 ) -> JsonValue:
     """
-    Return *value* as JSON that validates to an equal value of its type.
+    Return *value* as JSON that validates to an equal value of its type; raise ``DataError`` if there is none.
 
     What is not of its type is encoded as it is: it may be what its type accepts, such as a dict for a model.
 
@@ -313,29 +319,30 @@ def encode_typed(
 
 
 def _encode_key(key: object, path: str) -> str:
+    """Return the key of a mapping as a JSON key; raise ``DataError`` if it has no text form."""
     if isinstance(key, Enum):
         key = key.value
     if isinstance(key, str):
         return str.__str__(key)
     if isinstance(key, int) and not isinstance(key, bool):
         return int.__repr__(key)
-    for kinds, text in _text_converters():
+    for kinds, text in _get_text_converters():
         if isinstance(key, kinds):
             return str(text(key))
     msg = f"a key at {path} is a {type(key).__name__}; JSON keys are strings"
     raise DataError(msg, path=path)
 
 
-def decode(name: str, annotation: Any, result: ToolResult) -> Any:
-    """Return *result* of the tool *name* as *annotation*; see ``Tool.decode``."""
+def decode_result(name: str, annotation: Any, result: ToolResult) -> Any:
+    """Return the value of a tool's result as the type *annotation*; raise ``ToolError`` if the result is an error."""
     if result.is_error:
         msg = f"tool {name!r} failed: {result.text}"
         raise ToolError(msg, tool_name=name, result=result)
     if annotation is ToolResult:
         return result
     if annotation in PARTS:
-        return _find_part(name, annotation, result)
-    value = _result_value(result)
+        return _get_part(name, annotation, result)
+    value = _get_json_or_text(result)
     if annotation not in (Any, str) and any(map(is_shortened, result.content)):
         msg = f"the result of tool {name!r} was cut by its own request_truncation(), so only text is left; remove that call"
         raise DataError(msg)
@@ -343,10 +350,11 @@ def decode(name: str, annotation: Any, result: ToolResult) -> Any:
         return value
     if annotation is None and value is None:
         return None
-    return _validate_value(name, annotation, value)
+    return _validate_result_value(name, annotation, value)
 
 
-def _find_part(name: str, kind: type[object], result: ToolResult) -> object:
+def _get_part(name: str, kind: type[object], result: ToolResult) -> object:
+    """Return the first part of a type in a result; raise ``DataError`` if there is none."""
     for part in result.content:
         if isinstance(part, kind):
             return part
@@ -354,7 +362,8 @@ def _find_part(name: str, kind: type[object], result: ToolResult) -> object:
     raise DataError(msg)
 
 
-def _result_value(result: ToolResult) -> object:
+def _get_json_or_text(result: ToolResult) -> object:
+    """Return the value of the first JSON part of a result, else its text."""
     for part in result.content:
         if isinstance(part, JsonPart):
             return part.value
@@ -362,7 +371,8 @@ def _result_value(result: ToolResult) -> object:
 
 
 @functools.lru_cache(maxsize=1024)
-def _make_adapter(annotation: Any) -> TypeAdapter[Any]:
+def _make_cached_adapter(annotation: Any) -> TypeAdapter[Any]:
+    """Return the pydantic adapter of a type, cached; raise ``DefinitionError`` if its values can be read only once."""
     from pydantic import TypeAdapter
 
     made: TypeAdapter[Any] = TypeAdapter(annotation)
@@ -373,27 +383,28 @@ def _make_adapter(annotation: Any) -> TypeAdapter[Any]:
     return made
 
 
-def _find_adapter(annotation: Any) -> TypeAdapter[Any] | None:
-    """Return the adapter of a type; ``None`` for a type that cannot be read from JSON."""
+def _find_type_adapter(annotation: Any) -> TypeAdapter[Any] | None:
+    """Return the pydantic adapter of a type; ``None`` if its values cannot be read from JSON."""
     from pydantic.errors import PydanticUserError
 
     try:
-        return _make_adapter(annotation)
+        return _make_cached_adapter(annotation)
     except (PydanticUserError, DefinitionError):
         return None
     except TypeError:  # an annotation that cannot be hashed
-        return _make_adapter.__wrapped__(annotation)
+        return _make_cached_adapter.__wrapped__(annotation)
 
 
-def _validate_value(name: str, annotation: object, value: object) -> Any:
+def _validate_result_value(name: str, annotation: object, value: object) -> Any:
+    """Return a JSON value as the type *annotation*; raise ``DataError`` if it does not match, ``DefinitionError`` for an unusable type."""
     from pydantic import ValidationError
     from pydantic.errors import PydanticUserError
 
     try:
         try:
-            adapter = _make_adapter(annotation)
+            adapter = _make_cached_adapter(annotation)
         except TypeError:  # an annotation that cannot be hashed
-            adapter = _make_adapter.__wrapped__(annotation)
+            adapter = _make_cached_adapter.__wrapped__(annotation)
     except PydanticUserError as error:
         kind = getattr(annotation, "__name__", annotation)
         msg = f"tool {name!r} returns {kind}, which cannot be read back from JSON; return a dataclass or pydantic model"

@@ -14,7 +14,7 @@ from stepengine.tools.context import ToolContext
 from stepengine.tools.definition import Tool, ToolOptions, check_tool_name
 from stepengine.tools.places import caller_locals, source_location
 from stepengine.tools.schemas import check_schema_for_providers
-from stepengine.tools.signatures import read_docstring, read_signature
+from stepengine.tools.signatures import parse_docstring, read_signature
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -73,18 +73,19 @@ def tool(
     """
     names = caller_locals("stepengine.tools")
     if fn is None:
-        return lambda function: _make_tool(function, name, description, options, names)
-    return _make_tool(fn, name, description, options, names)
+        return lambda function: _tool_from_function(function, name, description, options, names)
+    return _tool_from_function(fn, name, description, options, names)
 
 
-def _make_tool(fn: Any, name: str | None, description: str | None, options: ToolOptions, names: Any) -> Tool:
+def _tool_from_function(fn: Any, name: str | None, description: str | None, options: ToolOptions, names: Any) -> Tool:
+    """Return the tool for a function; raise ``DefinitionError`` if name, signature or schema cannot be used."""
     if isinstance(fn, Tool):
         msg = f"{fn!r} is already a tool; put @tool above a function only once"
         raise DefinitionError(msg)
     signature = read_signature(fn, names)
     name = getattr(fn, "__name__", "") if name is None else name
     check_tool_name(name, f"{source_location(fn)}: ")
-    text, parameters = read_docstring(fn.__doc__)
+    text, parameters = parse_docstring(fn.__doc__)
     inputs = FunctionInputs(name, signature, parameters)
     check_schema_for_providers(name, inputs.schema)
     return Tool.from_function(name, freeze(text if description is None else description), inputs, signature, options)

@@ -36,7 +36,7 @@ from stepengine.data.tools import (
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.tools.arguments import FunctionInputs
 from stepengine.tools.context import ToolContext
-from stepengine.tools.conversion import as_result, decode, encode, error_text
+from stepengine.tools.conversion import as_result, decode_result, encode, error_text
 from stepengine.tools.depends import Overrides
 from stepengine.tools.execution import bind_body, execute
 from stepengine.tools.repair import Aliases, make_repairer
@@ -157,7 +157,7 @@ def _is_tool_or_agent(value: object) -> bool:
     return isinstance(value, str | AgentDefinition | ToolLike) and not isinstance(value, type)
 
 
-def _are_parameter_paths(value: object) -> bool:
+def _is_parameter_path_or_list(value: object) -> bool:
     places = [value] if isinstance(value, str) else value
     return isinstance(places, list | tuple) and all(isinstance(place, str) and place.strip() for place in places)
 
@@ -189,33 +189,35 @@ OPTIONS = {
         lambda value: value in TRUSTS or callable(value), "'trusted', 'names', 'untrusted' or a function of the input"
     ),
     "destinations": allow_none(
-        FieldCheck(_are_parameter_paths, 'a list of parameters such as ["to", "event.attendees"]')
+        FieldCheck(_is_parameter_path_or_list, 'a list of parameters such as ["to", "event.attendees"]')
     ),
-    "texts": FieldCheck(_are_parameter_paths, 'a list of parameters such as ["subject", "body"]'),
-    "about": allow_none(FieldCheck(_are_parameter_paths, 'a string or a list of strings such as "reports/{name}.csv"')),
+    "texts": FieldCheck(_is_parameter_path_or_list, 'a list of parameters such as ["subject", "body"]'),
+    "about": allow_none(
+        FieldCheck(_is_parameter_path_or_list, 'a string or a list of strings such as "reports/{name}.csv"')
+    ),
 }
 
 
-def _check_options(name: str, given: Mapping[str, object]) -> dict[str, Any]:
+def _validate_option_types(name: str, options: Mapping[str, object]) -> dict[str, Any]:
     """Return the options of a tool; raise ``DefinitionError`` for an unknown option or a wrong type."""
-    problems = [OPTIONS[option].find_problem(option, value) for option, value in given.items() if option in OPTIONS]
-    if unknown := given.keys() - OPTIONS.keys():
+    problems = [OPTIONS[option].find_problem(option, value) for option, value in options.items() if option in OPTIONS]
+    if unknown := options.keys() - OPTIONS.keys():
         known = list_names(sorted(OPTIONS.keys() - {"description"}), min(unknown))
         msg = f"tool {name!r} has no option {', '.join(sorted(unknown))}; valid options: {known}"
         raise DefinitionError(msg)
     for problem in filter(None, problems):
         msg = f"tool {name!r}: {problem}"
         raise DefinitionError(msg)
-    return dict(given)
+    return dict(options)
 
 
-def _has_parameter(spec: ToolSpec, path: str) -> bool:
-    """Return whether a dotted path starts with a parameter and continues with members that the schema declares somewhere."""
+def _has_parameter_path(spec: ToolSpec, path: str) -> bool:
+    """Return True if a dotted path starts with a parameter and its other names occur somewhere in the schema."""
     first, *rest = path.split(".")
-    return first in _schema_properties(spec) and set(rest) <= set(list_member_names(spec.input_schema))
+    return first in _get_schema_properties(spec) and set(rest) <= set(list_member_names(spec.input_schema))
 
 
-def _schema_properties(spec: ToolSpec) -> JsonDict:
+def _get_schema_properties(spec: ToolSpec) -> JsonDict:
     found = spec.input_schema.get("properties")
     return found if isinstance(found, JsonDict) else JsonDict()
 
@@ -232,12 +234,14 @@ def check_tool_name(name: object, where: str = "") -> None:
         raise DefinitionError(msg)
 
 
-def _make_refusing_body(name: str) -> Callable[[Any], object]:
-    def refuse(_: object) -> Any:
+def _make_raising_body(name: str) -> Callable[[Any], object]:
+    """Return a body that raises ``ToolError``, for a tool that only a run can execute."""
+
+    def raise_tool_error(_: object) -> Any:
         msg = f"tool {name!r} runs only as part of an agent run; it cannot be executed on its own"
         raise ToolError(msg, tool_name=name)
 
-    return refuse
+    return raise_tool_error
 
 
 class Tool(Generic[P, R]):
@@ -294,7 +298,7 @@ class Tool(Generic[P, R]):
         made.result_type = Any
         # As `make_schema_body` would find it; to look takes 0.1 ms, and each process makes a dozen of these.
         made.body = FunctionBody(
-            _make_refusing_body(binding.spec.name), is_async=False, wants_context=False, needs={}, whole_input=True
+            _make_raising_body(binding.spec.name), is_async=False, wants_context=False, needs={}, whole_input=True
         )
         made.results = None
         made._binding, made._preview, made._signature = binding, None, None  # noqa: SLF001  (a third constructor)
@@ -308,7 +312,8 @@ class Tool(Generic[P, R]):
         body: FunctionBody,
         options: ToolOptions,
     ) -> None:
-        flags = _check_options(name, {**options, "description": description})
+        """Validate the options, and set the attributes, the specification and the binding of the tool."""
+        flags = _validate_option_types(name, {**options, "description": description})
         del flags["description"]
         if "idempotent" in flags:
             annotations = flags.get("annotations", ToolAnnotations())
@@ -334,25 +339,26 @@ class Tool(Generic[P, R]):
             Yielding(self._start_steps, self._make_body_result, tuple(uses)) if body.is_generator else Ordinary(self)
         )
         self._binding = ToolBinding(self.spec, inputs.validate, repair, runs=runs)
-        self._check_options(options)
+        self._check_option_conflicts(options)
 
     def _start_steps(self, ctx: StepContext, arguments: Mapping[str, Any]) -> Generator[Any, Any, Any]:
-        """Start the body of a generator tool."""
+        """Call the body of a generator tool with its arguments, and return the generator."""
         steps: Generator[Any, Any, Any] = bind_body(self.body, ctx, arguments)()
         return steps
 
     def _make_body_result(self, returned: Any, error: BaseException | None, *, is_typed: bool) -> ToolResult:
-        """Return the result of a generator tool: its return value, or the *error* that it raised."""
+        """Return the result of a generator tool from its return value, or an error result from the *error* that it raised."""
         if error is not None:
             return ToolResult.error(error_text(error))
         return as_result(returned, result_type=self.result_type if is_typed else Any)
 
-    def _check_options(self, given: Mapping[str, object]) -> None:  # noqa: C901 - one line for each problem
+    def _check_option_conflicts(self, options: Mapping[str, object]) -> None:  # noqa: C901 - one line for each problem
+        """Raise ``DefinitionError`` for options that contradict each other, the body or the input schema."""
         spec = self.spec
         problem = ""
-        if self.body.is_generator and (useless := [name for name in OF_BODIES if name in given]):
+        if self.body.is_generator and (useless := [name for name in OF_BODIES if name in options]):
             problem = f"yields, so {useless[0]}= has no effect; remove it: {OF_BODIES[useless[0]]}"
-        elif not self.body.is_generator and given.get("uses"):
+        elif not self.body.is_generator and options.get("uses"):
             problem = "does not yield, so it cannot call tools; remove uses=, or make it a generator function"
         elif spec.category == "read" and spec.annotations.destructive:
             problem = "has category='read', which changes nothing, and destructive=True; remove one of them"
@@ -363,12 +369,14 @@ class Tool(Generic[P, R]):
         elif self.runs_inline and spec.timeout not in {None, math.inf}:
             problem = "has a timeout and in_thread=False; a synchronous body on the event loop cannot be timed out; remove one of them"
         elif unknown := [
-            p for place in spec.about or () for p in template_parameters(place) if p not in _schema_properties(spec)
+            p for place in spec.about or () for p in template_parameters(place) if p not in _get_schema_properties(spec)
         ]:
-            known = list_names(_schema_properties(spec), unknown[0])
+            known = list_names(_get_schema_properties(spec), unknown[0])
             problem = f"uses {unknown[0]!r} in about=, but has no such parameter; its parameters: {known}"
-        elif missing := [path for path in (*(spec.destinations or ()), *spec.texts) if not _has_parameter(spec, path)]:
-            known = list_names(_schema_properties(spec), missing[0])
+        elif missing := [
+            path for path in (*(spec.destinations or ()), *spec.texts) if not _has_parameter_path(spec, path)
+        ]:
+            known = list_names(_get_schema_properties(spec), missing[0])
             problem = (
                 f"uses {missing[0]!r} in {'texts' if missing[0] in spec.texts else 'destinations'}=, but has no such parameter; "
                 f"its parameters: {known}"
@@ -387,7 +395,7 @@ class Tool(Generic[P, R]):
         """The function."""
         return self.body.fn
 
-    def confine(self) -> None:
+    def mark_confined(self) -> None:
         """Mark the tool as confined: the file rules are applied when it opens a file, not to its input."""
         self.spec = attrs.evolve(self.spec, confined=True)
         self._binding = attrs.evolve(self._binding, spec=self.spec)
@@ -424,7 +432,7 @@ class Tool(Generic[P, R]):
         return execute(self, arguments, ctx, overrides, seconds or self.spec.timeout or TOOL_SECONDS)
 
     def trust(self, input: JsonDict) -> Trust:
-        """Return the trust in the result of a call; ``"untrusted"`` also if ``results`` raises or is no such word."""
+        """Return the trust in the result of a call; ``"untrusted"`` if the ``results`` function raises or returns an unknown word."""
         if self.results is None:
             return self.spec.results
         try:
@@ -434,7 +442,7 @@ class Tool(Generic[P, R]):
             return "untrusted"
 
     def preview(self, input: JsonDict) -> ToolPreview | None:
-        """Return the preview of this call for a person, or ``None`` if the tool has no preview."""
+        """Return what a call would do, for the person who approves it; ``None`` if the tool has no preview function."""
         return None if self._preview is None else self._preview(input)
 
     def arguments(self, *args: P.args, **kwargs: P.kwargs) -> JsonDict:
@@ -458,7 +466,7 @@ class Tool(Generic[P, R]):
             ToolError: when the result is an error.
             DataError: when it does not fit the annotation.
         """
-        value: R = decode(self.spec.name, Any if self._signature is None else self._signature.returns, result)
+        value: R = decode_result(self.spec.name, Any if self._signature is None else self._signature.returns, result)
         return value
 
     def __repr__(self) -> str:
@@ -479,7 +487,7 @@ class Tool(Generic[P, R]):
 def with_sandbox(
     tool: Tool[P, R], sandbox: Callable[[], str], offers: Sequence[str], *, at_provider: bool = False
 ) -> Tool[P, R]:
-    """Return a generator tool that runs in a sandbox, with the tools offered alongside it; see ``Yielding``."""
+    """Return a copy of a generator tool that runs in *sandbox*, together with the tools *offers*; see ``Yielding``."""
     made, binding = copy(tool), tool.binding()
     runs = attrs.evolve(cast("Yielding", binding.runs), sandbox=sandbox, offers=tuple(offers), at_provider=at_provider)
     made._binding = attrs.evolve(binding, runs=runs)  # noqa: SLF001 - a copy of ours

@@ -77,7 +77,7 @@ class FactoryNode:
 
 
 def find_dependency(annotation: object, default: object) -> Dependency | None:
-    """Return the dependency that a parameter declares by its default value or its ``Annotated`` type, if any."""
+    """Return the ``Depends`` marker in a parameter's default value or ``Annotated`` type; ``None`` if there is none."""
     if isinstance(default, Dependency):
         return default
     if get_origin(annotation) is Annotated:
@@ -88,7 +88,7 @@ def find_dependency(annotation: object, default: object) -> Dependency | None:
 @functools.lru_cache(maxsize=1024)
 def make_factory_node(factory: Factory) -> FactoryNode:
     """
-    Return the node of a factory.
+    Return the dependency node of a factory, cached; raise ``DefinitionError`` for a cycle or a parameter without a value.
 
     Raises:
         DefinitionError: for a cycle, and for a parameter that nobody can fill in.
@@ -97,6 +97,7 @@ def make_factory_node(factory: Factory) -> FactoryNode:
 
 
 def _build_node(factory: Factory, chain: tuple[Factory, ...]) -> FactoryNode:
+    """Return the node of a factory and, recursively, of its dependencies; *chain* contains the factories above it."""
     if factory in chain:
         names = " -> ".join(_factory_name(f) for f in (*chain[chain.index(factory) :], factory))
         msg = f"{source_location(factory)}: dependencies form a cycle: {names}"
@@ -104,7 +105,7 @@ def _build_node(factory: Factory, chain: tuple[Factory, ...]) -> FactoryNode:
     needs: dict[str, tuple[Dependency, FactoryNode]] = {}
     context: list[str] = []
     hints = evaluate_hints(factory)
-    for name, parameter in _factory_parameters(factory).items():
+    for name, parameter in _get_factory_parameters(factory).items():
         annotation = hints.get(name)
         dependency = find_dependency(annotation, parameter.default)
         if dependency is not None:
@@ -120,21 +121,21 @@ def _build_node(factory: Factory, chain: tuple[Factory, ...]) -> FactoryNode:
                 "use Depends(...), ToolContext or a default"
             )
             raise DefinitionError(msg)
-    return FactoryNode(factory, _factory_kind(factory), needs, tuple(context))
+    return FactoryNode(factory, _get_factory_kind(factory), needs, tuple(context))
 
 
 def _factory_name(factory: Factory) -> str:
     return getattr(factory, "__name__", type(factory).__name__)
 
 
-def _factory_parameters(factory: Factory) -> Mapping[str, inspect.Parameter]:
+def _get_factory_parameters(factory: Factory) -> Mapping[str, inspect.Parameter]:
     try:
         return inspect.signature(factory).parameters
     except (TypeError, ValueError):  # a built-in without a signature takes nothing from us
         return {}
 
 
-def _factory_kind(factory: Factory) -> Kind:
+def _get_factory_kind(factory: Factory) -> Kind:
     called = (
         factory
         if inspect.isroutine(factory) or isinstance(factory, type | functools.partial)
@@ -147,9 +148,9 @@ def _factory_kind(factory: Factory) -> Kind:
     return "generator" if inspect.isgeneratorfunction(called) else "plain"
 
 
-def is_asynchronous(node: FactoryNode, overrides: Overrides, replaced: tuple[Factory, ...] = ()) -> bool:
+def needs_event_loop(node: FactoryNode, overrides: Overrides, replaced: tuple[Factory, ...] = ()) -> bool:
     """
-    Return True if the node or one of its dependencies has to run on the event loop.
+    Return True if the node or one of its dependencies, after *overrides*, is async and has to run on the event loop.
 
     Args:
         node: The node.
@@ -161,7 +162,7 @@ def is_asynchronous(node: FactoryNode, overrides: Overrides, replaced: tuple[Fac
         replaced = (*replaced, node.factory)
         node = make_factory_node(override)
     return node.kind in {"async", "async_generator"} or any(
-        is_asynchronous(n, overrides, replaced) for _, n in node.needs.values()
+        needs_event_loop(n, overrides, replaced) for _, n in node.needs.values()
     )
 
 
@@ -187,25 +188,27 @@ class Resolver:
         """Return the value of one dependency, after creating it and the dependencies of its factory."""
         override = self._overrides.get(node.factory)
         if override is None or node.factory in self._replaced:
-            return await self._resolve_value(dependency, node)
+            return await self._create_or_reuse_value(dependency, node)
         self._replaced.append(node.factory)
         try:
-            return await self._resolve_value(dependency, make_factory_node(override))
+            return await self._create_or_reuse_value(dependency, make_factory_node(override))
         finally:
             self._replaced.pop()
 
-    async def _resolve_value(self, dependency: Dependency, node: FactoryNode) -> object:
+    async def _create_or_reuse_value(self, dependency: Dependency, node: FactoryNode) -> object:
+        """Return the value of a factory: the shared one of this call, or a new one with its own dependencies."""
         if dependency.use_cache and node.factory in self._values:
             return self._values[node.factory]
         arguments: dict[str, object] = dict.fromkeys(node.context, self._context)
         for name, (needed, of) in node.needs.items():
             arguments[name] = await self.resolve_dependency(needed, of)
-        value = await self._call_factory(node, functools.partial(node.factory, **arguments))
+        value = await self._create_value(node, functools.partial(node.factory, **arguments))
         if dependency.use_cache:
             self._values[node.factory] = value
         return value
 
-    async def _call_factory(self, node: FactoryNode, make: Callable[[], Any]) -> Any:
+    async def _create_value(self, node: FactoryNode, make: Callable[[], Any]) -> Any:
+        """Call a factory and return its value; of a generator, the first yielded value, and its teardown is registered."""
         if node.kind == "async":
             return await make()
         if node.kind == "async_generator":
@@ -223,12 +226,12 @@ class Resolver:
         self._teardowns.append((_factory_name(node.factory), source))
         return value
 
-    async def close(self, failure: BaseException | None) -> list[BaseException]:
+    async def close_dependencies(self, failure: BaseException | None) -> list[BaseException]:
         """
-        Close generator factories in reverse order; *failure* is raised at their ``yield``. Return their errors.
+        Finish generator factories in reverse order, with *failure* raised at their ``yield``; return the exceptions of the teardowns.
 
         Returns:
-            What the teardowns raised; *failure* itself passing through is not among it.
+            The exceptions of the teardowns, except *failure* itself.
         """
         broken: list[BaseException] = []
         while self._teardowns:
@@ -249,6 +252,7 @@ _NOTHING = object()
 
 
 def _finish_generator(source: Any, failure: BaseException | None) -> None:
+    """Run a generator factory to its end, with *failure* raised in it; raise ``RuntimeError`` if it yields again."""
     try:
         if failure is None:
             next(source)
@@ -262,6 +266,7 @@ def _finish_generator(source: Any, failure: BaseException | None) -> None:
 
 
 async def _finish_async_generator(source: Any, failure: BaseException | None) -> None:
+    """Run an async generator factory to its end, with *failure* raised in it; raise ``RuntimeError`` if it yields again."""
     try:
         if failure is None:
             await anext(source)

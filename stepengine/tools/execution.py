@@ -18,7 +18,7 @@ from stepengine.data.tools import ToolSpec, timeout_text
 from stepengine.errors import ToolError, UnknownOutcome
 from stepengine.tools.context import ToolContext
 from stepengine.tools.conversion import as_result, error_text, is_more_than_json
-from stepengine.tools.depends import Overrides, Resolver, is_asynchronous
+from stepengine.tools.depends import Overrides, Resolver, needs_event_loop
 from stepengine.tools.leftovers import OWNER, CallMark, Checks, cancel_leftover_tasks
 from stepengine.tools.signatures import FunctionBody
 from stepengine.tools.worker import OnLoop, make_thread_context
@@ -56,7 +56,7 @@ class BodyFailure:
 async def execute(
     tool: ToolWithBody, arguments: Mapping[str, object], ctx: ToolContext, overrides: Overrides, seconds: float
 ) -> ToolResult:
-    """Run the body at most *seconds*, retry failures with growing pauses as often as the tool allows, and return its result."""
+    """Run the body at most *seconds*, retry failures as often as the tool allows, and return the tool's result."""
     body, spec = tool.body, tool.spec
     tries = spec.retries
     while True:
@@ -97,7 +97,7 @@ async def execute(
 async def _run_body_once(
     tool: ToolWithBody, arguments: Mapping[str, object], ctx: ToolContext, overrides: Overrides, seconds: float
 ) -> Any:
-    """Run the body once, and end the tasks that it left running."""
+    """Run the body without retries, return its value or a ``BodyFailure``, and cancel the tasks that it left running."""
     mark = CallMark()
     try:
         with mark:
@@ -111,7 +111,7 @@ async def _run_body_once(
 
 def _log_failure(tool_name: str, raised: BodyFailure, ctx: ToolContext, tries: int) -> None:
     """
-    Log the traceback of a failed body; the model only sees the message.
+    Log the traceback of a failed body: as debug line for a ``ToolError``, else as error.
 
     A ``ToolError`` is how a tool says no: its message is the whole story, so its traceback is for those who look closely.
     """
@@ -125,7 +125,7 @@ def _log_failure(tool_name: str, raised: BodyFailure, ctx: ToolContext, tries: i
 
 
 def make_failure_result(tool_name: str, raised: BodyFailure) -> ToolResult:
-    """Return the error result of a call whose body failed."""
+    """Return the error result of a call whose body failed; a cancelled or timed-out body has its own text."""
     if raised.timeout is not None:
         return ToolResult.error(timeout_text(tool_name, raised.timeout))
     if _is_cancellation(raised.error):  # and nobody cancelled the call
@@ -138,7 +138,7 @@ def make_failure_result(tool_name: str, raised: BodyFailure) -> ToolResult:
 def bind_body(
     body: FunctionBody, ctx: Any, arguments: Mapping[str, object], needed: Mapping[str, object] | None = None
 ) -> Any:
-    """Return the body with all its arguments bound."""
+    """Return a callable that calls the body with its context, arguments and dependencies."""
     first = (ctx,) if body.wants_context else ()
     if body.whole_input:
         return functools.partial(body.fn, *first, arguments, **needed or {})
@@ -151,7 +151,7 @@ def bind_body(
 
 
 def _call_body_or_return_failure(body: Callable[..., object], /, **arguments: object) -> Any:
-    """Call a synchronous body and return its value, or the error that it raised."""
+    """Call a synchronous body; return its value, or its exception as a ``BodyFailure``."""
     try:
         return body(**arguments)
     except (Exception, GeneratorExit) as error:  # noqa: BLE001  (a body may raise anything)
@@ -170,8 +170,8 @@ def _is_cancellation(error: BaseException) -> bool:
     return isinstance(error, asyncio.CancelledError)
 
 
-def _is_own_cancellation(error: BaseException) -> bool:
-    """Return True for a cancellation of work that the tool waited for, not of the call."""
+def _is_inner_cancellation(error: BaseException) -> bool:
+    """Return True for the cancellation of something that the body awaited, while the call itself is not cancelled."""
     import asyncio
 
     try:
@@ -184,7 +184,7 @@ def _is_own_cancellation(error: BaseException) -> bool:
 def _make_body_coroutine(
     tool: ToolWithBody, arguments: Mapping[str, object], ctx: ToolContext, overrides: Overrides, seconds: float
 ) -> Coroutine[Any, Any, Any]:
-    """Return the coroutine that runs the body on the loop, in a thread or with its dependencies."""
+    """Return the coroutine that runs the body with its time limit: on the loop, in a thread or with dependencies."""
     body = tool.body
     limit = None if math.isinf(seconds) else seconds
     if not body.needs and body.is_async:
@@ -197,7 +197,7 @@ def _make_body_coroutine(
 
 
 async def _await_with_limit(work: Callable[[], Awaitable[object]], limit: float | None) -> Any:
-    """Await *work* and return its value, or the error that it raised."""
+    """Await *work* for at most *limit* seconds; return its value, or its exception or timeout as a ``BodyFailure``."""
     import asyncio
 
     clock = asyncio.timeout(None)
@@ -210,7 +210,7 @@ async def _await_with_limit(work: Callable[[], Awaitable[object]], limit: float 
                 OWNER.reset(token)
             value = await work()
     except asyncio.CancelledError as error:
-        if not _is_own_cancellation(error):
+        if not _is_inner_cancellation(error):
             raise
         return BodyFailure(error)
     except (Exception, GeneratorExit) as error:  # noqa: BLE001  (a body may raise anything)
@@ -226,7 +226,7 @@ async def _await_with_limit(work: Callable[[], Awaitable[object]], limit: float 
 async def _run_in_thread(
     tool: ToolWithBody, arguments: Mapping[str, object], ctx: ToolContext, overrides: Overrides, limit: float | None
 ) -> Any:
-    """Run the synchronous functions of a call in a thread, in one job if nothing has to run on the loop."""
+    """Run the synchronous functions of a call in a thread, and return the body's value or a ``BodyFailure``."""
     import asyncio
 
     body, name = tool.body, tool.spec.name
@@ -239,7 +239,7 @@ async def _run_in_thread(
         if not body.needs:
             job = functools.partial(_call_body_or_return_failure, bind_body(body, inside, arguments))
             return await _await_with_limit(functools.partial(in_thread, job), limit)
-        if not body.is_async and not any(is_asynchronous(node, overrides) for _, node in body.needs.values()):
+        if not body.is_async and not any(needs_event_loop(node, overrides) for _, node in body.needs.values()):
             whole = functools.partial(
                 _run_with_dependencies, body, arguments, inside, overrides, _call_inline, _await_or_return_failure
             )
@@ -263,25 +263,25 @@ async def _run_with_dependencies(  # noqa: PLR0917  (bound step by step with par
     run: Callable[[Callable[[], Any]], Awaitable[object]],
     guard: Callable[[Callable[[], Awaitable[Any]]], Awaitable[object]],
 ) -> Any:
-    """Create the dependencies, run the body under *guard*, and always tear down."""
+    """Create the dependencies, run the body under *guard*, tear them down, and return the body's value or a ``BodyFailure``."""
     resolver = Resolver(ctx, overrides, run)
 
-    async def work() -> Any:
+    async def resolve_and_call() -> Any:
         needed = {name: await resolver.resolve_dependency(*need) for name, need in body.needs.items()}
         bound = bind_body(body, ctx, arguments, needed)
         return await bound() if body.is_async else await run(bound)
 
     try:
-        outcome = await guard(work)
+        outcome = await guard(resolve_and_call)
     except BaseException as error:
-        for problem in await resolver.close(error):
+        for problem in await resolver.close_dependencies(error):
             error.add_note(f"and a teardown raised {error_text(problem)}")
         raise
     # Torn down on every way out, in reverse order, and a teardown that fails does not keep the next from running
     # (reliability:TL15).
-    broken = await resolver.close(outcome.error if isinstance(outcome, BodyFailure) else None)
+    broken = await resolver.close_dependencies(outcome.error if isinstance(outcome, BodyFailure) else None)
     for problem in broken:
-        if not isinstance(problem, Exception | GeneratorExit) and not _is_own_cancellation(problem):
+        if not isinstance(problem, Exception | GeneratorExit) and not _is_inner_cancellation(problem):
             raise problem
         if not isinstance(outcome, BodyFailure):
             outcome = BodyFailure(problem)
@@ -290,8 +290,9 @@ async def _run_with_dependencies(  # noqa: PLR0917  (bound step by step with par
     return outcome
 
 
-async def _call_inline(make: Callable[[], object]) -> Any:
-    return make()
+async def _call_inline(function: Callable[[], object]) -> Any:
+    """Call a function in this task and return its value: the runner for dependencies without a thread."""
+    return function()
 
 
 async def _await_or_return_failure(work: Callable[[], Awaitable[object]]) -> Any:
@@ -305,7 +306,7 @@ async def _await_or_return_failure(work: Callable[[], Awaitable[object]]) -> Any
 
 
 def _run_coroutine_without_loop(make: Callable[[], Coroutine[object, Any, object]]) -> Any:
-    """Run a coroutine that never waits, and return its value."""
+    """Run a coroutine that never waits, and return its value; a ``BodyFailure`` if it waits."""
     coroutine = make()
     try:
         # One step is enough for what never waits; so one way of resolving dependencies serves threads and loops.

@@ -15,12 +15,12 @@ NOT_SCHEMAS = frozenset({"metadata", "default", "serialization", "cls", "config"
 
 def find_one_shot_iterable(schema: Any, place: str = "") -> str | None:
     """
-    Return the place of a type that can be read only once in a core schema of pydantic, or ``None``.
+    Return the path of the first generator or iterable type in a pydantic core schema, ``None`` if there is none.
 
     A validator directly around such a type may turn it into a list, so that one is accepted.
     """
     if isinstance(schema, list | tuple):
-        return _find_first([(place, one) for one in schema])
+        return _find_first_one_shot([(place, one) for one in schema])
     if not isinstance(schema, Mapping):
         return None
     kind = schema.get("type")
@@ -30,19 +30,21 @@ def find_one_shot_iterable(schema: Any, place: str = "") -> str | None:
     if kind in WRAPPERS and isinstance(inner, Mapping) and inner.get("type") == "generator":
         return None
     if kind == "arguments":
-        return _find_first([(_join_path(place, one["name"]), one["schema"]) for one in schema["arguments_schema"]])
+        return _find_first_one_shot(
+            [(_join_path(place, one["name"]), one["schema"]) for one in schema["arguments_schema"]]
+        )
     if kind == "dataclass-args":
-        return _find_first([(_join_path(place, one["name"]), one["schema"]) for one in schema["fields"]])
+        return _find_first_one_shot([(_join_path(place, one["name"]), one["schema"]) for one in schema["fields"]])
     parts = [(place, one) for name, one in schema.items() if name not in NOT_SCHEMAS]
     fields = schema.get("fields")
     if isinstance(fields, Mapping):
         parts = [(_join_path(place, name), one) for name, one in fields.items()] + parts
-    return _find_first(parts)
+    return _find_first_one_shot(parts)
 
 
-def refuse_one_shot_fields(model: Any, where: str) -> None:
+def raise_for_one_shot_fields(model: Any, where: str) -> None:
     """
-    Check that every field of a pydantic model can be read more than once.
+    Raise ``DefinitionError`` if a field of a pydantic model can be read only once.
 
     Raises:
         DefinitionError: naming *where* and the field.
@@ -55,7 +57,7 @@ def refuse_one_shot_fields(model: Any, where: str) -> None:
         raise DefinitionError(msg)
 
 
-def _find_first(parts: list[tuple[str, Any]]) -> str | None:
+def _find_first_one_shot(parts: list[tuple[str, Any]]) -> str | None:
     return next((found for place, one in parts if (found := find_one_shot_iterable(one, place)) is not None), None)
 
 

@@ -57,17 +57,17 @@ class CallMark:
         OWNER.reset(self._token)
 
     def find_unfinished_tasks(self) -> list[asyncio.Task[Any]]:
-        """Return the unfinished tasks that were started inside of the block; call it after the block."""
+        """Return the unfinished tasks that were started inside the ``with`` block, except the current one."""
         owner = self._owner()
         if owner is None:
             return []
         import asyncio
 
         here = asyncio.current_task()
-        return [t for t in asyncio.all_tasks() if t is not here and _task_context(t).get(OWNER) is owner]
+        return [t for t in asyncio.all_tasks() if t is not here and _get_task_context(t).get(OWNER) is owner]
 
 
-def _task_context(task: asyncio.Task[Any]) -> Context:
+def _get_task_context(task: asyncio.Task[Any]) -> Context:
     getter = getattr(task, "get_context", None)
     if getter is not None:  # Python 3.12 and later
         found: Context = getter()
@@ -76,7 +76,7 @@ def _task_context(task: asyncio.Task[Any]) -> Context:
 
 
 async def cancel_leftover_tasks(tasks: list[asyncio.Task[Any]], tool_name: str, ctx: ToolContext) -> None:
-    """Cancel tasks, wait a little for their end, and name them in an event."""
+    """Cancel tasks, wait a short time for their end, and emit a ``Warned`` event with their names."""
     import asyncio
 
     from stepengine.data.events import Warned

@@ -30,29 +30,31 @@ class ToolMaker(NamedTuple):
         return f"{self.function}({', '.join(self.arguments)})"
 
 
-def _map_to_maker(maker: ToolMaker | None, *names: str) -> dict[str, ToolMaker | None]:
+def _map_names_to_maker(maker: ToolMaker | None, *names: str) -> dict[str, ToolMaker | None]:
     return dict.fromkeys(names, maker)
 
 
 ROOT = '"."'
 MAKERS: Mapping[str, ToolMaker | None] = MappingProxyType(
     {
-        **_map_to_maker(ToolMaker("file_tools", (ROOT,)), "read_files", "list_directory", "read_subtree"),
-        **_map_to_maker(ToolMaker("file_tools", (ROOT, "write=True")), "write_file", "str_replace"),
-        **_map_to_maker(ToolMaker("file_tools", (ROOT, "write=True", "delete=True")), "delete_file"),
-        **_map_to_maker(ToolMaker("file_tools", (ROOT, "propose=True")), "propose_write_file", "propose_str_replace"),
-        **_map_to_maker(ToolMaker("search_tools", (ROOT,)), "code_search", "glob", "find_files"),
-        **_map_to_maker(ToolMaker("shell_tools", (ROOT,)), "run_terminal_command", "check_job", "kill_job"),
-        **_map_to_maker(ToolMaker("change_hook_tools", (ROOT, "hooks")), "run_file_change_hooks"),
-        **_map_to_maker(ToolMaker("web_tools", ("search=...",)), "web_search"),
-        **_map_to_maker(ToolMaker("web_tools", ("docs=...",)), "read_docs"),
-        **_map_to_maker(ToolMaker("web_tools", ("fetch=...",)), "read_url"),
-        **_map_to_maker(ToolMaker("skill_tools", (ROOT,)), "skill"),
-        **_map_to_maker(ToolMaker("memory_tools"), "remember", "recall", "forget"),
-        **_map_to_maker(ToolMaker("followup_tools"), "suggest_followups"),
-        **_map_to_maker(None, "ask_user", "spawn_agents", "spawn_agent_inline"),
+        **_map_names_to_maker(ToolMaker("file_tools", (ROOT,)), "read_files", "list_directory", "read_subtree"),
+        **_map_names_to_maker(ToolMaker("file_tools", (ROOT, "write=True")), "write_file", "str_replace"),
+        **_map_names_to_maker(ToolMaker("file_tools", (ROOT, "write=True", "delete=True")), "delete_file"),
+        **_map_names_to_maker(
+            ToolMaker("file_tools", (ROOT, "propose=True")), "propose_write_file", "propose_str_replace"
+        ),
+        **_map_names_to_maker(ToolMaker("search_tools", (ROOT,)), "code_search", "glob", "find_files"),
+        **_map_names_to_maker(ToolMaker("shell_tools", (ROOT,)), "run_terminal_command", "check_job", "kill_job"),
+        **_map_names_to_maker(ToolMaker("change_hook_tools", (ROOT, "hooks")), "run_file_change_hooks"),
+        **_map_names_to_maker(ToolMaker("web_tools", ("search=...",)), "web_search"),
+        **_map_names_to_maker(ToolMaker("web_tools", ("docs=...",)), "read_docs"),
+        **_map_names_to_maker(ToolMaker("web_tools", ("fetch=...",)), "read_url"),
+        **_map_names_to_maker(ToolMaker("skill_tools", (ROOT,)), "skill"),
+        **_map_names_to_maker(ToolMaker("memory_tools"), "remember", "recall", "forget"),
+        **_map_names_to_maker(ToolMaker("followup_tools"), "suggest_followups"),
+        **_map_names_to_maker(None, "ask_user", "spawn_agents", "spawn_agent_inline"),
         # One that searches for tools is offered by itself: nobody names it.
-        **_map_to_maker(None, *[action for action in get_args(Action) if action != FIND_TOOLS]),
+        **_map_names_to_maker(None, *[action for action in get_args(Action) if action != FIND_TOOLS]),
     }
 )
 """What makes each bundled tool but those that only a workspace gives, such as ``watch``; ``None`` for those that every run knows."""
@@ -86,8 +88,8 @@ CATEGORIES: Mapping[str, str] = MappingProxyType(
 """The category of each bundled tool that not every run knows, as the tool itself has it."""
 
 
-def python_for_tools(names: Iterable[str]) -> str:
-    """Return Python code, with imports, that passes these tools to an engine; ``""`` if none of them is bundled."""
+def make_python_for_tools(names: Iterable[str]) -> str:
+    """Return Python code, with imports, that gives these tools to an engine; ``""`` if none of them is bundled."""
     wanted: dict[str, dict[str, None]] = {}
     for name in names:
         maker = MAKERS.get(name)

@@ -13,11 +13,12 @@ from stepengine.errors import DefinitionError
 
 def source_location(fn: Callable[..., object]) -> str:
     """Return ``file:line`` of a function; the name of its module if it has no Python code."""
-    code = getattr(inspect.unwrap(_unwrap_function(fn)), "__code__", None)
+    code = getattr(inspect.unwrap(_get_annotated_function(fn)), "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code else str(getattr(fn, "__module__", type(fn).__module__))
 
 
-def _unwrap_function(fn: object) -> Any:
+def _get_annotated_function(fn: object) -> Any:
+    """Return the function that has the annotations: below partials, a class's ``__init__`` or an object's ``__call__``."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     if isinstance(fn, type):
@@ -26,9 +27,7 @@ def _unwrap_function(fn: object) -> Any:
 
 
 def is_bundled(fn: Callable[..., object]) -> bool:
-    """
-    Return True if *fn* is the body of a bundled tool. It is rebuilt for each root with the same parameters.
-    """
+    """Return True if *fn* is a plain function in a module of the bundled tools."""
     if not inspect.isfunction(fn) or hasattr(fn, "__wrapped__"):
         return False
     # Not `__module__`, which a wrapper may have taken over, and code that was executed without one lacks.
@@ -38,7 +37,7 @@ def is_bundled(fn: Callable[..., object]) -> bool:
 _BUNDLED: dict[tuple[Any, ...], dict[str, Any]] = {}
 
 
-def _bundled_hints(fn: Callable[..., object]) -> dict[str, Any]:
+def _get_bundled_hints(fn: Callable[..., object]) -> dict[str, Any]:
     """Return the annotations of a bundled function, cached; names in our own modules never change their meaning."""
     written = (fn.__module__, *fn.__annotations__.items())
     found = _BUNDLED.get(written)
@@ -49,7 +48,7 @@ def _bundled_hints(fn: Callable[..., object]) -> dict[str, Any]:
 
 def evaluate_hints(fn: Callable[..., object], names: Mapping[str, object] | None = None) -> dict[str, Any]:
     """
-    Return the evaluated annotations of a function, including ``Annotated``.
+    Return the annotations of a function with strings evaluated; raise ``DefinitionError`` for a name that does not exist.
 
     Args:
         fn: A function, method, class, partial or callable object.
@@ -58,9 +57,9 @@ def evaluate_hints(fn: Callable[..., object], names: Mapping[str, object] | None
     Raises:
         DefinitionError: when an annotation names something that does not exist at run time.
     """
-    plain = _unwrap_function(fn)
+    plain = _get_annotated_function(fn)
     try:
-        return _bundled_hints(plain) if is_bundled(plain) else inspect.get_annotations(plain, eval_str=True)
+        return _get_bundled_hints(plain) if is_bundled(plain) else inspect.get_annotations(plain, eval_str=True)
     except NameError:
         pass
     try:
@@ -74,7 +73,7 @@ def evaluate_hints(fn: Callable[..., object], names: Mapping[str, object] | None
 
 
 def caller_locals(package: str) -> Mapping[str, object]:
-    """Return the local names of the nearest caller outside of *package*, so that annotations can use local classes."""
+    """Return the local variables of the nearest caller outside of *package*, for annotations that use local classes."""
     frame = sys._getframe(1)  # noqa: SLF001  (the documented way to see a caller's names)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(package):
         frame = frame.f_back

@@ -13,7 +13,7 @@ from stepengine.errors import DataError, DefinitionError, ToolInputError, ToolNo
 from stepengine.tools.context import ToolContext
 from stepengine.tools.definition import NO_OVERRIDES, Tool
 from stepengine.tools.depends import Overrides
-from stepengine.tools.makers import python_for_tools
+from stepengine.tools.makers import make_python_for_tools
 
 
 class ToolRegistry:
@@ -89,14 +89,14 @@ class ToolRegistry:
         overrides: Overrides = NO_OVERRIDES,
     ) -> ToolResult:
         """
-        Validate an input as if a model had sent it and run the tool, without engine, hooks or permissions.
+        Repair and validate an input and run the tool, without engine, hooks or permissions.
 
         Returns:
             The tool's result; an error result for an unknown tool, an invalid input, or a failing body.
         """
         found = self._tools.get(name)
         if found is None:
-            return ToolResult.error(self._unknown_tool_text(name))
+            return ToolResult.error(self._explain_unknown_tool(name))
         binding = found.binding()
         if not isinstance(found, Tool) or not isinstance(binding.runs, Ordinary):
             return ToolResult.error(
@@ -112,10 +112,10 @@ class ToolRegistry:
     def _get_tool(self, name: str) -> ToolLike:
         found = self._tools.get(name)
         if found is None:
-            raise ToolNotAvailable(self._unknown_tool_text(name), tool_name=name, available=tuple(self._tools))
+            raise ToolNotAvailable(self._explain_unknown_tool(name), tool_name=name, available=tuple(self._tools))
         return found
 
-    def _unknown_tool_text(self, name: str) -> str:
-        line = python_for_tools([name])
+    def _explain_unknown_tool(self, name: str) -> str:
+        line = make_python_for_tools([name])
         hint = f". It comes with stepengine: {line}" if line else ""
         return f"Tool {name!r} is not available. Available tools: {list_names(self._tools, name)}{hint}"

@@ -35,7 +35,7 @@ def _to_camel_case(name: str) -> str:
 
 
 def make_repairer(schema: Mapping[str, object], aliases: Aliases) -> Callable[[JsonDict], JsonDict]:
-    """Return a function that corrects names and values in inputs of a tool with this schema."""
+    """Return a function that corrects names and values in a tool's inputs; an input that cannot be corrected stays as it is."""
     mender: _Mender | None = None
     expected: Mapping[str, frozenset[str]] = {}
 
@@ -67,7 +67,7 @@ class _Mender:
     def expected_types(self) -> Mapping[str, frozenset[str]]:
         """Return the JSON types that each top-level parameter may have."""
         properties: Mapping[str, object] = self._root.get("properties", {})
-        return {name: self._find_expected(schema)[1] for name, schema in properties.items()}
+        return {name: self._get_expected_forms(schema)[1] for name, schema in properties.items()}
 
     def mend_members(self, value: Mapping[str, Any], schema: Mapping[str, Any], path: str) -> Mapping[str, Any]:
         """Return an object with names and members corrected; the same object if nothing was wrong."""
@@ -85,7 +85,8 @@ class _Mender:
     def _rename_members(
         self, value: Mapping[str, object], properties: Mapping[str, object], path: str
     ) -> Mapping[str, object]:
-        known = self._known_spellings(properties, path)
+        """Return an object with other spellings renamed and the member ``cb_easp`` dropped; the same object if there are none."""
+        known = self._map_spellings_to_names(properties, path)
         if not any(name in known or name == DROPPED for name in value if name not in properties):
             return value
         made: dict[str, object] = {}
@@ -97,7 +98,8 @@ class _Mender:
                 made[right] = member
         return made
 
-    def _known_spellings(self, properties: Mapping[str, object], path: str) -> dict[str, str]:
+    def _map_spellings_to_names(self, properties: Mapping[str, object], path: str) -> dict[str, str]:
+        """Return the accepted spelling to name of each property: camelCase and aliases; cached."""
         key = (path, frozenset(properties))
         if key not in self._names:
             spellings = {_to_camel_case(name): name for name in properties}
@@ -108,7 +110,8 @@ class _Mender:
         return self._names[key]
 
     def _mend_value(self, value: object, schema: object, path: str) -> object:
-        forms, kinds = self._find_expected(schema)
+        """Return a value with types and nested names corrected; the same object if nothing was wrong."""
+        forms, kinds = self._get_expected_forms(schema)
         if SCALARS.get(type(value)) in kinds:
             return value
         value = _convert_value(value, kinds)
@@ -123,14 +126,14 @@ class _Mender:
             return self.mend_members(value, form, path)
         return value
 
-    def _find_expected(self, schema: object) -> Expected:
-        """Return the forms and types that a schema expects, looked up once."""
+    def _get_expected_forms(self, schema: object) -> Expected:
+        """Return the forms and JSON types that a schema expects, cached by the schema's identity."""
         known = self._known.get(id(schema))
         if known is None:
             forms = self._expand_schema(schema, set())
             known = self._known[id(schema)] = (
                 forms,
-                frozenset([kind for form in forms for kind in _expected_kinds(form)]),
+                frozenset([kind for form in forms for kind in _get_expected_types(form)]),
             )
         return known
 
@@ -155,7 +158,8 @@ class _Mender:
         return [form for alternative in alternatives for form in self._expand_schema(alternative, followed)]
 
 
-def _expected_kinds(form: Mapping[str, Any]) -> tuple[str, ...]:
+def _get_expected_types(form: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the JSON types in a schema; without any, ``object`` if it has properties, else ``string``."""
     kind = form.get("type", ())
     return (kind,) if isinstance(kind, str) else tuple(kind) or (("object",) if "properties" in form else ("string",))
 
@@ -163,7 +167,7 @@ def _expected_kinds(form: Mapping[str, Any]) -> tuple[str, ...]:
 def _convert_value(value: object, kinds: frozenset[str]) -> object:
     """Return *value* converted to one of *kinds* if that was probably meant; else *value*."""
     if isinstance(value, str) and "string" not in kinds and READ & kinds:
-        value = _decode_if_wanted(value, kinds)
+        value = _decode_expected_json(value, kinds)
     return [value] if _wants_list(value, kinds) else value
 
 
@@ -174,8 +178,8 @@ def _wants_list(value: object, kinds: frozenset[str]) -> bool:
     return ("object" not in kinds and isinstance(value, dict)) or kinds <= {"array", "null"}
 
 
-def _decode_if_wanted(text: str, kinds: frozenset[str]) -> object:
-    """Return the value of a JSON text if it has an expected type; else the text."""
+def _decode_expected_json(text: str, kinds: frozenset[str]) -> object:
+    """Return the value of a JSON text, also doubly encoded, if it has an expected type; else the text."""
     value: object = text
     for _ in range(MAX_DECODINGS):
         if not isinstance(value, str):

@@ -144,47 +144,52 @@ def _is_type(value: object, name: str) -> bool:
 
 
 def _is_type_of_draft_4(value: object, name: str) -> bool:
+    """Return True if a value has the given JSON type in draft 4, in which 1.0 is no integer."""
     return _is_type(value, name) and not (name == "integer" and isinstance(value, float))
 
 
 def _check_type(walk: _Walk, types: str | list[str], instance: object, _: object) -> Sequence[None]:
+    """Return a misfit if the instance has none of the JSON *types*."""
     if isinstance(types, str):
         return () if walk.is_type(instance, types) else MISFIT
     return () if any(walk.is_type(instance, one) for one in types) else MISFIT
 
 
 def _with_work_count(decide: Keyword) -> Keyword:
-    """Return a leaf keyword of jsonschema that also counts the work of its message, which repeats the instance."""
+    """Return a keyword function that also counts the work of its issue message, which repeats the instance."""
 
-    def decide_once(walk: _Walk, value: object, instance: object, schema: object) -> Sequence[None]:
+    def decide_and_count_work(walk: _Walk, value: object, instance: object, schema: object) -> Sequence[None]:
         for _ in decide(walk, value, instance, schema):
-            walk.judge.spend(_count_work(instance))
+            walk.judge.spend_work(_count_work(instance))
             return MISFIT
         return ()
 
-    return decide_once
+    return decide_and_count_work
 
 
-def _check_multiple_of(walk: _Walk, of: float, instance: float, _: object) -> Sequence[None]:
+def _check_multiple_of(walk: _Walk, divisor: float, instance: float, _: object) -> Sequence[None]:
+    """Return a misfit unless a number is a multiple of *divisor*, computed exactly from its decimal digits."""
     if not walk.is_type(instance, "number"):
         return ()
-    if isinstance(of, int) and isinstance(instance, int):
-        return MISFIT if instance % of else ()
+    if isinstance(divisor, int) and isinstance(instance, int):
+        return MISFIT if instance % divisor else ()
     from fractions import Fraction
 
-    walk.judge.spend(20)
-    return MISFIT if Fraction(str(instance)) % Fraction(str(of)) else ()  # by its digits, 0.3 is a multiple of 0.1
+    walk.judge.spend_work(20)
+    return MISFIT if Fraction(str(instance)) % Fraction(str(divisor)) else ()  # by its digits, 0.3 is a multiple of 0.1
 
 
 def _check_unique_items(walk: _Walk, unique: object, instance: object, _: object) -> Sequence[None]:
+    """Return a misfit if two items are equal as JSON; 1 and 1.0 are equal."""
     if not unique or not isinstance(instance, list):
         return ()
-    walk.judge.spend(4 * _count_work(instance))
+    walk.judge.spend_work(4 * _count_work(instance))
     texts = {one if isinstance(one, str) else (canonical(_normalize_numbers(one)),) for one in instance}
     return MISFIT if len(texts) < len(instance) else ()
 
 
 def _check_properties(walk: _Walk, properties: dict[str, Form], instance: object, _: object) -> Iterator[Any]:
+    """Check the members declared in ``properties``, and yield the misfits of their values."""
     if isinstance(instance, dict):
         for name in walk.member_names(instance) if len(instance) <= len(properties) else properties:
             if name in properties and name in instance:
@@ -192,6 +197,7 @@ def _check_properties(walk: _Walk, properties: dict[str, Form], instance: object
 
 
 def _check_pattern_properties(walk: _Walk, patterns: dict[str, Form], instance: object, _: object) -> Iterator[Any]:
+    """Check each member by every schema whose pattern matches its name, and yield the misfits."""
     if isinstance(instance, dict):
         for pattern, form in patterns.items():
             for name in walk.member_names(instance):
@@ -199,18 +205,18 @@ def _check_pattern_properties(walk: _Walk, patterns: dict[str, Form], instance: 
                     yield from walk.descend(instance[name], form, name)
 
 
-def _check_additional_properties(walk: _Walk, other: Form, instance: object, schema: dict[str, Any]) -> Iterator[Any]:
-    """Decide about all members, those of ``properties`` and ``patternProperties`` as well."""
+def _check_all_members(walk: _Walk, additional: Form, instance: object, schema: dict[str, Any]) -> Iterator[Any]:
+    """Check each member by its ``properties`` and ``patternProperties``, an undeclared one by *additional*; yield the misfits."""
     if not isinstance(instance, dict):
         return
-    walk.judge.spend(len(instance))
+    walk.judge.spend_work(len(instance))
     has_others = False
     for name in walk.member_names(instance):
         forms = list(_find_member_schemas(walk, name, schema))
         has_others = has_others or not forms
-        for form in forms or ([] if other is False else [other]):
+        for form in forms or ([] if additional is False else [additional]):
             yield from walk.descend(instance[name], form, name)
-    if has_others and other is False:
+    if has_others and additional is False:
         yield None
 
 
@@ -224,13 +230,15 @@ def _find_member_schemas(walk: _Walk, name: str, schema: dict[str, Any]) -> Iter
             yield form
 
 
-def _check_items(walk: _Walk, form: Form, instance: object, schema: dict[str, Any]) -> Iterator[Any]:
+def _check_items_after_prefix(walk: _Walk, form: Form, instance: object, schema: dict[str, Any]) -> Iterator[Any]:
+    """Check the items after those of ``prefixItems`` by *form*, and yield the misfits."""
     if isinstance(instance, list):
         for index in range(len(schema.get("prefixItems", ())), len(instance)):
             yield from walk.descend(instance[index], form, index)
 
 
 def _check_additional_items(walk: _Walk, other: Form, instance: object, schema: dict[str, Any]) -> Iterator[Any]:
+    """Check the items after those in a list of ``items`` schemas by *other*, and yield the misfits."""
     listed = schema.get("items")
     if not isinstance(instance, list) or not isinstance(listed, list):
         return
@@ -247,6 +255,7 @@ def _check_property_names(walk: _Walk, names: Form, instance: object, _: object)
 
 
 def _check_any_of(walk: _Walk, forms: list[Form], instance: object, _: object) -> Sequence[None]:
+    """Return a misfit if the instance fits none of *forms*."""
     for form in forms:  # without a comprehension, whose frame would count where values are deep
         if not walk.judge.descend(instance, form):
             return ()
@@ -254,6 +263,7 @@ def _check_any_of(walk: _Walk, forms: list[Form], instance: object, _: object) -
 
 
 def _check_one_of(walk: _Walk, forms: list[Form], instance: object, _: object) -> Sequence[None]:
+    """Return a misfit unless the instance fits exactly one of *forms*."""
     fitting = 0
     for form in forms:
         fitting += not walk.judge.descend(instance, form)
@@ -261,18 +271,28 @@ def _check_one_of(walk: _Walk, forms: list[Form], instance: object, _: object) -
 
 
 def _check_pattern(walk: _Walk, pattern: str, instance: object, _: object) -> Sequence[None]:
+    """Return a misfit if the instance is a text without a match of *pattern*."""
     return MISFIT if isinstance(instance, str) and not walk.judge.matches(pattern, instance) else ()
 
 
-def _check_unevaluated(walk: _Walk, other: Form, instance: object, schema: dict[str, Any], of: type) -> Sequence[None]:
-    return MISFIT if isinstance(instance, of) and walk.judge.find_unevaluated(instance, other, schema) else ()
+def _check_unevaluated_parts(
+    walk: _Walk, other: Form, instance: object, schema: dict[str, Any], container: type
+) -> Sequence[None]:
+    """Return a misfit if a member or item that no other keyword evaluates does not fit *other*."""
+    return (
+        MISFIT
+        if isinstance(instance, container) and walk.judge.find_unevaluated_misfits(instance, other, schema)
+        else ()
+    )
 
 
 def _check_content_encoding(walk: _Walk, encoding: str, instance: object, _: object) -> Sequence[None]:
+    """Return a misfit if the instance is a text that cannot be decoded."""
     return MISFIT if isinstance(instance, str) and _decode_content(walk, encoding, instance) is None else ()
 
 
 def _check_content_media_type(walk: _Walk, kind: str, instance: object, schema: dict[str, Any]) -> Sequence[None]:
+    """Return a misfit if the instance is a text that should contain JSON and does not."""
     if kind != "application/json" or not isinstance(instance, str):
         return ()
     from pydantic_core import from_json
@@ -287,8 +307,8 @@ def _check_content_media_type(walk: _Walk, kind: str, instance: object, schema: 
 
 
 def _decode_content(walk: _Walk, encoding: str, text: str) -> bytes | None:
-    """Return the decoded bytes of a text, or the text as bytes if the encoding is unknown."""
-    walk.judge.spend(len(text) // CHARS)
+    """Return the decoded bytes of a text, ``None`` if it cannot be decoded; with an unknown encoding, the text as bytes."""
+    walk.judge.spend_work(len(text) // CHARS)
     decoders: dict[str, Callable[[str], bytes]] = {
         "base64": functools.partial(base64.b64decode, validate=True),
         "base64url": lambda given: base64.b64decode(given, altchars=b"-_", validate=True),
@@ -308,13 +328,13 @@ OWN_KEYWORDS: dict[str, Keyword] = {
     "additionalItems": _check_additional_items,
     "properties": _check_properties,
     "patternProperties": _check_pattern_properties,
-    "additionalProperties": _check_additional_properties,
+    "additionalProperties": _check_all_members,
     "propertyNames": _check_property_names,
     "anyOf": _check_any_of,
     "oneOf": _check_one_of,
     "pattern": _check_pattern,
-    "unevaluatedProperties": functools.partial(_check_unevaluated, of=dict),
-    "unevaluatedItems": functools.partial(_check_unevaluated, of=list),
+    "unevaluatedProperties": functools.partial(_check_unevaluated_parts, container=dict),
+    "unevaluatedItems": functools.partial(_check_unevaluated_parts, container=list),
 }
 BELOW = frozenset({"items", "prefixItems", "dependencies", "dependentSchemas", "allOf", "if"})
 """Keywords of jsonschema's that only lead on, to what is below or to further schemas."""
@@ -326,14 +346,17 @@ CONTENT: dict[str, Keyword] = {
 
 @functools.cache
 def _load_draft(name: str) -> _Draft:
-    """Return a draft of JSON Schema. This imports jsonschema."""
+    """Return the keyword functions, type test and meta-schema of a draft, cached. This imports jsonschema."""
     import jsonschema
 
     theirs: Any = getattr(jsonschema, f"Draft{name}Validator")
     known = {word: decide if word in BELOW else _with_work_count(decide) for word, decide in theirs.VALIDATORS.items()}
     known |= {word: decide for word, decide in OWN_KEYWORDS.items() if word in known}
     if name == "202012":  # of which the draft says that it may be written as before
-        known |= {"items": _check_items, "dependencies": jsonschema.Draft7Validator.VALIDATORS["dependencies"]}
+        known |= {
+            "items": _check_items_after_prefix,
+            "dependencies": jsonschema.Draft7Validator.VALIDATORS["dependencies"],
+        }
     elif name != "4":
         known |= CONTENT
     keywords = {word: known[word] for word in KEYWORDS if word in known}
@@ -353,35 +376,33 @@ class _Draft:
         self.keywords, self.is_type = keywords, is_type
         self._a_schema = {"type": meta["type"]}
         self._documents = {"": meta}
-        self._shapes = dict(self._read_shapes(meta))
+        self._shapes = dict(self._iter_keyword_schemas(meta))
         self._rules = _Rules(keywords, is_type, {})
 
-    def _read_shapes(self, meta: Any) -> Iterator[tuple[str, Form]]:
-        """Yield each keyword with the schema of its value, from the draft's meta-schema."""
+    def _iter_keyword_schemas(self, meta: Any) -> Iterator[tuple[str, Form]]:
+        """Yield each keyword with the schema of its value from the meta-schema, and store the documents of the meta-schema."""
         from jsonschema_specifications import REGISTRY
 
         for part in meta.get("allOf", ()):
             self._documents[part["$ref"]] = REGISTRY.contents(meta["$id"].removesuffix("schema") + part["$ref"])
         for document in self._documents.values():
             for word, shape in document["properties"].items():
-                yield word, self._resolve_shape_references(shape, document)
+                yield word, self._inline_references(shape, document)
 
-    def _resolve_shape_references(self, shape: Any, document: Any) -> Any:
-        """Return the schema of a keyword's value with references resolved; of schemas inside the value only the type is checked."""
+    def _inline_references(self, shape: Any, document: Any) -> Any:
+        """Return the schema of a keyword's value with references replaced by their targets; a nested schema becomes a type check."""
         if isinstance(shape, list):
-            return [self._resolve_shape_references(one, document) for one in shape]
+            return [self._inline_references(one, document) for one in shape]
         if not isinstance(shape, dict):
             return shape
         if "$dynamicRef" in shape or shape.get("$ref") == "#":
             return self._a_schema
-        found = {
-            word: self._resolve_shape_references(value, document) for word, value in shape.items() if word != "$ref"
-        }
+        found = {word: self._inline_references(value, document) for word, value in shape.items() if word != "$ref"}
         if "$ref" in shape:
             name, _, pointer = shape["$ref"].partition("#")
             there = self._documents[name] if name else document
-            target = functools.reduce(_get_member, pointer.split("/")[1:], there)
-            found = {**self._resolve_shape_references(target, there), **found}
+            target = functools.reduce(_find_member, pointer.split("/")[1:], there)
+            found = {**self._inline_references(target, there), **found}
         return found
 
     def check_schemas(self, where: str, schemas: Mapping[str, object]) -> None:
@@ -389,9 +410,10 @@ class _Draft:
         for place, schema in schemas.items():
             for word, value in schema.items() if isinstance(schema, dict) else ():
                 if word in self._shapes:
-                    self._check_keyword(where, place, word, value)
+                    self._check_keyword_value(where, place, word, value)
 
-    def _check_keyword(self, where: str, place: str, word: str, value: object) -> None:
+    def _check_keyword_value(self, where: str, place: str, word: str, value: object) -> None:
+        """Raise ``DefinitionError`` if the value of a keyword is invalid or contains an invalid subschema."""
         for one, at in find_subschemas(word, value, place):
             if not isinstance(one, dict | bool):
                 _raise_schema_error(where, at, f"a schema must be an object, not {cut_after(repr(one), SHORT_CHARS)}")
@@ -447,31 +469,31 @@ class _Rules:
         self._targets = targets
         self._patterns: dict[str, tuple[int, SchemaValidator]] = {}
 
-    def make_steps(self, schema: Any) -> _Steps:
-        """Return the check steps for a schema, and cache them."""
+    def compile_steps(self, schema: Any) -> _Steps:
+        """Return the check steps of a schema, and cache them by its identity."""
         words = {*schema}
         if schema.get("additionalProperties", True) is True:
             words.discard("additionalProperties")
         else:
             words -= {"properties", "patternProperties"}
         steps = [(word, decide, schema[word]) for word, decide in self._keywords.items() if word in words]
-        if _has_required_issues_last(schema):
+        if _reports_required_last(schema):
             places = [word for word, _, _ in steps]
             steps.insert(places.index("additionalProperties"), steps.pop(places.index("required")))
         target = self._targets[schema["$ref"]] if isinstance(schema.get("$ref"), str) else None
         made = self.steps[id(schema)] = _Steps(
-            tuple(steps), target, 1 + sum([_keyword_work(word, value) for word, _, value in steps])
+            tuple(steps), target, 1 + sum([_count_keyword_work(word, value) for word, _, value in steps])
         )
         return made
 
     def compile_pattern(self, pattern: str, where: str = "", at: str = "") -> tuple[int, SchemaValidator]:
-        """Return the size of a pattern and its compiled form. An invalid pattern raises an error."""
+        """Return the size of a pattern and its compiled form, cached; raise ``DefinitionError`` for an invalid pattern."""
         if pattern not in self._patterns:
             from pydantic_core import SchemaError, SchemaValidator, core_schema
 
             schema = core_schema.str_schema(pattern=_to_rust_pattern(pattern), regex_engine="rust-regex")
             try:
-                self._patterns[pattern] = _pattern_size(pattern), SchemaValidator(schema)
+                self._patterns[pattern] = _estimate_pattern_states(pattern), SchemaValidator(schema)
             except SchemaError:
                 _raise_schema_error(
                     where,
@@ -481,7 +503,7 @@ class _Rules:
         return self._patterns[pattern]
 
     def find_issues(self, value: object, schema: Form, path: str) -> list[str]:
-        """Return the issues of the value at *path*; none if it is valid."""
+        """Return a sentence for each violation in a value, none if it is valid; exceeding the work limit is an issue, too."""
         judge = _ValueCheck(self)
         judge.known[id(schema), id(value)] = False
         try:
@@ -491,7 +513,7 @@ class _Rules:
             return [f"{path}: {TOO_LONG}"]
         judge.left = MOST_WORK
         try:
-            said = _IssueReport(judge, path, {}).find_target_issues(value, _Target("#", schema))
+            said = _IssueReport(judge, path, {}).find_reference_issues(value, _Target("#", schema))
         except _CheckLimitExceeded:
             return [f"{path}: {TOO_LONG}"]
         except RecursionError:
@@ -514,8 +536,8 @@ class _ValueCheck:
         self.known: dict[tuple[int, int], bool] = {}
         self._evaluated: dict[tuple[int, int, bool], set[Any]] = {}
 
-    def spend(self, work: int) -> None:
-        """Count work, and raise an error above the limit."""
+    def spend_work(self, work: int) -> None:
+        """Subtract from the remaining work, and raise ``_CheckLimitExceeded`` if none is left."""
         self.left -= work
         if self.left < 0:
             raise _CheckLimitExceeded
@@ -523,11 +545,11 @@ class _ValueCheck:
     def descend(
         self, instance: object, schema: Form, path: str | int | None = None, schema_path: object = None
     ) -> Sequence[None]:
-        """Return an empty sequence if *instance* is valid. It counts as invalid for a reference that is being followed."""
+        """Return an empty sequence if *instance* is valid, else a misfit. It is invalid for a reference that is being followed."""
         asked = []
         while True:  # along references, for which a call each would be too many where values are deep
-            steps = self.rules.steps.get(id(schema)) or self.rules.make_steps(schema)
-            self.spend(steps.work)
+            steps = self.rules.steps.get(id(schema)) or self.rules.compile_steps(schema)
+            self.spend_work(steps.work)
             for _, decide, value in steps.keywords:
                 for _ in decide(self, value, instance, schema):
                     return MISFIT
@@ -556,36 +578,38 @@ class _ValueCheck:
     def matches(self, pattern: str, text: str) -> bool:
         """Return whether *pattern* matches a part of *text*."""
         size, search = self.rules.compile_pattern(pattern)
-        self.spend(1 + size * len(text) // STEPS)
+        self.spend_work(1 + size * len(text) // STEPS)
         return search.isinstance_python(text)
 
-    def find_unevaluated(self, instance: Any, other: Form, schema: dict[str, Any]) -> list[str | int]:
+    def find_unevaluated_misfits(self, instance: Any, other: Form, schema: dict[str, Any]) -> list[str | int]:
         """Return the unevaluated members or items of an instance that do not match *other*."""
-        evaluated = self._find_evaluated(instance, schema, is_inner=False)
+        evaluated = self._find_evaluated_keys(instance, schema, is_inner=False)
         names = instance if isinstance(instance, dict) else range(len(instance))
         return [name for name in names if name not in evaluated and self.descend(instance[name], other)]
 
-    def _find_evaluated(self, instance: Any, schema: Form, *, is_inner: bool = True) -> set[Any]:
-        """Return the names or indexes that a matching schema evaluates."""
+    def _find_evaluated_keys(self, instance: Any, schema: Form, *, is_inner: bool = True) -> set[Any]:
+        """Return the names or indexes that a schema and its matching in-place subschemas evaluate, cached."""
         if isinstance(schema, bool):
             return set()
         key = (id(schema), id(instance), is_inner)
         if key in self._evaluated:
             return self._evaluated[key]
-        self.spend(1 + len(instance))
-        named = self._find_evaluated_members if isinstance(instance, dict) else self._find_evaluated_items
-        found = self._evaluated[key] = named(instance, schema, is_inner=is_inner)
-        for form in self._iter_applied_schemas(instance, schema):
+        self.spend_work(1 + len(instance))
+        find_keys = self._find_evaluated_names if isinstance(instance, dict) else self._find_evaluated_indexes
+        found = self._evaluated[key] = find_keys(instance, schema, is_inner=is_inner)
+        for form in self._iter_in_place_subschemas(instance, schema):
             if not self.descend(instance, form):
-                found |= self._find_evaluated(instance, form)
+                found |= self._find_evaluated_keys(instance, form)
         return found
 
-    def _find_evaluated_members(self, instance: dict[str, Any], schema: dict[str, Any], *, is_inner: bool) -> set[Any]:
+    def _find_evaluated_names(self, instance: dict[str, Any], schema: dict[str, Any], *, is_inner: bool) -> set[Any]:
+        """Return the members that the schema's own keywords evaluate; for an inner schema, ``unevaluatedProperties`` counts, too."""
         if "additionalProperties" in schema or (is_inner and "unevaluatedProperties" in schema):
             return set(instance)
         return {name for name in instance if any(True for _ in _find_member_schemas(self, name, schema))}
 
-    def _find_evaluated_items(self, instance: list[Any], schema: dict[str, Any], *, is_inner: bool) -> set[Any]:
+    def _find_evaluated_indexes(self, instance: list[Any], schema: dict[str, Any], *, is_inner: bool) -> set[Any]:
+        """Return the items that the schema's own keywords evaluate; for an inner schema, ``unevaluatedItems`` counts, too."""
         if "items" in schema or (is_inner and "unevaluatedItems" in schema):
             return set(range(len(instance)))
         found = set(range(len(schema.get("prefixItems", ()))))
@@ -593,8 +617,8 @@ class _ValueCheck:
             found |= {index for index, one in enumerate(instance) if not self.descend(one, schema["contains"])}
         return found
 
-    def _iter_applied_schemas(self, instance: Any, schema: dict[str, Any]) -> Iterator[Form]:
-        """Yield the subschemas that apply to the same value, whether they match or not."""
+    def _iter_in_place_subschemas(self, instance: Any, schema: dict[str, Any]) -> Iterator[Form]:
+        """Yield the subschemas for the same value, matching or not; of ``if``, only the branch that applies."""
         for word in ("allOf", "anyOf", "oneOf"):
             yield from schema.get(word, ())
         yield from [form for name, form in schema.get("dependentSchemas", {}).items() if name in instance]
@@ -646,8 +670,8 @@ class _IssueReport:
         """Yield a sentence for each issue."""
         place = self.path if path is None else member_path(self.path, path)
         at = _IssueReport(self.judge, place, self._told, is_referred=self.is_referred)
-        steps = self.judge.rules.steps.get(id(schema)) or self.judge.rules.make_steps(schema)
-        self.judge.spend(steps.work)
+        steps = self.judge.rules.steps.get(id(schema)) or self.judge.rules.compile_steps(schema)
+        self.judge.spend_work(steps.work)
         for word, decide, value in steps.keywords:
             is_said = False
             for one in decide(at, value, instance, schema):
@@ -655,9 +679,9 @@ class _IssueReport:
                     yield one
                 elif not is_said:
                     is_said = True
-                    yield from at._keyword_issues(word, value, instance, schema)
+                    yield from at._describe_violation(word, value, instance, schema)
         if steps.target is not None:
-            yield from _IssueReport(self.judge, place, self._told, is_referred=True).find_target_issues(
+            yield from _IssueReport(self.judge, place, self._told, is_referred=True).find_reference_issues(
                 instance, steps.target
             )
 
@@ -665,8 +689,8 @@ class _IssueReport:
         """Return the names of an object's members, in the order of the object; below a reference, sorted as in journals."""
         return sorted(instance) if self.is_referred else instance
 
-    def find_target_issues(self, instance: object, target: _Target) -> Sequence[str]:
-        """Return the sentences for a reference, once for each value and place."""
+    def find_reference_issues(self, instance: object, target: _Target) -> Sequence[str]:
+        """Return the issues of an instance under a referenced schema, cached by value and path; an endless reference is an issue."""
         key = (id(target.schema), id(instance), self.path)
         if key in self._told or self.judge.known.get(key[:2]):
             return self._told.get(key, ())
@@ -680,9 +704,9 @@ class _IssueReport:
         self._told[key] = [*told[:MAX_ISSUES], *([": and there is more"] if len(told) > MAX_ISSUES else ())]
         return self._told[key]
 
-    def _keyword_issues(self, word: str, value: Any, instance: Any, schema: Any) -> Iterable[str]:
+    def _describe_violation(self, word: str, value: Any, instance: Any, schema: Any) -> Iterable[str]:
         """Return the sentences for a violated keyword, without checking it again."""
-        self.judge.spend(_count_work(value) + _count_work(instance))
+        self.judge.spend_work(_count_work(value) + _count_work(instance))
         if word in SAYINGS:
             return SAYINGS[word](self, value, instance, schema)
         if word in LIMITS:
@@ -719,14 +743,14 @@ class _Outline:
         self._anchors: dict[str, str] = {}
         self._references: dict[str, str] = {}
         self._size = 0
-        self._visit(self.root, "#")
+        self._record_subschemas(self.root, "#")
         while new := [reference for reference in self._references if reference not in self.targets]:
             for reference in new:
                 place = self._resolve_reference(reference, self._references[reference])
                 self.targets[reference] = _Target(place, self.schemas[place])
 
-    def _visit(self, top: object, at: str) -> None:
-        """Visit the schema at a pointer and all its subschemas."""
+    def _record_subschemas(self, top: object, at: str) -> None:
+        """Record the schema at a pointer and all its subschemas; raise ``DefinitionError`` if there are too many."""
         left = [(top, at)]
         while left:
             schema, place = left.pop()
@@ -741,6 +765,7 @@ class _Outline:
                     left.extend(find_subschemas(word, value, place))
 
     def _record_references_and_patterns(self, schema: dict[str, Any], at: str) -> None:
+        """Record the references, anchor and patterns of a schema; raise ``DefinitionError`` for unsupported or outside references."""
         if unfollowed := [word for word in UNFOLLOWED if word in schema]:
             _raise_schema_error(
                 self._where,
@@ -763,7 +788,8 @@ class _Outline:
                 self._add_pattern(pattern, f"{at}/patternProperties")
 
     def _add_pattern(self, pattern: str, at: str) -> None:
-        self._size += _pattern_size(pattern)
+        """Record a pattern with its place; raise ``DefinitionError`` if all patterns together are too large."""
+        self._size += _estimate_pattern_states(pattern)
         if self._size > MAX_PATTERN_STATES:
             _raise_schema_error(
                 self._where,
@@ -773,20 +799,20 @@ class _Outline:
         self.patterns.setdefault(pattern, at)
 
     def _resolve_reference(self, reference: str, at: str) -> str:
-        """Return the pointer to which a reference resolves, after visiting its target."""
+        """Return the pointer to which a reference resolves, after recording its target; raise ``DefinitionError`` if there is none."""
         if reference in self._anchors:
             return self._anchors[reference]
         for pointer in (reference, unquote(reference)):
             target: object = self.root
             for part in pointer.split("/")[1:] if pointer != "#" else ():
-                target = _get_member(target, part.replace("~1", "/").replace("~0", "~"))
+                target = _find_member(target, part.replace("~1", "/").replace("~0", "~"))
             if isinstance(target, dict | bool) and (pointer == "#" or pointer.startswith("#/")):
-                self._visit(target, pointer)
+                self._record_subschemas(target, pointer)
                 return pointer
         return _raise_schema_error(self._where, at, f"{reference!r} does not exist; use '#/$defs/...'")
 
 
-def _get_member(value: object, part: str | int) -> Any:
+def _find_member(value: object, part: str | int) -> Any:
     """Return a member or item of a JSON value; ``None`` when there is none."""
     if isinstance(value, dict):
         return value.get(part)
@@ -803,7 +829,7 @@ def _sort_members(value: object) -> Any:
 
 
 def _normalize_numbers(value: object) -> Any:
-    """Return JSON in which equal numbers have the same form."""
+    """Return a copy of JSON in which whole floats are integers, so that equal numbers are encoded alike."""
     if isinstance(value, dict):
         return {name: _normalize_numbers(one) for name, one in value.items()}
     if isinstance(value, list):
@@ -828,13 +854,13 @@ def _count_work(value: object) -> int:
     return values + chars // CHARS
 
 
-def _has_required_issues_last(schema: dict[str, Any]) -> bool:
-    """Return whether journals have the issues of ``required`` after those of ``additionalProperties``: if it has one name."""
+def _reports_required_last(schema: dict[str, Any]) -> bool:
+    """Return True if issues of ``required`` are reported after those of ``additionalProperties``, as journals have them."""
     is_closed = schema.get("additionalProperties") is False and "patternProperties" not in schema
     return is_closed and "properties" in schema and len(schema.get("required", ())) == 1
 
 
-def _keyword_work(word: str, value: object) -> int:
+def _count_keyword_work(word: str, value: object) -> int:
     """Return the work of a keyword, without its subschemas."""
     if word in {"enum", "const", "dependentRequired", "dependencies"}:
         return _count_work(value)
@@ -865,6 +891,7 @@ def _to_rust_pattern(pattern: str) -> str:
 
 
 def _to_rust_escape(escape: str) -> str:
+    """Return a backslash escape of an ECMAScript pattern in Rust's syntax."""
     letter = escape[1]
     if letter.lower() in ESCAPED_CLASSES:
         return f"[{'^' if letter.isupper() else ''}{ESCAPED_CLASSES[letter.lower()]}]"
@@ -873,7 +900,7 @@ def _to_rust_escape(escape: str) -> str:
     return "\\c" if letter == "a" else escape  # a bell to Rust, and nothing to ECMAScript
 
 
-def _pattern_size(pattern: str) -> int:
+def _estimate_pattern_states(pattern: str) -> int:
     """Return the approximate number of states of a pattern: 1 per character, 10 per class, times the repetitions."""
     if len(pattern) > MAX_PATTERN_STATES:
         return len(pattern)
@@ -916,7 +943,7 @@ Saying: TypeAlias = Callable[[_IssueReport, Any, Any, Any], Iterable[str]]
 
 def _type_issue(at: _IssueReport, types: str | list[str], instance: object, _: object) -> Iterator[str]:
     wanted = [one for one in TYPES if one in ([types] if isinstance(types, str) else types)]
-    yield f"{at.path}: should be {' or '.join(wanted)}, not {_json_type(instance)}"
+    yield f"{at.path}: should be {' or '.join(wanted)}, not {_json_type_name(instance)}"
 
 
 def _enum_issue(at: _IssueReport, options: list[object], instance: object, _: object) -> Iterator[str]:
@@ -927,6 +954,7 @@ def _enum_issue(at: _IssueReport, options: list[object], instance: object, _: ob
 
 
 def _limit_text(word: str, limit: float, instance: object, schema: Mapping[str, object]) -> str:
+    """Return the words for a violated limit; a boolean ``exclusiveMinimum`` of draft 4 changes them."""
     strict = f"exclusive{word[0].upper()}{word[1:]}"
     if word in {"minimum", "maximum"} and schema.get(strict) is True:  # in draft 4
         word = strict
@@ -936,18 +964,21 @@ def _limit_text(word: str, limit: float, instance: object, schema: Mapping[str, 
 
 
 def _required_issues(at: _IssueReport, names: list[str], instance: dict[str, object], _: object) -> Iterator[str]:
+    """Yield an issue for each missing member."""
     return (f"{member_path(at.path, name)}: is required" for name in names if name not in instance)
 
 
 def _dependent_issues(
     at: _IssueReport, names: dict[str, list[str]], instance: dict[str, object], _: object
 ) -> Iterator[str]:
+    """Yield an issue for each missing member that another present member requires."""
     for name, others in names.items():
         if name in instance and isinstance(others, list):
             yield from _required_issues(at, others, instance, _)
 
 
 def _unexpected_issues(at: _IssueReport, names: Iterable[str | int], schema: dict[str, Any]) -> Iterator[str]:
+    """Yield an issue for each of *names*, with the nearest declared parameters."""
     known = list(schema.get("properties", ()))
     return (
         f"{member_path(at.path, name)}: is not a parameter; the parameters are: {list_names(known, name)}"
@@ -958,23 +989,26 @@ def _unexpected_issues(at: _IssueReport, names: Iterable[str | int], schema: dic
 def _additional_issues(
     at: _IssueReport, _: object, instance: dict[str, object], schema: dict[str, Any]
 ) -> Iterator[str]:
+    """Yield an issue for each member that neither ``properties`` nor ``patternProperties`` declares."""
     return _unexpected_issues(
         at, [name for name in at.member_names(instance) if not [*_find_member_schemas(at, name, schema)]], schema
     )
 
 
 def _unevaluated_issues(at: _IssueReport, other: Form, instance: object, schema: dict[str, Any]) -> Iterator[str]:
-    strange = at.judge.find_unevaluated(instance, other, schema)
+    """Yield an issue for each unevaluated member that does not fit *other*, or one for all such items."""
+    unexpected = at.judge.find_unevaluated_misfits(instance, other, schema)
     if isinstance(instance, dict):
-        return _unexpected_issues(at, [name for name in at.member_names(instance) if name in strange], schema)
-    return _too_many_issue(at, "Unevaluated", len(strange))
+        return _unexpected_issues(at, [name for name in at.member_names(instance) if name in unexpected], schema)
+    return _disallowed_items_issue(at, "Unevaluated", len(unexpected))
 
 
-def _too_many_issue(at: _IssueReport, what: str, count: int) -> Iterator[str]:
-    yield f"{at.path}: {what} items are not allowed ({count} item{'s' if count > 1 else ''})"
+def _disallowed_items_issue(at: _IssueReport, kind: str, count: int) -> Iterator[str]:
+    yield f"{at.path}: {kind} items are not allowed ({count} item{'s' if count > 1 else ''})"
 
 
-def _name_issues(at: _IssueReport, names: Form, instance: dict[str, object], _: object) -> Iterator[str]:
+def _property_name_issues(at: _IssueReport, names: Form, instance: dict[str, object], _: object) -> Iterator[str]:
+    """Yield the issues of member names that do not fit the schema *names*."""
     for name in at.member_names(instance):
         for said in at.descend(name, names):
             place = at.path if names is False else member_path(at.path, name)
@@ -982,7 +1016,7 @@ def _name_issues(at: _IssueReport, names: Form, instance: dict[str, object], _: 
 
 
 def _any_of_issues(at: _IssueReport, forms: list[Form], instance: object, _: object) -> Iterator[str]:
-    """Yield the sentence for a value that matches none of several schemas. Nested sentences are limited."""
+    """Yield the sentence for a value that fits none of *forms*, with the issues under the nearest form."""
     tries: list[list[str]] = []
     for form in forms:
         tries.append([*at.descend(instance, form)])  # noqa: PERF401 - a comprehension has a frame of its own
@@ -993,6 +1027,7 @@ def _any_of_issues(at: _IssueReport, forms: list[Form], instance: object, _: obj
 
 
 def _one_of_issues(at: _IssueReport, forms: list[Form], instance: object, _: object) -> Iterator[str]:
+    """Yield the sentence for a value that fits none or several of *forms*."""
     fitting = [at.judge.descend(instance, form) for form in forms].count(())
     if not fitting:
         return _any_of_issues(at, forms, instance, _)
@@ -1010,11 +1045,11 @@ SAYINGS: dict[str, Saying] = {
     "dependencies": _dependent_issues,
     "additionalProperties": _additional_issues,
     "unevaluatedProperties": _unevaluated_issues,
-    "additionalItems": lambda at, _, instance, schema: _too_many_issue(
+    "additionalItems": lambda at, _, instance, schema: _disallowed_items_issue(
         at, "Additional", len(instance) - len(schema["items"])
     ),
     "unevaluatedItems": _unevaluated_issues,
-    "propertyNames": _name_issues,
+    "propertyNames": _property_name_issues,
     "anyOf": _any_of_issues,
     "oneOf": _one_of_issues,
     "contentEncoding": lambda at, name, _, __: (f'{at.path}: it is not compliant with "{name}" content encoding',),
@@ -1023,7 +1058,7 @@ SAYINGS: dict[str, Saying] = {
 """What is said of keywords that have more than one sentence; limits and what always says the same have a table each."""
 
 
-def _json_type(value: object) -> str:
+def _json_type_name(value: object) -> str:
     """Return the name of a value's JSON type."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else "boolean"
@@ -1057,20 +1092,20 @@ def with_description(schema: Mapping[str, object], text: str) -> dict[str, Any]:
 
 
 def make_validator(
-    tool_name: str, schema: JsonDict, also: Callable[[JsonDict], Iterator[str]] | None = None
+    tool_name: str, schema: JsonDict, find_more_issues: Callable[[JsonDict], Iterator[str]] | None = None
 ) -> Callable[[JsonDict], Validated]:
     """
     Return a function that checks a tool's inputs and raises ``ToolInputError``; the schema is compiled at the first call.
 
-    *also* looks at inputs that fit and gives what else is wrong.
+    *find_more_issues* yields further issues of an input that fits the schema.
     """
     compiled = functools.cache(lambda: JsonSchema(f"input_schema of tool {tool_name!r}", schema))
 
     def validate(value: JsonDict) -> Validated:
         issues = compiled().issues(value)
-        if also is not None and not issues:
-            issues.extend(also(value))
-        return _accept_if_valid(tool_name, issues, value)
+        if find_more_issues is not None and not issues:
+            issues.extend(find_more_issues(value))
+        return _accept_or_raise(tool_name, issues, value)
 
     return validate
 
@@ -1113,10 +1148,11 @@ class SchemaInputs:
         Raises:
             ToolInputError: listing every field with its problem.
         """
-        return _accept_if_valid(self._name, self._checked.issues(value), value)
+        return _accept_or_raise(self._name, self._checked.issues(value), value)
 
 
-def _accept_if_valid(tool_name: str, issues: Sequence[str], value: JsonDict) -> Validated:
+def _accept_or_raise(tool_name: str, issues: Sequence[str], value: JsonDict) -> Validated:
+    """Return the input as validated, or raise ``ToolInputError`` if there are issues."""
     if issues:
         raise make_tool_input_error(tool_name, [issue.removeprefix(": ") for issue in issues], value)
     return Validated(value, value)

@@ -65,14 +65,16 @@ def _raise_definition_error(fn: Callable[..., object], problem: str) -> NoReturn
 def _suggest_annotation(fn: Callable[..., object], parameter: inspect.Parameter) -> str:
     """Return a suggested annotation for a parameter that has none."""
     if parameter.name in {"ctx", "context"}:
-        return f"{'StepContext' if inspect.isgeneratorfunction(_underlying_function(fn)) else 'ToolContext'} (from stepengine)"
+        return f"{'StepContext' if inspect.isgeneratorfunction(_get_called_function(fn)) else 'ToolContext'} (from stepengine)"
     return "str, for example"
 
 
 def _split_parameters(
     fn: Callable[..., object], hints: Mapping[str, object]
 ) -> tuple[bool, dict[str, Any], list[inspect.Parameter]]:
-    """Return whether the function takes a context, its dependencies, and its other parameters."""
+    """
+    Return whether a function takes a context, its dependencies and its other parameters; a misplaced context raises ``DefinitionError``.
+    """
     wants_context, needs, rest = False, {}, []
     for index, (name, parameter) in enumerate(inspect.signature(fn).parameters.items()):
         annotation = hints.get(name, parameter.empty)
@@ -89,7 +91,7 @@ def _split_parameters(
 
 def _check_context_parameter(fn: Callable[..., object], name: str, index: int, *, of_handler: bool) -> None:
     """Raise an error for a context that is not the first parameter, or of the wrong kind."""
-    yields = inspect.isgeneratorfunction(_underlying_function(fn))
+    yields = inspect.isgeneratorfunction(_get_called_function(fn))
     if of_handler and not yields:
         _raise_definition_error(fn, f"takes a StepContext as {name!r} but does not yield; use a ToolContext")
     if yields and not of_handler:
@@ -101,7 +103,8 @@ def _check_context_parameter(fn: Callable[..., object], name: str, index: int, *
         )
 
 
-def _underlying_function(fn: Callable[..., object]) -> Callable[..., object]:
+def _get_called_function(fn: Callable[..., object]) -> Callable[..., object]:
+    """Return a routine or partial unchanged; of a callable object, the ``__call__`` of its class."""
     return fn if inspect.isroutine(fn) or hasattr(fn, "func") else type(fn).__call__
 
 
@@ -111,9 +114,9 @@ def _generator_return_type(annotation: Any) -> Any:
     return arguments[2] if len(arguments) == 3 else Any  # noqa: PLR2004 - what it yields, is sent and returns
 
 
-def _is_generator(fn: Callable[..., object], needs: Mapping[str, object]) -> bool:
-    """Return whether a function is a generator; raise ``DefinitionError`` if it has dependencies, too."""
-    yields = inspect.isgeneratorfunction(_underlying_function(fn))
+def _check_is_generator(fn: Callable[..., object], needs: Mapping[str, object]) -> bool:
+    """Return True for a generator function; raise ``DefinitionError`` if it has dependencies, too."""
+    yields = inspect.isgeneratorfunction(_get_called_function(fn))
     if yields and needs:
         _raise_definition_error(
             fn,
@@ -123,9 +126,9 @@ def _is_generator(fn: Callable[..., object], needs: Mapping[str, object]) -> boo
     return yields
 
 
-def _is_async(fn: Callable[..., object]) -> bool:
-    """Return whether a function is a coroutine function; raise ``DefinitionError`` for an async generator."""
-    called = _underlying_function(fn)
+def _check_is_async(fn: Callable[..., object]) -> bool:
+    """Return True for a coroutine function; raise ``DefinitionError`` for an async generator."""
+    called = _get_called_function(fn)
     if inspect.isasyncgenfunction(called):
         _raise_definition_error(
             fn,
@@ -137,7 +140,7 @@ def _is_async(fn: Callable[..., object]) -> bool:
 
 def read_signature(fn: Callable[..., object], names: Mapping[str, object]) -> Signature:
     """
-    Return the signature of *fn*.
+    Return the checked signature of a tool function; raise ``DefinitionError`` for parameters that a tool cannot have.
 
     Args:
         fn: The function of a tool.
@@ -163,14 +166,16 @@ def read_signature(fn: Callable[..., object], names: Mapping[str, object]) -> Si
                 f"has no type for parameter {parameter.name!r}; write {parameter.name}: {_suggest_annotation(fn, parameter)}",
             )
     positional = tuple([p.name for p in rest if p.kind is p.POSITIONAL_ONLY])
-    body = FunctionBody(fn, _is_async(fn), wants_context, needs, positional, is_generator=_is_generator(fn, needs))
+    body = FunctionBody(
+        fn, _check_is_async(fn), wants_context, needs, positional, is_generator=_check_is_generator(fn, needs)
+    )
     returns = hints.get("return", Any)
     return Signature(body, tuple(rest), _generator_return_type(returns) if body.is_generator else returns)
 
 
 def make_schema_body(fn: Callable[..., object]) -> FunctionBody:
     """
-    Return the body of a tool with a JSON Schema: its function is called with the whole input as one object.
+    Return the body of a tool with a JSON Schema; its function receives the whole input as one argument.
 
     Its first parameter may be a ``ToolContext``, further ones dependencies.
 
@@ -187,8 +192,8 @@ def make_schema_body(fn: Callable[..., object]) -> FunctionBody:
         _raise_definition_error(
             fn, "must take the whole input as its only required parameter, as in `def run(input: dict)`"
         )
-    yields = _is_generator(fn, needs)
-    return FunctionBody(fn, _is_async(fn), wants_context, needs, whole_input=True, is_generator=yields)
+    yields = _check_is_generator(fn, needs)
+    return FunctionBody(fn, _check_is_async(fn), wants_context, needs, whole_input=True, is_generator=yields)
 
 
 HEADER = re.compile(r"^(?P<title>[A-Za-z][A-Za-z ]*):[ \t]*$", re.MULTILINE)
@@ -198,9 +203,9 @@ DROPPED = PARAMETERS | {"returns", "return", "yields", "raises", "exceptions"}
 
 # A bundled tool is made anew for each folder; parsing its text is a third of the time.
 @functools.lru_cache(maxsize=256)
-def read_docstring(text: str | None) -> tuple[str, Mapping[str, str]]:
+def parse_docstring(text: str | None) -> tuple[str, Mapping[str, str]]:
     """
-    Return the description and the text of each parameter.
+    Return the description in a docstring and the text of each parameter, cached.
 
     Google, NumPy, reST and Epydoc docstrings are understood. The description keeps every section but those about
     parameters, results and exceptions.
@@ -212,39 +217,42 @@ def read_docstring(text: str | None) -> tuple[str, Mapping[str, str]]:
     if any(title in PARAMETERS for title, _ in sections):
         kept = [body for title, body in sections if title not in DROPPED]
         parameters = "\n\n".join(body for title, body in sections if title in PARAMETERS)
-        return "\n\n".join(filter(None, kept)), _parse_google_section(parameters)
+        return "\n\n".join(filter(None, kept)), _parse_google_parameters(parameters)
     return _parse_any_style(text)
 
 
 def _split_sections(text: str) -> list[tuple[str, str]]:
-    """Split at Google headers, keeping each header with its body; the text before the first one has no title."""
+    """Return the sections of a docstring as lower-case Google header and text; the text before the first header has the title ``""``."""
     starts = [m for m in HEADER.finditer(text) if text[m.end() : m.end() + 2].startswith("\n ")]
     edges = [0, *[m.start() for m in starts], len(text)]
     titles = ["", *[m["title"].lower() for m in starts]]
     return [(t, text[a:b].strip()) for t, a, b in zip(titles, edges, edges[1:], strict=False)]
 
 
-def _parse_google_section(section: str) -> dict[str, str]:
+def _parse_google_parameters(section: str) -> dict[str, str]:
+    """Return the text of each parameter in a Google section."""
     import docstring_parser
     from docstring_parser.common import DocstringStyle
 
-    return _parameter_texts(docstring_parser.parse("Parameters.\n\n" + section, style=DocstringStyle.GOOGLE))
+    return _get_parameter_texts(docstring_parser.parse("Parameters.\n\n" + section, style=DocstringStyle.GOOGLE))
 
 
 def _parse_any_style(text: str) -> tuple[str, dict[str, str]]:
+    """Return the description and the parameter texts of a docstring in any known style; all of it if it cannot be parsed."""
     import docstring_parser
 
     try:
         parsed = docstring_parser.parse(text)
     except docstring_parser.ParseError:
         return text, {}
-    texts = _parameter_texts(parsed)
+    texts = _get_parameter_texts(parsed)
     if not texts:
         kept = [body for title, body in _split_sections(text) if title not in DROPPED]
         return "\n\n".join(filter(None, kept)), {}
     return "\n\n".join(filter(None, (parsed.short_description, parsed.long_description))), texts
 
 
-def _parameter_texts(parsed: object) -> dict[str, str]:
+def _get_parameter_texts(parsed: object) -> dict[str, str]:
+    """Return the description of each parameter in a parsed docstring, on one line."""
     params = getattr(parsed, "params", ())
     return {p.arg_name: " ".join(p.description.split()) for p in params if p.description}

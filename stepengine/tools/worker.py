@@ -26,9 +26,9 @@ class OnLoop:
         self.is_open = True
 
     def wrap(self, fn: Callable[..., None]) -> Callable[..., None]:
-        """Return a function that calls *fn* on the event loop, at once if it is called there."""
+        """Return a function that calls *fn* on the event loop, from any thread, as long as the call is open."""
 
-        def called(*args: object, **kwargs: object) -> None:
+        def call_on_loop(*args: object, **kwargs: object) -> None:
             call = functools.partial(self._call_if_open, fn, *args, **kwargs)
             # An async body runs there, and its call may end before the loop runs anything else.
             if threading.get_ident() == self._thread:
@@ -37,7 +37,7 @@ class OnLoop:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
                 self._loop.call_soon_threadsafe(call)
 
-        return called
+        return call_on_loop
 
     def _call_if_open(self, fn: Callable[..., None], *args: object, **kwargs: object) -> None:
         if self.is_open:

@@ -14,7 +14,7 @@ from stepengine.data.estimate import estimate_tokens
 from stepengine.tools import ToolRegistry
 from stepengine.tools.bundled import file_tools, search_tools
 from stepengine.tools.bundled.search.overview import rank_files
-from stepengine.tools.bundled.search.symbols import split_words, top_level_names
+from stepengine.tools.bundled.search.symbols import find_top_level_names, split_words
 from tests.phrases import OUTSIDE_ROOT
 
 PROJECT = {
@@ -207,7 +207,7 @@ def test_words_are_split_at_case_and_separators() -> None:
     ],
 )
 def test_top_level_names_are_found_by_language(name: str, text: str, names: list[str]) -> None:
-    assert names == top_level_names(text, name)
+    assert names == find_top_level_names(text, name)
 
 
 @pytest.mark.spec("reliability:I12")

@@ -42,8 +42,8 @@ from stepengine.tools.bundled.history_tool import (
     ANSWER_CHARS,
     MAX_ANSWER_CHARS,
     QUERY_CHARS,
-    message_text,
-    removed_messages,
+    find_removed_messages,
+    message_to_text,
 )
 
 OURS = {"SUMMARY", "CONVERSATION_SUMMARY", "CONTINUE_PROMPT"}
@@ -104,7 +104,7 @@ class Seen:
     def gone(self) -> list[str]:
         """The texts of what is shown no longer; a summary that another one replaced in the view was no part of the conversation."""
         shown = set(self.state.view)
-        return [message_text(m) for m in self.messages if m not in shown and not (OURS & {*getattr(m, "tags", ())})]
+        return [message_to_text(m) for m in self.messages if m not in shown and not (OURS & {*getattr(m, "tags", ())})]
 
 
 @attrs.frozen
@@ -133,7 +133,7 @@ class World:
                     break
                 if self.policy is None and steps % 2 == 0:
                     yield from compact(seen.state, summarize(summarizer=lambda old: f"Summary of {len(old)}."))
-            return (yield from reading(self.page)) if removed_messages(seen.state) else []
+            return (yield from reading(self.page)) if find_removed_messages(seen.state) else []
 
         hooks = Hooks() if self.policy is None else Hooks(pre_step=[self.policy])
         agent = AgentDefinition(
@@ -166,7 +166,7 @@ def test_every_removed_message_is_recalled_whole(world: World) -> None:
     assert result.status == "completed", result.error
 
     assert set(seen.gone) <= set(result.output)
-    assert [message_text(m) for m in removed_messages(seen.state)] == result.output
+    assert [message_to_text(m) for m in find_removed_messages(seen.state)] == result.output
 
 
 @pytest.mark.spec("requirements:DM21")
@@ -189,7 +189,7 @@ def test_recall_is_the_same_after_crash_replay_and_fork(world: World, share: flo
     assert result.output == world.engine(said=said)[0].resume_sync(cut).output
     forked = world.engine(said=kept)[0].fork_sync(journal, at=at)
     assert result.output == forked.output
-    assert removed_messages(result.state) == removed_messages(from_json(to_json(result.state)))
+    assert find_removed_messages(result.state) == find_removed_messages(from_json(to_json(result.state)))
 
 
 @pytest.mark.deep
@@ -263,8 +263,8 @@ def test_recalled_messages_include_thoughts_calls_and_markers_for_images() -> No
     image = ImagePart(url="https://a.example/b.png")
     reply = AssistantMessage((ThinkingPart("hm"), TextPart("Look."), ToolCallPart("c1", "see", {"at": [1]})))
 
-    assert '[thought] hm\nLook.\n[call of see c1] {"at":[1]}' == message_text(reply)
-    assert "[result of see c1, error]\nblurred\n[image]" == message_text(
+    assert '[thought] hm\nLook.\n[call of see c1] {"at":[1]}' == message_to_text(reply)
+    assert "[result of see c1, error]\nblurred\n[image]" == message_to_text(
         ToolMessage("c1", "see", ("blurred", image), "error")
     )
 

@@ -724,7 +724,7 @@ async def test_a_system_that_stays_full_is_a_clear_error(root: Path, monkeypatch
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     monkeypatch.setattr(process, "FULL_SECONDS", 0.1)
-    monkeypatch.setattr(process, "_launch_local", full)
+    monkeypatch.setattr(process, "_start_local_supervisor", full)
     result = await Sh(root)(["ls"])
 
     assert result.is_error

@@ -17,7 +17,7 @@ import pytest
 
 from stepengine.errors import BlockedAddress, ToolError
 from stepengine.tools.bundled import SafeFetcher
-from stepengine.tools.bundled.web.fetcher import make_ssl_context, resolve_host
+from stepengine.tools.bundled.web.fetcher import get_ssl_context, resolve_host
 from tests.bundled_tools.web_server import Names, Site, answer, redirect, site, zipped
 
 LOOPBACK = {"allow_networks": ["127.0.0.0/8"]}
@@ -41,7 +41,7 @@ async def test_a_request_sends_no_cookies_credentials_or_extra_headers(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("NETRC", str(tmp_path / ".netrc"))
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "missing"))
-    make_ssl_context.__wrapped__()  # reading the variable would fail
+    get_ssl_context.__wrapped__()  # reading the variable would fail
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9/")
     there.answers = {"/": redirect("/b", set_cookie="a=1; Path=/"), "/b": answer("ok", set_cookie="c=2")}

@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from stepengine.tools.bundled import shapes
-from stepengine.tools.bundled.reference import Form, document_tools, result_keys
+from stepengine.tools.bundled.reference import Form, document_tools, list_result_keys
 
 from .pages import ROOT
 from .test_site import script
@@ -30,7 +30,8 @@ def test_every_result_key_has_its_codebuff_name_or_none() -> None:
     given = {name for one in document_tools() for form in one.forms for name in shapes_in(form)}
     without = {name for name, keys in known.items() if not keys}
     expected = {
-        name: {key.name for key in result_keys(getattr(shapes, name))} for name in given - without - {"Match", "WebHit"}
+        name: {key.name for key in list_result_keys(getattr(shapes, name))}
+        for name in given - without - {"Match", "WebHit"}
     }
 
     assert {"JobStatus"} == without

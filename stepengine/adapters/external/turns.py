@@ -180,7 +180,7 @@ def _make_permission_tool(
         in_thread=False,
         preview=_make_preview,
     )
-    made.confine()  # its paths are those in ``paths``; a title and a diff are for people
+    made.mark_confined()  # its paths are those in ``paths``; a title and a diff are for people
     return made
 
 

@@ -7,15 +7,15 @@ from typing import Any
 from pydantic import Field
 
 
-def bounded_field(most: int, least: int = 1) -> Any:
+def make_bounded_field(maximum: int, minimum: int = 1) -> Any:
     """
-    Return the field of an integer from *least* on; its schema states *most*, which is not enforced.
+    Return a field for an integer of at least *minimum*; its schema states *maximum*, but a larger value is accepted.
 
-    A larger value is accepted, since a model or a ported agent that asks for more is best served with the most there is.
+    A tool lowers a larger value to the maximum, which helps a model more than an error.
     """
-    return Field(ge=least, json_schema_extra={"maximum": most})
+    return Field(ge=minimum, json_schema_extra={"maximum": maximum})
 
 
-def excess_notes(name: str, value: int, most: int) -> list[str]:
-    """Return a note that *value* was lowered to *most*; an empty list if it was not."""
-    return [f"{name} was {value:,} and is at most {most:,}"] if value > most else []
+def make_excess_notes(name: str, value: int, maximum: int) -> list[str]:
+    """Return a note that *value* is lowered to *maximum*; an empty list if it is not above it."""
+    return [f"{name} was {value:,} and is at most {maximum:,}"] if value > maximum else []

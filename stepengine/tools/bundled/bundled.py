@@ -231,7 +231,7 @@ class ShellTools:
 
     def make_tools(self, root: Folder) -> list[Tool]:
         """Return the tools for a root folder."""
-        self._check_options()
+        self._check_option_conflicts()
         from stepengine.tools.bundled.shell.commands import Shell, encode_limits
         from stepengine.tools.bundled.shell.sandbox import make_bubblewrap_runner
         from stepengine.tools.bundled.shell.tools import make_command_tools
@@ -263,7 +263,8 @@ class ShellTools:
         )
         return [*make_command_tools(shell), *([make_watch_tool(shell)] if self.watch else [])]
 
-    def _check_options(self) -> None:
+    def _check_option_conflicts(self) -> None:
+        """Raise ``DefinitionError`` for a system without POSIX processes, invalid options, or options that contradict each other."""
         times = f"timeout={self.timeout!r} and max_timeout={self.max_timeout!r}"
         problem = ""
         if os.name != "posix" or not sys.executable:
@@ -284,9 +285,9 @@ class ShellTools:
             raise DefinitionError(msg)
 
 
-def _check_local_options(root: Folder, **lent: object) -> None:
-    """Raise ``DefinitionError`` for an option of this machine in a workspace on another system."""
-    named = [f"{name}=" for name, value in lent.items() if value is not None]
+def _check_local_options(root: Folder, **options: object) -> None:
+    """Raise ``DefinitionError`` if a local option is set for a workspace on another system."""
+    named = [f"{name}=" for name, value in options.items() if value is not None]
     if named and isinstance(root, Workspace) and root.system is not None:
         msg = (
             f"{' and '.join(named)} cannot be used in the workspace {root.name}, which is not on this machine; leave it out, or use a "
@@ -295,10 +296,10 @@ def _check_local_options(root: Folder, **lent: object) -> None:
         raise DefinitionError(msg)
 
 
-def _confine_tools_to_folder(root: Folder, tools: list[Tool]) -> list[Tool]:
-    """Set the folder of each tool, and return *tools*. The engine uses it to check whether they reach forbidden files."""
+def _mark_confined_to_folder(root: Folder, tools: list[Tool]) -> list[Tool]:
+    """Mark the tools as confined, set their folder where it is on this machine, and return them."""
     for tool in tools:
-        tool.confine()  # their files are opened by a ``Root``, which asks the rules about each
+        tool.mark_confined()  # their files are opened by a ``Root``, which asks the rules about each
     if isinstance(root, Workspace) and root.system is not None:
         if root.local_folder is None:
             return tools
@@ -312,17 +313,17 @@ def _confine_tools_to_folder(root: Folder, tools: list[Tool]) -> list[Tool]:
 def _make_tools_function(
     options: Callable[P, FileTools | SearchTools | ShellTools], name: str
 ) -> Callable[Concatenate[Folder, P], list[Tool]]:
-    """Return a function that takes a root and these options and returns the tools."""
+    """Return the public function *name*, which takes a root and the fields of *options* and returns the tools."""
 
-    def tools(root: Folder, /, *args: P.args, **kwargs: P.kwargs) -> list[Tool]:
-        return _confine_tools_to_folder(root, options(*args, **kwargs).make_tools(root))
+    def make_tools(root: Folder, /, *args: P.args, **kwargs: P.kwargs) -> list[Tool]:
+        return _mark_confined_to_folder(root, options(*args, **kwargs).make_tools(root))
 
-    tools.__name__ = tools.__qualname__ = name
-    tools.__doc__ = options.__doc__
+    make_tools.__name__ = make_tools.__qualname__ = name
+    make_tools.__doc__ = options.__doc__
     given = inspect.signature(options).parameters.values()
     first = inspect.Parameter("root", inspect.Parameter.POSITIONAL_ONLY)
-    tools.__signature__ = inspect.Signature([first, *given])  # type: ignore[attr-defined]
-    return tools
+    make_tools.__signature__ = inspect.Signature([first, *given])  # type: ignore[attr-defined]
+    return make_tools
 
 
 file_tools = _make_tools_function(FileTools, "file_tools")
@@ -355,7 +356,7 @@ def web_tools(
         msg = 'web_tools needs search=, docs= or fetch=, such as search=SearxngSearch(url) or fetch=SafeFetcher(allow="public")'
         raise DefinitionError(msg)
     for one in made:
-        one.confine()  # they open no file
+        one.mark_confined()  # they open no file
     return made
 
 
@@ -387,7 +388,7 @@ def change_hook_tools(
     from stepengine.workspace.root import Root
 
     run, *_ = shell_tools(root, env=env, runner=runner, allow_wide_root=allow_wide_root)
-    return _confine_tools_to_folder(
+    return _mark_confined_to_folder(
         root, [make_change_hook_tool(Root(root, PathPolicy(allow_wide_root=allow_wide_root)), hooks, run)]
     )
 
@@ -401,7 +402,7 @@ def followup_tools() -> list[Tool]:
 
 def recall_history_tool() -> Tool:
     """
-    Return ``recall_history``, which searches and reads messages that were removed from the conversation.
+    Return ``recall_history``, the tool that searches and reads messages that were removed from the conversation.
 
     Its agent's runs keep what is left out: ``AgentState.left_out`` holds it, and so does a stored session. Whoever may not read
     what was once said gives an agent no such tool.
@@ -413,7 +414,7 @@ def recall_history_tool() -> Tool:
 
 def skill_tools(root: str | os.PathLike[str] | None = None, *, user: bool = True) -> list[Tool]:
     """
-    Return ``skill``, by which a model reads one of the ``SKILL.md`` folders that ``stepengine.context.project_context`` lists.
+    Return ``skill``, the tool by which a model reads a skill that ``stepengine.context.project_context`` lists.
 
     Args:
         root: A folder of the project; by default the engine's ``workspace``, else the working directory.
@@ -450,7 +451,7 @@ def workspace_tools(
     terminals: Terminals | None = None,
 ) -> list[Tool]:
     """
-    Return the bundled tools for the folder of a workspace that its ``write`` and ``shell`` permit.
+    Return the bundled tools for the folder of a workspace, with those for writing and commands only if it permits them.
 
     Args:
         workspace: Where they work, and what they may do there.
@@ -504,6 +505,6 @@ def rootless_tools(searxng: str | None = None) -> list[Tool]:
 
 
 def list_all_workspace_tools(root: Folder = "/") -> list[Tool]:
-    """Return all tools that a workspace may offer, for their names and schemas only; they are never called."""
+    """Return all tools that a workspace may offer, as a source of names and schemas; they are never called."""
     place = Workspace(Path(root), write=True, shell=True)  # noqa: S604 - a permission, no subprocess
     return [*workspace_tools(place, allow_wide_root=True), *rootless_tools("http://localhost")]

@@ -21,7 +21,7 @@ RUNS = ToolAnnotations(destructive=True, open_world=True)
 
 
 def _compile_hooks(hooks: Sequence[FileChangeHook]) -> list[tuple[FileChangeHook, GlobPattern]]:
-    """Return the hooks with their compiled patterns."""
+    """Return the hooks with their compiled patterns; raise ``DefinitionError`` if there are none or a pattern is invalid."""
     if not hooks:
         msg = 'change_hook_tools needs hooks, such as FileChangeHook("types", ["mypy", "src"], pattern="**/*.py")'
         raise DefinitionError(msg)
@@ -75,6 +75,7 @@ def make_change_hook_tool(root: Root, hooks: Sequence[FileChangeHook], run: Tool
 
 
 async def _run_hook(ctx: ToolContext, hook: FileChangeHook, run: Tool) -> dict[str, object]:
+    """Run the command of a hook by the tool *run*; return its result or its error as an entry."""
     asked = {"command": list(hook.command), "process_type": "SYNC", "cwd": hook.cwd, "timeout_seconds": hook.timeout}
     result = await run.execute(asked, ctx)
     if isinstance(result.data, dict):

@@ -3,7 +3,7 @@
 
 **Where it is found.** In the state of the run, never in its journal: a policy changes the view, and the record beside it
 keeps every message. What replaces the record itself (``replace_record=True``, ``compact``, ``set_messages``) leaves what
-stood there in ``AgentState.removed_messages``, since the agent has this tool. So runs without a journal have it, a stored session
+stood there in ``AgentState.find_removed_messages``, since the agent has this tool. So runs without a journal have it, a stored session
 brings it along, and a run that is resumed, replayed or forked comes to the same state and so to the same answer. In a
 journal, what no request held before it was left out is not written down as a message.
 
@@ -50,21 +50,21 @@ TITLE_CHARS = 60
 """What the title of a message counts for, so that many short ones make no answer much longer than asked for."""
 
 
-def removed_messages(state: AgentState) -> tuple[Message, ...]:
+def find_removed_messages(state: AgentState) -> tuple[Message, ...]:
     """
-    Return the messages that were removed from or replaced in the model's history, oldest first.
+    Return the messages that the model no longer sees, oldest first.
 
-    Those that a view leaves out, always; those that a replaced record held, where the agent has ``recall_history``.
+    These are the messages that the view omits and, if the agent has ``recall_history``, those of a replaced record.
     """
     return state.left_out + state.message_history.find_missing_messages(state.view)
 
 
-def message_text(message: Message) -> str:
+def message_to_text(message: Message) -> str:
     """Return a message as text: thoughts, calls with their input, and a placeholder for each image and document."""
-    return "\n".join(_message_lines(message))
+    return "\n".join(_iter_message_lines(message))
 
 
-def _message_lines(message: Message) -> Iterator[str]:
+def _iter_message_lines(message: Message) -> Iterator[str]:
     if isinstance(message, ToolMessage):
         yield f"[result of {message.tool_name} {message.tool_call_id}, {message.status}]"
     for part in message.content:
@@ -125,7 +125,7 @@ def make_recall_tool() -> Tool:
             offset: The character of that message to begin at, from 1.
             limit: How many characters to answer with.
         """
-        messages = removed_messages(ctx.agent_state)
+        messages = find_removed_messages(ctx.agent_state)
         if not messages:
             return "Nothing was left out of this conversation."
         if place > len(messages):
@@ -142,9 +142,10 @@ def make_recall_tool() -> Tool:
 
 
 def _search_messages(messages: Sequence[Message], words: Sequence[str], place: int) -> Iterator[str]:
+    """Yield an excerpt of each message from *place* on that contains all words, and a note if there are too many or none."""
     hits = 0
     for number in range(place, len(messages) + 1):
-        text = message_text(messages[number - 1])
+        text = message_to_text(messages[number - 1])
         folded = _fold_case(text)
         places = [folded.find(word) for word in words]
         if min(places) < 0:
@@ -156,20 +157,21 @@ def _search_messages(messages: Sequence[Message], words: Sequence[str], place: i
         start = max(0, min(places) - BEFORE_CHARS)
         end = start + EXCERPT_CHARS
         cut = f" ... [{len(text):,} characters]" if start or end < len(text) else ""
-        yield f"--- {_numbered_title(messages, number)}\n{'... ' if start else ''}{text[start:end]}{cut}"
+        yield f"--- {_format_numbered_title(messages, number)}\n{'... ' if start else ''}{text[start:end]}{cut}"
     if not hits:
         yield f"None of the {len(messages) - place + 1} messages from place {place} on that were left out holds all of these words."
 
 
 def _format_messages_from(messages: Sequence[Message], place: int, skip: int, limit: int) -> Iterator[str]:
+    """Yield the messages from *place* on, the first without *skip* characters, up to *limit* characters, and where to continue."""
     left = limit
     for number in range(place, len(messages) + 1):
-        text = message_text(messages[number - 1])
+        text = message_to_text(messages[number - 1])
         if left <= 0:
             yield f"[{len(messages) - number + 1} more messages; go on with place={number}]"
             return
         end = skip + left
-        yield f"--- {_numbered_title(messages, number)}\n{text[skip:end]}"
+        yield f"--- {_format_numbered_title(messages, number)}\n{text[skip:end]}"
         if end < len(text):
             yield f"[{len(text) - end:,} more characters of it; go on with place={number}, offset={end + 1}]"
             return
@@ -177,7 +179,7 @@ def _format_messages_from(messages: Sequence[Message], place: int, skip: int, li
         skip = 0
 
 
-def _numbered_title(messages: Sequence[Message], number: int) -> str:
+def _format_numbered_title(messages: Sequence[Message], number: int) -> str:
     message = messages[number - 1]
     tags = "" if isinstance(message, ToolMessage) else " ".join(message.tags)[:TITLE_CHARS]
     return f"{number} of {len(messages)}: {message.role} {tags}".rstrip()

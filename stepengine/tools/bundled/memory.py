@@ -109,17 +109,17 @@ class FileMemory:
     clock: Callable[[], datetime] = attrs.field(default=partial(datetime.now, UTC), kw_only=True)
 
     async def write(self, scope: str, text: str, tags: Sequence[str], origin: str) -> Note:
-        """Append a note; raise ``ToolError`` if the file is full, which names the oldest three notes."""
+        """Append a note with a new id and return it; raise ``ToolError`` with the oldest notes if the file is full."""
         return await asyncio.to_thread(self._append_note, scope, text, tuple(tags), origin)
 
     async def search(self, scope: str, query: str, limit: int) -> list[Note]:
         """Return the notes that match words of the query: a whole word or tag counts 2, the start of a word 1; ties newest first."""
-        return await asyncio.to_thread(self._search_file, scope, query, limit)
+        return await asyncio.to_thread(self._search_notes_file, scope, query, limit)
 
-    def _search_file(self, scope: str, query: str, limit: int) -> list[Note]:
+    def _search_notes_file(self, scope: str, query: str, limit: int) -> list[Note]:
         notes = _parse_notes(self._read_lines(scope))
         wanted = set(_split_words(query))
-        ranked = [(_score_note(note, wanted), int(note.id[1:]), note) for note in notes]
+        ranked = [(_score_note_by_words(note, wanted), int(note.id[1:]), note) for note in notes]
         found = sorted([one for one in ranked if one[0] or not wanted], key=lambda one: one[:2], reverse=True)
         return [note for *_, note in found[:limit]]
 
@@ -127,14 +127,16 @@ class FileMemory:
         """Delete a note from its file; return whether it was there."""
         return await asyncio.to_thread(self._remove_note, scope, id)
 
-    def _scope_path(self, scope: str) -> Path:
+    def _get_notes_path(self, scope: str) -> Path:
+        """Return the path of a scope's file; raise ``ToolError`` for an unknown scope."""
         if not SCOPE.fullmatch(scope):
             msg = f"{scope!r} is no scope of notes; 'user' or 'project:' with 16 hexadecimal digits would be fine"
             raise ToolError(msg)
         kind, _, digits = scope.partition(":")
-        return self._notes_folder() / (f"projects/{digits}.md" if kind == "project" else "user.md")
+        return self._get_notes_folder() / (f"projects/{digits}.md" if kind == "project" else "user.md")
 
-    def _notes_folder(self) -> Path:
+    def _get_notes_folder(self) -> Path:
+        """Return the folder of the notes: the given one, else a folder in the user's data folder."""
         if self.folder is not None:
             return self.folder
         data = os.environ.get("XDG_DATA_HOME", "")
@@ -142,8 +144,8 @@ class FileMemory:
         return base / "stepengine" / "memory"
 
     def _read_lines(self, scope: str) -> list[str]:
-        """Return the lines of a file. A link or a file above the size limit raises an error."""
-        path = self._scope_path(scope)
+        """Return the lines of a scope's file, none if it is missing; raise ``ToolError`` if it is a link or too large."""
+        path = self._get_notes_path(scope)
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -159,6 +161,7 @@ class FileMemory:
         return data.decode("utf-8", KEPT).split("\n")
 
     def _append_note(self, scope: str, text: str, tags: tuple[str, ...], origin: str) -> Note:
+        """Append a note with the next unused id to the file under its lock, and return it; raise ``ToolError`` if the file is full."""
         with self._lock_file(scope) as path:
             lines = self._read_lines(scope)
             while lines and not lines[-1].strip():
@@ -180,6 +183,7 @@ class FileMemory:
         return note
 
     def _remove_note(self, scope: str, identity: str) -> bool:
+        """Remove a note from the file under its lock; return False if it is not there."""
         with self._lock_file(scope) as path:
             lines = self._read_lines(scope)
             kept = [line for line in lines if not (m := LINE.fullmatch(line)) or f"m{m[1]}" != identity]
@@ -193,7 +197,7 @@ class FileMemory:
         """Hold the lock of a notes file against other threads and processes, and yield the path of the notes file."""
         import fcntl
 
-        path = self._scope_path(scope)
+        path = self._get_notes_path(scope)
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             fd = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -210,6 +214,7 @@ class FileMemory:
 
 
 def _parse_notes(lines: Sequence[str]) -> list[Note]:
+    """Return the notes in the lines of a file; other lines are skipped."""
     found = [m for line in lines if (m := LINE.fullmatch(line))]
     return [
         Note(
@@ -232,7 +237,8 @@ def _split_words(text: str) -> list[str]:
     return "".join(chars).split()
 
 
-def _score_note(note: Note, wanted: set[str]) -> int:
+def _score_note_by_words(note: Note, wanted: set[str]) -> int:
+    """Return the score of a note: more for whole words and tags, less for words that only start with a wanted one."""
     words, tags = set(_split_words(note.text)), set(_split_words(" ".join(note.tags)))
     whole = WHOLE_WEIGHT * (len(wanted & words) + len(wanted & tags))
     return whole + PREFIX * sum([any(word.startswith(w) and word != w for word in words) for w in wanted])

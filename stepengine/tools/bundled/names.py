@@ -448,7 +448,7 @@ class BundledTool:
     maker: ToolMaker | None = None
 
     def documentation(self, title: str) -> str:
-        """Return the documentation under a title, ``"Errors"`` or ``"Limits"``; with ``""`` its first part."""
+        """Return a part of the tool's documentation: ``"Errors"``, ``"Limits"``, or with ``""`` the description."""
         text = " ".join((self.name.__doc__ or "").split())
         parts = re.split(r"\b(Errors|Limits): ", text)
         told = dict(zip(["", *parts[1::2]], parts[::2], strict=True))

@@ -20,9 +20,9 @@ from stepengine.data.tools import ToolAnnotations
 from stepengine.data.visible import visible
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.redaction import make_redactor
-from stepengine.tools.bundled.bounds import bounded_field, excess_notes
+from stepengine.tools.bundled.bounds import make_bounded_field, make_excess_notes
 from stepengine.tools.bundled.memory import MAX_TAGS, NOTE_CHARS, FileMemory, MemoryStore
-from stepengine.tools.bundled.skill_tool import working_folder
+from stepengine.tools.bundled.skill_tool import get_working_folder
 from stepengine.tools.context import ToolContext
 from stepengine.tools.decorator import tool
 from stepengine.tools.definition import Tool
@@ -36,7 +36,7 @@ ANSWER_BYTES = 8 * 1024
 
 
 def project_scope(folder: Path) -> str:
-    """Return the memory scope of the repository of *folder*; all its worktrees have the same scope."""
+    """Return the memory scope of the repository that contains *folder*; all its worktrees share one scope."""
     top = find_project_root(folder)
     common = top / ".git"
     try:
@@ -52,16 +52,16 @@ def project_scope(folder: Path) -> str:
     return f"project:{hashlib.sha256(os.fsencode(real)).hexdigest()[:16]}"
 
 
-def _resolve_scope(ctx: ToolContext, scope: str, allowed: Sequence[str]) -> str:
-    """Return a scope as the store knows it; raise ``ToolError`` if it is not allowed."""
+def _resolve_allowed_scope(ctx: ToolContext, scope: str, allowed: Sequence[str]) -> str:
+    """Return a scope as the store knows it, for a project with its digits; raise ``ToolError`` if it is not allowed."""
     if scope not in allowed:
         msg = f"there are no notes of the scope {scope!r} here; {', '.join(allowed)} would be fine"
         raise ToolError(msg)
-    return "user" if scope == "user" else project_scope(working_folder(None, ctx))
+    return "user" if scope == "user" else project_scope(get_working_folder(None, ctx))
 
 
 def make_memory_tools(store: MemoryStore | None, scopes: Sequence[str]) -> list[Tool]:
-    """Return the tools; ``memory_tools`` documents them."""
+    """Return ``remember``, ``recall`` and ``forget`` for a store, by default files; raise ``DefinitionError`` for invalid scopes."""
     known = get_args(Scope)
     if isinstance(scopes, str) or not scopes or not set(scopes) <= set(known):
         msg = f"memory_tools(scopes={scopes!r}) is not a list of scopes; use {known!r}, or a list with one of them"
@@ -101,7 +101,7 @@ def _make_remember_tool(notes: MemoryStore, scopes: tuple[Scope, ...]) -> Tool:
             scope: "project" for this repository, "user" for everything that the user does.
             tags: Up to five words that it is found by.
         """
-        where = _resolve_scope(ctx, scope, scopes)
+        where = _resolve_allowed_scope(ctx, scope, scopes)
         clean = make_redactor("all", os.environ).text(" ".join(visible(text).split()))
         if not clean:
             msg = "the note is blank; say what to remember"
@@ -129,7 +129,7 @@ def _make_recall_tool(notes: MemoryStore, scopes: tuple[Scope, ...]) -> Tool:
         ctx: ToolContext,
         query: Annotated[str, Field(max_length=NOTE_CHARS)] = "",
         scope: Scope | None = None,
-        limit: Annotated[int, bounded_field(MAX_RECALLED_NOTES)] = 10,
+        limit: Annotated[int, make_bounded_field(MAX_RECALLED_NOTES)] = 10,
     ) -> str:
         """
         Search the notes that were kept in earlier conversations.
@@ -153,10 +153,12 @@ def _make_recall_tool(notes: MemoryStore, scopes: tuple[Scope, ...]) -> Tool:
             limit: How many notes of each scope at most.
         """
         parts: list[str] = []
-        bounded = [f"({note})" for note in excess_notes("limit", limit, MAX_RECALLED_NOTES)]
+        bounded = [f"({note})" for note in make_excess_notes("limit", limit, MAX_RECALLED_NOTES)]
         left = ANSWER_BYTES
         for one in scopes if scope is None else (scope,):
-            for note in await notes.search(_resolve_scope(ctx, one, scopes), query, min(limit, MAX_RECALLED_NOTES)):
+            for note in await notes.search(
+                _resolve_allowed_scope(ctx, one, scopes), query, min(limit, MAX_RECALLED_NOTES)
+            ):
                 line = f"{one} {visible(note.line)}"
                 left -= len(line.encode()) + 1
                 if left < 0:
@@ -196,7 +198,7 @@ def _make_forget_tool(notes: MemoryStore, scopes: tuple[Scope, ...]) -> Tool:
             id: The note.
             scope: Where it is kept.
         """
-        if await notes.forget(_resolve_scope(ctx, scope, scopes), id):
+        if await notes.forget(_resolve_allowed_scope(ctx, scope, scopes), id):
             return f"Forgot {id} ({scope})."
         msg = f"there is no note {id!r} in the scope {scope!r}; recall shows the ids"
         raise ToolError(msg)

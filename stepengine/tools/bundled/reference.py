@@ -120,29 +120,29 @@ class ToolPage:
 
 def document_tools() -> list[ToolPage]:
     """Return the documentation of every bundled tool."""
-    specs = _bundled_specs()
+    specs = _get_bundled_specs()
     return [_document_tool(one, specs[name]) for name, one in BUNDLED.items()]
 
 
-def _document_tool(one: BundledTool, spec: ToolSpec) -> ToolPage:
-    name = str(one.name)
-    forms = [_make_form(one.name.returns), *([_make_form(StartedJob)] if name == "run_terminal_command" else [])]
+def _document_tool(tool: BundledTool, spec: ToolSpec) -> ToolPage:
+    name = str(tool.name)
+    forms = [_make_form(tool.name.returns), *([_make_form(StartedJob)] if name == "run_terminal_command" else [])]
     return ToolPage(
         name=name,
-        text=one.documentation(""),
-        maker="" if one.maker is None else str(one.maker),
+        text=tool.documentation(""),
+        maker="" if tool.maker is None else str(tool.maker),
         spec=spec,
         parameters=tuple(_list_parameters(spec)),
         forms=tuple(forms),
-        errors=one.documentation("Errors"),
-        limits=one.documentation("Limits"),
+        errors=tool.documentation("Errors"),
+        limits=tool.documentation("Limits"),
         example=_find_example(spec),
     )
 
 
 @cache
-def _bundled_specs() -> Mapping[str, ToolSpec]:
-    """Return the specifications of all bundled tools, which are the same below every root; none of these tools is called."""
+def _get_bundled_specs() -> Mapping[str, ToolSpec]:
+    """Return the specification of every bundled tool by name, cached."""
     from stepengine.tools.agent_tools import BUILT_IN
     from stepengine.tools.bundled.bundled import (
         change_hook_tools,
@@ -165,7 +165,7 @@ def _bundled_specs() -> Mapping[str, ToolSpec]:
 
 
 def _find_example(spec: ToolSpec) -> JsonDict:
-    """Return the first example input in the description of a tool that is not empty, if there is one."""
+    """Return the tool's example input: a fixed one, else the first non-empty example in its description, else ``{}``."""
     if spec.name in EXAMPLES:
         return freeze_object(EXAMPLES[spec.name])
     behind = spec.description.partition("Examples:")[2]
@@ -190,7 +190,7 @@ def _list_parameters(spec: ToolSpec) -> Iterator[Parameter]:
 
 
 def _describe_schema(schema: Mapping[str, Any], top: Mapping[str, Any]) -> str:
-    """Return the type that a JSON Schema describes, in words."""
+    """Return the type of a JSON Schema in words, with its bounds; references are looked up in *top*."""
     if "$ref" in schema:
         return _describe_schema(top["$defs"][schema["$ref"].rpartition("/")[2]], top)
     if "anyOf" in schema:
@@ -202,7 +202,7 @@ def _describe_schema(schema: Mapping[str, Any], top: Mapping[str, Any]) -> str:
     if kind == "array":
         items = schema.get("items", {})
         what = _describe_schema(items, top)
-        what = f"({what})" if " or " in what else _plural(what) if what.isalpha() and items else what
+        what = f"({what})" if " or " in what else _make_plural(what) if what.isalpha() and items else what
         return f"list of {what}{_describe_bounds(schema)}".replace("list of any", "list")
     if kind == "object" and "properties" in schema:
         members = [name if name in schema.get("required", ()) else f"{name}?" for name in schema["properties"]]
@@ -211,6 +211,7 @@ def _describe_schema(schema: Mapping[str, Any], top: Mapping[str, Any]) -> str:
 
 
 def _describe_bounds(schema: Mapping[str, object]) -> str:
+    """Return the limits in a schema in words, such as ``, 1 to 10 items``; ``""`` if there are none."""
     for low, high, one, several in BOUNDS:
         least, most = schema.get(low) if low != high else None, schema.get(high)
         if least is not None and most is not None:
@@ -226,38 +227,40 @@ def _describe_bounds(schema: Mapping[str, object]) -> str:
 
 
 def _make_form(annotation: object) -> Form:
+    """Return the form of a result type, with its keys if it is a typed dict or a list of them."""
     shape = _find_typed_dict(annotation)
     if shape is None:
         return Form(_describe_type(annotation))
-    return Form(_describe_type(annotation), shape.__name__, result_keys(shape))
+    return Form(_describe_type(annotation), shape.__name__, list_result_keys(shape))
 
 
-def result_keys(shape: Any) -> tuple[ResultKey, ...]:
+def list_result_keys(shape: Any) -> tuple[ResultKey, ...]:
     """Return the keys of a result class of ``stepengine.tools.bundled.shapes``."""
     keys = []
     for name, annotation in get_type_hints(shape, include_extras=True).items():
-        docs = [one.documentation for one in _annotation_metadata(annotation) if isinstance(one, Doc)]
+        docs = [one.documentation for one in _get_annotation_metadata(annotation) if isinstance(one, Doc)]
         inner = _find_typed_dict(annotation)
         form = None if inner is None else _make_form(inner)
         keys.append(ResultKey(name, _describe_type(annotation), name in shape.__required_keys__, " ".join(docs), form))
     return tuple(keys)
 
 
-def _annotation_metadata(annotation: object) -> Sequence[object]:
+def _get_annotation_metadata(annotation: object) -> Sequence[object]:
     """Return the metadata of an annotation, without its type."""
     if get_origin(annotation) is NotRequired:
-        return _annotation_metadata(get_args(annotation)[0])
+        return _get_annotation_metadata(get_args(annotation)[0])
     return get_args(annotation)[1:] if get_origin(annotation) is Annotated else ()
 
 
 def _strip_annotation(annotation: object) -> Any:
-    """Return the type of an annotation."""
+    """Return the type of an annotation without ``NotRequired`` and ``Annotated``."""
     while get_origin(annotation) in {NotRequired, Annotated}:
         annotation = get_args(annotation)[0]
     return annotation
 
 
 def _find_typed_dict(annotation: object) -> Any:
+    """Return the typed dict of an annotation, also of a list of them; ``None`` for other types."""
     plain = _strip_annotation(annotation)
     if get_origin(plain) is list:
         plain = _strip_annotation(get_args(plain)[0])
@@ -271,9 +274,9 @@ def _describe_type(annotation: object) -> str:
     if is_typeddict(plain):
         return "object"
     if origin is list:
-        return f"list of {_plural(_describe_type(inner[0]))}"
+        return f"list of {_make_plural(_describe_type(inner[0]))}"
     if origin is dict:
-        return "object" if inner[1] is Any else f"object of {_plural(_describe_type(inner[1]))}"
+        return "object" if inner[1] is Any else f"object of {_make_plural(_describe_type(inner[1]))}"
     if origin is Literal:
         return " or ".join([json.dumps(one) for one in inner])
     if origin in {Union, types.UnionType}:
@@ -281,5 +284,5 @@ def _describe_type(annotation: object) -> str:
     return {str: "string", int: "integer", float: "number", bool: "boolean", type(None): "null"}.get(plain, "any")
 
 
-def _plural(word: str) -> str:
+def _make_plural(word: str) -> str:
     return f"lists{word.removeprefix('list')}" if word.startswith("list") else f"{word}s"

@@ -17,9 +17,9 @@ from stepengine.tools.definition import Tool
 from stepengine.workspace.skills import FILE_BYTES, NAME_CHARS, find_skill, read_instructions, read_start
 
 
-def working_folder(root: str | os.PathLike[str] | None, ctx: ToolContext | None) -> Path:
+def get_working_folder(root: str | os.PathLike[str] | None, ctx: ToolContext | None) -> Path:
     """
-    Return the given folder, else the workspace of the call, else the working directory.
+    Return *root*, else the workspace of the call, else the working directory; raise ``ToolError`` for a remote workspace.
 
     Raises:
         ToolError: when the workspace is no folder of this machine.
@@ -36,7 +36,7 @@ def working_folder(root: str | os.PathLike[str] | None, ctx: ToolContext | None)
 
 def skill_tool(root: str | os.PathLike[str] | None = None, *, user: bool = True) -> Tool:
     """
-    Return ``skill``, by which a model reads one of the skills that ``project_context`` lists.
+    Return ``skill``, the tool by which a model reads one of the skills that ``project_context`` lists.
 
     Args:
         root: A folder of the project; by default the engine's workspace, else the working directory.
@@ -74,12 +74,12 @@ def skill_tool(root: str | os.PathLike[str] | None = None, *, user: bool = True)
             name: The name of the skill.
             file: A file in its folder, relative to it; its instructions by default.
         """
-        found = find_skill(working_folder(root, ctx), name, user=user)
+        found = find_skill(get_working_folder(root, ctx), name, user=user)
         if file is not None:
             data, _ = read_start(found.root, f"{found.folder}/{file}", FILE_BYTES)
             cut = f"\n[cut after {FILE_BYTES:,} bytes]" if len(data) > FILE_BYTES else ""
             return visible(data[:FILE_BYTES].decode("utf-8", "replace")) + cut
         return read_instructions(found)
 
-    skill.confine()
+    skill.mark_confined()
     return skill

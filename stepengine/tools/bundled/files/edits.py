@@ -40,9 +40,9 @@ class TextReplacement:
     allow_multiple: bool = False
 
 
-def replace_all(text: str, replacements: Sequence[TextReplacement], path: str) -> str:
+def apply_replacements(text: str, replacements: Sequence[TextReplacement], path: str) -> str:
     """
-    Return the text after all replacements, each made on the result of the one before.
+    Return the text after all replacements in order; raise ``ToolError`` with all problems if any of them fails.
 
     LF and CRLF match each other. What stands in the place of a match gets the line ends of what it replaces, line by line;
     everything outside of the matches stays as it is.
@@ -53,7 +53,7 @@ def replace_all(text: str, replacements: Sequence[TextReplacement], path: str) -
     problems = []
     for number, replacement in enumerate(replacements, 1):
         try:
-            text = _replace_one(text, replacement)
+            text = _apply_replacement(text, replacement)
         except ToolError as error:
             problems.append(f"replacement {number}: {error.message}" if len(replacements) > 1 else error.message)
     if problems:
@@ -62,7 +62,8 @@ def replace_all(text: str, replacements: Sequence[TextReplacement], path: str) -
     return text
 
 
-def _replace_one(text: str, replacement: TextReplacement) -> str:
+def _apply_replacement(text: str, replacement: TextReplacement) -> str:
+    """Return the text after one replacement; raise ``ToolError`` if its old text is missing or ambiguous."""
     old, new = replacement.old, replacement.new
     if not old:
         msg = "old_string is empty; to make or overwrite a whole file use write_file"
@@ -75,7 +76,7 @@ def _replace_one(text: str, replacement: TextReplacement) -> str:
         msg = "old_string was found 0 times; it has to match exactly, white space included. Read the file again"
         raise ToolError(msg)
     if len(spans) > 1 and not replacement.allow_multiple:
-        lines = _line_numbers(text, spans)
+        lines = _format_line_numbers(text, spans)
         times = f"{len(spans)} times" if len(spans) < COUNTED_PLACES else f"at least {COUNTED_PLACES} times"
         msg = (
             f"old_string was found {times} (lines {lines}); give more of the text around the one that you mean, "
@@ -90,7 +91,7 @@ def _replace_one(text: str, replacement: TextReplacement) -> str:
 
 
 def _find_spans(text: str, old: str, replacement: TextReplacement) -> list[tuple[int, int]]:
-    """Return the start and end of the matches of *old*: of each to replace, else of up to 100, which may overlap."""
+    """Return the spans of *old* in the text: all of them if several may be replaced, else at most 100 overlapping ones."""
     step = len(old) if replacement.allow_multiple else 1
     spans, start = list[tuple[int, int]](), text.find(old)
     while start >= 0 and (replacement.allow_multiple or len(spans) < COUNTED_PLACES):
@@ -108,21 +109,21 @@ def _find_spans_any_line_end(text: str, old: str, replacement: TextReplacement) 
 
 
 def _adapt_line_ends(new: str, text: str, start: int, end: int) -> str:
-    """Return *new* with the line ends of the replaced text, or else of the line that it is in, or of the one before."""
+    """Return *new* with the line ends of the text that it replaces, else of a neighbouring line."""
     at = text.find("\n", end)
     at = text.rfind("\n", 0, start) if at < 0 else at
     default = "" if at < 0 else "\r\n" if text[at - 1 : at] == "\r" else "\n"
     return keep_line_ends(text[start:end], new, default)
 
 
-def _line_numbers(text: str, spans: list[tuple[int, int]]) -> str:
+def _format_line_numbers(text: str, spans: list[tuple[int, int]]) -> str:
     numbers = [str(text.count("\n", 0, start) + 1) for start, _ in spans[:SHOWN_LINES]]
     return ", ".join(numbers) + (", ..." if len(spans) > SHOWN_LINES else "")
 
 
 def unified_diff(old: str | None, new: str | None, path: str, *, most: int = DIFF_CHARS) -> str:
     """
-    Return the unified diff of two texts, in git's format. The time is bounded for any content.
+    Return the unified diff of two texts in git's format, cut to *most* characters; a sentence if too many lines changed.
 
     Args:
         old: The text before; ``None`` for a file that was not there.
@@ -130,7 +131,7 @@ def unified_diff(old: str | None, new: str | None, path: str, *, most: int = DIF
         path: The file's name.
         most: How many characters of the diff are returned.
     """
-    before, after = _split_lines(old or ""), _split_lines(new or "")
+    before, after = _split_keeping_line_ends(old or ""), _split_keeping_line_ends(new or "")
     same = 0
     for a, b in zip(before, after, strict=False):
         if a != b:
@@ -151,7 +152,7 @@ def unified_diff(old: str | None, new: str | None, path: str, *, most: int = DIF
     return text if len(text) <= most else f"{text[:most]}\n(the diff was cut; it has {len(text):,} characters)\n"
 
 
-def _split_lines(text: str) -> list[str]:
+def _split_keeping_line_ends(text: str) -> list[str]:
     pieces = text.split("\n")
     return [*[p + "\n" for p in pieces[:-1]], *([pieces[-1]] if pieces[-1] else [])]
 
@@ -161,18 +162,18 @@ def _format_hunk(
 ) -> Iterator[str]:
     """Yield the lines of one hunk, numbered from the beginning of the file."""
     (_, a, _, c, _), (_, _, b, _, d) = group[0], group[-1]
-    yield f"@@ -{_format_range(first + a, b - a)} +{_format_range(first + c, d - c)} @@\n"
+    yield f"@@ -{_format_hunk_range(first + a, b - a)} +{_format_hunk_range(first + c, d - c)} @@\n"
     for tag, a, b, c, d in group:
         if tag == "equal":
-            yield from [_diff_line(" ", line) for line in old[a:b]]
+            yield from [_format_diff_line(" ", line) for line in old[a:b]]
         else:
-            yield from [_diff_line("-", line) for line in old[a:b]]
-            yield from [_diff_line("+", line) for line in new[c:d]]
+            yield from [_format_diff_line("-", line) for line in old[a:b]]
+            yield from [_format_diff_line("+", line) for line in new[c:d]]
 
 
-def _format_range(start: int, length: int) -> str:
+def _format_hunk_range(start: int, length: int) -> str:
     return str(start + 1) if length == 1 else f"{start + 1 if length else start},{length}"
 
 
-def _diff_line(mark: str, line: str) -> str:
+def _format_diff_line(mark: str, line: str) -> str:
     return f"{mark}{line}" if line.endswith("\n") else f"{mark}{line}\n\\ No newline at end of file\n"

@@ -16,7 +16,7 @@ from stepengine.data.messages import ToolResult
 from stepengine.data.state import AgentState
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import ToolError
-from stepengine.tools.bundled.files.edits import TextReplacement, replace_all, unified_diff
+from stepengine.tools.bundled.files.edits import TextReplacement, apply_replacements, unified_diff
 from stepengine.tools.bundled.files.write_tools import ALIASES, WRITE_BYTES, PathText, ReplacementInput
 from stepengine.tools.context import ToolContext
 from stepengine.tools.decorator import tool
@@ -72,7 +72,7 @@ def make_proposal_tools(root: Root, buffers: Buffers | None = None) -> list[Tool
         ctx.logger.info("propose_write_file", path=path, instructions=instructions)
         word = "create" if before is None else "overwrite"
         after = content if "\r\n" in content else keep_line_ends(before or "", content)
-        return proposed.propose(ctx.agent_state, path, before or "", after, f"Proposed to {word}")
+        return proposed.store_and_diff(ctx.agent_state, path, before or "", after, f"Proposed to {word}")
 
     @tool(category="read", annotations=PROPOSES, aliases=ALIASES, destinations=())
     def propose_str_replace(  # noqa: D417  (the context is no parameter of the tool)
@@ -105,9 +105,9 @@ def make_proposal_tools(root: Root, buffers: Buffers | None = None) -> list[Tool
             msg = f"{path!r} does not exist; use propose_write_file to propose it"
             raise ToolError(msg)
         made = [TextReplacement(r["old_string"], r["new_string"], r.get("allow_multiple", False)) for r in replacements]
-        after = replace_all(before, made, path)
+        after = apply_replacements(before, made, path)
         count = f"{len(made)} replacement{'s' if len(made) > 1 else ''}"
-        return proposed.propose(ctx.agent_state, path, before, after, f"Proposed {count} in")
+        return proposed.store_and_diff(ctx.agent_state, path, before, after, f"Proposed {count} in")
 
     return [propose_write_file, propose_str_replace]
 
@@ -120,7 +120,7 @@ class _ProposedFiles:
         self._buffers = buffers
 
     def read_proposed_text(self, state: AgentState, path: str) -> str | None:
-        """Return the text of a file with the run's proposals applied; ``None`` if the file does not exist."""
+        """Return the newest proposal of the run for a file, else its current text; ``None`` if it does not exist."""
         name = PREFIX + display_path(self._root.parts(path))
         known = state.context.get(name)
         if known is not None and known["run_id"] == state.run_id:
@@ -128,6 +128,7 @@ class _ProposedFiles:
         return self._read_current_text(path)
 
     def _read_current_text(self, path: str) -> str | None:
+        """Return the text of a file on disk or in the editor; ``None`` if it does not exist."""
         try:
             with self._root.open_parent(path, create=False) as (folder, name):
                 if stat_regular_file(folder, name, path) is None:
@@ -145,10 +146,10 @@ class _ProposedFiles:
             raise ToolError(msg) from error
         if data is not None:
             data = content_in_editor(self._buffers, absolute_path(self._root.real, self._root.parts(path)), data)
-        return _decode_file(data, path)
+        return _decode_unicode_or_raise(data, path)
 
-    def propose(self, state: AgentState, path: str, before: str, after: str, words: str) -> ToolResult:
-        """Store *after* as a proposal in the run's context, and return a result that shows the difference."""
+    def store_and_diff(self, state: AgentState, path: str, before: str, after: str, action: str) -> ToolResult:
+        """Return a result with the diff of a proposal and the context change that stores it; raise ``ToolError`` if it is too large."""
         file = display_path(self._root.parts(path))
         stale: dict[str, object] = {}
         size = len(after.encode("utf-8", "replace"))
@@ -166,15 +167,15 @@ class _ProposedFiles:
             msg = f"the proposals of this run would have {size:,} bytes in all; at most {PROPOSED_BYTES:,} are kept"
             raise ToolError(msg)
         kept = {PREFIX + file: {"run_id": state.run_id, "text": after}}
-        value = {"file": file, "message": f"{words} {file}; nothing was written."}
+        value = {"file": file, "message": f"{action} {file}; nothing was written."}
         return ToolResult.json(
             {**value, "unified_diff": unified_diff(before, after, file)}, change=Change(context={**stale, **kept})
         )
 
 
-def _decode_file(data: bytes | None, path: str) -> str:
+def _decode_unicode_or_raise(data: bytes | None, path: str) -> str:
     """
-    Return the text of a file; raise if *data* is ``None`` (too large) or not Unicode text.
+    Return the text of a file; raise ``ToolError`` if *data* is ``None`` (too large) or not Unicode text.
 
     Raises:
         ToolError: when the file is too large, or holds text that JSON cannot.

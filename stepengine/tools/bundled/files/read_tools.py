@@ -57,8 +57,8 @@ class FileWindow(TypedDict):
     limit: NotRequired[Annotated[int, Field(description="How many lines to read.", ge=1)]]
 
 
-def _trust_of_files(root: Root, input: JsonDict) -> Trust:
-    """Return whether all files of a call are trusted."""
+def _get_trust_of_paths(root: Root, input: JsonDict) -> Trust:
+    """Return ``"trusted"`` if all files in the input of a call are trusted, else ``"untrusted"``."""
     paths = [one if isinstance(one, str) else one["path"] for one in input["paths"]]
     return "trusted" if all(map(root.is_trusted, paths)) else "untrusted"
 
@@ -72,7 +72,7 @@ def make_read_tools(root: Root, buffers: Buffers | None = None) -> list[Tool]:
         annotations=READS,
         parallel_safe=True,
         aliases=aliases,
-        results=partial(_trust_of_files, root),
+        results=partial(_get_trust_of_paths, root),
         destinations=(),
     )
     def read_files(  # noqa: D417  (the context is no parameter of the tool)
@@ -117,9 +117,9 @@ def make_read_tools(root: Root, buffers: Buffers | None = None) -> list[Tool]:
         wanted = [_WantedPart(p, offset, limit, is_window=is_window) for p in paths]
         seen, entries, left = set(), [], READ_CHARS - 2
         for one in wanted:
-            if one.dedup_key(root) in seen:
+            if one.make_dedup_key(root) in seen:
                 continue
-            seen.add(one.dedup_key(root))
+            seen.add(one.make_dedup_key(root))
             if len(seen) > READ_PATHS:
                 entries.append({"path": one.path, "error": TOO_MANY.format(READ_PATHS)})
                 continue
@@ -156,7 +156,7 @@ def make_read_tools(root: Root, buffers: Buffers | None = None) -> list[Tool]:
         """
         opened = root.open_folder(path or ".")
         try:
-            return _list_folder(root, opened.fd, opened.parts, WalkBudget(cancelled=ctx.cancelled)) | {
+            return _list_open_folder(root, opened.fd, opened.parts, WalkBudget(cancelled=ctx.cancelled)) | {
                 "path": display_path(opened.parts)
             }
         finally:
@@ -165,7 +165,8 @@ def make_read_tools(root: Root, buffers: Buffers | None = None) -> list[Tool]:
     return [read_files, list_directory]
 
 
-def _list_folder(root: Root, fd: Fd, parts: tuple[str, ...], budget: WalkBudget) -> dict[str, Any]:
+def _list_open_folder(root: Root, fd: Fd, parts: tuple[str, ...], budget: WalkBudget) -> dict[str, Any]:
+    """Return the sorted names of files and folders in an open folder, without links and withheld files, and notes."""
     found: dict[str, list[str]] = {"files": [], "directories": []}
     with calls.scandir(fd) as entries:
         for entry in entries:
@@ -192,7 +193,8 @@ class _WantedPart:
         self.limit = min(window.get("limit", limit), READ_LINES)
         self.is_window = is_window or "offset" in window or "limit" in window
 
-    def dedup_key(self, root: Root) -> Any:
+    def make_dedup_key(self, root: Root) -> Any:
+        """Return a key that is the same for the same part of the same file."""
         try:
             parts: object = root.parts(self.path)
         except ToolError:
@@ -222,7 +224,7 @@ class _FileReader:
         self._hash = ""
 
     def read_entry(self) -> dict[str, Any]:
-        """Return the entry with the file's content or its error, and record the file's hash for later writes."""
+        """Return the entry with the file's content or its error, and record the hash of the read content for later writes."""
         wanted = self._wanted
         try:
             self._raise_if_no_room(has_room=self._left > 0)
@@ -244,24 +246,25 @@ class _FileReader:
             raise ToolError(msg)
 
     def _read_lines(self, opened: OpenedEntry) -> tuple[list[str], int | None]:
-        """Return the wanted lines, and how many the file has; ``None`` if it is too long to count."""
+        """Return the wanted lines and the number of lines in the file, ``None`` if it is too large to count."""
         wanted, fd, size = self._wanted, opened.fd, opened.info.st_size
         data = read_capped(fd) if size <= READ_WHOLE_BYTES else None
         if data is None:
             calls.lseek(fd, 0)
-            self._check_large_file(fd, size)
+            self._check_large_file_request(fd, size)
             return read_line_range(fd, wanted.offset - 1, wanted.limit)
         data = content_in_editor(self._buffers, absolute_path(self._root.real, opened.parts), data)
         self._hash = short_hash(data)
         decoded = decode_text(data)
         if decoded is None:
-            self._refuse_binary(data, f"{len(data):,} bytes")
+            self._raise_for_binary(data, f"{len(data):,} bytes")
         lines = decoded.shown.split("\n")
         ends = [*[line + "\n" for line in lines[:-1]], *([lines[-1]] if lines[-1] else [])]
         window = ends[wanted.offset - 1 : wanted.offset - 1 + wanted.limit]
         return [cut_line(line) for line in window], len(ends)
 
-    def _check_large_file(self, fd: Fd, size: int) -> None:
+    def _check_large_file_request(self, fd: Fd, size: int) -> None:
+        """Raise ``ToolError`` for a large file that is binary or requested without offset and limit."""
         said = f"{max(size, READ_WHOLE_BYTES):,} bytes or more"
         if not self._wanted.is_window:
             msg = f"{self._wanted.path!r} has {said}; read a part of it with offset and limit, or use code_search"
@@ -270,9 +273,9 @@ class _FileReader:
         calls.lseek(fd, 0)
         decoded = decode_text(head)
         if decoded is None or decoded.encoding != "utf-8":
-            self._refuse_binary(head, said)
+            self._raise_for_binary(head, said)
 
-    def _refuse_binary(self, data: bytes, size: str) -> NoReturn:
+    def _raise_for_binary(self, data: bytes, size: str) -> NoReturn:
         path = self._wanted.path
         msg = (
             f"{path!r} is a binary file ({binary_kind(data, path)}, {size}); read_files shows text only. "
@@ -281,6 +284,7 @@ class _FileReader:
         raise ToolError(msg)
 
     def _make_lines_entry(self, lines: list[str], total: int | None) -> dict[str, object]:
+        """Return the entry with as many lines as fit; raise ``ToolError`` for an offset after the end or without room."""
         wanted = self._wanted
         if total is not None and wanted.offset > max(total, 1):
             msg = f"offset {wanted.offset} is after the end; the file has {total} lines, the first is 1"

@@ -27,24 +27,25 @@ class _SeenFiles(dict[Parts, str]):
         return ()
 
 
-def record_hash(ctx: ToolContext, real: Parts, parts: Parts, digest: str) -> None:
-    """Record the hash of a file that a run has read or written below the root *real*; ``""`` if it has none."""
+def record_hash(ctx: ToolContext, root: Parts, parts: Parts, digest: str) -> None:
+    """Record the hash of a file that the run has read or written below *root*; do nothing outside of a run."""
     if ctx.is_of_run:
-        _get_seen_files(ctx, real)[parts] = digest
+        _get_or_create_seen_files(ctx, root)[parts] = digest
 
 
-def find_hash(ctx: ToolContext, real: Parts, parts: Parts) -> str:
+def find_hash(ctx: ToolContext, root: Parts, parts: Parts) -> str:
     """Return the hash of a file when the run last read or wrote it; ``""`` if it did not, and outside of a run."""
-    return _get_seen_files(ctx, real).get(parts, "") if ctx.is_of_run else ""
+    return _get_or_create_seen_files(ctx, root).get(parts, "") if ctx.is_of_run else ""
 
 
-def _get_seen_files(ctx: ToolContext, real: Parts) -> _SeenFiles:
+def _get_or_create_seen_files(ctx: ToolContext, root: Parts) -> _SeenFiles:
+    """Return the hashes of the run's files below *root*; at the first call they are read from its message history."""
     return ctx.of_run(
-        ("files seen", real), lambda: _SeenFiles(_find_hashes_in_history(ctx.agent_state.message_history, real))
+        ("files seen", root), lambda: _SeenFiles(_find_hashes_in_history(ctx.agent_state.message_history, root))
     )
 
 
-def _find_hashes_in_history(history: Iterable[Message], real: Parts) -> dict[Parts, str]:
+def _find_hashes_in_history(history: Iterable[Message], root: Parts) -> dict[Parts, str]:
     """Return the file hashes in a history. A file that was written after it was read has the hash ``""``."""
     found: dict[Parts, str] = {}
     for message in history:
@@ -52,13 +53,14 @@ def _find_hashes_in_history(history: Iterable[Message], real: Parts) -> dict[Par
             continue
         for path, digest in _iter_file_hashes(message):
             try:
-                found[split_path(path, real)] = digest
+                found[split_path(path, root)] = digest
             except ToolError:
                 continue
     return found
 
 
 def _iter_file_hashes(message: ToolMessage) -> Iterator[tuple[str, str]]:
+    """Yield path and hash of each file that a tool result read; the hash is ``""`` for a written one."""
     value: object = message.result.data
     if message.tool_name == "read_files" and isinstance(value, list):
         for entry in value:

@@ -19,7 +19,7 @@ from stepengine.data.json import JsonDict, canonical
 from stepengine.data.messages import SideEffect, ToolResult
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import ToolError
-from stepengine.tools.bundled.files.edits import TextReplacement, replace_all, unified_diff
+from stepengine.tools.bundled.files.edits import TextReplacement, apply_replacements, unified_diff
 from stepengine.tools.bundled.files.seen import find_hash, record_hash
 from stepengine.tools.context import ToolContext
 from stepengine.tools.decorator import tool
@@ -103,7 +103,9 @@ def make_write_tools(root: Root, *, delete: bool = False, buffers: Buffers | Non
         lines = content.count("\n") + bool(content and not content.endswith("\n"))
         word, file = "Created" if done.action == "created" else "Overwrote", done.file
         ctx.logger.info("write_file", path=file, instructions=instructions)
-        return _make_result({"file": file, "message": f"{word} {file} ({lines:,} lines, {len(data):,} bytes)."}, file)
+        return _make_written_result(
+            {"file": file, "message": f"{word} {file} ({lines:,} lines, {len(data):,} bytes)."}, file
+        )
 
     @tool(
         category="write",
@@ -149,7 +151,7 @@ def make_write_tools(root: Root, *, delete: bool = False, buffers: Buffers | Non
         done = writer.apply_change(ctx, given, _make_replacement_change(path, replacements))
         count = f"{len(replacements)} replacement{'s' if len(replacements) > 1 else ''}"
         value = {"file": done.file, "message": f"Changed {done.file} ({count}).", "unified_diff": done.diff}
-        return _make_result(value, done.file)
+        return _make_written_result(value, done.file)
 
     @tool(
         category="write",
@@ -186,17 +188,17 @@ def make_write_tools(root: Root, *, delete: bool = False, buffers: Buffers | Non
 
 def _make_content_change(content: str) -> Change:
     """
-    Return a change that sets the content of a file.
+    Return the change that sets the whole content of a file.
 
     Content without CRLF gets the line ends of a text that it overwrites: models write LF, whatever the file has.
     """
 
-    def change(old: FoundFile) -> bytes:
+    def set_content(old: FoundFile) -> bytes:
         decoded = None if old.data is None or "\r\n" in content else decode_text(old.data)
         text = content if decoded is None else keep_line_ends(decoded.text, content)
         return text.encode("utf-8", "replace")
 
-    return change
+    return set_content
 
 
 def _make_replacement_change(path: str, replacements: Sequence[ReplacementInput]) -> Change:
@@ -207,7 +209,7 @@ def _make_replacement_change(path: str, replacements: Sequence[ReplacementInput]
     """
     made = [TextReplacement(r["old_string"], r["new_string"], r.get("allow_multiple", False)) for r in replacements]
 
-    def change(old: FoundFile) -> bytes:
+    def replace_text(old: FoundFile) -> bytes:
         if not old.exists:
             msg = f"{path!r} does not exist; use write_file to create it"
             raise ToolError(msg)
@@ -218,23 +220,24 @@ def _make_replacement_change(path: str, replacements: Sequence[ReplacementInput]
         if decoded is None:
             msg = f"{path!r} is a binary file; str_replace edits text"
             raise ToolError(msg)
-        return decoded.encode(replace_all(decoded.text, made, path))
+        return decoded.encode(apply_replacements(decoded.text, made, path))
 
-    return change
+    return replace_text
 
 
 def _make_delete_change(path: str) -> Change:
-    """Return a change that deletes a file, and raises ``ToolError`` if the file does not exist."""
+    """Return the change that deletes a file; it raises ``ToolError`` if the file does not exist."""
 
-    def change(old: FoundFile) -> None:
+    def check_exists(old: FoundFile) -> None:
         if not old.exists:
             msg = f"{path!r} does not exist"
             raise ToolError(msg)
 
-    return change
+    return check_exists
 
 
-def _make_result(value: dict[str, Any], file: str) -> ToolResult:
+def _make_written_result(value: dict[str, Any], file: str) -> ToolResult:
+    """Return a JSON result with the side effect ``file_written``."""
     return ToolResult.json(value, side_effects=(SideEffect("file_written", file),))
 
 
@@ -310,29 +313,29 @@ class _Writer:
         # What people were shown who were asked about a call: the hash of the file that its diff was made from.
         self._shown: OrderedDict[str, str] = OrderedDict()
 
-    def apply_change(self, ctx: ToolContext, given: Mapping[str, Any], change: Change) -> ContentChange:
+    def apply_change(self, ctx: ToolContext, call_input: Mapping[str, Any], change: Change) -> ContentChange:
         """
-        Apply the change that a call requests to an unchanged file, and return it.
+        Apply the change of a call to a file under its lock, emit and record it, and return it.
 
         The hash of the new content is recorded for later calls, and the data to undo the write in the journal.
 
         Args:
             ctx: The call's context.
-            given: The call's input.
+            call_input: The call's input.
             change: Gives the new content.
 
         Raises:
             ToolError: when the file has changed since the run read it or a person approved its diff, or cannot be written.
         """
-        began, path, made = time.monotonic(), given["path"], list[str]()
+        began, path, made = time.monotonic(), call_input["path"], list[str]()
         try:
             with (
-                self._root.open_parent(path, create="content" in given, made=made) as (folder, name),
+                self._root.open_parent(path, create="content" in call_input, made=made) as (folder, name),
                 hold_file_lock(folder, name),
             ):
-                self._remove_stale_files(folder)
+                self._remove_stale_files_once(folder)
                 old = self._read_found_file(folder, name, path)
-                self._check_unchanged(ctx, given, old)
+                self._check_unchanged(ctx, call_input, old)
                 new = change(old)
                 self._write_or_delete(folder, name, old, new, path)
                 after = "" if new is None else short_hash(new)
@@ -355,6 +358,7 @@ class _Writer:
         return done
 
     def _write_or_delete(self, folder: Fd, name: str, old: FoundFile, new: bytes | None, path: str) -> None:
+        """Write the new content, to the editor if the file has unsaved changes there; delete the file for ``None``."""
         if new is None:
             calls.unlink(name, folder)
             return
@@ -362,30 +366,30 @@ class _Writer:
             msg = f"{path!r} would have {len(new):,} bytes; at most {WRITE_BYTES:,} are written"
             raise ToolError(msg)
         text = text_for_editor(new) if old.is_unsaved else None
-        if text is None or self._buffers is None or not self._buffers.write(self._absolute_path(path), text):
+        if text is None or self._buffers is None or not self._buffers.write(self._get_absolute_path(path), text):
             replace_file(folder, name, new, old.info)
 
-    def _absolute_path(self, path: str) -> str:
+    def _get_absolute_path(self, path: str) -> str:
         return absolute_path(self._root.real, self._root.parts(path))
 
-    def _make_undo_record(self, done: ContentChange, made: Sequence[str]) -> FileWrite:
+    def _make_undo_record(self, change: ContentChange, created_folders: Sequence[str]) -> FileWrite:
         """Return the record from which a change can be undone."""
-        info, new = done.old.info, done.new
+        info, new = change.old.info, change.new
         return FileWrite(
             root=self._root.id,
-            path=done.file,
-            before=None if info is None else OldFile.from_data(done.old.data, stat.S_IMODE(info.st_mode)),
+            path=change.file,
+            before=None if info is None else OldFile.from_data(change.old.data, stat.S_IMODE(info.st_mode)),
             after=None if new is None else content_hash(new),
-            folders=tuple(made),
+            folders=tuple(created_folders),
         )
 
-    def _check_unchanged(self, ctx: ToolContext, given: Mapping[str, Any], old: FoundFile) -> None:
-        """Raise ``ToolError`` if the file differs from the version that the model read or the person approved."""
-        path, shown = given["path"], self._shown.pop(_input_key(given), None)
+    def _check_unchanged(self, ctx: ToolContext, call_input: Mapping[str, Any], old: FoundFile) -> None:
+        """Raise ``ToolError`` if the file differs from ``expected_hash``, the version that the run read, or the approved one."""
+        path, shown = call_input["path"], self._shown.pop(_hash_input(call_input), None)
         if shown is not None and shown != old.digest:
             msg = f"{path!r} has changed since its difference was shown to the person who allowed this; read it again"
             raise ToolError(msg)
-        expected = given["expected_hash"]
+        expected = call_input["expected_hash"]
         if not expected and old.data is not None:
             expected = find_hash(ctx, self._root.real, self._root.parts(path))
         if expected and old.digest != expected:
@@ -393,6 +397,7 @@ class _Writer:
             raise ToolError(msg)
 
     def _read_found_file(self, folder: Fd, name: str, path: str) -> FoundFile:
+        """Return the file at a path with its content on disk or in the editor; an empty record if it does not exist."""
         info = stat_regular_file(folder, name, path)
         if info is None:
             return FoundFile(None, None)
@@ -404,10 +409,11 @@ class _Writer:
             calls.close(fd)
         if data is None:
             return FoundFile(info, None)
-        edited = content_in_editor(self._buffers, self._absolute_path(path), data)
+        edited = content_in_editor(self._buffers, self._get_absolute_path(path), data)
         return FoundFile(info, edited, is_unsaved=edited != data)
 
-    def _remove_stale_files(self, folder: Fd) -> None:
+    def _remove_stale_files_once(self, folder: Fd) -> None:
+        """Remove temporary files that crashed writes left in a folder, once per folder."""
         info = calls.fstat(folder)
         if (info.st_dev, info.st_ino) not in self._swept:
             self._swept.add((info.st_dev, info.st_ino))
@@ -415,13 +421,13 @@ class _Writer:
 
     # --- what people are shown ----------------------------------------------------------------------------------------
 
-    def preview_change(self, verb: str, given: JsonDict, change: Change) -> ToolPreview:
+    def preview_change(self, verb: str, call_input: JsonDict, change: Change) -> ToolPreview:
         """
-        Return the diff that a call would cause now; the call fails if the file changes before it runs.
+        Return the diff that a call would cause, and record the file's hash: the call fails if the file changes before it runs.
 
         The size limit and ``expected_hash`` are checked by the call alone.
         """
-        path = given["path"]
+        path = call_input["path"]
         try:
             old = FoundFile(None, None)
             with suppress(Missing), self._root.open_parent(path, create=False) as (folder, name):
@@ -430,12 +436,12 @@ class _Writer:
         except (ToolError, OSError) as error:
             why = error.message if isinstance(error, ToolError) else error.strerror or type(error).__name__
             return ToolPreview(f"{verb} {path!r}, which will be refused", {"problem": why}, problem=why)
-        self._shown[_input_key(given)] = old.digest
+        self._shown[_hash_input(call_input)] = old.digest
         while len(self._shown) > SHOWN_DIFFS:
             self._shown.popitem(last=False)
         return ToolPreview(f"{verb} {path!r}", {"unified_diff": done.diff})
 
 
-def _input_key(given: Mapping[str, object]) -> str:
+def _hash_input(call_input: Mapping[str, object]) -> str:
     """Return a key that distinguishes the inputs of calls."""
-    return content_hash(canonical(given).encode())
+    return content_hash(canonical(call_input).encode())

@@ -93,7 +93,7 @@ class SearchFlags:
 
 def parse_flags(text: str) -> SearchFlags:
     """
-    Parse flags; switches may be joined (``-iw``), and values may follow directly (``-A3``, ``--type-not=py``).
+    Return the parsed flags of a search, also joined switches and ``--name=value``; raise ``ToolError`` for an unknown flag.
 
     Raises:
         ToolError: for anything that is not in the list, and for more than 2,000 characters.
@@ -120,13 +120,13 @@ def parse_flags(text: str) -> SearchFlags:
             if letter not in LISTS and letter not in NUMBERS:
                 _raise_unknown_flag(f"-{letter}" if len(word) == len(f"-{letter}") else word)
             value = rest or (words.pop(0) if words else "")
-            _apply_flag(found, letter, value)
+            _add_flag_value(found, letter, value)
             break
     return SearchFlags(**found)
 
 
 def _pop_flag(words: list[str]) -> str:
-    """Remove and return the first of *words*, a long flag as its letter. A value after ``=`` becomes the first of *words*."""
+    """Remove and return the first word, a long flag as its letter; a value after ``=`` becomes the new first word."""
     word = words.pop(0)
     name, equals, value = word[2:].partition("=")
     letter = LONG.get(name, "") if word.startswith("--") else ""
@@ -136,7 +136,8 @@ def _pop_flag(words: list[str]) -> str:
     return f"-{letter}"
 
 
-def _apply_flag(found: dict[str, Any], letter: str, value: str) -> None:
+def _add_flag_value(found: dict[str, Any], letter: str, value: str) -> None:
+    """Add the value of a flag to *found*; raise ``ToolError`` if the flag does not accept it."""
     if letter in NUMBERS:
         if not re.fullmatch(r"\d{1,4}", value) or int(value) > MAX_FLAG_NUMBER or (letter == "m" and value == "0"):
             msg = f"-{letter} needs a number up to {MAX_FLAG_NUMBER}, not {value!r}"
@@ -182,7 +183,7 @@ class FileHits:
 
 
 def read_searchable_lines(root: Root, ignore: Ignore, parts: tuple[str, ...]) -> list[str] | None:
-    """Return the lines of a text file; ``None`` for a file that a search leaves out: a secret, ignored or large one."""
+    """Return the lines of a text file; ``None`` if a search omits it: a withheld, ignored, binary or large file."""
     if root.is_withheld(parts) or ignore.is_path_ignored(parts):
         return None
     text = read_text_file(root, parts, SEARCH_FILE_BYTES)
@@ -214,12 +215,12 @@ class MatchReport:
         self.stopped = ""
 
     def count_skipped_line(self, columns: int) -> None:
-        """Count a line of which only the first *columns* characters were searched, without a result."""
+        """Count a line that could not be decided, because only its first *columns* characters were searched."""
         self._skipped_lines += 1
         self._columns = columns
 
-    def add(self, found: FileHits) -> bool:
-        """Add the matches of one file, and return True while more matches fit."""
+    def add_file(self, found: FileHits) -> bool:
+        """Add the matches of one file as far as they fit; return False when a limit is reached."""
         flags = self._flags
         if not found.spans:
             return True
@@ -235,16 +236,16 @@ class MatchReport:
             lines = [f"{path}:", *self._format_lines(found.lines, shown)]
             data = [{"path": path, "line": n + 1} for n, _ in shown]
             is_cut = len(found.spans) > self._per_file and flags.max_count != self._per_file
-        if _count_chars(lines) > SEARCH_CHARS - self._chars:
+        if _count_line_chars(lines) > SEARCH_CHARS - self._chars:
             self.stopped = self.stopped or f"stopped at {SEARCH_CHARS:,} characters"
             if flags.count or flags.names_only:
                 return False
-            lines, number = self._format_what_fits(path, found.lines, shown)
+            lines, number = self._format_fitting_matches(path, found.lines, shown)
             data = data[:number]
             if not number:
                 return False
         self._out += lines
-        self._chars += _count_chars(lines)
+        self._chars += _count_line_chars(lines)
         self._files += 1
         self._cut_files += is_cut
         self._found += data
@@ -252,44 +253,49 @@ class MatchReport:
             self.stopped = self.stopped or f"stopped at {SEARCH_MATCHES} matches"
         return not self.stopped
 
-    def _format_what_fits(self, path: str, lines: list[str], spans: list[tuple[int, int]]) -> tuple[list[str], int]:
+    def _format_fitting_matches(
+        self, path: str, lines: list[str], spans: list[tuple[int, int]]
+    ) -> tuple[list[str], int]:
         """
         Return the lines to show of a file and the number of its matches in them: as many as fit.
 
-        If not even one does, the first match of a result is shown without context, as far as it fits.
+        If no match fits into an empty report, the first one is shown without context, as far as it fits.
         """
         room, head = SEARCH_CHARS - self._chars, f"{path}:"
 
-        def make(number: int) -> list[str]:
+        def format_first(number: int) -> list[str]:
             return [head, *self._format_lines(lines, spans[:number])]
 
-        number = bisect_right(range(1, len(spans) + 1), room, key=lambda number: _count_chars(make(number)))
+        number = bisect_right(
+            range(1, len(spans) + 1), room, key=lambda number: _count_line_chars(format_first(number))
+        )
         if number or self._out:
-            return make(number), number
+            return format_first(number), number
         first, count = spans[0]
         shown = [head, *self._format_lines(lines, [(first, count)], context=False)]
-        while _count_chars(shown) > room:
+        while _count_line_chars(shown) > room:
             shown.pop()
         return shown, 1
 
     def _format_lines(self, lines: list[str], spans: Iterable[tuple[int, int]], *, context: bool = True) -> list[str]:
+        """Return the numbered lines of some matches, with the context lines that the flags request."""
         matched, around = set[int](), set[int]()
         before, after = (self._flags.before, self._flags.after) if context else (0, 0)
         for first, count in spans:
             matched.update(range(first, first + count))
             around.update(range(max(0, first - before), min(len(lines), first + count + after)))
         return [
-            f"  Line {n + 1}{':' if n in matched else '-'} {_cut_line(lines[n])}"
+            f"  Line {n + 1}{':' if n in matched else '-'} {_clean_and_cut_line(lines[n])}"
             for n in sorted(matched | around)
             if n < len(lines)
         ]
 
-    def result(self, problems: str = "") -> dict[str, Any]:
+    def make_result(self, problems: str = "") -> dict[str, Any]:
         """
-        Return the tool's result: ``stdout`` and ``message`` for the model, ``count`` and ``matches`` for code.
+        Return the tool's result: ``stdout`` and ``message`` for the model, ``count`` and ``matches`` for code, *problems* as ``stderr``.
 
         A match has the ``path`` of its file and its ``line``, counting from 1; a file that is only counted has ``path`` and
-        ``count``, one that is only named ``path``. ``count`` is how many of them are there. ``stderr`` stands for problems.
+        ``count``, one that is only named ``path``. ``count`` is their number.
         """
         what = "files" if self._flags.count or self._flags.names_only else "matches"
         number = len(self._found)
@@ -310,11 +316,12 @@ class MatchReport:
         return {**made, "stderr": problems} if problems else made
 
 
-def _count_chars(lines: Sequence[str]) -> int:
+def _count_line_chars(lines: Sequence[str]) -> int:
     return sum(map(len, lines)) + len(lines)
 
 
-def _cut_line(line: str) -> str:
+def _clean_and_cut_line(line: str) -> str:
+    """Return a line with invalid bytes replaced, cut with a note on the number of omitted characters."""
     text = line.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     return (
         text

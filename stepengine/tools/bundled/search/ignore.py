@@ -42,12 +42,12 @@ class Ignore:
         self._patterns: dict[Parts, list[IgnorePattern]] = {}
 
     def is_ignored(self, parts: Parts, *, is_folder: bool) -> bool:
-        """Return True if one entry is ignored. The folders above it must not be ignored."""
+        """Return True if git ignores an entry whose parent folders are not ignored, or if the budget is used up."""
         if parts[-1] == ".git":
             return True
         names = tuple(map(_decode_bytewise, parts))
         for depth in range(len(parts) - 1, -1, -1):
-            for number, pattern in enumerate(self._patterns_of_folder(parts[:depth])):
+            for number, pattern in enumerate(self._get_patterns_of_folder(parts[:depth])):
                 if not number % PATTERNS_BETWEEN_CHECKS and not self._budget.has_time_left():
                     return True
                 if pattern.match(names[depth:], is_folder=is_folder):
@@ -59,13 +59,14 @@ class Ignore:
         above = (parts[:depth] for depth in range(1, len(parts)))
         return any(self.is_ignored(a, is_folder=True) for a in above) or self.is_ignored(parts, is_folder=False)
 
-    def _patterns_of_folder(self, folder: Parts) -> list[IgnorePattern]:
-        """Return the patterns of one folder's file, the last line first."""
+    def _get_patterns_of_folder(self, folder: Parts) -> list[IgnorePattern]:
+        """Return the patterns in the ``.gitignore`` of one folder, the last line first; cached."""
         if folder not in self._patterns:
             self._patterns[folder] = self._read_patterns(folder)
         return self._patterns[folder]
 
     def _read_patterns(self, folder: Parts) -> list[IgnorePattern]:
+        """Read the ``.gitignore`` of one folder; no patterns if it cannot be read, fewer if the time is up."""
         try:
             opened = self._root.open_file("/".join((*folder, ".gitignore")))
         except (ToolError, UnicodeError):
@@ -102,14 +103,14 @@ def walk_visible(
         root: The folder that the walk may not leave.
         opened: The folder; it stays open.
         budget: How far to go.
-        wanted: A predicate on the path of a file; the default accepts all files.
+        wanted: A predicate on the path of a file; by default all files are accepted.
     """
     ignore = Ignore(root, budget)
 
-    def enter(place: Parts, _: Fd) -> bool:
+    def may_enter_folder(place: Parts, _: Fd) -> bool:
         return not root.is_withheld(place) and not ignore.is_ignored(place, is_folder=True)
 
-    with closing(walk(root.may_enter, opened.fd, opened.parts, budget, enter)) as entries:
+    with closing(walk(root.may_enter, opened.fd, opened.parts, budget, may_enter_folder)) as entries:
         for place, entry in entries:
             is_folder = entry.is_dir(follow_symlinks=False)
             if is_folder:

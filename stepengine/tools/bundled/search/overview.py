@@ -24,7 +24,7 @@ from pydantic import Field
 from stepengine.data.estimate import CHARS_PER_TOKEN, estimate_tokens
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import ToolError
-from stepengine.tools.bundled.bounds import bounded_field, excess_notes
+from stepengine.tools.bundled.bounds import make_bounded_field, make_excess_notes
 from stepengine.tools.bundled.files.read_tools import READ_PATHS, TOO_MANY
 from stepengine.tools.bundled.search.ignore import walk_visible
 from stepengine.tools.bundled.search.symbols import SHORTEST_STEM_CHARS, has_symbols, read_symbols, split_words
@@ -84,7 +84,7 @@ def make_find_files_tool(root: Root) -> Tool:
     def find_files(  # noqa: D417  (the context is no parameter of the tool)
         ctx: ToolContext,
         prompt: Annotated[str, Field(min_length=1, max_length=FIND_PROMPT_CHARS)],
-        max_results: Annotated[int, bounded_field(FIND_RESULTS_MAX)] = FIND_RESULTS,
+        max_results: Annotated[int, make_bounded_field(FIND_RESULTS_MAX)] = FIND_RESULTS,
     ) -> dict[str, Any]:
         """
         Find the files that fit a description, best match first.
@@ -114,7 +114,7 @@ def make_find_files_tool(root: Root) -> Tool:
         files = _find_candidates(root, budget)
         best = rank_files(prompt, files, budget.has_time_left)[: min(max_results, FIND_RESULTS_MAX)]
         notes = [f"{len(best)} of {len(files):,} files fit best" if best else "no file fits the description"]
-        notes += excess_notes("max_results", max_results, FIND_RESULTS_MAX)
+        notes += make_excess_notes("max_results", max_results, FIND_RESULTS_MAX)
         if budget.cut:
             notes.append(f"incomplete: {budget.cut}")
         notes += withheld_note()
@@ -125,7 +125,7 @@ def make_find_files_tool(root: Root) -> Tool:
 
 
 def _find_candidates(root: Root, budget: WalkBudget) -> dict[Parts, list[str]]:
-    """Return the files below the root, with the top-level names of as many files as the time allows."""
+    """Return the files below the root, each with its top-level names if the time sufficed to read them."""
     opened = root.open_folder(".")
     try:
         with closing(walk_visible(root, opened, budget)) as entries:
@@ -151,7 +151,7 @@ class Hit:
 
 def rank_files(prompt: str, files: Mapping[Parts, list[str]], has_time: Callable[[], bool] = lambda: True) -> list[Hit]:
     """
-    Return the files that match the description *prompt*, best first, then by depth and name.
+    Return the files that match the description *prompt*, best first; ties by depth and name.
 
     Args:
         prompt: What is looked for.
@@ -162,7 +162,7 @@ def rank_files(prompt: str, files: Mapping[Parts, list[str]], has_time: Callable
     wanted = list(dict.fromkeys(w for w in split_words(prompt) if w not in COMMON))[:PROMPT_WORDS]
     scores: defaultdict[Parts, float] = defaultdict(float)
     for word in takewhile(lambda _: has_time(), wanted):
-        fitting = index.find_matches(word)
+        fitting = index.score_files_with_word(word)
         weight = math.log(1 + len(files) / (1 + len(fitting)))
         for place, score in fitting.items():
             scores[place] += score * weight
@@ -187,17 +187,18 @@ class _Index:
         self._files = files
         self._by_word: defaultdict[str, dict[Parts, float]] = defaultdict(dict)
         for place, symbols in takewhile(lambda _: has_time(), files.items()):
-            self._add_words(split_words(place[-1]), place, IN_NAME)
-            self._add_words((w for folder in place[:-1] for w in split_words(folder)), place, IN_FOLDER)
-            self._add_words((w for symbol in symbols for w in split_words(symbol)), place, IN_SYMBOL)
+            self._index_words(split_words(place[-1]), place, IN_NAME)
+            self._index_words((w for folder in place[:-1] for w in split_words(folder)), place, IN_FOLDER)
+            self._index_words((w for symbol in symbols for w in split_words(symbol)), place, IN_SYMBOL)
 
-    def _add_words(self, words: Iterable[str], place: Parts, score: float) -> None:
+    def _index_words(self, words: Iterable[str], place: Parts, score: float) -> None:
+        """Record that a file has some words, with the higher score if a word is known for it."""
         for word in words:
             known = self._by_word[word]
             known[place] = max(known.get(place, 0.0), score)
 
-    def find_matches(self, word: str) -> dict[Parts, float]:
-        """Return the score of each file that matches a word, or its nearest spelling if no file does."""
+    def score_files_with_word(self, word: str) -> dict[Parts, float]:
+        """Return the score of each file that has a word or a word with the same beginning; else the nearest spelling is used."""
         found = dict(self._by_word.get(word, {}))
         if len(word) >= SHORTEST_STEM_CHARS:
             for known, places in self._by_word.items():
@@ -219,7 +220,7 @@ class _Index:
         return not named.isdisjoint([place[-1], "/".join(place), *self._files[place]])
 
     def adjust_score(self, place: Parts, score: float, named: set[str], *, about_tests: bool) -> float:
-        """Return the score of a file, raised if the description names it, halved for an unrequested test."""
+        """Return a file's score: raised if the description names the file, halved for a test file if no tests are requested."""
         if not named.isdisjoint([place[-1], "/".join(place)]):
             score += NAMED
         elif not named.isdisjoint([s for s in self._files[place] if len(s) > SHORTEST_STEM_CHARS and s not in COMMON]):
@@ -259,8 +260,8 @@ class TreeNode:
     place: Parts
     is_folder: bool
 
-    def line(self, depth: int, more: str = "") -> str:
-        """Return the line that shows it."""
+    def format_line(self, depth: int, more: str = "") -> str:
+        """Return the tree line of the entry, indented by its level below *depth*, with *more* after its name."""
         return f"{' ' * (len(self.place) - depth - 1)}{printable_name(self.place[-1])}{'/' if self.is_folder else ''}{more}\n"
 
 
@@ -277,7 +278,7 @@ def make_subtree_tool(root: Root) -> Tool:
     def read_subtree(  # noqa: D417  (the context is no parameter of the tool)
         ctx: ToolContext,
         paths: Annotated[list[str] | None, Field(json_schema_extra={"maxItems": READ_PATHS})] = None,
-        max_tokens: Annotated[int, bounded_field(SUBTREE_TOKENS_MAX)] = SUBTREE_TOKENS,
+        max_tokens: Annotated[int, make_bounded_field(SUBTREE_TOKENS_MAX)] = SUBTREE_TOKENS,
     ) -> list[dict[str, Any]]:
         """
         Show folders as trees, with the top-level names of source files, within a budget of tokens.
@@ -308,10 +309,10 @@ def make_subtree_tool(root: Root) -> Tool:
         wanted = list(dict.fromkeys(p.rstrip("/") or p or "." for p in paths or ["."]))
         shown, refused = wanted[:READ_PATHS], wanted[READ_PATHS:]
         budget = WalkBudget(cancelled=ctx.cancelled)
-        notes = excess_notes("max_tokens", max_tokens, SUBTREE_TOKENS_MAX)
+        notes = make_excess_notes("max_tokens", max_tokens, SUBTREE_TOKENS_MAX)
         entries, left = [], min(max_tokens, SUBTREE_TOKENS_MAX)
         for number, path in enumerate(shown):
-            entry = _make_entry(root, path, left // (len(shown) - number), budget)
+            entry = _make_path_entry(root, path, left // (len(shown) - number), budget)
             left -= entry.pop("spent", 0)
             if notes and "error" not in entry:
                 entry["message"] = "; ".join([*notes, *([entry["message"]] if "message" in entry else [])])
@@ -321,19 +322,21 @@ def make_subtree_tool(root: Root) -> Tool:
     return read_subtree
 
 
-def _make_entry(root: Root, path: str, max_tokens: int, budget: WalkBudget) -> dict[str, Any]:
+def _make_path_entry(root: Root, path: str, max_tokens: int, budget: WalkBudget) -> dict[str, Any]:
+    """Return the entry of a folder or file with its tree or names, or its error; ``spent`` is the number of tokens."""
     try:
         opened = root.open_folder(path)
     except ToolError as error:
         return _make_file_entry(root, path, max_tokens, error)
     try:
-        made = _Tree(root, opened, budget).make_entry(max_tokens)
+        made = _Tree(root, opened, budget).make_tree_entry(max_tokens)
     finally:
         calls.close(opened.fd)
     return {"path": display_path(opened.parts), **made, "spent": made["token_count"]}
 
 
 def _make_file_entry(root: Root, path: str, max_tokens: int, problem: ToolError) -> dict[str, object]:
+    """Return the entry of a file with as many of its top-level names as fit, or its error."""
     try:
         opened = root.open_file(path)
     except ToolError as error:
@@ -357,7 +360,7 @@ def format_file_tree(root: Root, max_tokens: int) -> str:
     """Return the tree of the files below *root* in at most *max_tokens* tokens."""
     opened = root.open_folder(".")
     try:
-        return str(_Tree(root, opened, WalkBudget()).make_entry(max_tokens)["printed_tree"])
+        return str(_Tree(root, opened, WalkBudget()).make_tree_entry(max_tokens)["printed_tree"])
     finally:
         calls.close(opened.fd)
 
@@ -373,21 +376,21 @@ class _Tree:
             self._all = [TreeNode(place, is_folder) for place, _, is_folder in entries]
         self._cut = budget.cut
 
-    def make_entry(self, max_tokens: int) -> dict[str, Any]:
-        """Return the tree, reduced until it fits: without unimportant files, without names, or without deep entries."""
+    def make_tree_entry(self, max_tokens: int) -> dict[str, Any]:
+        """Return the entry of the folder: its tree, reduced until it fits, its size, and notes on the dropped parts."""
         room = max_tokens * CHARS_PER_TOKEN
         lean = [n for n in self._all if n.is_folder or not n.place[-1].lower().endswith(UNIMPORTANT)]
         dropped: list[str] = []
         nodes, symbols, level = self._all, dict[Parts, str](), "none"
-        if self._line_chars(lean) > room:
+        if self._count_line_chars(lean) > room:
             nodes, level, note = self._drop_deep_nodes(lean, room)
             dropped.append(note)
         else:
-            symbols, missing = self._read_symbols_that_fit(lean, room - self._line_chars(lean))
+            symbols, missing = self._read_fitting_symbols(lean, room - self._count_line_chars(lean))
             if missing:
                 level = "tokens"
                 dropped.append(f"the names of {missing:,} source files")
-            if missing or self._line_chars(nodes) + sum(map(len, symbols.values())) > room:
+            if missing or self._count_line_chars(nodes) + sum(map(len, symbols.values())) > room:
                 nodes, level = lean, level if missing else "unimportant-files"
         if len(lean) < len(self._all) and nodes is not self._all:
             dropped.insert(0, f"{len(self._all) - len(lean):,} unimportant files")
@@ -403,10 +406,10 @@ class _Tree:
         notes += withheld_note()
         return {**result, "message": "; ".join(notes)} if notes else result
 
-    def _line_chars(self, nodes: list[TreeNode]) -> int:
-        return sum(len(n.line(self._depth)) for n in nodes)
+    def _count_line_chars(self, nodes: list[TreeNode]) -> int:
+        return sum(len(n.format_line(self._depth)) for n in nodes)
 
-    def _read_symbols_that_fit(self, nodes: list[TreeNode], room: int) -> tuple[dict[Parts, str], int]:
+    def _read_fitting_symbols(self, nodes: list[TreeNode], room: int) -> tuple[dict[Parts, str], int]:
         """Return the symbols of as many source files as fit in *room*, shallow ones first, and the number of files left out."""
         sources = sorted((len(n.place), n.place) for n in nodes if not n.is_folder and has_symbols(n.place[-1]))
         found: dict[Parts, str] = {}
@@ -420,10 +423,10 @@ class _Tree:
         return found, len(sources) - len(found)
 
     def _drop_deep_nodes(self, nodes: list[TreeNode], room: int) -> tuple[list[TreeNode], str, str]:
-        """Return the nodes of as many levels as fit (of a very wide folder, the first entries), the level of truncation, and a note."""
+        """Return the nodes of as many levels as fit, else the first top-level ones, with the truncation level and a note."""
         sizes: Counter[int] = Counter()
         for node in nodes:
-            sizes[len(node.place)] += len(node.line(self._depth)) + (len(MORE) if node.is_folder else 0)
+            sizes[len(node.place)] += len(node.format_line(self._depth)) + (len(MORE) if node.is_folder else 0)
         deepest, used = self._depth, 0
         while used + sizes[deepest + 1] <= room and deepest < max(sizes, default=deepest):
             deepest += 1
@@ -434,7 +437,7 @@ class _Tree:
             return kept, "depth-based", note
         kept = []
         for node in (n for n in nodes if len(n.place) == self._depth + 1):
-            used += len(node.line(self._depth)) + len(MORE)
+            used += len(node.format_line(self._depth)) + len(MORE)
             if used > room:
                 break
             kept.append(node)
@@ -445,5 +448,6 @@ class _Tree:
         filled = {n.place[:-1] for n in nodes}
         hollow = {n.place[:-1] for n in self._all} - filled
         return "".join(
-            n.line(self._depth, symbols.get(n.place, MORE if n.is_folder and n.place in hollow else "")) for n in nodes
+            n.format_line(self._depth, symbols.get(n.place, MORE if n.is_folder and n.place in hollow else ""))
+            for n in nodes
         )

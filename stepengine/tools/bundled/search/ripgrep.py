@@ -75,13 +75,13 @@ def search_in_python(
     *,
     per_file: int,
     budget: WalkBudget,
-    skips: Callable[[int], None],
+    on_skipped_line: Callable[[int], None],
 ) -> Generator[FileHits, None, None]:
     """
-    Yield the files with matches below a folder, found without ripgrep.
+    Yield the files below a folder with lines that match, found without ripgrep.
 
     Of each line, the first 2,000 characters are searched, or 300 for a pattern with two unbounded repetitions. A longer line
-    for which they do not decide is left out, and *skips* is called with their number.
+    for which they do not decide is left out, and *on_skipped_line* is called with their number.
 
     Raises:
         ToolError: for a pattern or flag that Python cannot be trusted with.
@@ -91,11 +91,11 @@ def search_in_python(
     ignore = Ignore(root, budget)
     depth = len(base.parts)
 
-    def enter(place: tuple[str, ...], _: Fd) -> bool:
+    def may_enter_folder(place: tuple[str, ...], _: Fd) -> bool:
         hidden = place[-1].startswith(".") and not (len(place) == depth + 1 and place[-1] in HIDDEN_SEARCHED)
         return not hidden and not root.is_withheld(place) and not ignore.is_ignored(place, is_folder=True)
 
-    with closing(walk(root.may_enter, base.fd, base.parts, budget, enter)) as entries:
+    with closing(walk(root.may_enter, base.fd, base.parts, budget, may_enter_folder)) as entries:
         for place, entry in entries:
             if entry.is_dir(follow_symlinks=False) or place[-1].startswith(".") or not wanted(place):
                 continue
@@ -103,21 +103,22 @@ def search_in_python(
                 continue
             lines = read_searchable_lines(root, ignore, place)
             if lines is not None:
-                found = _find_spans(lines, test, flags, per_file, budget, skips)
+                found = _find_matching_lines(lines, test, flags, per_file, budget, on_skipped_line)
                 if found[0]:
                     yield FileHits(place, lines, *found)
             if budget.cut:
                 return
 
 
-def _find_spans(  # noqa: PLR0917  (one call, spelled out)
+def _find_matching_lines(  # noqa: PLR0917  (one call, spelled out)
     lines: list[str],
     test: _LineTest,
     flags: SearchFlags,
     per_file: int,
     budget: WalkBudget,
-    skips: Callable[[int], None],
+    on_skipped_line: Callable[[int], None],
 ) -> tuple[list[tuple[int, int]], int]:
+    """Return the spans of matching lines, at most one more than *per_file*, and the number of all matches counted."""
     spans: list[tuple[int, int]] = []
     total = 0
     for number in range(len(lines)):
@@ -126,7 +127,7 @@ def _find_spans(  # noqa: PLR0917  (one call, spelled out)
             break
         matches = test.matches(lines[number])
         if matches is None:
-            skips(test.columns)
+            on_skipped_line(test.columns)
         elif matches is not flags.invert:
             total += 1
             if len(spans) <= per_file:
@@ -164,7 +165,7 @@ class _LineTest:
         self._search = compiled.fullmatch if flags.whole_line else compiled.search
 
     def matches(self, line: str) -> bool | None:
-        """Return whether a line matches; ``None`` if it is longer than what is searched, and that does not decide."""
+        """Return True if a line matches; ``None`` if it is too long to search whole and its searched part does not decide."""
         if len(line) <= self.columns:
             return self._search(line) is not None
         if self._is_whole:
@@ -178,21 +179,21 @@ class _LineTest:
 
 def _make_file_test(flags: SearchFlags) -> Callable[[tuple[str, ...]], bool]:
     """Return a predicate for the files that the flags select."""
-    types, not_types = _file_suffixes(flags.types), _file_suffixes(flags.not_types)
+    types, not_types = _get_file_suffixes(flags.types), _get_file_suffixes(flags.not_types)
     globs = [(not g.startswith("!"), IgnorePattern(g.removeprefix("!"))) for g in flags.globs]
     only = any(positive for positive, _ in globs)
 
-    def wanted(parts: tuple[str, ...]) -> bool:
+    def is_selected(parts: tuple[str, ...]) -> bool:
         if (flags.types and not parts[-1].endswith(types)) or parts[-1].endswith(not_types):
             return False
         verdicts = [positive for positive, pattern in globs if pattern.covers(parts)]
         return verdicts[-1] if verdicts else not only
 
-    return wanted
+    return is_selected
 
 
-def _file_suffixes(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the file name suffixes of the given file types."""
+def _get_file_suffixes(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the file name suffixes of file types; raise ``ToolError`` for an unknown type."""
     unknown = [n for n in names if n not in TYPES]
     if unknown:
         msg = f"the file type {unknown[0]!r} is not known; these are: {list_names(TYPES, unknown[0])}"
@@ -230,7 +231,7 @@ FIXED = (
 
 
 def find_ripgrep(root: Sequence[str], system: RemoteSystem | None = None) -> str | None:
-    """Return the path of ``rg``, next to the interpreter or on the search path (of *system*), but never below the root."""
+    """Return the path of ``rg``, next to the interpreter or on the search path, never below the root; ``None`` if there is none."""
     if system is not None:
         given, _, _ = system.fetch_variables(("PATH",))
         return system.find_program_outside("rg", given.get("PATH", "").split(os.pathsep), root)
@@ -266,22 +267,22 @@ class Ripgrep:
         self, pattern: str, flags: SearchFlags, per_file: int, budget: WalkBudget
     ) -> Generator[FileHits, None, None]:
         """
-        Yield the files with matches that our own walk of the folder also reads.
+        Yield the files with matches that ripgrep reports and a search of our own confirms.
 
         Raises:
             ToolError: when ripgrep refuses the pattern or a file type.
         """
         spans: list[tuple[int, str]] = []
         ignore = Ignore(self._root, budget)
-        for event in self._iter_events(self._build_command(pattern, flags, per_file), budget):
+        for event in self._iter_events(self._build_ripgrep_command(pattern, flags, per_file), budget):
             kind, data = event.get("type"), event.get("data", {})
             if kind == "begin":
                 spans = []
             elif kind == "match":
-                spans.append((int(data["line_number"]) - 1, _decode_text(data["lines"])))
+                spans.append((int(data["line_number"]) - 1, _decode_json_text(data["lines"])))
             elif kind == "end":
                 found = self._verify_hits(
-                    ignore, _decode_text(data["path"]), spans, int(data["stats"]["matched_lines"])
+                    ignore, _decode_json_text(data["path"]), spans, int(data["stats"]["matched_lines"])
                 )
                 if found is not None:
                     yield found
@@ -289,7 +290,8 @@ class Ripgrep:
             msg = f"the search failed: {self.problems}"
             raise ToolError(msg)
 
-    def _build_command(self, pattern: str, flags: SearchFlags, per_file: int) -> list[str]:
+    def _build_ripgrep_command(self, pattern: str, flags: SearchFlags, per_file: int) -> list[str]:
+        """Return the command line for a search; globs exclude secret files."""
         switches = {
             "--word-regexp": flags.word,
             "--fixed-strings": flags.fixed,
@@ -297,7 +299,7 @@ class Ripgrep:
             "--multiline": flags.multiline,
             "--invert-match": flags.invert,
         }
-        pattern, switches["--fixed-strings"] = _pattern_for_any_line_end(pattern, flags)
+        pattern, switches["--fixed-strings"] = _adapt_pattern_to_line_ends(pattern, flags)
         limit = flags.max_count if flags.count else 1 if flags.names_only else per_file + 1
         secrets = () if self._root.secrets.has_exceptions else self._root.secrets.patterns
         return [
@@ -313,10 +315,11 @@ class Ripgrep:
             f"--regexp={pattern}",
             "--",
             ".",
-            *[f"./{name}" for name in HIDDEN_SEARCHED if self._is_folder(name)],
+            *[f"./{name}" for name in HIDDEN_SEARCHED if self._has_folder(name)],
         ]
 
-    def _is_folder(self, name: str) -> bool:
+    def _has_folder(self, name: str) -> bool:
+        """Return True if the searched folder contains a folder of this name, not a link to one."""
         try:
             fd = calls.open_at(name, FOLDER, self._base.fd)
         except OSError:
@@ -325,7 +328,7 @@ class Ripgrep:
         return True
 
     def _verify_hits(self, ignore: Ignore, path: str, spans: list[tuple[int, str]], total: int) -> FileHits | None:
-        """Return the reported matches that our own walk finds on the same lines."""
+        """Return the matches of a file whose reported text equals the text that we read; ``None`` if there are none."""
         names = tuple(path.removeprefix("./").split("/"))
         parts = (*self._base.parts, *names)
         lines = read_searchable_lines(self._root, ignore, parts)
@@ -335,6 +338,7 @@ class Ripgrep:
         return FileHits(parts, lines, same, total) if same else None
 
     def _iter_events(self, command: list[str], budget: WalkBudget) -> Iterator[Any]:
+        """Run ripgrep and yield its JSON events; the process is killed at the end. Its exit code is stored."""
         self._code = None
         folder = self._base.fd
         if isinstance(folder, RemoteFile):
@@ -342,7 +346,7 @@ class Ripgrep:
                 for line in lines:
                     yield json.loads(line)
             return
-        process = self._start(command, folder)
+        process = self._start_process(command, folder)
         try:
             for line in self._iter_lines(process, budget):
                 yield json.loads(line)
@@ -359,7 +363,7 @@ class Ripgrep:
     def _iter_remote_lines(
         self, command: list[str], at: RemoteFile, budget: WalkBudget
     ) -> Generator[bytes, None, None]:
-        """Yield the output lines of a search on another system."""
+        """Run ripgrep on a remote system and yield its output lines; errors and exit code are stored."""
         heard, rest = _RemoteOutput(at.system.name), b""
         env = {"LC_ALL": "C.UTF-8", MARKER: secrets.token_hex(16)}
         source = Path(SUPERVISOR).read_text(encoding="utf-8")
@@ -380,7 +384,8 @@ class Ripgrep:
         finally:
             running.request_end()
 
-    def _start(self, command: list[str], at: int) -> subprocess.Popen[bytes]:
+    def _start_process(self, command: list[str], at: int) -> subprocess.Popen[bytes]:
+        """Start ripgrep in the open folder *at*, in a session of its own."""
         folder = f"/proc/self/fd/{at}"
         by_path = Path(folder).exists()
         return subprocess.Popen(  # noqa: S603  (a fixed program; no text of the model's can become a flag)
@@ -395,7 +400,7 @@ class Ripgrep:
         )
 
     def _iter_lines(self, process: subprocess.Popen[bytes], budget: WalkBudget) -> Iterator[bytes]:
-        """Yield the output lines until the time is up."""
+        """Yield the output lines of a local process until the time is up; the error output is stored."""
         if process.stdout is None or process.stderr is None:
             return
         out, err = process.stdout.fileno(), process.stderr.fileno()
@@ -430,7 +435,7 @@ class _RemoteOutput:
         """Do nothing: the supervisor reports the exit code."""
 
     def handle_exit(self, code: int | None) -> None:
-        """Queue the end of the output, for which ``poll`` raises ``WorkspaceLost``."""
+        """Queue the end of the connection, for which ``poll`` raises ``WorkspaceLost``."""
         self._queue.put(("gone", b""))
 
     def poll(self) -> tuple[str, bytes]:
@@ -455,13 +460,14 @@ class _RemoteOutput:
 
 
 def _check_line_length(rest: bytes) -> None:
+    """Raise ``ToolError`` if an unfinished output line is too long."""
     if len(rest) > OUTPUT_LINE_BYTES:
         msg = f"the search there printed a line of more than {OUTPUT_LINE_BYTES:,} bytes"
         raise ToolError(msg)
 
 
-def _pattern_for_any_line_end(pattern: str, flags: SearchFlags) -> tuple[str, bool]:
-    """Return the pattern of a search of several lines, whose line ends also match CRLF, and whether it is plain text."""
+def _adapt_pattern_to_line_ends(pattern: str, flags: SearchFlags) -> tuple[str, bool]:
+    """Return a multi-line pattern whose line ends also match CRLF, and whether it is plain text; other patterns unchanged."""
     if not flags.multiline:
         return pattern, flags.fixed
     if not flags.fixed:
@@ -476,7 +482,8 @@ def _escape_regex(text: str) -> str:
     return re.sub(r"[\\.+*?()|\[\]{}^$#&~-]", lambda match: "\\" + match[0], text)
 
 
-def _decode_text(value: Any) -> str:
+def _decode_json_text(value: Any) -> str:
+    """Return the text of a ripgrep JSON value, which has ``text`` or, if it is not UTF-8, base64 ``bytes``."""
     if "text" in value:
         return str(value["text"])
     return base64.b64decode(value["bytes"]).decode("utf-8", "surrogateescape")

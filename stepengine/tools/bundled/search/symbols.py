@@ -57,18 +57,18 @@ LANGUAGES: Mapping[str, str] = {
 # fmt: on
 
 
-def _suffix(name: str) -> str:
+def _get_suffix(name: str) -> str:
     return name.rpartition(".")[2].lower() if "." in name else ""
 
 
 def has_symbols(name: str) -> bool:
     """Return True if top-level names can be read from a file of this name."""
-    return _suffix(name) in LANGUAGES
+    return _get_suffix(name) in LANGUAGES
 
 
-def top_level_names(text: str, name: str) -> list[str]:
+def find_top_level_names(text: str, name: str) -> list[str]:
     """Return the names at the top level of a source file, in order, each once, at most 200."""
-    pattern = LANGUAGES.get(_suffix(name))
+    pattern = LANGUAGES.get(_get_suffix(name))
     if pattern is None:
         return []
     match = re.compile(rf"(?:{pattern})").match  # compiled once for each language, by `re`
@@ -85,17 +85,17 @@ def top_level_names(text: str, name: str) -> list[str]:
 def read_symbols(root: Root, parts: tuple[str, ...]) -> list[str]:
     """Return the top-level names of a file below the root; an empty list if it cannot be read or is very large."""
     text = read_text_file(root, parts, FILE_BYTES) if has_symbols(parts[-1]) else None
-    return [] if text is None else top_level_names(text.shown, parts[-1])
+    return [] if text is None else find_top_level_names(text.shown, parts[-1])
 
 
-def read_text_file(root: Root, parts: tuple[str, ...], most: int) -> FileText | None:
-    """Return the text of a file below the root; ``None`` if it is a link, has more than *most* bytes or cannot be read."""
+def read_text_file(root: Root, parts: tuple[str, ...], max_bytes: int) -> FileText | None:
+    """Return the text of a file below the root; ``None`` if it is a link, binary, larger than *max_bytes* or unreadable."""
     try:
         opened = root.open_file("/".join(parts))
     except (ToolError, UnicodeError):
         return None
     try:
-        data = read_capped(opened.fd, most) if opened.parts == parts else None
+        data = read_capped(opened.fd, max_bytes) if opened.parts == parts else None
     except OSError:
         return None
     finally:
@@ -110,19 +110,20 @@ CACHED_CHARS = 100
 
 
 def split_words(text: str) -> tuple[str, ...]:
-    """Return the words of a name or text in lower case, split at ``camelCase``, digits and non-letters."""
+    """Return the words of a name or text in lower case and singular, split at ``camelCase``, digits and non-letters."""
     return _known_words(text) if len(text) <= CACHED_CHARS else _split_identifiers(text)
 
 
 def _split_identifiers(text: str) -> tuple[str, ...]:
+    """Return the words of a text in lower case and singular, without a cache."""
     parts = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+|[^\W\d_A-Za-z]+", text)
-    return tuple([_stem(part.lower()) for part in parts])
+    return tuple([_strip_plural(part.lower()) for part in parts])
 
 
 _known_words = lru_cache(maxsize=50_000)(_split_identifiers)
 
 
-def _stem(word: str) -> str:
+def _strip_plural(word: str) -> str:
     """Return a word without the ``s`` of a plural."""
     is_plural = len(word) > SHORTEST_STEM_CHARS and word.endswith("s") and not word.endswith(("ss", "us", "is"))
     return word[:-1] if is_plural else word

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from stepengine.errors import ToolError
-from stepengine.tools.bundled.bounds import bounded_field, excess_notes
+from stepengine.tools.bundled.bounds import make_bounded_field, make_excess_notes
 from stepengine.tools.bundled.files.read_tools import READS
 from stepengine.tools.bundled.search.hits import SEARCH_MATCHES, MatchReport, SearchFlags, parse_flags
 from stepengine.tools.bundled.search.ignore import walk_visible
@@ -52,7 +52,7 @@ def make_search_tools(root: Root, *, prefer_python: bool) -> list[Tool]:
         ctx: ToolContext,
         pattern: Annotated[str, Field(min_length=1)],
         cwd: str | None = None,
-        max_results: Annotated[int, bounded_field(GLOB_MAX_RESULTS)] = GLOB_RESULTS,
+        max_results: Annotated[int, make_bounded_field(GLOB_MAX_RESULTS)] = GLOB_RESULTS,
     ) -> dict[str, Any]:
         """
         Find files by a pattern for their path, sorted by path.
@@ -90,7 +90,7 @@ def make_search_tools(root: Root, *, prefer_python: bool) -> list[Tool]:
         pattern: Annotated[str, Field(min_length=1)],
         flags: str = "",
         cwd: str | None = None,
-        max_results: Annotated[int, bounded_field(SEARCH_MATCHES)] = SEARCH_MATCHES_PER_FILE,
+        max_results: Annotated[int, make_bounded_field(SEARCH_MATCHES)] = SEARCH_MATCHES_PER_FILE,
     ) -> dict[str, Any]:
         """
         Search the text of files with a regular expression.
@@ -133,7 +133,7 @@ def make_search_tools(root: Root, *, prefer_python: bool) -> list[Tool]:
 
 
 def _check_glob_syntax(pattern: str) -> None:
-    """Raise for a pattern that would silently find nothing: one with the syntax of other globs, or with ``/`` at its end."""
+    """Raise ``ToolError`` for a pattern that would silently find nothing: with unsupported syntax, or with ``/`` at its end."""
     found = OTHER_SYNTAX.search(pattern)
     if found:
         msg = (
@@ -147,6 +147,7 @@ def _check_glob_syntax(pattern: str) -> None:
 
 
 def _glob_files(root: Root, pattern: GlobPattern, cwd: str, max_results: int, budget: WalkBudget) -> dict[str, object]:
+    """Return the result of ``glob``: the first matching files, their total number and notes."""
     opened = root.open_folder(cwd)
     depth = len(opened.parts)
     try:
@@ -156,7 +157,7 @@ def _glob_files(root: Root, pattern: GlobPattern, cwd: str, max_results: int, bu
         calls.close(opened.fd)
     most = min(max_results, GLOB_MAX_RESULTS)
     notes = [f"Found {len(found):,} file{'' if len(found) == 1 else 's'}"]
-    notes += excess_notes("max_results", max_results, GLOB_MAX_RESULTS)
+    notes += make_excess_notes("max_results", max_results, GLOB_MAX_RESULTS)
     if len(found) > most:
         notes.append(f"the first {most} are shown")
     if budget.cut:
@@ -169,23 +170,24 @@ def _glob_files(root: Root, pattern: GlobPattern, cwd: str, max_results: int, bu
 def _search_files(  # noqa: PLR0917  (one call, spelled out)
     root: Root, ripgrep: str | None, pattern: str, flags: SearchFlags, cwd: str, max_results: int, budget: WalkBudget
 ) -> dict[str, object]:
+    """Return the result of ``code_search``, found by ripgrep, or in Python if *ripgrep* is ``None``."""
     most = min(max_results, SEARCH_MATCHES)
-    report = MatchReport(flags, most, excess_notes("max_results", max_results, SEARCH_MATCHES))
+    report = MatchReport(flags, most, make_excess_notes("max_results", max_results, SEARCH_MATCHES))
     opened = root.open_folder(cwd)
     engine = None if ripgrep is None else Ripgrep(ripgrep, root, opened)
     try:
         hits = (
             search_in_python(
-                root, opened, pattern, flags, per_file=most, budget=budget, skips=report.count_skipped_line
+                root, opened, pattern, flags, per_file=most, budget=budget, on_skipped_line=report.count_skipped_line
             )
             if engine is None
             else engine.search(pattern, flags, most, budget)
         )
         with closing(hits):
             for found in hits:
-                if not report.add(found):
+                if not report.add_file(found):
                     break
     finally:
         calls.close(opened.fd)
     report.stopped = report.stopped or budget.cut
-    return report.result("" if engine is None else engine.problems)
+    return report.make_result("" if engine is None else engine.problems)

@@ -82,7 +82,7 @@ class Slots:
 
     @classmethod
     def get_semaphore(cls, ctx: ToolContext) -> asyncio.Semaphore:
-        """Return the semaphore of the call's engine and the running event loop."""
+        """Return the semaphore of the call's engine and the running event loop; it is created at the first call."""
         slots = ctx.resources.get(cls)
         if slots is None:
             slots = cls()
@@ -92,7 +92,7 @@ class Slots:
 
 def encode_limits(limits: Mapping[str, int]) -> str:
     """
-    Return limits in the format of the supervisor. Core dumps are always disabled.
+    Return resource limits as text for the supervisor, with core dumps disabled; raise ``DefinitionError`` for an invalid one.
 
     Raises:
         DefinitionError: for a limit that is not known, or is no positive number.
@@ -110,13 +110,13 @@ class CommandProgress:
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, text: str) -> None:
-        """Append text."""
+        """Append output; the newest 2,000 characters are emitted after a short delay."""
         self._text = (self._text + text)[-PROGRESS_CHARS:]
         if self._timer is None and self._text:
             self._timer = asyncio.get_running_loop().call_later(PROGRESS_SECONDS, self.flush)
 
     def flush(self) -> None:
-        """Emit the text that was not emitted yet."""
+        """Emit the text that was not emitted yet, at once."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -154,7 +154,7 @@ class Shell:
 
     def parse(self, command: str | list[str]) -> Argv | Script:
         """
-        Parse *command* into a program call or a shell script.
+        Parse *command* into a program call or a shell script; raise ``ToolError`` for a script if no shell is allowed.
 
         Raises:
             ToolError: when it is nothing, or a script and none may be run.
@@ -171,10 +171,10 @@ class Shell:
 
     def restrict_command(self, command: Argv | Script, cwd: str | None) -> Argv | Script:
         """
-        Return a command with the restrictions under which a read-only command is allowed without approval.
+        Return a read-only command confined by the file guard of the call; scripts and unguarded commands unchanged.
 
         Raises:
-            ToolError: when it would show what it must not.
+            ToolError: when the command would show withheld files.
         """
         guard = GUARD.get()
         if not isinstance(guard, CommandGuard) or isinstance(command, Script):
@@ -183,11 +183,11 @@ class Shell:
         calls.close(opened.fd)
         return guard.confine(self.root, opened.parts, command)
 
-    def resolve_timeout(self, asked: float) -> float | None:
-        """Return the time limit of a command for *asked* requested seconds; ``None`` means no limit."""
-        if asked == -1:
+    def resolve_timeout(self, requested_seconds: float) -> float | None:
+        """Return the time limit: *requested_seconds* up to the maximum, the default for 0 or less, ``None`` for an allowed -1."""
+        if requested_seconds == -1:
             return None if self.allow_unlimited else self.max_timeout
-        return min(asked, self.max_timeout) if asked > 0 else self.timeout
+        return min(requested_seconds, self.max_timeout) if requested_seconds > 0 else self.timeout
 
     async def start(
         self,
@@ -201,7 +201,9 @@ class Shell:
         log: str = "",
     ) -> CommandProcess:
         """
-        Start a command. On a remote system, its output is also written to the file *log* there.
+        Start a command in the folder *cwd* with a clean environment, and return its process.
+
+        On a remote system, its output is also written to the file *log* there.
 
         Raises:
             PathOutsideRoot: when *cwd* leads out of the root.
@@ -211,8 +213,8 @@ class Shell:
         try:
             launch = await self._prepare_launch(command, opened, private)
             script = command.text.encode() if isinstance(command, Script) else None
-            what = await self._call_system(self._make_command_start, launch, opened.fd)
-            return await start_command(attrs.evolve(what, script=script, sink=sink, shows=shows, reads=reads, log=log))
+            start = await self._call_system(self._apply_runner_and_find_program, launch, opened.fd)
+            return await start_command(attrs.evolve(start, script=script, sink=sink, shows=shows, reads=reads, log=log))
         finally:
             calls.close(opened.fd)
 
@@ -245,7 +247,7 @@ class Shell:
 
     async def _prepare_launch(self, command: Argv | Script, opened: OpenedEntry, private: PrivateFolders) -> Launch:
         """
-        Create the private folders of a command, and return its launch in an open folder.
+        Create the private folders of a command, and return its launch with arguments, folder and environment.
 
         For a read-only git command, git is executed here to read the names of its configuration.
 
@@ -265,19 +267,19 @@ class Shell:
             launch = attrs.evolve(launch, argv=argv, env={**launch.env, **variables})
         return launch
 
-    async def _call_system(self, do: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    async def _call_system(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call a function that accesses the system, in a thread if the system is remote."""
         if self.root.system is None:
-            return do(*args, **kwargs)
-        return await asyncio.to_thread(do, *args, **kwargs)
+            return function(*args, **kwargs)
+        return await asyncio.to_thread(function, *args, **kwargs)
 
     async def create_private_folders(self) -> PrivateFolders:
-        """Create the private folder of a command."""
+        """Create and return the private folders of one command, on its system."""
         return await self._call_system(PrivateFolders.create, self.root.system)
 
-    def _make_command_start(self, launch: Launch, folder: Fd) -> CommandStart:
+    def _apply_runner_and_find_program(self, launch: Launch, folder: Fd) -> CommandStart:
         """
-        Apply the runner to a launch, and return the program, arguments and environment of its command.
+        Return how to start a launch: the runner is applied, and the program is looked up on its search path.
 
         Raises:
             ToolError: when the program is not found.
@@ -288,14 +290,14 @@ class Shell:
         return CommandStart(program=program, argv=launch.argv, env=launch.env, folder=folder, limits=self.limits)
 
     async def _read_git_config_names(self, launch: Launch, folder: Fd) -> bytes:
-        """Return git's output to the question about its configuration, which runs before the command itself."""
+        """Run git to read the names of its settings, and return its output; raise ``ToolError`` if that fails."""
         said = bytearray()
 
         def receive_output(data: bytes) -> None:
             said.extend(data[: NAMES_BYTES + 1 - len(said)])
 
-        what = await self._call_system(self._make_command_start, launch, folder)
-        process = await start_command(attrs.evolve(what, reads=receive_output))
+        start = await self._call_system(self._apply_runner_and_find_program, launch, folder)
+        process = await start_command(attrs.evolve(start, reads=receive_output))
         in_time = False
         try:
             in_time = await process.wait(READ_SECONDS)
@@ -317,7 +319,7 @@ class Shell:
 
     def _find_program(self, launch: Launch) -> str:
         """
-        Return the path of the program to execute, from the search path of its launch.
+        Return the path of a launch's program from its search path; raise ``ToolError`` if it is not found.
 
         Raises:
             ToolError: when it is not found.

@@ -34,18 +34,19 @@ class Capture:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._pending = ""
         self.total = 0
-        self._reset()
+        self._clear_stored_text()
 
-    def _reset(self) -> None:
+    def _clear_stored_text(self) -> None:
         self._head = self._tail = ""
         self._left_out = 0
 
     def feed(self, data: bytes) -> str:
         """Append bytes of the stream, and return their text."""
         self.total += len(data)
-        return self._store_text(self._strip_control(self._decoder.decode(data)))
+        return self._store_start_and_end(self._strip_control_characters(self._decoder.decode(data)))
 
-    def _strip_control(self, text: str, *, final: bool = False) -> str:
+    def _strip_control_characters(self, text: str, *, final: bool = False) -> str:
+        """Return text without control characters and escape sequences; an unfinished sequence is held back unless *final*."""
         text = self._pending + text
         if not OPENING.search(text):
             self._pending = ""
@@ -58,7 +59,8 @@ class Capture:
         self._pending = text[start:]
         return CONTROL.sub("", text[:start])
 
-    def _store_text(self, text: str) -> str:
+    def _store_start_and_end(self, text: str) -> str:
+        """Store text as part of the start or the end of the stream, drop the middle, and return the text."""
         room = self._head_limit - len(self._head)
         self._head += text[:room]
         self._tail += text[room:] if room else text
@@ -68,8 +70,10 @@ class Capture:
         return text
 
     def end(self) -> str:
-        """End the stream, and return the text that was held back."""
-        return self._store_text(self._strip_control(self._decoder.decode(b"", final=True), final=True))
+        """End the stream, and return the text that was held back as an unfinished sequence."""
+        return self._store_start_and_end(
+            self._strip_control_characters(self._decoder.decode(b"", final=True), final=True)
+        )
 
     @property
     def is_cut(self) -> bool:
@@ -87,12 +91,12 @@ class Capture:
     def pop_text(self) -> str:
         """Return the stored text, and clear it."""
         text = self.text()
-        self._reset()
+        self._clear_stored_text()
         return text
 
 
 def fit_texts(texts: tuple[str, str], room: int) -> tuple[str, str]:
-    """Return two texts cut to at most *room* characters as JSON together; the longer one is cut first."""
+    """Return two texts cut so that both together have at most *room* characters as JSON; the longer one is cut first."""
     sizes = [len(compact(text)) for text in texts]
     if sum(sizes) <= room:
         return texts
@@ -103,6 +107,7 @@ def fit_texts(texts: tuple[str, str], room: int) -> tuple[str, str]:
 
 
 def _cut_to_json_size(text: str, room: int) -> str:
+    """Return a text whose middle is cut until it has at most *room* characters as JSON."""
     limit = len(text)
     made = text
     while len(compact(made)) > room:

@@ -108,7 +108,7 @@ class Ending:
 
 
 async def finish_shielded(work: asyncio.Task[Any]) -> None:
-    """Wait until a task is done, even if the waiting task is cancelled; raise the cancellation or the error of the task then."""
+    """Wait until a task is done even if the caller is cancelled; then raise the cancellation or the task's error."""
     cancelled: asyncio.CancelledError | None = None
     while not work.done():
         try:
@@ -120,53 +120,55 @@ async def finish_shielded(work: asyncio.Task[Any]) -> None:
     work.result()
 
 
-async def start_command(what: CommandStart) -> CommandProcess:
+async def start_command(start: CommandStart) -> CommandProcess:
     """
-    Start a command.
-
-    When this process has no free descriptors or processes, it is tried again for 10 seconds.
+    Start a command, retried for 10 seconds while this process has no free descriptors or processes; raise if it cannot be executed.
 
     Raises:
         ToolError: when the program cannot be executed.
     """
-    process = await _start_with_retry(what)
+    process = await _start_with_retry(start)
     try:
-        await process.wait_until_started(what)
+        await process.wait_until_started(start)
     except BaseException:
         await finish_shielded(asyncio.create_task(process.end()))
         raise
     return process
 
 
-async def _start_with_retry(what: CommandStart) -> CommandProcess:
-    """Start the supervisor; retry while the system has no free descriptors or processes."""
+async def _start_with_retry(start: CommandStart) -> CommandProcess:
+    """Start the supervisor; retry for 10 seconds while the system has no free descriptors or processes."""
     give_up = time.monotonic() + FULL_SECONDS
     while True:
         try:
-            folder = what.folder
-            return await _launch_remote(what, folder) if isinstance(folder, RemoteFile) else _launch_local(what, folder)
+            folder = start.folder
+            return (
+                await _start_remote_supervisor(start, folder)
+                if isinstance(folder, RemoteFile)
+                else _start_local_supervisor(start, folder)
+            )
         except OSError as error:
             if error.errno not in FULL or time.monotonic() > give_up:
-                msg = f"{what.argv[0]!r} could not be started: {error.strerror}"
+                msg = f"{start.argv[0]!r} could not be started: {error.strerror}"
                 raise ToolError(msg) from None
         await asyncio.sleep(POLL_SECONDS)
 
 
-async def _launch_remote(what: CommandStart, folder: RemoteFile) -> CommandProcess:
-    """Start the supervisor on the system of the folder."""
-    child = _FarChild(folder.system, what.env)
+async def _start_remote_supervisor(start: CommandStart, folder: RemoteFile) -> CommandProcess:
+    """Start the supervisor of a command on the remote system of the folder; a cancelled start is ended first."""
+    child = _RemoteChild(folder.system, start.env)
     given = {
-        "limits": what.limits,
-        "program": what.program,
-        "argv": list(what.argv),
-        "env": dict(what.env),
-        "log": what.log or None,
+        "limits": start.limits,
+        "program": start.program,
+        "argv": list(start.argv),
+        "env": dict(start.env),
+        "log": start.log or None,
     }
-    process = CommandProcess(child, what, time.monotonic())
+    process = CommandProcess(child, start, time.monotonic())
     try:
         source = await asyncio.to_thread(Path(SUPERVISOR).read_text, "utf-8")
         starting = asyncio.create_task(
-            asyncio.to_thread(folder.system.spawn, folder, child, script=what.script, supervisor=source, **given)
+            asyncio.to_thread(folder.system.spawn, folder, child, script=start.script, supervisor=source, **given)
         )
         try:
             child.spawned = await asyncio.shield(starting)
@@ -181,8 +183,8 @@ async def _launch_remote(what: CommandStart, folder: RemoteFile) -> CommandProce
     return process
 
 
-def _launch_local(what: CommandStart, folder: int) -> CommandProcess:
-    """Start the supervisor."""
+def _start_local_supervisor(start: CommandStart, folder: int) -> CommandProcess:
+    """Start the supervisor of a command as a process of this system, connected by pipes and a socket."""
     with contextlib.ExitStack() as ours, contextlib.ExitStack() as theirs:
         made: list[int] = []
         for _ in range(2):
@@ -195,10 +197,10 @@ def _launch_local(what: CommandStart, folder: int) -> CommandProcess:
         ours.callback(line.close)
         theirs.callback(line_end.close)
         passed = [line_end.fileno(), folder]
-        argv = what.argv
-        if what.script is not None:
+        argv = start.argv
+        if start.script is not None:
             script = theirs.enter_context(tempfile.TemporaryFile())
-            script.write(what.script)
+            script.write(start.script)
             script.seek(0)
             passed.append(script.fileno())
             argv = tuple([a.replace("{script}", f"/dev/fd/{script.fileno()}") for a in argv])
@@ -206,12 +208,12 @@ def _launch_local(what: CommandStart, folder: int) -> CommandProcess:
         began = time.monotonic()
         popen = subprocess.Popen(  # noqa: S603  (the supervisor; it executes an argument list)
             [sys.executable, "-I", "-S", "-X", "utf8", SUPERVISOR, str(os.getpid()), str(line_end.fileno()),
-             str(folder), what.limits, what.program, *argv],
-            stdin=subprocess.DEVNULL, stdout=out_end, stderr=err_end, env=dict(what.env), pass_fds=passed,
+             str(folder), start.limits, start.program, *argv],
+            stdin=subprocess.DEVNULL, stdout=out_end, stderr=err_end, env=dict(start.env), pass_fds=passed,
             start_new_session=True, umask=0o022,
         )  # fmt: skip
         ours.pop_all()
-    return CommandProcess(_LocalChild(popen, out, err, line.detach(), what.env), what, began)
+    return CommandProcess(_LocalChild(popen, out, err, line.detach(), start.env), start, began)
 
 
 class _Pipe:
@@ -227,7 +229,7 @@ class _Pipe:
         Context().run(self._loop.add_reader, fd, self.read)
 
     def read(self) -> bool:
-        """Read the available data, and return True if there was any."""
+        """Pass the available data to the callback and return True if there was any; at the end of the stream, close the pipe."""
         if self.closed.is_set():
             return False
         try:
@@ -243,7 +245,7 @@ class _Pipe:
         return bool(data)
 
     def close(self) -> None:
-        """Stop reading."""
+        """Stop reading, close the descriptor, and call the callback for the end."""
         if not self.closed.is_set():
             self._loop.remove_reader(self._fd)
             os.close(self._fd)
@@ -285,7 +287,7 @@ class _LocalChild:
         await self._line.closed.wait()
 
     def drain(self) -> None:
-        """Read the available output from the pipes."""
+        """Pass the output that is available now to the process, and end the captures of closed streams."""
         for pipe, capture in zip((self._out, self._err), self._captures, strict=True):
             for _ in range(DRAIN_READS):
                 if not pipe.read():
@@ -294,7 +296,7 @@ class _LocalChild:
                 capture.end()
 
     def signal(self, pid: int, number: int) -> None:
-        """Send a signal to the group of the command."""
+        """Send a signal to the process group of the command, if the supervisor still runs."""
         # While the supervisor lives, it has not waited for the command, and the number is the command's.
         if self._supervisor.poll() is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -306,14 +308,14 @@ class _LocalChild:
             os.write(self._fds[2], b"end\n")
 
     def kill_all(self, command_pid: int) -> None:
-        """Kill the process group of the command, and the supervisor."""
+        """Kill the process group of the command and the supervisor, and stop reading its messages."""
         if command_pid:
             self.signal(command_pid, signal.SIGKILL)
         self._supervisor.kill()
         self._line.close()
 
     async def wait_for_supervisor(self) -> None:
-        """Wait for the supervisor."""
+        """Wait for the supervisor; if it failed, kill the remaining processes by their marker."""
         if self._supervisor.wait():
             await kill_marked_processes(self._env)
 
@@ -323,7 +325,7 @@ class _LocalChild:
         self._err.close()
 
 
-class _FarChild:
+class _RemoteChild:
     """The supervisor of a command on a remote system; its messages arrive in a thread and are passed to the event loop."""
 
     def __init__(self, system: RemoteSystem, env: Mapping[str, str]) -> None:
@@ -351,6 +353,7 @@ class _FarChild:
         self._call_on_loop(self._handle_exit, code)
 
     def _call_on_loop(self, do: Callable[..., None], *args: object) -> None:
+        """Call a function on the event loop from any thread; do nothing if the loop is closed."""
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
             self._loop.call_soon_threadsafe(do, *args, context=Context())
 
@@ -361,6 +364,7 @@ class _FarChild:
         self._process = process
 
     def _feed_output(self, stream: str, data: bytes) -> None:
+        """Pass output or supervisor messages to the process, and allow the connection as many further bytes."""
         process = self._process
         if process is None or self._is_closed:
             return
@@ -372,6 +376,7 @@ class _FarChild:
             self.spawned.allow_output(len(data))
 
     def _end_stream(self, stream: str) -> None:
+        """Record the end of one stream, and report it to the process."""
         process = self._process
         if process is None:
             return
@@ -386,6 +391,7 @@ class _FarChild:
             process.err.end()
 
     def _handle_exit(self, code: int | None) -> None:
+        """Record the exit code and the end of all streams; ``None`` means that the connection was lost."""
         self._code = code
         if code is None and self._process is not None and not self._line_closed.is_set():
             self._process.is_lost = True
@@ -427,7 +433,7 @@ class _FarChild:
         self._line_closed.set()
 
     async def wait_for_supervisor(self) -> None:
-        """If the supervisor was killed, kill the remaining processes by their marker."""
+        """Wait a short time for the supervisor; if it failed, kill the remaining processes by their marker."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DEATH_SECONDS):
                 await self._is_left.wait()
@@ -437,6 +443,7 @@ class _FarChild:
 
     @property
     def _is_lost(self) -> bool:
+        """Whether the supervisor was never started, or the connection to it was lost."""
         return self.spawned is None or self.spawned.is_lost
 
     def close(self) -> None:
@@ -460,14 +467,14 @@ class CommandProcess:
         seconds: How long it ran, until it ended or now.
     """
 
-    def __init__(self, child: _LocalChild | _FarChild, what: CommandStart, began: float) -> None:
+    def __init__(self, child: _LocalChild | _RemoteChild, start: CommandStart, began: float) -> None:
         self._child = child
         self.pid = 0
         self.out, self.err = Capture(COMMAND_CHARS), Capture(COMMAND_CHARS)
         self.over, self._gone = asyncio.Event(), asyncio.Event()
         self.news = asyncio.Event()
         self.flooded = self.is_lost = False
-        self._sink, self._shows, self._reads = what.sink, what.shows, what.reads
+        self._sink, self._shows, self._reads = start.sink, start.shows, start.reads
         self._began, self._ended = began, 0.0
         self._said = b""
         self._errno = 0
@@ -476,7 +483,7 @@ class CommandProcess:
         child.forward_to(self)
 
     def feed(self, capture: Capture, data: bytes) -> None:
-        """Store output, pass it to the callbacks, and kill a command that printed more than 64 MiB."""
+        """Store output and pass it to the callbacks; after more than 64 MiB, kill the command and drop further output."""
         if self.flooded:
             return
         text = capture.feed(data)
@@ -509,15 +516,16 @@ class CommandProcess:
                 case "exit":
                     self._record_end(Ending(int(number), None))
                 case _:
-                    self._record_end(Ending(None, _signal_name(int(number))))
+                    self._record_end(Ending(None, _get_signal_name(int(number))))
         self._known.set()
 
     def handle_messages_end(self) -> None:
         """Record that the supervisor has ended; a command whose end it did not report was killed with it."""
         self._known.set()
-        self._record_end(self._ending or Ending(None, _signal_name(signal.SIGKILL)))
+        self._record_end(self._ending or Ending(None, _get_signal_name(signal.SIGKILL)))
 
     def _record_end(self, ending: Ending) -> None:
+        """Record how the command ended and when, and wake all waiters."""
         self._ending = ending
         self._ended = self._ended or time.monotonic()
         self._gone.set()
@@ -530,12 +538,12 @@ class CommandProcess:
         return (self._ended or time.monotonic()) - self._began
 
     def ending(self) -> Ending | None:
-        """Return the exit code or signal of the command; ``None`` while it runs."""
+        """Return the exit code or the signal with which the command ended; ``None`` while it runs."""
         return self._ending
 
     # --- what somebody does with it ----------------------------------------------------------
 
-    async def wait_until_started(self, what: CommandStart) -> None:
+    async def wait_until_started(self, start: CommandStart) -> None:
         """
         Wait until the program has started; raise an error if it has not.
 
@@ -549,11 +557,11 @@ class CommandProcess:
                 await self._known.wait()
         if self._errno:
             reason = REASONS.get(self._errno, os.strerror(self._errno))
-            msg = f"{what.argv[0]!r} could not be executed: {reason}"
-            raise ProgramUnavailable(msg) if "/" in what.argv[0] else ToolError(msg)
-        self.raise_if_lost(what.argv[0])
+            msg = f"{start.argv[0]!r} could not be executed: {reason}"
+            raise ProgramUnavailable(msg) if "/" in start.argv[0] else ToolError(msg)
+        self.raise_if_lost(start.argv[0])
         if not self.pid:
-            msg = f"{what.argv[0]!r} was ended: the process that supervises it was stopped or killed, maybe by itself"
+            msg = f"{start.argv[0]!r} was ended: the process that supervises it was stopped or killed, maybe by itself"
             raise ToolError(msg)
 
     def raise_if_lost(self, command: str) -> None:
@@ -568,7 +576,7 @@ class CommandProcess:
             self._child.signal(self.pid, number)
 
     async def wait(self, seconds: float | None) -> bool:
-        """Wait until the leader ended or printed too much, and return False after a timeout."""
+        """Wait until the command ended or printed too much; return False if it still runs after *seconds*."""
         try:
             async with asyncio.timeout(seconds):
                 await self.over.wait()
@@ -579,30 +587,30 @@ class CommandProcess:
         return True
 
     async def _wait_for_streams(self, seconds: float) -> None:
-        """Wait until no process holds the streams open."""
+        """Wait at most *seconds* until the command ended and no process holds its streams open."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._gone.wait()
                 await self._child.wait_for_streams()
 
     def drain(self) -> None:
-        """Read the data in the pipes, without waiting for more."""
+        """Read the output that is available now, without waiting for more."""
         self._child.drain()
 
     async def end(self, number: int = signal.SIGTERM) -> Ending:
-        """End the command and all its processes, first with *number*, and return how it ended."""
+        """Send a signal to the command, kill its remaining processes after a short time, and return how it ended."""
         if not self._gone.is_set():
             self.send_signal(number)
             await self._wait_for_streams(COMMAND_TERM_SECONDS)
-        how = self._ending or Ending(None, _signal_name(signal.SIGKILL))
+        ending = self._ending or Ending(None, _get_signal_name(signal.SIGKILL))
         await self._end_supervisor()
         self.drain()
         self._child.close()
         self.drain()
-        return how
+        return ending
 
     async def _end_supervisor(self) -> None:
-        """Have the supervisor end the remaining processes, or kill them without it if it does not respond."""
+        """Ask the supervisor to end the remaining processes; kill all of them if it does not respond in time."""
         child = self._child
         if not child.has_ended_messages:
             child.request_end()
@@ -614,7 +622,7 @@ class CommandProcess:
         await child.wait_for_supervisor()
 
 
-def _signal_name(number: int) -> str:
+def _get_signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:  # a real-time signal
@@ -647,7 +655,7 @@ def find_marked_processes(marker: str) -> list[int]:
 
 
 async def kill_marked_processes(env: Mapping[str, str]) -> None:
-    """Kill every process with the marker of *env*, again until none is left; a fork bomb may outlast the attempts."""
+    """Kill every process with the marker of *env*, in several rounds until none is left."""
     for _ in range(KILL_ROUNDS):
         left = find_marked_processes(env[MARKER])
         if not left:

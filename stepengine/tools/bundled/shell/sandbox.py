@@ -36,7 +36,7 @@ PROBE_SECONDS = 20
 
 def make_bubblewrap_runner(root: Sequence[str]) -> Runner:
     """
-    Return the runner that executes commands in a bubblewrap sandbox.
+    Return the runner that executes commands in a bubblewrap sandbox; raise ``DefinitionError`` if bubblewrap does not work.
 
     Args:
         root: The components of the root's real path.
@@ -59,15 +59,16 @@ def make_bubblewrap_runner(root: Sequence[str]) -> Runner:
 
 
 def _wrap_in_bubblewrap(launch: Launch) -> Launch:
-    """Return the launch that executes *launch* in the sandbox."""
+    """Return a launch of ``bwrap`` that executes *launch* in the sandbox."""
     private = str(Path(launch.env["TMPDIR"]).parent)
     folder = launch.root if launch.cwd == "." else f"{launch.root}/{launch.cwd}"
-    options = _iter_options(launch.root, launch.env["PATH"])
+    options = _iter_bubblewrap_options(launch.root, launch.env["PATH"])
     argv = (PROGRAM, *options, "--bind", private, private, "--chdir", folder, "--", *launch.argv)
     return attrs.evolve(launch, argv=argv)
 
 
-def _iter_options(root: str, search_path: str) -> Iterator[str]:
+def _iter_bubblewrap_options(root: str, search_path: str) -> Iterator[str]:
+    """Yield the options of ``bwrap``: the root is writable except files that programs run later."""
     yield from sandbox_options(search_path)
     yield from ("--bind", root, root)
     kept = [f"{root}/{name}" for name in RUN_LATER if Path(root, name).exists()]
@@ -79,10 +80,10 @@ def _iter_options(root: str, search_path: str) -> Iterator[str]:
 
 
 def _probe_sandbox(program: str, root: str) -> None:
-    """Raise ``DefinitionError`` if this system cannot create a sandbox."""
+    """Run a trivial command in the sandbox; raise ``DefinitionError`` if that fails."""
     try:
         done = subprocess.run(  # noqa: S603  (a fixed program)
-            [program, *_iter_options(root, ""), "--", "/bin/sh", "-c", ":"],
+            [program, *_iter_bubblewrap_options(root, ""), "--", "/bin/sh", "-c", ":"],
             capture_output=True,
             timeout=PROBE_SECONDS,
             check=False,

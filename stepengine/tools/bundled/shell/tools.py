@@ -59,7 +59,7 @@ class OutputLog:
                 self._fd = os.dup(copy.fileno())
 
     def write(self, data: bytes) -> None:
-        """Append output of the job, up to the size limit."""
+        """Append output of the job; output above the size limit is dropped."""
         kept = data[: JOB_OUTPUT_BYTES - self.size]
         self.is_full = self.is_full or len(kept) < len(data)
         self.size += os.pwrite(self._fd, kept, self.size)
@@ -101,7 +101,7 @@ class BackgroundCommand:
         return self.ended_by_us or self.process.ending()
 
     async def wait(self, text: str | None, seconds: float) -> bool | None:
-        """Wait for the output *text* and return whether it came; without one wait for the end of the command, and return ``None``."""
+        """Wait for *text* in the output and return whether it came; without text, wait for the command's end and return ``None``."""
         wanted, seen = (text or "").encode(), 0
         end = asyncio.get_running_loop().time() + seconds
         while True:
@@ -144,10 +144,10 @@ class Jobs:
 
     async def start(self, make: Callable[[], Any]) -> BackgroundCommand:
         """
-        Start a job with *make*, and store it.
+        Start a job with *make* and store it; raise ``ToolError`` if four jobs of the run are running.
 
         Raises:
-            ToolError: when four jobs of the run are going on.
+            ToolError: when four jobs of the run are running.
         """
         running = [job.id for job in self._jobs.values() if job.ending is None]
         if len(running) + self._starting >= JOBS_PER_RUN:
@@ -285,9 +285,9 @@ def make_command_tools(shell: Shell) -> list[Tool]:
             wait_for: Text to wait for; it may have been printed before.
             timeout_seconds: How long to wait; by default not at all.
         """
-        job = _get_jobs(ctx, shell).get(job_id)
+        job = _get_or_create_jobs(ctx, shell).get(job_id)
         found = await job.wait(wait_for, min(timeout_seconds, shell.max_timeout))
-        return _job_result(job, {} if found is None else {"found": found})
+        return _make_job_result(job, {} if found is None else {"found": found})
 
     @tool(category="execute", annotations=RUNS, timeout=FOREVER, destinations=())
     async def kill_job(  # noqa: D417  (the context is no parameter of the tool)
@@ -314,19 +314,19 @@ def make_command_tools(shell: Shell) -> list[Tool]:
             job_id: The `job_id` that `run_terminal_command` returned.
             signal: The signal that it gets first.
         """
-        job = _get_jobs(ctx, shell).get(job_id)
+        job = _get_or_create_jobs(ctx, shell).get(job_id)
         was_running = job.ending is None
-        await finish_shielded(asyncio.create_task(job.end(_signal_number(signal))))
-        return _job_result(job, {} if was_running else {"message": "it had ended already"})
+        await finish_shielded(asyncio.create_task(job.end(_get_signal_number(signal))))
+        return _make_job_result(job, {} if was_running else {"message": "it had ended already"})
 
     return [run_terminal_command, check_job, kill_job]
 
 
-def _signal_number(name: str) -> int:
+def _get_signal_number(name: str) -> int:
     return signal.Signals[name].value
 
 
-def _get_jobs(ctx: ToolContext, shell: Shell) -> Jobs:
+def _get_or_create_jobs(ctx: ToolContext, shell: Shell) -> Jobs:
     return ctx.of_run((Jobs, shell), Jobs)
 
 
@@ -334,16 +334,16 @@ async def _run_to_end(  # noqa: PLR0917  (one call, spelled out)
     ctx: ToolContext,
     shell: Shell,
     command: Argv | Script,
-    runs: Argv | Script,
+    restricted: Argv | Script,
     cwd: str | None,
     seconds: float | None,
 ) -> ToolResult:
-    """Run a command in its restricted form *runs* until it ends. Its processes and files are always removed."""
+    """Run the *restricted* form of a command until it ends, and return its result. Its processes and files are always removed."""
     private, progress = await shell.create_private_folders(), CommandProgress(ctx)
     process: CommandProcess | None = None
     in_time = True
     try:
-        process = await shell.start(runs, cwd, private, shows=progress.add)
+        process = await shell.start(restricted, cwd, private, shows=progress.add)
         in_time = await process.wait(seconds)
     finally:
         await finish_shielded(asyncio.create_task(end_and_clean_up(process, private)))
@@ -351,16 +351,16 @@ async def _run_to_end(  # noqa: PLR0917  (one call, spelled out)
     ending = process.ending() or Ending(None, None)
     process.raise_if_lost(cut_middle(command_text(command), ACTION_CHARS))
     late = "" if in_time else f"it was stopped because it took longer than {seconds:g} s; this is what it had printed"
-    notes = (FLOODED if process.flooded else late, "" if runs == command else CONFINED)
-    _log_command(ctx, runs, process, ending)
-    frame = _result_fields(command, process, ending, "; ".join(filter(None, notes)))
-    return _result_with_output(frame, process, "ok" if in_time and not process.flooded else "error")
+    notes = (FLOODED if process.flooded else late, "" if restricted == command else CONFINED)
+    _log_command(ctx, restricted, process, ending)
+    frame = _make_result_fields(command, process, ending, "; ".join(filter(None, notes)))
+    return _make_result_and_clear_output(frame, process, "ok" if in_time and not process.flooded else "error")
 
 
 async def _run_in_editor(
     ctx: ToolContext, shell: Shell, command: Argv | Script, cwd: str | None, seconds: float | None
 ) -> ToolResult | None:
-    """Run a command to its end in a terminal of an editor; ``None`` where there is none for it."""
+    """Run a command to its end in a terminal of the editor, and return its result; ``None`` if there is no terminal."""
     private, began = await shell.create_private_folders(), time.monotonic()
     try:
         ran = await shell.run_in_terminal(ctx, command, cwd, private, seconds)
@@ -388,40 +388,43 @@ async def end_and_clean_up(process: CommandProcess | None, private: PrivateFolde
 
 
 async def _run_in_background(
-    ctx: ToolContext, shell: Shell, command: Argv | Script, runs: Argv | Script, cwd: str | None
+    ctx: ToolContext, shell: Shell, command: Argv | Script, restricted: Argv | Script, cwd: str | None
 ) -> ToolResult:
+    """Start the *restricted* form of a command as a job of the run, and return a result with its id."""
     job_id = f"job-{ctx.tool_call_id}"
     shown = cut_middle(command_text(command), SHOWN_CHARS)
 
-    async def make() -> BackgroundCommand:
+    async def start_job() -> BackgroundCommand:
         with ExitStack() as undo:
             private = await shell.create_private_folders()
             undo.callback(private.remove)
             log = OutputLog(private.folder / "output", is_here=private.system is None)
             undo.callback(log.close)
             there = "" if private.system is None else str(log.path)
-            process = await shell.start(runs, cwd, private, sink=log.write, log=there)
+            process = await shell.start(restricted, cwd, private, sink=log.write, log=there)
             undo.pop_all()
         return BackgroundCommand(job_id, shown, process, log, private)
 
-    job = await _get_jobs(ctx, shell).start(make)
+    job = await _get_or_create_jobs(ctx, shell).start(start_job)
     effect = SideEffect("job_started", job.id, {"command": shown, "pid": job.process.pid})
     message = "it goes on in the background; look after it with check_job, stop it with kill_job. It ends with this run"
     value: dict[str, Any] = {"command": shown, "job_id": job.id, "pid": job.process.pid, "message": message}
     return ToolResult.json({**value, "output_file": str(job.log.path)}, side_effects=[effect])
 
 
-def _result_fields(command: Argv | Script, process: CommandProcess, ending: Ending, message: str) -> dict[str, object]:
+def _make_result_fields(
+    command: Argv | Script, process: CommandProcess, ending: Ending, message: str
+) -> dict[str, object]:
     frame: dict[str, object] = {"command": cut_middle(command_text(command), SHOWN_CHARS), "exit_code": ending.code}
     if ending.signal is not None:
         frame["signal"] = ending.signal
     return {**frame, "duration_seconds": round(process.seconds, 3), **({"message": message} if message else {})}
 
 
-def _result_with_output(
+def _make_result_and_clear_output(
     frame: Mapping[str, Any], process: CommandProcess, status: Literal["ok", "error"] = "ok"
 ) -> ToolResult:
-    """Return a result with both streams, cut to the cap of results, and clear the stored output."""
+    """Return a result with both output streams, cut to the limit of results, and clear the stored output."""
     is_cut = process.out.is_cut or process.err.is_cut
     texts = process.out.pop_text(), process.err.pop_text()
     room = RESULT_CHARS - len(compact(frame)) - 100
@@ -430,7 +433,8 @@ def _result_with_output(
     return ToolResult.json(value, status=status)
 
 
-def _job_result(job: BackgroundCommand, more: Mapping[str, object]) -> ToolResult:
+def _make_job_result(job: BackgroundCommand, more: Mapping[str, object]) -> ToolResult:
+    """Return a job's status with its new output, which is cleared."""
     ending, process = job.ending, job.process
     frame: dict[str, Any] = {"job_id": job.id, "command": job.command, "status": "exited" if ending else "running"}
     if ending is not None:
@@ -442,7 +446,7 @@ def _job_result(job: BackgroundCommand, more: Mapping[str, object]) -> ToolResul
     notes.append("the output file is full, the rest of the output is not in it" if job.log.is_full else "")
     if any(notes):
         frame["message"] = "; ".join(filter(None, notes))
-    return _result_with_output(frame, process)
+    return _make_result_and_clear_output(frame, process)
 
 
 def _log_command(ctx: ToolContext, command: Argv | Script, process: CommandProcess, ending: Ending) -> None:
@@ -459,7 +463,7 @@ def _log_command(ctx: ToolContext, command: Argv | Script, process: CommandProce
 
 
 def preview_command(shell: Shell, input: JsonDict) -> ToolPreview:
-    """Return the complete command as a preview for the person who approves the call."""
+    """Return the complete command as a preview for the person who approves the call, or the reason why it will be refused."""
     given: Any = input.get("command", "")
     try:
         command = shell.parse(given)

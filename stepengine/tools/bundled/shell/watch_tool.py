@@ -98,30 +98,32 @@ def make_watch_tool(shell: Shell) -> Tool:
         limits=Limits(max_actions=MOST_ACTIONS),
     )
     runs = Driving(
-        partial(_start_watcher, watcher),
+        partial(_start_watcher_agent, watcher),
         reports=True,
         agents=(watcher,),
         preview=lambda given: preview_command(shell, given),
     )
-    return make_checked_tool(spec, runs, partial(_find_issues, shell))
+    return make_checked_tool(spec, runs, partial(_find_watch_issues, shell))
 
 
-def _find_issues(shell: Shell, given: JsonDict) -> Iterator[str]:
-    if (given["until"] == "contains") != ("text" in given):
+def _find_watch_issues(shell: Shell, call_input: JsonDict) -> Iterator[str]:
+    """Yield an issue if ``text`` does not go with ``until``, or the command cannot be run."""
+    if (call_input["until"] == "contains") != ("text" in call_input):
         yield 'text: goes with until="contains", and only with it'
     try:
-        shell.parse(_thaw_command(given))
+        shell.parse(_get_command(call_input))
     except ToolError as error:
         yield f"command: {error.message}"
 
 
-def _thaw_command(given: JsonDict) -> str | list[str]:
-    command: str | list[str] = thaw(given["command"])
+def _get_command(call_input: JsonDict) -> str | list[str]:
+    command: str | list[str] = thaw(call_input["command"])
     return command
 
 
-def _start_watcher(watcher: AgentDefinition, given: JsonDict, _: object) -> Generator[Any, Any, ToolResult]:
-    asked = {"every_seconds": EVERY, "timeout_seconds": TIMEOUT, **given}
+def _start_watcher_agent(watcher: AgentDefinition, call_input: JsonDict, _: object) -> Generator[Any, Any, ToolResult]:
+    """Start the watcher as a child in the background, and return a result with its id."""
+    asked = {"every_seconds": EVERY, "timeout_seconds": TIMEOUT, **call_input}
     ref = yield from Start(AgentCall(watcher, params=asked))
     message = (
         "it goes on in the background; you are told once, when it is so or the time is over. It ends with this run"
@@ -134,7 +136,7 @@ def _start_watcher(watcher: AgentDefinition, given: JsonDict, _: object) -> Gene
 
 def _poll_until_met(ctx: StepContext) -> Generator[Any, Any, str]:
     """
-    Poll until the condition is met or the time is up, and return a report; ``handle_steps`` of the watcher.
+    Poll until the condition is met or the time is up, and return a report: the ``handle_steps`` of the watcher.
 
     Raises:
         ToolError: when a poll fails, for example because no program of that name exists. That ends the watcher.
@@ -152,12 +154,13 @@ def _poll_until_met(ctx: StepContext) -> Generator[Any, Any, str]:
         before, polls = before or found["first"], polls + found["polls"]
         if found["met"] or not left:
             took = (ctx.now() - began).total_seconds()
-            return _describe_wait(asked, found, polls=polls, took=took)
+            return _describe_watch_result(asked, found, polls=polls, took=took)
         if every > IN_PROCESS:
             yield from Sleep(min(every, left))
 
 
-def _describe_wait(asked: Mapping[str, Any], found: Mapping[str, Any], *, polls: int, took: float) -> str:
+def _describe_watch_result(asked: Mapping[str, Any], found: Mapping[str, Any], *, polls: int, took: float) -> str:
+    """Return a report: whether the condition was met, after how long, and the last output."""
     until = asked["until"] if asked["until"] != "contains" else f"contains {asked['text']!r}"
     given = asked["command"]
     shown = cut_middle(given if isinstance(given, str) else command_text(tuple(given)), 300)
@@ -212,7 +215,7 @@ class OutputScan:
         self._end = b""
 
     def feed(self, data: bytes) -> None:
-        """Search the next bytes of the output."""
+        """Add the next bytes of the output to the digest, and search them for the wanted text."""
         self.digest.update(data)
         if self._wanted and not self.holds:
             looked = self._end + data
@@ -221,14 +224,17 @@ class OutputScan:
 
 
 def _make_poll_tool(shell: Shell) -> Tool:
-    async def poll(ctx: ToolContext, given: JsonDict) -> ToolResult:
-        every, seconds, first = given["every_seconds"], given["seconds"], given.get("before", "")
+    """Return the hidden tool ``watch`` of the watcher, which runs the command once or repeatedly for some seconds."""
+
+    async def poll(ctx: ToolContext, call_input: JsonDict) -> ToolResult:
+        """Run the command until it meets the condition or the window is over, and return its last output."""
+        every, seconds, first = call_input["every_seconds"], call_input["seconds"], call_input.get("before", "")
         passed, polls = 0.0, 0
         while True:
             began = asyncio.get_running_loop().time()
-            polled = await _run_poll(ctx, shell, given)
+            polled = await _run_poll_or_report_missing(ctx, shell, call_input)
             polls, first = polls + 1, first or ("" if polled.was_ended else polled.digest)
-            met = polled.meets(given["until"], first)
+            met = polled.meets(call_input["until"], first)
             passed += asyncio.get_running_loop().time() - began
             if met or passed >= seconds:
                 break
@@ -261,25 +267,26 @@ def _make_poll_tool(shell: Shell) -> Tool:
         requires_permission=False,
         timeout=FOREVER,
     )
-    made.confine()
+    made.mark_confined()
     return made
 
 
-async def _run_poll(ctx: ToolContext, shell: Shell, given: JsonDict) -> PollResult:
+async def _run_poll_or_report_missing(ctx: ToolContext, shell: Shell, call_input: JsonDict) -> PollResult:
     """
-    Run the command once, confined like ``run_terminal_command``. Its processes and files are always removed.
+    Run the command once; a missing folder or program is no error but a poll that ended early.
 
-    While the folder, or a program named by its path, is missing, it is no error: what is watched may create them.
+    The watched work may create the folder or the program later. The processes and files of the command are always removed.
     """
     try:
-        return await _run_command(ctx, shell, given)
+        return await _run_and_digest(ctx, shell, call_input)
     except (Missing, ProgramUnavailable) as error:
         reason = f"it could not be started: {error.message}"
         return PollResult(code=None, was_ended=reason, output="", holds=False, digest="")
 
 
-async def _run_command(ctx: ToolContext, shell: Shell, given: JsonDict) -> PollResult:
-    command, cwd, wanted = shell.parse(_thaw_command(given)), given.get("cwd"), given.get("text", "")
+async def _run_and_digest(ctx: ToolContext, shell: Shell, call_input: JsonDict) -> PollResult:
+    """Run the command once, confined like ``run_terminal_command``, and return its output with a digest of it."""
+    command, cwd, wanted = shell.parse(_get_command(call_input)), call_input.get("cwd"), call_input.get("text", "")
     runs = await asyncio.to_thread(shell.restrict_command, command, cwd)
     heard = OutputScan(wanted)
     async with Slots.get_semaphore(ctx):

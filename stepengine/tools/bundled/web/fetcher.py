@@ -51,7 +51,7 @@ CODINGS = frozenset({"gzip", "x-gzip", "deflate"})
 
 def check_headers(response: httpx2.Response, where: str) -> None:
     """
-    Raise an error for a response whose headers are larger than 64 KiB.
+    Raise ``ToolError`` for a response whose headers are larger than 64 KiB.
 
     Raises:
         ToolError: with their size.
@@ -64,7 +64,7 @@ def check_headers(response: httpx2.Response, where: str) -> None:
 
 async def read_body(response: httpx2.Response, where: str) -> tuple[bytes, bool]:
     """
-    Return at most 2,000,000 bytes of the decoded body, and whether it was cut; at most as many received bytes are decoded.
+    Return at most 2,000,000 decoded bytes of a response, and whether it was cut; raise ``ToolError`` for unsafe compression.
 
     Raises:
         ToolError: for a coding that was not asked for, several codings, broken data, and data that grows more than a
@@ -95,11 +95,12 @@ class _Inflate:
         self._made = 0
 
     def feed(self, chunk: bytes) -> bytes:
-        """Return the decompressed data of a chunk. Small pieces are decompressed, so that a bomb is found early."""
+        """Return the decompressed data of a chunk; raise ``ToolError`` for broken data or a decompression bomb."""
         pieces = (chunk[start : start + PIECE_BYTES] for start in range(0, len(chunk), PIECE_BYTES))
         return b"".join([self._decompress(piece) for piece in pieces])
 
     def _decompress(self, chunk: bytes) -> bytes:
+        """Decompress one piece; nothing after the end or the size limit. Raise ``ToolError`` for broken data or a bomb."""
         if self._inflater.eof or self._made > WEB_BYTES:
             return b""
         self._read += len(chunk)
@@ -116,7 +117,7 @@ class _Inflate:
 
 
 @cache
-def make_ssl_context() -> ssl.SSLContext:
+def get_ssl_context() -> ssl.SSLContext:
     """Return the SSL context with the trusted certificates. It is created once, because loading them is slow."""
     import httpx2
 
@@ -199,7 +200,7 @@ class Fetcher(Protocol):
 
 
 def is_text(content_type: str) -> bool:
-    """Return True for a content type whose body is read: text, HTML, JSON, XML and the like."""
+    """Return True for a content type whose body is read as text: text, HTML, JSON, XML and the like."""
     kind = content_type.partition(";")[0].strip().lower()
     main, _, sub = kind.partition("/")
     return main == "text" or (main == "application" and any(word in sub for word in TEXTS))
@@ -288,6 +289,7 @@ class SafeFetcher:
             raise ToolError(msg) from None
 
     async def _follow_redirects(self, target: UrlTarget, method: str) -> Fetched:
+        """Return the response after all redirects; each target must be allowed, and all share one time limit."""
         now, left = asyncio.get_running_loop().time, self._seconds
         for _ in range(WEB_REDIRECTS + 1):
             self._allow.check(target)
@@ -311,13 +313,13 @@ class SafeFetcher:
 
         addresses = [target.host] if self._proxy else await self._resolve_allowed(target)
         transport = httpx2.AsyncHTTPTransport(
-            verify=self._ssl or make_ssl_context(),
+            verify=self._ssl or get_ssl_context(),
             trust_env=False,
             limits=httpx2.Limits(max_connections=1, max_keepalive_connections=0),
             proxy=None if self._proxy is None else httpx2.Proxy(self._proxy),
         )
         try:
-            response = await self._send(transport, target, method, addresses)
+            response = await self._send_to_first_address(transport, target, method, addresses)
             try:
                 return await _read_response_or_redirect(response, target, method)
             finally:
@@ -332,7 +334,7 @@ class SafeFetcher:
             await transport.aclose()
 
     async def _resolve_allowed(self, target: UrlTarget) -> Sequence[str]:
-        """Return the addresses of a host; raise ``BlockedAddress`` if one of them is not allowed."""
+        """Return the addresses of a host; raise ``BlockedAddress`` if one is not allowed, ``ToolError`` if there is none."""
         literal = parse_address(target.host)
         if literal is not None:
             found: Sequence[str] = [str(literal)]
@@ -353,10 +355,10 @@ class SafeFetcher:
                 raise BlockedAddress(msg)
         return found
 
-    async def _send(
+    async def _send_to_first_address(
         self, transport: httpx2.AsyncHTTPTransport, target: UrlTarget, method: str, addresses: Sequence[str]
     ) -> httpx2.Response:
-        """Return the response of the first address that accepts a connection."""
+        """Send a request to the addresses in order, and return the response of the first that accepts a connection."""
         import httpx2
 
         for position, address in enumerate(addresses):
@@ -370,6 +372,7 @@ class SafeFetcher:
         raise ToolError(msg)
 
     def _make_request(self, target: UrlTarget, method: str, address: str) -> httpx2.Request:
+        """Return a request to an IP address, with the host in header and SNI; own headers are added for https only."""
         import httpx2
 
         url = httpx2.URL(scheme=target.scheme, host=address, port=target.port, raw_path=target.path.encode("ascii"))
@@ -389,6 +392,7 @@ class SafeFetcher:
 
 
 async def _read_response_or_redirect(response: httpx2.Response, target: UrlTarget, method: str) -> Fetched | UrlTarget:
+    """Return the response, with its body for GET and text only; for a redirect, its target."""
     check_headers(response, target.url)
     location = response.headers.get("location")
     if response.status_code in REDIRECTS and location:
@@ -401,7 +405,7 @@ async def _read_response_or_redirect(response: httpx2.Response, target: UrlTarge
 
 
 async def resolve_host(host: str, port: int) -> Sequence[str]:
-    """Return the addresses of a host from the system's resolver, without duplicates."""
+    """Return the IP addresses of a host from the system's resolver, without duplicates."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))

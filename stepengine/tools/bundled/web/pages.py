@@ -68,20 +68,24 @@ class Page:
 
 async def read_page(fetched: Fetched) -> Page:
     """
-    Return the text of a fetched page.
+    Return a fetched page as text, HTML as Markdown; content that is no text gives an empty page.
 
     Raises:
         ToolError: when it is HTML and the extra ``web`` is not installed, or it cannot be read in time.
     """
     kind, charset = _parse_content_type(fetched)
     if kind in HTML or (kind in ("", "text/plain") and not charset and _starts_with_html(fetched.body[:SNIFFED_BYTES])):
-        return await _convert_html(fetched, charset)
+        return await _read_html_page(fetched, charset)
     bom = any(fetched.body.startswith(mark) for mark, _ in BOMS)
     if not is_text(kind) and kind not in UNSPECIFIED:
         return Page("", is_text=False)
-    if b"\0" in fetched.body[:SNIFFED_BYTES] and not bom and not _find_codec(charset).startswith(("utf_16", "utf_32")):
+    if (
+        b"\0" in fetched.body[:SNIFFED_BYTES]
+        and not bom
+        and not _get_codec_or_empty(charset).startswith(("utf_16", "utf_32"))
+    ):
         return Page("", is_text=False)
-    return Page(_drop_invisible(_decode(fetched.body, charset)))
+    return Page(_remove_invisible_characters(_decode_text(fetched.body, charset)))
 
 
 def _starts_with_html(data: bytes) -> bool:
@@ -98,42 +102,49 @@ def _starts_with_html(data: bytes) -> bool:
 
 
 def _parse_content_type(fetched: Fetched) -> tuple[str, str]:
-    """Return media type and charset. A charset that is not used on the web is returned as ``""``."""
+    """Return the media type and the charset of a response; an unknown charset is ``""``."""
     kind, _, rest = fetched.content_type.partition(";")
     found = CHARSET.search(rest)
     charset = found[1].lower() if found else ""
-    return kind.strip().lower(), charset if _find_codec(charset) else ""
+    return kind.strip().lower(), charset if _get_codec_or_empty(charset) else ""
 
 
-def _find_codec(charset: str) -> str:
-    """Return the codec of a charset, or ``""``. Unknown names are not looked up, since that imports modules."""
+def _get_codec_or_empty(charset: str) -> str:
+    """Return the Python codec of a charset that is used on the web, else ``""``; nothing is imported."""
     name = normalize_encoding(charset)
     name = aliases.get(name, name)
     return name if name in CODECS else ""
 
 
-def _decode(data: bytes, charset: str) -> str:
-    encoding = next((name for mark, name in BOMS if data.startswith(mark)), _find_codec(charset) or "utf-8")
+def _decode_text(data: bytes, charset: str) -> str:
+    """Return data as text, by its byte order mark, else by its charset, else as UTF-8."""
+    encoding = next((name for mark, name in BOMS if data.startswith(mark)), _get_codec_or_empty(charset) or "utf-8")
     return data.decode(encoding, "replace")
 
 
-def _drop_invisible(text: str) -> str:
+def _remove_invisible_characters(text: str) -> str:
+    """Return a text with LF line ends, without invisible characters and surrounding white space."""
     return UNSEEN.sub("", text.replace("\r\n", "\n").replace("\r", "\n")).strip()
 
 
-async def _convert_html(fetched: Fetched, charset: str) -> Page:
+async def _read_html_page(fetched: Fetched, charset: str) -> Page:
+    """Return an HTML page with title, description and Markdown text; raise ``ToolError`` without the extra ``web``."""
     found = find_spec("justhtml")
     if found is None or found.origin is None:
         msg = f"{fetched.url} is HTML, and reading HTML needs the extra 'web': pip install 'stepengine[web]'"
         raise ToolError(msg)
     folder = str(Path(found.origin).parent.parent)
     async with WORKERS.get_semaphore("html"):
-        said = await _convert_in_worker(fetched, charset, folder)
-    return Page(_drop_invisible(said["text"]), _drop_invisible(said["title"]), _drop_invisible(said["description"]))
+        said = await _convert_html_in_worker(fetched, charset, folder)
+    return Page(
+        _remove_invisible_characters(said["text"]),
+        _remove_invisible_characters(said["title"]),
+        _remove_invisible_characters(said["description"]),
+    )
 
 
-async def _convert_in_worker(fetched: Fetched, charset: str, folder: str) -> dict[str, Any]:
-    """Convert a page in a worker process, which is killed after a timeout or when the caller is cancelled."""
+async def _convert_html_in_worker(fetched: Fetched, charset: str, folder: str) -> dict[str, Any]:
+    """Convert HTML in a worker process with limits of time and memory; raise ``ToolError`` if it fails."""
     script = str(Path(__file__).with_name("html_worker.py"))
     limits = (str(int(WEB_PARSE_SECONDS)), str(WEB_PARSE_BYTES))
     worker = await asyncio.create_subprocess_exec(

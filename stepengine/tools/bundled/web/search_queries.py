@@ -33,7 +33,7 @@ from stepengine.tools.bundled.web.fetcher import (
     Fetcher,
     check_headers,
     count_page,
-    make_ssl_context,
+    get_ssl_context,
     read_body,
 )
 from stepengine.tools.bundled.web.pages import read_page
@@ -76,16 +76,16 @@ class SearchBackend(Protocol):
         """Return results, best first; ``"deep"`` returns more of them. Raise ``ToolError`` if the search fails."""
 
 
-def _result_count(depth: Depth) -> int:
+def _get_result_count(depth: Depth) -> int:
     return WEB_SEARCH_RESULTS_DEEP if depth == "deep" else WEB_SEARCH_RESULTS
 
 
-def _parse_hit(entry: Any, snippet: str) -> SearchHit | None:
-    """Return one result of an answer, or ``None`` when it has no address."""
+def _parse_hit(entry: Any, snippet_name: str) -> SearchHit | None:
+    """Return a search result from JSON, its snippet from the member *snippet_name*; ``None`` without an http address."""
     url = entry.get("url") if isinstance(entry, Mapping) else None
     if not isinstance(url, str) or not url.startswith(("http://", "https://")):
         return None
-    texts = [str(entry.get(name) or "") for name in ("title", snippet)]
+    texts = [str(entry.get(name) or "") for name in ("title", snippet_name)]
     title, said = (cut_end(" ".join(text.split()), SNIPPET_CHARS) for text in texts)
     return SearchHit(title, url, said)
 
@@ -105,7 +105,7 @@ class SearxngSearch:
     """
 
     def __init__(self, url: str, *, language: str = "", seconds: float = WEB_SECONDS) -> None:
-        self._url = _check_service_url(url)
+        self._url = _normalize_url_and_register_password(url)
         self._language = language
         self._seconds = seconds
 
@@ -117,14 +117,14 @@ class SearxngSearch:
             if self._language:
                 params["language"] = self._language
             answer = await _fetch_json(f"{self._url}/search", params, {}, seconds=self._seconds)
-            hits = [_parse_hit(entry, "content") for entry in _get_list(answer, "results")]
+            hits = [_parse_hit(entry, "content") for entry in _get_list_or_empty(answer, "results")]
             before = len(found)
             for hit in hits:
                 if hit is not None:
                     found.setdefault(hit.url, hit)
             if len(found) == before:
                 break
-        return list(found.values())[: _result_count(depth)]
+        return list(found.values())[: _get_result_count(depth)]
 
 
 class BraveSearch:
@@ -147,7 +147,7 @@ class BraveSearch:
             raise DefinitionError(msg)
         GIVEN.add(key, "brave_api_key", os.environ)
         self._key = key
-        self._url = _check_service_url(url)
+        self._url = _normalize_url_and_register_password(url)
         self._country = country
         self._seconds = seconds
 
@@ -156,24 +156,24 @@ class BraveSearch:
 
     async def search(self, query: str, depth: Depth) -> Sequence[SearchHit]:
         """Return results; ``"deep"`` requests 20, the maximum of one request."""
-        params = {"q": query, "count": str(_result_count(depth)), "text_decorations": "false"}
+        params = {"q": query, "count": str(_get_result_count(depth)), "text_decorations": "false"}
         if self._country:
             params["country"] = self._country
         headers = {"X-Subscription-Token": self._key}
         answer = await _fetch_json(f"{self._url}/res/v1/web/search", params, headers, seconds=self._seconds)
-        hits = [_parse_hit(entry, "description") for entry in _get_list(answer.get("web"), "results")]
-        return [hit for hit in hits if hit is not None][: _result_count(depth)]
+        hits = [_parse_hit(entry, "description") for entry in _get_list_or_empty(answer.get("web"), "results")]
+        return [hit for hit in hits if hit is not None][: _get_result_count(depth)]
 
 
-def _check_service_url(url: str) -> str:
-    """Return the normalized URL of a service; its password is registered as a secret."""
+def _normalize_url_and_register_password(url: str) -> str:
+    """Return the normalized URL of a service; a password in it is redacted from now on."""
     made = normalize_service_url(url)
     user_info = made.partition("//")[2].partition("/")[0].rpartition("@")[0]
     GIVEN.add(unquote(user_info.partition(":")[2]), "search_password", os.environ)
     return made
 
 
-def _get_list(answer: object, name: str) -> Sequence[Any]:
+def _get_list_or_empty(answer: object, name: str) -> Sequence[Any]:
     found = answer.get(name) if isinstance(answer, Mapping) else None
     return found if isinstance(found, list) else ()
 
@@ -182,7 +182,7 @@ async def _fetch_json(
     url: str, params: Mapping[str, str], headers: Mapping[str, str], *, seconds: float
 ) -> dict[str, object]:
     """
-    Return the JSON object in the response of a service.
+    Return the JSON object that a service responds with; raise ``ToolError`` if there is none in time.
 
     Raises:
         ToolError: when it does not answer in time, or not with that.
@@ -196,7 +196,7 @@ async def _fetch_json(
         async with (
             asyncio.timeout(seconds),
             httpx2.AsyncClient(
-                verify=make_ssl_context(), trust_env=False, follow_redirects=False, timeout=waits
+                verify=get_ssl_context(), trust_env=False, follow_redirects=False, timeout=waits
             ) as client,
             client.stream("GET", url, params=dict(params), headers=sent) as response,
         ):
@@ -262,12 +262,12 @@ class DocsSites:
             msg = 'DocsSites needs sites, such as {"pydantic": "https://docs.pydantic.dev/latest"}'
             raise DefinitionError(msg)
         self._fetcher = fetcher
-        self._sites = {_fold_title(title): url.rstrip("/") for title, url in sites.items()}
+        self._sites = {_normalize_title(title): url.rstrip("/") for title, url in sites.items()}
         self._titles = sorted(sites)
 
     async def read(self, library_title: str, topic: str, max_tokens: int) -> str:
-        """Return the excerpts that match the topic best."""
-        site = self._sites.get(_fold_title(library_title))
+        """Return the excerpts of a library's site that match the topic best; raise ``ToolError`` for an unknown library or topic."""
+        site = self._sites.get(_normalize_title(library_title))
         if site is None:
             msg = f"there is no documentation of {library_title!r}; known are {list_names(self._titles, library_title)}"
             raise ToolError(msg)
@@ -280,6 +280,7 @@ class DocsSites:
         return text
 
     async def _fetch_links(self, site: str) -> list[SearchHit]:
+        """Return the links in the site's ``llms.txt``, else those on its first page; raise ``ToolError`` if there are none."""
         problem: ToolError | None = None
         for address in (f"{site}/llms.txt", site):
             count_page.get()()
@@ -312,7 +313,7 @@ class SearchedDocs:
         self._fetcher = fetcher
 
     async def read(self, library_title: str, topic: str, max_tokens: int) -> str:
-        """Return the text of the first results."""
+        """Return excerpts of the first results of a web search; raise ``ToolError`` if there is no text."""
         hits = await self._search.search(f"{library_title} documentation {topic}", "standard")
         text = await _fetch_excerpts(self._fetcher, hits, topic, max_tokens)
         if not text:
@@ -322,7 +323,7 @@ class SearchedDocs:
 
 
 async def _fetch_excerpts(fetcher: Fetcher, links: Sequence[SearchHit], topic: str, max_tokens: int) -> str:
-    """Return excerpts of the pages that can be fetched, in order, until the tokens are used up."""
+    """Return excerpts about a topic from the first few pages that can be fetched, at most *max_tokens* tokens."""
     texts: list[str] = []
     left = max_tokens * CHARS_PER_TOKEN
     for link in links[:DOCS_PAGES]:
@@ -330,15 +331,15 @@ async def _fetch_excerpts(fetcher: Fetcher, links: Sequence[SearchHit], topic: s
         room = left - len(head) - len(MORE)
         if room < (SMALLEST_PART_CHARS if texts else 1):
             break
-        text = await _fetch_text_or_empty(fetcher, link.url)
+        text = await _count_and_fetch_text(fetcher, link.url)
         if text:
             texts.append(f"{head}{_cut_excerpt(text, topic, room)}\n")
             left -= len(texts[-1]) + 1
     return "\n".join(texts)
 
 
-async def _fetch_text_or_empty(fetcher: Fetcher, url: str) -> str:
-    """Return the text of a page, or ``""`` if it cannot be fetched, so that the others still count."""
+async def _count_and_fetch_text(fetcher: Fetcher, url: str) -> str:
+    """Count a fetch and return the page's text, ``""`` if it cannot be fetched; raise ``ToolError`` above the fetch limit."""
     count_page.get()()
     try:
         fetched = await fetcher.fetch(url)
@@ -347,7 +348,8 @@ async def _fetch_text_or_empty(fetcher: Fetcher, url: str) -> str:
         return ""
 
 
-def _fold_title(title: str) -> str:
+def _normalize_title(title: str) -> str:
+    """Return a library's title in lower case, with letters and digits only."""
     return "".join(c for c in title.lower() if c.isalnum())
 
 

@@ -11,7 +11,7 @@ from pydantic import Field, StringConstraints
 from stepengine.data.estimate import estimate_tokens
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import ToolError
-from stepengine.tools.bundled.bounds import bounded_field, excess_notes
+from stepengine.tools.bundled.bounds import make_bounded_field, make_excess_notes
 from stepengine.tools.bundled.web.fetcher import Fetcher, count_page
 from stepengine.tools.bundled.web.pages import read_page
 from stepengine.tools.bundled.web.search_queries import Depth, DocsBackend, SearchBackend
@@ -46,15 +46,15 @@ def make_web_tools(search: SearchBackend | None, docs: DocsBackend | None, fetch
     made = []
     counts: OrderedDict[str, int] = OrderedDict()
     if search is not None:
-        made.append(_make_search_tool(search))
+        made.append(_make_web_search_tool(search))
     if docs is not None:
-        made.append(_make_docs_tool(docs, counts))
+        made.append(_make_read_docs_tool(docs, counts))
     if fetch is not None:
-        made.append(_make_url_tool(fetch, counts))
+        made.append(_make_read_url_tool(fetch, counts))
     return made
 
 
-def _make_search_tool(backend: SearchBackend) -> Tool:
+def _make_web_search_tool(backend: SearchBackend) -> Tool:
     @tool(category="network", annotations=REACHES_OUT, parallel_safe=True, destinations=())
     async def web_search(query: Words, depth: Depth = "standard") -> dict[str, Any]:
         """
@@ -88,13 +88,13 @@ def _make_search_tool(backend: SearchBackend) -> Tool:
     return web_search
 
 
-def _make_docs_tool(backend: DocsBackend, counts: OrderedDict[str, int]) -> Tool:
+def _make_read_docs_tool(backend: DocsBackend, counts: OrderedDict[str, int]) -> Tool:
     @tool(category="network", annotations=REACHES_OUT, parallel_safe=True, destinations=())
     async def read_docs(  # noqa: D417  (the context is no parameter of the tool)
         ctx: ToolContext,
         library_title: Words,
         topic: Words,
-        max_tokens: Annotated[int, bounded_field(DOCS_TOKENS_MAX)] = DOCS_TOKENS,
+        max_tokens: Annotated[int, make_bounded_field(DOCS_TOKENS_MAX)] = DOCS_TOKENS,
     ) -> dict[str, Any]:
         """
         Read what the documentation of a library says about a topic.
@@ -131,18 +131,18 @@ def _make_docs_tool(backend: DocsBackend, counts: OrderedDict[str, int]) -> Tool
             raise ToolError(msg)
         if estimate_tokens(text) > most:
             text = f"{text[: most * 4]}\n[... cut at {most:,} tokens]"
-        notes = excess_notes("max_tokens", max_tokens, DOCS_TOKENS_MAX)
+        notes = make_excess_notes("max_tokens", max_tokens, DOCS_TOKENS_MAX)
         return {"documentation": text, **({"message": notes[0]} if notes else {})}
 
     return read_docs
 
 
-def _make_url_tool(fetcher: Fetcher, counts: OrderedDict[str, int]) -> Tool:
+def _make_read_url_tool(fetcher: Fetcher, counts: OrderedDict[str, int]) -> Tool:
     @tool(category="network", annotations=REACHES_OUT, parallel_safe=True, destinations="url")
     async def read_url(  # noqa: D417  (the context is no parameter of the tool)
         ctx: ToolContext,
         url: Annotated[str, Field(min_length=1)],
-        max_chars: Annotated[int, bounded_field(WEB_CHARS_MAX, WEB_CHARS_MIN)] = WEB_CHARS,
+        max_chars: Annotated[int, make_bounded_field(WEB_CHARS_MAX, WEB_CHARS_MIN)] = WEB_CHARS,
     ) -> dict[str, Any]:
         """
         Read a page on the web as text.
@@ -180,7 +180,7 @@ def _make_url_tool(fetcher: Fetcher, counts: OrderedDict[str, int]) -> Tool:
         made["text"] = page.text[:most]
         made["truncated"] = fetched.truncated or len(page.text) > most
         notes = [] if page.is_text else ["this is no text, so only its type is shown"]
-        notes += excess_notes("max_chars", max_chars, WEB_CHARS_MAX)
+        notes += make_excess_notes("max_chars", max_chars, WEB_CHARS_MAX)
         return {**made, "message": "; ".join(notes)} if notes else made
 
     return read_url
