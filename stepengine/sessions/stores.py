@@ -803,28 +803,7 @@ class SqliteSessions(Store):
         with self._write_transaction() as database:
             for table in ("sessions", "messages"):
                 database.execute(f"DELETE FROM {table} WHERE id = ?", (session_id,))  # noqa: S608  (names of ours)
-        self._delete_journals(session_id)
-
-    def _delete_journals(self, session_id: str) -> None:
-        """Delete the journals of a session's turns with their mailboxes."""
-        import sqlite3
-
-        if not self._journals_path.exists():
-            return
-        prefix = self.get_journal_location(session_id).prefix
-        database = Database.open(self._journals_path, self._journals_path.lstat(), seconds=BUSY_SECONDS)
-        try:
-            with database.lock, database.writing() as connection:
-                found = connection.execute(
-                    "SELECT name FROM sqlite_master WHERE type = 'table' AND name IN ('lines', 'letters')"
-                )
-                for (table,) in found.fetchall():
-                    connection.execute(f"DELETE FROM {table} WHERE run >= ? AND run < ?", (prefix, f"{prefix}~"))  # noqa: S608 - names of ours
-        except (OSError, sqlite3.Error) as error:
-            msg = f"{str(self._journals_path)!r}: {describe_error(error, BUSY_SECONDS)}"
-            raise SessionError(msg) from error
-        finally:
-            database.close()
+        _delete_journals(self.get_journal_location(session_id))
 
     @override
     def get_cached(self, key: str) -> Any:
@@ -909,11 +888,9 @@ class DocumentSessions(Store):
 
     @override
     def delete(self, session_id: str) -> None:
-        """Delete the document of a session, and the folder of its journals if they are in a folder."""
+        """Delete the document of a session, and then the journals of its runs."""
         self._replace_document(SESSION + session_id, None)
-        place = self.get_journal_location(session_id)
-        if place.folder is not None:
-            shutil.rmtree(place.folder, ignore_errors=True)
+        _delete_journals(self.get_journal_location(session_id))
 
     @override
     def get_cached(self, key: str) -> Any:
@@ -955,6 +932,34 @@ class DocumentSessions(Store):
         except OSError as error:
             msg = f"{type(self).__name__} cannot be used: {describe_os_error(error)}"
             raise SessionError(msg) from error
+
+
+def _delete_journals(place: JournalLocation) -> None:
+    """Delete the journals of a session with their mailboxes, in memory, in a folder or in a database."""
+    import sqlite3
+
+    if place.memory is not None:
+        place.memory.clear()
+    if place.folder is not None:
+        shutil.rmtree(place.folder, ignore_errors=True)
+    if place.database is None or not place.database.exists():
+        return
+    database = Database.open(place.database, place.database.lstat(), seconds=BUSY_SECONDS)
+    try:
+        with database.lock, database.writing() as connection:
+            found = connection.execute(
+                "SELECT name FROM sqlite_master WHERE type = 'table' AND name IN ('lines', 'letters')"
+            )
+            for (table,) in found.fetchall():
+                connection.execute(
+                    f"DELETE FROM {table} WHERE run >= ? AND run < ?",  # noqa: S608 - names of ours
+                    (place.prefix, f"{place.prefix}~"),
+                )
+    except (OSError, sqlite3.Error) as error:
+        msg = f"{str(place.database)!r}: {describe_error(error, BUSY_SECONDS)}"
+        raise SessionError(msg) from error
+    finally:
+        database.close()
 
 
 def _create_private_file(path: Path) -> None:

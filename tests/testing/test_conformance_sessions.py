@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from stepengine import AgentDefinition, Engine
 from stepengine.sessions import DocumentSessions, JournalLocation
-from stepengine.testing import check_sessions
+from stepengine.testing import ScriptedModel, check_sessions
 from tests.sessions.stores import KINDS, Histories, store_of
 
 
@@ -59,6 +60,31 @@ class Documents(DocumentSessions):
 def test_a_store_of_documents_keeps_the_promises(tmp_path: Path) -> None:
     kept: dict[str, str] = {}
     check_sessions(lambda: Documents(kept, tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["folder", "database", "memory"])
+def test_a_deleted_session_of_a_document_store_does_not_return(kind: str, tmp_path: Path) -> None:
+    class Store(Documents):
+        memory: dict[str, Any] = {}
+
+        def get_journal_location(self, session_id: str) -> JournalLocation:
+            places: dict[str, JournalLocation] = {
+                "folder": JournalLocation(folder=tmp_path / session_id),
+                "database": JournalLocation(database=tmp_path / "runs.db", prefix=f"{session_id}-"),
+                "memory": JournalLocation(memory=self.memory.setdefault(session_id, {})),
+            }
+            return places[kind]
+
+    model, store = ScriptedModel(["one", "two", "three"]), Store({}, tmp_path)
+    with Engine([AgentDefinition("a", model="test/m")], models=model, sessions=store) as engine:
+        for session_id, prompt in (("a", "my secret"), ("b", "other")):
+            engine.run_sync("a", prompt, session_id=session_id)
+        store.delete("a")
+        engine.run_sync("a", "hello", session_id="a")
+        kept = store.get_history("b")
+
+    assert ["hello"] == [message.text for message in model.calls[2].messages]
+    assert ["other", "two"] == [message.text for message in kept]
 
 
 class ForgetsTheLast(Documents):
