@@ -111,7 +111,7 @@ class JournalLocation:
     Attributes:
         folder: A folder with a file for each.
         database: An SQLite file with a run for each.
-        prefix: The start of their ids in the database.
+        prefix: The start of their ids in the database; without one the whole file belongs to the session.
         memory: A dict of this process, from names to journals.
         keep: How many are stored; older ones are removed when the session is saved.
     """
