@@ -203,7 +203,7 @@ class Hooks:
         pre_tool: ``(ctx, call)`` before every tool call; may return a ``Decision`` or ``Change(input=...)``.
         post_tool: ``(ctx, call, result)`` after every tool call that was not denied, invalid or skipped, with its final input;
             may return a ``ToolResult`` or ``Change(result=...)``.
-        on_stop: ``(ctx)`` before the turn ends; a returned ``UserMessage`` or string continues it.
+        on_stop: ``(ctx)`` before the turn ends; a returned ``UserMessage`` or string that is not blank continues it.
         on_suspend: ``(ctx, questions)`` when the run suspends; the run is stopped, so effects of such a hook are not
             performed.
     """

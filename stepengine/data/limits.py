@@ -67,8 +67,8 @@ class Limits:
         max_concurrent_children: Concurrent children of one reply or ``Parallel``; default 8, or what the ``Parallel`` says. With 1 the
             calls of a reply run one after another.
         max_concurrent_tools: Concurrent tool calls of a run; by default all that one reply, or one ``Parallel``, asks for.
-        max_identical_calls: Identical tool calls by a model in a row, with identical results; off by default, because polling is
-            legal.
+        max_identical_calls: Identical tool calls by a model in a row, with identical results unless they run in parallel; off by
+            default, because polling is legal.
         max_denials: Denied tool calls of a run; with the last of them the run ends. After three denials of one tool in a row the
             model is told to stop calling it; default 10.
         max_wait_seconds: Seconds that an ended turn waits for background children; default seven days.

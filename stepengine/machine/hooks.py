@@ -17,7 +17,7 @@ from stepengine.data import events as ev
 from stepengine.data.effects import Notify
 from stepengine.data.functions import location_of
 from stepengine.data.hooks import Change
-from stepengine.data.messages import Message, Source, ToolCallPart, ToolResult, UserMessage
+from stepengine.data.messages import Message, Source, TextPart, ToolCallPart, ToolResult, UserMessage
 from stepengine.data.outcomes import Stop
 from stepengine.data.questions import Decision
 from stepengine.data.record_sizes import find_length_problem
@@ -302,17 +302,24 @@ def call_post_tool_hooks(run: RunState, call: ToolCallPart, source: Source, resu
 
 
 def call_on_stop_hooks(run: RunState) -> Flow[bool]:
-    """Call the ``on_stop`` hooks; append the first message they return, at most ten times in a row. Return whether one was appended."""
-    first: UserMessage | str | None = None
+    """Call the ``on_stop`` hooks; append the first message with content, at most ten times in a row. Return whether one was appended."""
+    first: UserMessage | None = None
     # All are called, and the first message counts: each of them may look at the end, but a model that is told three
     # things at once does the last.
     for hook in run.plan.hooks.on_stop:
         said = yield from _call_optional_hook(run, "on_stop", hook, (run.make_hook_context(),), (UserMessage, str))
-        first = said if first is None else first
+        message = UserMessage(said) if isinstance(said, str) else said
+        if first is None and message is not None and not _is_blank(message):
+            first = message
     if first is None or not run.progress.refuse_stop(MAX_REFUSALS):
         return False
-    run.history.add([first if isinstance(first, UserMessage) else UserMessage(first)])
+    run.history.add([first])
     return True
+
+
+def _is_blank(message: UserMessage) -> bool:
+    """Return whether a message has nothing but empty text, which is nothing to answer."""
+    return all(isinstance(part, TextPart) and not part.text.strip() for part in message.content)
 
 
 def call_on_suspend_hooks(run: RunState, questions: Sequence[object]) -> Flow[None]:

@@ -155,11 +155,21 @@ class TurnSequence:
             self.tree.suspension.release_or_suspend()
 
     def _deliver_or_start_turn_in_loop(self, message: UserMessage) -> None:
-        """In the event loop, add a message to the running turn or start the next one with it; after the last turn it is dropped."""
+        """In the event loop, add a message to the running turn or start the next one with it; after the last turn raise."""
         if not self.task.done():
             self.tree.inboxes.root.append(message)
-        elif not self.done:
+        elif self.done:
+            raise self.make_ended_error()
+        else:
             self._start_next_turn(message.text)
+
+    def make_ended_error(self) -> StepEngineError:
+        """Return the error for a text that is sent after the last turn."""
+        msg = (
+            f"the run {self.tree.root.state.run_id!r} has ended and accepts no input; start another run with previous=result.state, "
+            "resume a suspended one with start_resume(journal, answers=...), or start with keep_open=True"
+        )
+        return StepEngineError(msg)
 
     def _deliver_or_warn(self, message: UserMessage) -> None:
         """Deliver a message from another thread; one that cannot start a turn stays unread."""
@@ -389,11 +399,7 @@ class RunHandle(Generic[Out]):
                 and a ``Warned`` event report the latter, and the text stays in ``unread``.
         """
         if self.done or self._turns.is_closing:
-            msg = (
-                f"the run {self.run_id!r} has ended and accepts no input; start another run with previous=result.state, resume "
-                "a suspended one with start_resume(journal, answers=...), or start with keep_open=True"
-            )
-            raise StepEngineError(msg)
+            raise self._turns.make_ended_error()
         message = UserMessage(text)
         if why := find_length_problem(text):
             msg = f"the text for the run {self.run_id!r} is too long: {why}; write it to a file and send its path"

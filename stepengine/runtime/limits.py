@@ -23,7 +23,7 @@ from typing import Literal, NamedTuple, TypeAlias, cast
 import attrs
 
 from stepengine.data.ceilings import Ceiling
-from stepengine.data.effects import CallBody, CallModel, CallTool, Leaf, Spawn
+from stepengine.data.effects import CallBody, CallModel, CallTool, Gather, Leaf, Spawn
 from stepengine.data.events import Repeat
 from stepengine.data.json import JsonDict
 from stepengine.data.limits import Limits
@@ -786,11 +786,27 @@ _Last: TypeAlias = tuple[JsonDict, ToolResult, int]
 """The input and the result of the last call of one tool in one run, and how many in a row were like it."""
 
 
+class _Group(NamedTuple):
+    """
+    A group with calls of a model, until all of them have ended.
+
+    Attributes:
+        gather: The request for the group.
+        calls: The calls of the model, in order.
+        outcomes: The outcomes of the ended ones, by number.
+    """
+
+    gather: Gather
+    calls: Sequence[CallTool]
+    outcomes: dict[int, Single]
+
+
 class Repeats:
     """
     Counts calls that repeat the last one of the same tool, input and result included; only calls of models count.
 
-    It wraps the recorder, so that a resumed run also counts recorded calls. Refusals go through the gate inside.
+    It wraps the recorder, so that a resumed run also counts recorded calls. Refusals go through the gate inside. Calls of one group
+    are refused before the first of them starts, and counted when all have ended. So the speed of a call decides nothing.
 
     Args:
         inner: What performs.
@@ -801,13 +817,15 @@ class Repeats:
         self._inner = inner
         self._refusals = refusals
         self._last: dict[str, dict[str, _Last]] = {}
+        self._groups: dict[str, _Group] = {}
 
     def begin(self, batch: Sequence[Item]) -> Awaitable[None]:
-        """Refuse calls that were repeated ``max_identical_calls`` times."""
-        for item in batch:
-            most = item.plan.limits.max_identical_calls
-            if most is not None and isinstance(item.effect, CallTool) and item.effect.source == "model":
-                self._refuse_repeated_call(item.path, item.effect, most)
+        """Refuse calls that were repeated ``max_identical_calls`` times; equal calls of one group count as repeated."""
+        first = batch[0]
+        most = first.plan.limits.max_identical_calls
+        if most is not None and first.is_first:
+            effects = (first.effect,) if first.gather is None else first.gather.effects
+            self._refuse_repeated_calls(first.path, _select_model_calls(effects), most)
         return self._inner.begin(batch)
 
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
@@ -822,15 +840,21 @@ class Repeats:
     def forget_run(self, path: str) -> None:
         """Drop the calls of an ended run."""
         self._last.pop(path, None)
+        self._groups.pop(path, None)
 
-    def _refuse_repeated_call(self, path: str, effect: CallTool, max_repeats: int) -> None:
-        """Refuse a call if the last *max_repeats* calls of the tool had the same input and result."""
-        last = self._last.get(path, {}).get(effect.tool_name)
-        given, _, times = last or (None, None, 0)
-        if times >= max_repeats and given == effect.input:
+    def _refuse_repeated_calls(self, path: str, calls: Iterable[CallTool], max_repeats: int) -> None:
+        """Refuse each of *calls* that follows *max_repeats* calls of its tool with the same input, and with the same result if it is known."""
+        repeated = {name: (given, times) for name, (given, _, times) in self._last.get(path, {}).items()}
+        for effect in calls:
+            given, times = repeated.get(effect.tool_name, (None, 0))
+            if given != effect.input:
+                times = 0
+            if times < max_repeats:
+                repeated[effect.tool_name] = effect.input, times + 1
+                continue
             msg = (
-                f"the model called {effect.tool_name!r} {times} times in a row with the same input and got the same "
-                f"result, and max_identical_calls is {max_repeats}"
+                f"the model called {effect.tool_name!r} {times} times in a row with the same input, one after another with the "
+                f"same result or together in one reply, and max_identical_calls is {max_repeats}"
             )
             self._refusals.refuse(path, (effect,), LimitExceeded(msg, kind="repetition", limit=max_repeats))
 
@@ -840,11 +864,26 @@ class Repeats:
         return outcome
 
     def count_repeated_call(self, item: Item, outcome: Single, io: IO) -> None:
-        """Count an ended model's call, and report the third identical one in a row."""
-        path = item.path
-        effect: CallTool = item.effect  # type: ignore[assignment]
+        """Count an ended model's call, or all calls of its group after the last of them; report the third identical one in a row."""
+        effect, path, gather = cast("CallTool", item.effect), item.path, item.gather
+        if effect.source != "model":
+            return
+        if gather is None:
+            self._compare_with_last_call(path, effect, outcome, io)
+            return
+        group = self._groups.get(path)
+        if group is None or group.gather is not gather:
+            group = self._groups[path] = _Group(gather, _select_model_calls(gather.effects), {})
+        group.outcomes[effect.seq] = outcome
+        if len(group.outcomes) == len(group.calls):
+            del self._groups[path]
+            for call in group.calls:
+                self._compare_with_last_call(path, call, group.outcomes[call.seq], io)
+
+    def _compare_with_last_call(self, path: str, effect: CallTool, outcome: Single, io: IO) -> None:
+        """Count a call as the first or as another identical one in a row, and report the third."""
         result = outcome.value if isinstance(outcome, Value) else None
-        if effect.source != "model" or not isinstance(result, ToolResult):
+        if not isinstance(result, ToolResult):
             return
         calls = self._last.get(path)
         if calls is None:
@@ -860,3 +899,7 @@ class Repeats:
         if count == NOTICE_AFTER_CALLS and io.watched:
             call_id = effect.tool_call_id
             io.emit(Repeat(path=path, seq=effect.seq, tool_name=name, tool_call_id=call_id, count=count))
+
+
+def _select_model_calls(effects: Iterable[Leaf]) -> list[CallTool]:
+    return [effect for effect in effects if isinstance(effect, CallTool) and effect.source == "model"]

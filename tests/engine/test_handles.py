@@ -666,6 +666,23 @@ async def test_text_from_a_thread_that_starts_no_turn_stays_unread(monkeypatch):
     assert [refused.value.message] == [warning.partition(": ")[2] for warning in warnings]
 
 
+@pytest.mark.spec("requirements:N4")
+async def test_text_from_a_thread_right_before_shutdown_stays_unread():
+    events = []
+    async with Engine([plain()], models=ScriptedModel(["one"]), observers=[events.append]) as engine:
+        handle = engine.start("a", "go", keep_open=True)
+        await handle.result()
+        sending = threading.Thread(target=handle.send_input, args=("late",))
+        sending.start()
+        sending.join()
+        await handle.shutdown()
+
+        assert ("late",) == handle.unread
+    [warning] = [event.message for event in events if event.type == "warned"]
+    assert "could not start another turn" in warning
+    assert "has ended and accepts no input; start another run with" in warning
+
+
 def test_input_after_its_event_loop_is_closed_raises():
     async def start():
         handle = Engine([plain()], models=ScriptedModel(["one"])).start("a", "go", keep_open=True)

@@ -7,7 +7,7 @@ import pytest
 from stepengine.data import yields as y
 from stepengine.data.events import HookFailed, LogLine
 from stepengine.data.hooks import Hooks
-from stepengine.data.messages import ToolResult, UserMessage
+from stepengine.data.messages import ImagePart, ToolResult, UserMessage
 from stepengine.data.outcomes import Stop
 from stepengine.data.state import RunStatus
 from stepengine.errors import LimitExceeded
@@ -29,6 +29,25 @@ def test_on_stop_message_keeps_the_turn_going():
     )
     assert played.shown == ["user: go", "assistant: 0", "user: more", "assistant: 1", "user: again", "assistant: 2"]
     assert played.history[4].tags == ("MINE",)
+
+
+@pytest.mark.spec("reliability:GN36")
+@pytest.mark.parametrize("blank", ["", " \n", UserMessage(""), UserMessage(["", " "])])
+def test_blank_message_of_on_stop_does_not_continue_the_turn(blank):
+    said = iter(["more", None])
+    alone = run(Hooks(on_stop=[lambda ctx: blank]), reply("0"), reply("1"))
+    before_another = run(Hooks(on_stop=[lambda ctx: blank, lambda ctx: next(said)]), reply("0"), reply("1"))
+
+    assert alone.shown == ["user: go", "assistant: 0"]
+    assert before_another.shown == ["user: go", "assistant: 0", "user: more", "assistant: 1"]
+
+
+@pytest.mark.spec("reliability:GN36")
+def test_image_of_on_stop_continues_the_turn_without_text():
+    said = iter([UserMessage([ImagePart(url="https://example.com/a.png")]), None])
+    played = run(Hooks(on_stop=[lambda ctx: next(said)]), reply("0"), reply("1"))
+
+    assert [message.role for message in played.history] == ["user", "assistant", "user", "assistant"]
 
 
 @pytest.mark.spec("reliability:GN36")

@@ -4,6 +4,9 @@ A model that makes the same call again and again.
 
 from __future__ import annotations
 
+import asyncio
+from itertools import count
+
 import pytest
 
 from stepengine import AgentDefinition, Engine, Limits, RunStatus, tool
@@ -12,7 +15,8 @@ from stepengine.data.messages import ToolResult
 from stepengine.data.outcomes import Failure, Value
 from stepengine.data.state import AgentState
 from stepengine.data.tools import Ordinary, ToolBinding, ToolSpec
-from stepengine.testing import ScriptedModel, text, tool_call
+from stepengine.journal import MemoryJournal
+from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
 
 
 def call(seq, number=1, **fields):
@@ -125,3 +129,49 @@ async def test_looping_model_ends_the_run_at_max_identical_calls():
     assert "repetition" == result.error.kind
     assert 6 == len(model.calls)
     assert 5 == sum(not c.result.is_error for c in result.tool_calls)
+
+
+def together(number, inputs):
+    return tool_calls(*[tool_call("poll", {"job": job}) for job in inputs], text=f"Reply {number}.")
+
+
+@pytest.mark.spec("reliability:MP65")
+@pytest.mark.parametrize("concurrent", [None, 2, 1])
+async def test_max_identical_calls_refuses_parallel_calls_in_their_order(concurrent):
+    @tool(in_thread=False, parallel_safe=True)
+    def poll(job: str) -> str:
+        """Look at *job*."""
+        return "running"
+
+    limits = Limits(max_identical_calls=2, max_concurrent_tools=concurrent)
+    agent = AgentDefinition("poller", model="test/m", tools=[poll], limits=limits)
+    journal = MemoryJournal()
+    engine = Engine([agent], models=ScriptedModel([together(1, "a"), together(2, "aaabbba"), text("never")]))
+    result = await engine.run(agent, "wait for it", journal=journal)
+
+    assert "repetition" == result.error.kind
+    refused = [call.result.is_error for call in result.tool_calls]
+    assert [False, False, True, True, False, False, True, False] == refused
+    assert result == await engine.replay(journal)
+
+
+@pytest.mark.spec("reliability:MP65")
+async def test_parallel_calls_are_compared_in_order_not_by_speed():
+    ended, started = [asyncio.Event() for _ in range(4)], count()
+    ended[3].set()
+
+    @tool(in_thread=False, parallel_safe=True)
+    async def poll(job: str) -> str:
+        """Look at *job*."""
+        number = next(started)
+        if number < 3:  # the last one ends first
+            await ended[number + 1].wait()
+            ended[number].set()
+        return "queued" if number == 0 else "running"
+
+    events = []
+    agent = AgentDefinition("poller", model="test/m", tools=[poll])
+    model = ScriptedModel([together(1, "aaa"), together(2, "a"), text("end")])
+    result = await Engine([agent], models=model, observers=[events.append]).run(agent, "wait for it")
+
+    assert [(result.tool_calls[3].tool_call_id, 3)] == [(e.tool_call_id, e.count) for e in events if e.type == "repeat"]
