@@ -304,7 +304,7 @@ class EditorSession:
                 wait_for_answers=PATIENCE,
             )
         except StepEngineError:
-            kept.turns.remove(turn)
+            kept.remove_turn(turn)
             kept.save()
             raise
         self._set_live_run(handle, turn)

@@ -469,6 +469,33 @@ async def test_missing_key_is_auth_required_until_it_is_set(tmp_path: Path, proj
     assert [-32602, -32000, -32000] == [unknown.value.code, prompted.value.code, signed_in.value.code]
 
 
+def with_or_without_key(cwd: Path, /, *, observers: Any = (), model: str = "") -> Engine:
+    """
+    Return an engine whose agent has a key only for the model "m/m".
+    """
+    bot = AgentDefinition("bot", model=model or "anthropic/claude-sonnet-4-5")
+    return Engine([bot], models=ScriptedModel(["Hi."]) if model == "m/m" else None, observers=observers)
+
+
+@pytest.mark.spec("interfaces:IF49")
+async def test_image_of_a_refused_prompt_is_not_replayed(tmp_path: Path, project: Path) -> None:
+    editor = Editor()
+    agent = EditorAgent(with_or_without_key, "bot", tmp_path / "sessions", models=["", "m/m"])
+    agent.on_connect(editor)  # type: ignore[arg-type]
+    session = (await agent.new_session(cwd=str(project))).session_id
+    with pytest.raises(RequestError, match="ANTHROPIC_API_KEY"):
+        await agent.prompt(session, [acp.text_block("see"), acp.image_block("iVBORw0KGgo=", "image/png")])
+    await agent.set_config_option("model", session, "m/m")
+    await said_to(agent, session, "hello")
+    editor.updates.clear()
+    await agent.load_session(str(project), session)
+    await said_to(agent, session, "hello")
+    await agent.aclose()
+
+    shown = [one.content.type for one in editor.updates if one.session_update == "user_message_chunk"]
+    assert ["text"] == shown
+
+
 @pytest.mark.spec("interfaces:IF50")
 async def test_engine_factory_without_choices_serves_without_modes(tmp_path: Path, project: Path) -> None:
     def make(cwd: Path, /, *, observers: Any = ()) -> Engine:
