@@ -477,6 +477,28 @@ def with_or_without_key(cwd: Path, /, *, observers: Any = (), model: str = "") -
     return Engine([bot], models=ScriptedModel(["Hi."]) if model == "m/m" else None, observers=observers)
 
 
+@pytest.mark.spec("interfaces:IF45")
+async def test_sign_in_succeeds_once_the_chosen_model_has_a_key(tmp_path: Path, project: Path) -> None:
+    agent = EditorAgent(with_or_without_key, "bot", tmp_path / "sessions", models=["", "m/m"])
+    agent.on_connect(Editor())  # type: ignore[arg-type]
+    first, second = [(await agent.new_session(cwd=str(project))).session_id for _ in range(2)]
+    await agent.set_config_option("model", second, "m/m")
+
+    async def fail_without_key() -> None:
+        for attempt in (said_to(agent, first, "hello"), agent.authenticate("environment")):
+            with pytest.raises(RequestError, match="ANTHROPIC_API_KEY"):
+                await attempt
+
+    await fail_without_key()
+    await said_to(agent, second, "hello")
+    await agent.authenticate("environment")
+    await fail_without_key()
+    await agent.set_config_option("model", first, "m/m")
+    await agent.authenticate("environment")
+    assert "end_turn" == (await said_to(agent, first, "hello")).stop_reason
+    await agent.aclose()
+
+
 @pytest.mark.spec("interfaces:IF49")
 async def test_image_of_a_refused_prompt_is_not_replayed(tmp_path: Path, project: Path) -> None:
     editor = Editor()
