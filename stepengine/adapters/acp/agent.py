@@ -117,7 +117,7 @@ class EditorAgent:
         )
 
     async def authenticate(self, method_id: str, **_: object) -> schema.AuthenticateResponse:
-        """Raise an error for an unknown method, or if a turn has found no API key; else report success."""
+        """Raise an error for an unknown method, or if the last turn found no API key for its model; else report success."""
         from acp import schema
 
         if method_id != ENVIRONMENT:
@@ -302,6 +302,8 @@ class EditorAgent:
         if chosen is None:
             msg = f"{value!r:.80} is not a valid value for {option!r:.80}; session/new returns the valid options and values"
             raise make_protocol_error(INVALID_PARAMS, msg)
+        if chosen.model != session.kept.chosen.model:
+            self._without_key = ""  # the next turn looks up the key of the new model
         session.kept.chosen = chosen
         with convert_to_protocol_errors():
             session.kept.save()
@@ -317,6 +319,7 @@ class EditorAgent:
         with convert_to_protocol_errors():
             said = prompts.parse_prompt(prompt)
         session = await self._wait_for_idle_session(session_id)
+        self._without_key = ""
         try:
             return await session.run_turn(said)
         except MissingKey as error:

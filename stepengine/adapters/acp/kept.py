@@ -104,9 +104,15 @@ class KeptSession:
                 _write_file_atomically(turn.media_file, media)
             self.save()
         except SessionError:
-            self.turns.pop()
+            self.remove_turn(turn)
             raise
         return turn
+
+    def remove_turn(self, turn: PromptRun) -> None:
+        """Remove a turn whose run did not start, and its images, since the next turn has the same files."""
+        self.turns.remove(turn)
+        with suppress(OSError):
+            turn.media_file.unlink(missing_ok=True)
 
     def save_turn_end(self, turn: PromptRun, *, is_in_conversation: bool) -> None:
         """Store that a turn has ended, and whether the conversation continues from it."""

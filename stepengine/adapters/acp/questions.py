@@ -47,6 +47,13 @@ def question_text(question: Question) -> str:
     return f"\n\n{question.text}{choices}"
 
 
+def open_question_text(question: Question) -> str:
+    """Return the text that shows an open question of a reopened session; the resumed run requests a permission itself."""
+    if question.tool_name is None:
+        return question_text(question)
+    return f"\n\n{question.text} The run continues with your next prompt, and asks for this permission again.\n\n"
+
+
 # --- forms ------------------------------------------------------------------------------------------------------------
 
 

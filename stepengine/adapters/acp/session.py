@@ -79,7 +79,7 @@ class _SuspendedTurn:
     Attributes:
         turn: The turn.
         waits: Its waits, if no person is awaited.
-        question: The question that the next prompt answers.
+        question: The question that the next prompt answers, or the permission that the resumed run requests again.
     """
 
     turn: PromptRun
@@ -178,24 +178,29 @@ class EditorSession:
     async def replay_turns(self, *, shows_turns: bool) -> None:
         """Load the state and costs of the stored turns; show the turns if *shows_turns*, then the context size and an open question."""
         turns = self.kept.turns
+        question = await asyncio.to_thread(_find_open_question, turns[-1].journal) if turns else None
         last = max([number for number, turn in enumerate(turns, 1) if turn.is_kept], default=0)
+        if question is not None:
+            last = len(turns)  # a killed process has not stored that its turn waits for an answer
         for number, turn in enumerate(turns, 1):
             if shows_turns or number == last:
                 await self._replay_turn(number, turn, shows_turn=shows_turns, is_last=number == last)
             self._costs[number] = await asyncio.to_thread(_read_cost, turn.journal)
+        if question is not None and not self.broken:
+            self.asleep = _SuspendedTurn(turns[-1], question=question)
         self._editor.send_after_reply(self._send_context_and_question())
 
     async def _send_context_and_question(self) -> None:
-        """Show the context size and cost of the conversation, and the question that the next prompt answers."""
+        """Show the context size and cost of the conversation, and the open question."""
         if self.state is not None:
             model = self._made_for.model or self._agent.model or ""
             for update in self._make_shown_turn(number=0, is_live=False).make_context_update(self.state, model):
                 await self.send_update(update)
         if self.asleep is not None and self.asleep.question is not None:
-            await self._send_agent_text(questions.question_text(self.asleep.question))
+            await self._send_agent_text(questions.open_question_text(self.asleep.question))
 
     async def _replay_turn(self, number: int, turn: PromptRun, *, shows_turn: bool, is_last: bool) -> None:
-        """Replay the journal of a turn, and show it if *shows_turn*; the last turn sets the state and the open question or sleep."""
+        """Replay the journal of a turn, and show it if *shows_turn*; the last turn sets the state and the sleep."""
         import acp
 
         shown = self._make_shown_turn(number=number, is_live=False)
@@ -210,9 +215,7 @@ class EditorSession:
             result = await engine.replay(turn.journal, agent=agent, complete=False)
             if is_last:
                 self.state = result.state
-                question = await asyncio.to_thread(_find_open_question, turn.journal)
-                left = None if question is None else _SuspendedTurn(turn, question=question)
-                self.asleep = _find_sleeping_turn(turn, result) or left
+                self.asleep = _find_sleeping_turn(turn, result)
         except StepEngineError as error:
             why = "by another version of the agent" if isinstance(error, ReplayDivergence) else "but cannot be replayed"
             updates.append(
@@ -304,7 +307,7 @@ class EditorSession:
                 wait_for_answers=PATIENCE,
             )
         except StepEngineError:
-            kept.turns.remove(turn)
+            kept.remove_turn(turn)
             kept.save()
             raise
         self._set_live_run(handle, turn)
@@ -334,13 +337,15 @@ class EditorSession:
         """
         Resume a suspended run and return True; else show when it resumes.
 
-        The prompt answers its question. A sleeping run resumes when its wait is over, or if the prompt requests it.
+        The prompt answers its question; a run that waits for a permission requests it again. A sleeping run resumes when its wait
+        is over, or if the prompt requests it.
         """
         from stepengine.journal import FileJournal
         from stepengine.journal.sleepers import is_due
 
         question = suspended.question
-        is_woken = question is None and _is_resume_command(prompt)
+        answers = {} if question is None or question.tool_name is not None else {question.id: prompt.text}
+        is_woken = not answers and _is_resume_command(prompt)
         text = prompt.text.strip().removeprefix(RESUME).strip() if is_woken else prompt.text
         journal = FileJournal(suspended.turn.journal)
         is_ready = is_woken or question is not None
@@ -351,11 +356,9 @@ class EditorSession:
             msg = "a prompt that resumes a run can contain only text; send images and files with the next prompt"
             raise InputError(msg)
         await self._rebuild_engine_if_changed()
-        answers = {} if question is None else {question.id: text}
         run = await self._resume_run(suspended, answers=answers, now=is_woken)
-        if question is not None:
-            run.answered = question.id
-        elif text:
+        run.answered = next(iter(answers), "")
+        if text and not answers:
             run.handle.send_input(text)
         return True
 
@@ -464,14 +467,18 @@ def _find_sleeping_turn(turn: PromptRun, result: RunResult) -> _SuspendedTurn | 
 
 
 def _find_open_question(journal: Path) -> Question | None:
-    """Return the first open question of a recorded run. The run itself asks for its permissions again."""
+    """Return the first open question of a recorded run, else its first open permission request; ``None`` if it cannot be read."""
     from stepengine.journal import FileJournal
     from stepengine.journal.pending_items import find_open_questions
 
-    history = FileJournal(journal).history()
+    try:
+        history = FileJournal(journal).history()
+    except StepEngineError:
+        return None
     if history.is_complete or (history.stop is not None and history.stop.input["kind"] == "cancelled"):
         return None
-    return next((question for _, question in find_open_questions(history).values() if question.tool_name is None), None)
+    found = [question for _, question in find_open_questions(history).values()]
+    return min(found, key=lambda question: question.tool_name is not None, default=None)
 
 
 def _read_cost(journal: Path) -> Decimal | None:

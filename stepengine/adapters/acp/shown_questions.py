@@ -50,7 +50,11 @@ class ShownQuestions:
             task.cancel()
 
     async def _ask_and_answer(self, handle: RunHandle, question: Question, call: schema.ToolCallUpdate | None) -> None:
-        """Show a question and answer the run, or repeat a lasting approval; a failure of the editor declines."""
+        """
+        Show a question and answer the run, or repeat a lasting approval.
+
+        A failure of the editor declines the question. If the connection closes, the question stays open.
+        """
         from acp import RequestError
 
         known = [one.answer for one in list_choices(question) if one.answer.covers in self._always]
@@ -61,7 +65,9 @@ class ShownQuestions:
                 answer = await self._editor.ask_by_form(self._session_id, question)
             else:
                 answer = await self._editor.ask_by_permission_request(self._session_id, question, call)
-        except (RequestError, ConnectionError, ValueError):  # the last for what the protocol does not know
+        except ConnectionError:
+            return
+        except (RequestError, ValueError):  # the last for what the protocol does not know
             answer = answer_for_choice(question, None)
         if answer.remember:
             self._always.add(answer.covers)

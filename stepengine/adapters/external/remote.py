@@ -286,7 +286,7 @@ class _RemoteRun:
         self._start: dict[str, Any] | None = None
         self._is_found = False
         self._is_over = False
-        self._told: set[tuple[str, int]] = set()
+        self._told: set[tuple[str, int, str]] = set()
         self._kinds: dict[str, str] = {}
         self._answered: dict[str, float] = {}
 
@@ -426,21 +426,25 @@ class _RemoteRun:
 
     def _emit_and_record_text(self, kind: str, event: Mapping[str, Any]) -> None:
         """Emit and record a text of the agent itself. Texts of its children are ignored."""
-        seq = event.get("seq")
-        if event.get("path") != "" or not isinstance(seq, int) or not self._said.chars_left:
+        seq, text = event.get("seq"), event.get("text")
+        if (
+            event.get("path") != ""
+            or not isinstance(seq, int)
+            or not isinstance(text, str)
+            or not self._said.chars_left
+        ):
             return
         what = "text" if kind.startswith("text") else "thought"
-        is_whole, place = kind.endswith("completed"), (what, seq)
-        if is_whole and place in self._told:
-            return
-        self._told.add(place)
-        self._said.emit_and_record_text(what, start_of_text(event.get("text"), self._said.chars_left), reply=seq)
+        if not kind.endswith("completed"):
+            self._said.emit_and_record_text(what, start_of_text(text, self._said.chars_left), reply=seq)
+        elif (what, seq, text) not in self._told:
+            self._told.add((what, seq, text))
+            self._said.complete_text(what, text, reply=seq)
 
     def _discard_reply_texts(self, event: Mapping[str, Any]) -> None:
         """Remove the texts of a reply that was interrupted. Its retry has the same number."""
         seq = event.get("seq")
         if event.get("path") == "" and isinstance(seq, int):
-            self._told -= {("text", seq), ("thought", seq)}
             self._said.discard_reply(seq, start_of_text(event.get("model"), 100))
 
     def _emit_and_record_call(self, kind: str, event: Mapping[str, Any]) -> None:

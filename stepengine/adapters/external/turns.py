@@ -270,7 +270,7 @@ class TurnOutput:
         self._tools: dict[str, dict[str, Any]] = {}
         self._shown: set[str] = set()
         self._recorded: set[str] = set()
-        self._replies: dict[int, list[tuple[list[str], int]]] = {}
+        self._pieces: dict[tuple[str, int], list[list[tuple[list[str], int]]]] = {}
         self._left = RECORD_CHARS
         self._is_full = False
 
@@ -299,7 +299,7 @@ class TurnOutput:
         """Emit and record a piece of the ``"text"`` or of a ``"thought"`` of a *reply*; ignore it if no room is left."""
         if not text or not self.reserve_chars(len(text)):
             return
-        places: list[tuple[list[str], int]] = self._replies.setdefault(reply, []) if reply is not None else []
+        places: list[tuple[list[str], int]] = []
         if kind == "text":
             places.append((self._text, len(self._text)))
             self._text.append(text)
@@ -310,16 +310,40 @@ class TurnOutput:
             self._record.append({kind: []})
         places.append((self._record[-1][kind], len(self._record[-1][kind])))
         self._record[-1][kind].append(text)
+        if reply is not None:
+            self._pieces.setdefault((kind, reply), []).append(places)
         self._add_note_when_full()
+
+    def complete_text(self, kind: str, text: str, *, reply: int) -> None:
+        """Record the whole text of a *reply* in place of its pieces, since some may be lost; emit a missing end."""
+        pieces = self._pieces.get((kind, reply), [])
+        recorded = "".join([texts[place] for *_, (texts, place) in pieces])
+        whole = start_of_text(text, self.chars_left + len(recorded))
+        if whole.startswith(recorded):
+            self.emit_and_record_text(kind, whole[len(recorded) :], reply=reply)
+        else:
+            # The emitted text is corrected by `emit_full_text`.
+            self._clear_pieces(kind, reply)
+            for texts, place in pieces[0]:
+                texts[place] = whole
+            self._left -= len(whole) - len(recorded)
+            self._add_note_when_full()
+        self._pieces.pop((kind, reply), None)
 
     def discard_reply(self, reply: int, model: str) -> None:
         """Remove the texts of a reply that was interrupted from the output, and emit that they do not count."""
-        for texts, place in self._replies.pop(reply, ()):
-            texts[place] = ""
+        for kind in ("text", "thought"):
+            self._clear_pieces(kind, reply)
         self.ctx.emit(ReplyDiscarded(model=model))
         # All texts of the turn have one place in the run, so those of earlier replies are emitted again.
         if text := "".join(self._text[self._completed :]):
             self.ctx.emit(TextDelta(text=text))
+
+    def _clear_pieces(self, kind: str, reply: int) -> None:
+        """Remove the pieces of an incomplete text from the output."""
+        for places in self._pieces.pop((kind, reply), ()):
+            for texts, place in places:
+                texts[place] = ""
 
     def reserve_chars(self, chars: int) -> bool:
         """Count *chars* characters as stored; return False if the room was used up before."""

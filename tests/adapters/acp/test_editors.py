@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -213,14 +214,14 @@ async def test_option_question_is_a_request_and_text_uses_next_prompt(tmp_path: 
     assert "ask me" == replayed.said("user_message_chunk")
 
 
-async def opened(editor: Editor, tmp_path: Path) -> Any:
+async def opened(editor: Editor, tmp_path: Path, capabilities: Any = None) -> Any:
     """
     Return an agent in this process, as the editor starts it each time.
     """
     bot, make = small(1)
     agent: Any = EditorAgent(make, bot.id, tmp_path / "sessions")
     agent.on_connect(editor)
-    await agent.initialize(acp.PROTOCOL_VERSION)
+    await agent.initialize(acp.PROTOCOL_VERSION, capabilities)
     return agent
 
 
@@ -266,6 +267,83 @@ async def test_question_on_screen_at_close_is_shown_again(tmp_path: Path, projec
     await said_to(agent, session, "Bo")
     await agent.aclose()
     assert "\n\nWhich size?\n- S\n- L\n\nWhich name?Bo in S" == editor.said()
+
+
+PERMISSION = "\n\nMay str_replace run? The run continues with your next prompt, and asks for this permission again.\n\n"
+
+
+@pytest.mark.spec("interfaces:IF50")
+@pytest.mark.parametrize("way", ["load_session", "resume_session"])
+@pytest.mark.parametrize("end", ["close", "lost connection"])
+async def test_open_permission_survives_close_and_is_requested_again(
+    tmp_path: Path, project: Path, way: str, end: str
+) -> None:
+    waiting, lost = asyncio.Event(), asyncio.Event()
+
+    async def slow(call: Any, options: Any) -> Any:
+        waiting.set()
+        await lost.wait()
+        raise ConnectionError
+
+    editor = Editor(slow)
+    agent = await opened(editor, tmp_path)
+    session = (await agent.new_session(cwd=str(project))).session_id
+    turn = asyncio.create_task(said_to(agent, session, "edit shop.py rate tax"))
+    await waiting.wait()
+    if end == "lost connection":
+        lost.set()
+        other = (await agent.new_session(cwd=str(project))).session_id
+        await said_to(agent, other, "hello")  # meanwhile the first run would use an answer
+    await agent.aclose()
+    assert "cancelled" == (await turn).stop_reason
+
+    agent, editor.choose = await opened(editor, tmp_path), lambda call, options: "yes"
+    editor.updates.clear()
+    await getattr(agent, way)(cwd=str(project), session_id=session)
+    assert "end_turn" == (await said_to(agent, session, "go on")).stop_reason
+    assert f"{PERMISSION}You said: go on" == editor.said()
+    assert (2, "tax = 1\nname = 2\n") == (len(editor.asked), (project / "shop.py").read_text())
+    editor.updates.clear()
+    await said_to(agent, session, "hello")
+    await agent.aclose()
+    assert "You said: hello" == editor.said()
+
+
+@pytest.mark.spec("interfaces:IF31", "interfaces:IF50")
+@pytest.mark.parametrize("kind", ["form", "request", "permission"])
+async def test_question_on_screen_survives_a_killed_process(tmp_path: Path, project: Path, kind: str) -> None:
+    waiting = asyncio.Event()
+
+    async def slow(*_: Any, **__: Any) -> Any:
+        waiting.set()
+        await asyncio.Event().wait()
+
+    editor: Any = Editor(slow)
+    editor.create_elicitation = slow
+    forms = schema.ElicitationCapabilities(form=schema.ElicitationFormCapabilities())
+    can = schema.ClientCapabilities(elicitation=forms) if kind == "form" else None
+    first = await opened(editor, tmp_path, can)
+    session = (await first.new_session(cwd=str(project))).session_id
+    await said_to(first, session, "hello")
+    said = "edit shop.py rate tax" if kind == "permission" else "ask me"
+    turn = asyncio.create_task(said_to(first, session, said))
+    await waiting.wait()
+    assert (kind == "form") == (not editor.asked)
+    shutil.copytree(tmp_path / "sessions", tmp_path / "killed" / "sessions")  # what a killed process leaves
+    await first.aclose()
+    await turn
+
+    editor.updates.clear()
+    editor.choose = lambda call, options: "no"
+    agent = await opened(editor, tmp_path / "killed")
+    await agent.load_session(cwd=str(project), session_id=session)
+    assert f"hello{said}" == editor.said("user_message_chunk")
+    await said_to(agent, session, "S")
+    if kind != "permission":
+        await said_to(agent, session, "Bo")
+    await agent.aclose()
+    asked = "\n\nWhich size?\n- S\n- L\n\nWhich name?Bo in S"
+    assert editor.said().endswith(f"{PERMISSION}You said: S" if kind == "permission" else asked)
 
 
 @pytest.mark.spec("interfaces:IF48", "interfaces:IF50")
@@ -467,6 +545,55 @@ async def test_missing_key_is_auth_required_until_it_is_set(tmp_path: Path, proj
 
     assert acp.PROTOCOL_VERSION == told.protocol_version, "the newest that we know, whatever was asked for"
     assert [-32602, -32000, -32000] == [unknown.value.code, prompted.value.code, signed_in.value.code]
+
+
+def with_or_without_key(cwd: Path, /, *, observers: Any = (), model: str = "") -> Engine:
+    """
+    Return an engine whose agent has a key only for the model "m/m".
+    """
+    bot = AgentDefinition("bot", model=model or "anthropic/claude-sonnet-4-5")
+    return Engine([bot], models=ScriptedModel(["Hi."]) if model == "m/m" else None, observers=observers)
+
+
+@pytest.mark.spec("interfaces:IF45")
+async def test_sign_in_succeeds_once_the_chosen_model_has_a_key(tmp_path: Path, project: Path) -> None:
+    agent = EditorAgent(with_or_without_key, "bot", tmp_path / "sessions", models=["", "m/m"])
+    agent.on_connect(Editor())  # type: ignore[arg-type]
+    first, second = [(await agent.new_session(cwd=str(project))).session_id for _ in range(2)]
+    await agent.set_config_option("model", second, "m/m")
+
+    async def fail_without_key() -> None:
+        for attempt in (said_to(agent, first, "hello"), agent.authenticate("environment")):
+            with pytest.raises(RequestError, match="ANTHROPIC_API_KEY"):
+                await attempt
+
+    await fail_without_key()
+    await said_to(agent, second, "hello")
+    await agent.authenticate("environment")
+    await fail_without_key()
+    await agent.set_config_option("model", first, "m/m")
+    await agent.authenticate("environment")
+    assert "end_turn" == (await said_to(agent, first, "hello")).stop_reason
+    await agent.aclose()
+
+
+@pytest.mark.spec("interfaces:IF49")
+async def test_image_of_a_refused_prompt_is_not_replayed(tmp_path: Path, project: Path) -> None:
+    editor = Editor()
+    agent = EditorAgent(with_or_without_key, "bot", tmp_path / "sessions", models=["", "m/m"])
+    agent.on_connect(editor)  # type: ignore[arg-type]
+    session = (await agent.new_session(cwd=str(project))).session_id
+    with pytest.raises(RequestError, match="ANTHROPIC_API_KEY"):
+        await agent.prompt(session, [acp.text_block("see"), acp.image_block("iVBORw0KGgo=", "image/png")])
+    await agent.set_config_option("model", session, "m/m")
+    await said_to(agent, session, "hello")
+    editor.updates.clear()
+    await agent.load_session(str(project), session)
+    await said_to(agent, session, "hello")
+    await agent.aclose()
+
+    shown = [one.content.type for one in editor.updates if one.session_update == "user_message_chunk"]
+    assert ["text"] == shown
 
 
 @pytest.mark.spec("interfaces:IF50")

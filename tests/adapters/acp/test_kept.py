@@ -58,8 +58,8 @@ def test_failed_session_write_raises_and_adds_no_turn(kept: KeptSessions, tmp_pa
     (session.folder / "session.json").mkdir()
 
     with pytest.raises(SessionError, match=r"the session cannot be stored in .*: Is a directory"):
-        session.add_turn("Fix it")
-    assert [] == session.turns
+        session.add_turn("Fix it", media="[]")
+    assert ([], []) == (session.turns, list(session.folder.glob("*.media.json")))
 
 
 @pytest.mark.parametrize(

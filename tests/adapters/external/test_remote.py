@@ -522,6 +522,31 @@ async def test_interrupted_remote_reply_leaves_only_its_retry() -> None:
 
 
 @pytest.mark.spec("interfaces:IF160")
+@pytest.mark.parametrize("pieces", [["Hel"], ["llo"], ["He", "o"], ["Hello"], []])
+@pytest.mark.parametrize("kind", ["text", "thinking"])
+async def test_completed_remote_text_replaces_pieces_with_lost_ones(kind: str, pieces: list[str]) -> None:
+    whole = {"type": f"{kind}_completed", "seq": 1, "text": "Hello"}
+    reply = [
+        {"type": "text_completed", "seq": 1, "text": "A text of the handler. "},
+        *[{"type": f"{kind}_delta", "seq": 1, "text": piece} for piece in pieces],
+        whole,
+        whole,
+        {"type": "text_completed", "seq": 2, "text": " Bye."},
+        {"type": "run_finished"},
+    ]
+    seen: list[Any] = []
+    with odd_server(playing(reply)) as (url, _):
+        agent = RemoteAgent("other", url=url, token="t" * 20)
+        result = await Engine([agent], observers=[seen.append]).run("other", "go")
+
+    (turn,) = [one.result.data for one in result.tool_calls]
+    said = "".join([text for entry in turn["transcript"] for text in entry.values()])
+    assert "A text of the handler. Hello Bye." == said
+    completed = [one.text for one in seen if one.type == "text_completed"]
+    assert ["A text of the handler. Hello Bye." if kind == "text" else "A text of the handler.  Bye."] == completed
+
+
+@pytest.mark.spec("interfaces:IF160")
 async def test_remote_transcript_has_the_input_of_each_call() -> None:
     started = {"type": "tool_started", "tool_call_id": "c1", "tool_name": "look", "input": {"name": "shop"}}
     finished = {"type": "tool_finished", "tool_call_id": "c1", "tool_name": "look", "result": {"status": "ok"}}
