@@ -780,6 +780,8 @@ async def list_runs(request: Request) -> Response:
     if any(word not in STATUSES for word in statuses):
         msg = f"status: must be one of {list_names(STATUSES)}"
         raise make_input_error(msg)
+    if "running" in statuses:
+        statuses += ("started",)  # it is shown as "running"
     found = await get_run_service(request).reader.list_runs(
         caller_of(request),
         agent=given.get("agent"),

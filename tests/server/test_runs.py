@@ -676,6 +676,21 @@ def test_result_reaches_a_resumed_run_before_its_call(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.spec("studio:SV2")
+@pytest.mark.parametrize("server", ["runs", "runs.db"], indirect=True)
+def test_running_filter_lists_runs_that_were_never_suspended(server: Server) -> None:
+    with server.running():
+        path = server.start("talking")
+        shown = server.ask("GET", path)[1]
+        listed = {
+            status: [one["run_id"] for one in server.ask("GET", f"/runs?status={status}")[1]["runs"]]
+            for status in ("running", "suspended,running", "suspended")
+        }
+
+    assert "running" == shown["status"]
+    assert {"running": [shown["run_id"]], "suspended,running": [shown["run_id"]], "suspended": []} == listed
+
+
+@pytest.mark.spec("studio:SV2")
 async def test_a_repeated_start_fails_as_the_first_one_does(tmp_path: Path) -> None:
     """Both arrive before it is known that the run cannot start; none is told of a run that is not kept."""
     agent = AgentDefinition(
