@@ -39,7 +39,7 @@ from stepengine import (
 )
 from stepengine.durable import DurableEngine, Operator
 from stepengine.durable.register import Register
-from stepengine.errors import AnswerRejected, InputError, ToolError
+from stepengine.errors import AnswerRejected, InputError, JournalError, ToolError
 from stepengine.journal import FileJournal
 from stepengine.journal.mailbox import MailboxMessage
 from stepengine.permissions import Policy, Rule
@@ -732,6 +732,38 @@ async def test_of_two_answers_around_a_resume_one_is_accepted(tmp_path: Path) ->
         await runs.close()
 
     assert [AnswerRejected, None] == [one and type(one) for one in sorted(told, key=lambda one: one is None)]
+
+
+@pytest.mark.spec("studio:SV2")
+@pytest.mark.parametrize("place", ["runs", "runs.db"])
+async def test_resumes_after_a_failed_one_start_one_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """The second waits when the first fails; the third comes then."""
+    caller = Caller("ann", {"run", "answer"})
+    async with Engine(AGENTS) as engine:
+        runs = Runs(engine, tmp_path / place, wait_for_answers=0, drain=0)
+        await runs.start()
+        run, _ = await runs.launcher.start(caller, StartRequest(agent="asking"))
+        await runs.live.wait_until_end_recorded(run)
+        await runs.close()
+        runs = Runs(engine, tmp_path / place, wait_for_answers=60, drain=0)
+        await runs.start()
+        row, waiting = await runs.reader.find(caller, run), list[asyncio.Task[None]]()
+
+        async def fail(*_: Any, **__: Any) -> RunHandle:
+            monkeypatch.undo()
+            waiting.append(asyncio.create_task(runs.launcher.resume(row)))
+            msg = "the disk could not be read"
+            raise JournalError(msg)
+
+        monkeypatch.setattr(Engine, "start_resume", fail)
+        with pytest.raises(JournalError, match="disk"):
+            await runs.launcher.resume(row)
+        others = await asyncio.gather(*waiting, runs.launcher.resume(row), return_exceptions=True)
+        await runs.close()
+
+    assert [None, None] == others
 
 
 @pytest.mark.spec("studio:SV13")
