@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -393,6 +394,34 @@ def test_invalid_and_linked_reports_are_not_listed(house: House, tmp_path: Path)
     assert {404} == set(looked)
 
 
+def delete_after_listing(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Delete a file as soon as its folder has been listed."""
+    scandir = os.scandir
+
+    @contextmanager
+    def list_and_delete() -> Iterator[list[os.DirEntry[str]]]:
+        with scandir(file.parent) as entries:
+            found = list(entries)
+        file.unlink()
+        yield found
+
+    monkeypatch.setattr(
+        os, "scandir", lambda place: list_and_delete() if Path(place) == file.parent else scandir(place)
+    )
+
+
+def test_report_deleted_while_the_list_is_made_is_left_out(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(house)
+    file = written(house, "tried/gone") / "results.json"
+    with house.client("reader") as reader, monkeypatch.context() as deleting:
+        delete_after_listing(file, deleting)
+        listed = reader.get("/reports")
+
+    assert 200 == listed.status_code
+    assert ["tried/one"] == [one["id"] for one in listed.json()["reports"]]
+    assert not file.exists()
+
+
 ODD = [
     "",
     "/etc/passwd",
@@ -539,6 +568,17 @@ def test_undo_of_an_adopted_journal_or_its_fork_is_refused(tmp_path: Path, monke
 def writing_then_asking(ctx: Any) -> Any:
     yield from ToolCall("write_file", {"path": "plan.txt", "instructions": "Write it down.", "content": ctx.prompt})
     return (yield from Ask("Go on?"))
+
+
+def test_journal_deleted_while_the_list_is_made_is_left_out(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = house.folder / "runs" / "theirs.jsonl"
+    file.touch()
+    with house.client("root") as root, monkeypatch.context() as deleting:
+        delete_after_listing(file, deleting)
+        listed = root.get("/foreign")
+
+    assert (200, []) == (listed.status_code, listed.json()["journals"])
+    assert not file.exists()
 
 
 # --- open questions -----------------------------------------------------------------------------------------------------
