@@ -438,6 +438,23 @@ def test_a_question_has_choices_whose_answers_are_accepted(tmp_path: Path, choic
     assert (202, status == "failed") == (given, ended["output"] is None)
 
 
+@pytest.mark.spec("studio:SV2")
+@pytest.mark.parametrize("limit", [1, 2, 5])
+def test_question_pages_keep_the_limit_and_list_each_once(server: Server, limit: int) -> None:
+    with server.running():
+        for agent in ("asking-twice", "asking", "asking-twice"):
+            server.look(server.start(agent), until="suspended")
+        pages, cursor = [], ""
+        while cursor is not None:
+            _, page = server.ask("GET", f"/questions?limit={limit}&cursor={cursor}")
+            pages.append([(one["run_id"], one["id"]) for one in page["questions"]])
+            cursor = page["next"]
+        listed = [(one["run_id"], one["id"]) for one in server.ask("GET", "/questions")[1]["questions"]]
+
+    assert 5 == len(set(listed))
+    assert [listed[start : start + limit] for start in range(0, 5, limit)] == pages
+
+
 @pytest.mark.deep
 @pytest.mark.smoke
 @in_sqlite_too
