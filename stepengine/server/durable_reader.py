@@ -98,9 +98,7 @@ class DurableReader:
                 [row.run for row in found if row.status == "running"]
             )
             rows = [_run_row_from_registered(row, "suspended" if row.run in suspended else row.status) for row in found]
-            shown += [
-                row for row in rows if not statuses or row.status in statuses or _is_requested_as_running(row, statuses)
-            ]
+            shown += [row for row in rows if not statuses or row.status in statuses]
             if len(found) < limit or len(shown) >= limit:
                 return shown[:limit]
             before = found[-1].created, found[-1].run
@@ -208,8 +206,3 @@ def _run_row_from_registered(found: RegisteredRun, status: str = "") -> RunRow:
         found.run, found.owner, found.agent, status or found.status, found.created, found.created, found.request or {}, session,
         found.tries, found.error,
     )  # fmt: skip
-
-
-def _is_requested_as_running(row: RunRow, statuses: Sequence[str]) -> bool:
-    """Return whether a run that no worker has yet is requested: it is shown as running."""
-    return row.status == "started" and "running" in statuses

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING
 
@@ -62,8 +63,10 @@ class ForeignRuns:
                 if not one.name.endswith(SUFFIX) or not name or name in own or is_backup_name(name):
                     continue
                 if one.is_file(follow_symlinks=False):
-                    status = one.stat(follow_symlinks=False)
-                    found.append(ForeignFile(name, status.st_mtime, status.st_size))
+                    # It may be deleted in the meantime.
+                    with contextlib.suppress(OSError):
+                        status = one.stat(follow_symlinks=False)
+                        found.append(ForeignFile(name, status.st_mtime, status.st_size))
         return sorted(found, key=lambda one: (one.changed, one.name), reverse=True)
 
     def journal(self, name: str) -> Journal:

@@ -549,18 +549,29 @@ def make_resume_act(run: str) -> Act:
 
 def make_detach_runs_act(session: str) -> Act:
     """
-    Return an act that detaches all runs from a conversation without deleting them.
+    Return an act that detaches all runs from a conversation without deleting them, and returns their ids.
 
     It raises ``InputError`` while one of them has not ended.
     """
 
-    def detach_runs(database: sqlite3.Connection) -> None:
+    def detach_runs(database: sqlite3.Connection) -> list[str]:
         if database.execute(UNENDED, (session,)).fetchone() is not None:
             msg = "a run of this conversation has not ended"
             raise InputError(msg)
+        runs = [run for (run,) in database.execute("SELECT run FROM served WHERE session = ?", (session,)).fetchall()]
         database.execute("UPDATE served SET session = NULL WHERE session = ?", (session,))
+        return runs
 
     return detach_runs
+
+
+def make_attach_act(session: str, runs: Iterable[str]) -> Act:
+    """Return an act that attaches detached runs to their conversation again."""
+
+    def attach(database: sqlite3.Connection) -> None:
+        database.executemany("UPDATE served SET session = ? WHERE run = ?", [(session, run) for run in runs])
+
+    return attach
 
 
 def make_delete_run_act(run: str) -> Act:

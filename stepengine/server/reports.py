@@ -196,7 +196,10 @@ class Reports:
                 folders += [(one, depth + 1) for one in sorted(below)] if depth < MAX_DEPTH else []
                 continue
             name = folder.relative_to(self._folder).as_posix() if depth else folder.absolute().name
-            status = own.stat(follow_symlinks=False)
+            try:
+                status = own.stat(follow_symlinks=False)
+            except OSError:
+                continue  # it was deleted in the meantime
             yield ReportPlace(name, status.st_mtime, Path(own.path), status.st_size)
 
 

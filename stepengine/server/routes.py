@@ -45,7 +45,6 @@ from stepengine.server.bodies import (
     MessageView,
     View,
     cut_page,
-    encode_cursor,
     make_input_error,
     parse_cursor,
     parse_limit,
@@ -784,6 +783,8 @@ async def list_runs(request: Request) -> Response:
     if any(word not in STATUSES for word in statuses):
         msg = f"status: must be one of {list_names(STATUSES)}"
         raise make_input_error(msg)
+    if "running" in statuses:
+        statuses += ("started",)  # it is shown as "running"
     found = await get_run_service(request).reader.list_runs(
         caller_of(request),
         agent=given.get("agent"),
@@ -873,17 +874,23 @@ def _parse_after_offset(request: Request) -> int | None:
 async def list_questions(request: Request) -> Response:
     runs, caller, limit = get_run_service(request), caller_of(request), parse_limit(request)
     views: RunPageData = request.app.state.views
-    before, found, following = parse_cursor(request), list[OpenQuestion](), None
-    while True:
+    before, found, is_last = parse_cursor(request), list[tuple[RunRow, OpenQuestion]](), False
+    # The cursor is the run and its last listed question. It sorts after the run, so the next page starts with the same run.
+    last_run, _, last_question = ("" if before is None else before[1]).partition("\n")
+    while len(found) <= limit and not is_last:
         rows = await runs.reader.list_runs(caller, agent=None, statuses=OPEN, before=before, limit=MOST_LISTED)
+        is_last = len(rows) < MOST_LISTED
         for row in rows:
             before = row.created, row.run
-            found += [_make_open_question(row, one) for one in await views.get_question_details(row)]
-            if len(found) >= limit:
-                following = encode_cursor(*before)
+            asked = [_make_open_question(row, one) for one in await views.get_question_details(row)]
+            ids = [one.id for one in asked]
+            if row.run == last_run and last_question in ids:
+                asked = asked[ids.index(last_question) + 1 :]
+            found += [(row, one) for one in asked]
+            if len(found) > limit:
                 break
-        if following is not None or len(rows) < MOST_LISTED:
-            return QuestionList(questions=found, next=following).response()
+    shown, following = cut_page(found, limit, lambda one: (one[0].created, f"{one[0].run}\n{one[1].id}"))
+    return QuestionList(questions=[one for _, one in shown], next=following).response()
 
 
 def _make_open_question(row: RunRow, details: QuestionDetails) -> OpenQuestion:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from stepengine.errors import InputError
-from stepengine.server.ledger import OPEN, SessionRow, make_detach_runs_act
+from stepengine.server.ledger import OPEN, SessionRow, make_attach_act, make_detach_runs_act
 from stepengine.server.problems import Problem
 from stepengine.server.run_messenger import SUSPEND_PAUSE_SECONDS, SUSPEND_SECONDS
 from stepengine.server.run_requests import get_permitted_owner, make_owner_session_key
@@ -78,21 +78,28 @@ class RunConversations:
 
     async def delete_messages(self, caller: Caller, session: str, *, owner: str | None) -> None:
         """
-        Delete the messages of a conversation; its runs stay.
+        Delete the messages of a conversation; its runs stay. A refused or failed deletion leaves the conversation as it was.
 
         Raises:
+            SessionError: when the store fails.
             Problem: when there is no such conversation, one of its runs has not ended, or the engine cannot delete it.
         """
         row, _ = await self.get_session(caller, session, owner=owner)
         await self._wait_until_ends_recorded(row.session)
         sessions = self._engines.engine.sessions
-        if sessions is None or not await sessions.delete(row.session):
+        if sessions is None or not sessions.can_delete:
             msg = "the messages of this conversation are not stored, or their store does not delete messages"
             raise Problem(msg, status=409, kind="not_possible")
+        # First, because it is refused if another run of the conversation was registered since.
         try:
-            await self._store.write(make_detach_runs_act(row.session))
+            runs = await self._store.write(make_detach_runs_act(row.session))
         except InputError as error:
             raise _make_run_not_ended_problem() from error
+        try:
+            await sessions.delete(row.session)
+        except BaseException:
+            await self._store.write(make_attach_act(row.session, runs))
+            raise
 
     async def _wait_until_ends_recorded(self, session: str) -> None:
         """

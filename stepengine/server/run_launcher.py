@@ -8,6 +8,7 @@ import time
 from collections.abc import Collection
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import attrs
 
@@ -89,7 +90,7 @@ class RunLauncher(RunStarts[RunRow]):
         self._engines = engines
         self._reader = reader
         self._patience = wait_for_answers
-        self._resuming: dict[str, asyncio.Lock] = {}
+        self._resuming = WeakValueDictionary[str, asyncio.Lock]()
 
     # --- starting -----------------------------------------------------------------------------------------------------
 
@@ -204,17 +205,14 @@ class RunLauncher(RunStarts[RunRow]):
 
     async def _resume_or_start(self, row: RunRow, asked: ResumeRun | None = None) -> None:
         """Resume a run, or start one that has no journal, in reserved room. If it is live here, do nothing, or refuse *asked*."""
+        # As long as a resumption has or awaits the lock, the next one finds it.
         lock = self._resuming.setdefault(row.run, asyncio.Lock())
-        try:
-            async with lock:
-                if row.run in self._live or self._live.is_closing:
-                    _refuse_options_for_running_run(row, asked)
-                    return
-                with self._live.reserve_room(row.owner):
-                    await self._resume_or_start_in_reserved_room(row, asked)
-        finally:
-            if not lock.locked():
-                self._resuming.pop(row.run, None)
+        async with lock:
+            if row.run in self._live or self._live.is_closing:
+                _refuse_options_for_running_run(row, asked)
+                return
+            with self._live.reserve_room(row.owner):
+                await self._resume_or_start_in_reserved_room(row, asked)
 
     async def _resume_or_start_in_reserved_room(self, row: RunRow, asked: ResumeRun | None) -> None:
         """Read the present row and journal of a run; then resume it, start it, or store the end in its journal."""

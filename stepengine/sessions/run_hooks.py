@@ -52,6 +52,7 @@ class SessionStoreAdapter:
         store: As passed.
         is_whole: Whether the store itself stores whole sessions.
         has_state: Whether the store stores the state of the last run.
+        can_delete: Whether the store deletes sessions.
 
     Raises:
         DefinitionError: if it is not a store.
@@ -61,6 +62,7 @@ class SessionStoreAdapter:
         self.store = store
         self.is_whole = isinstance(store, VersionedStore)
         self.has_state = isinstance(store, StateStore)
+        self.can_delete = isinstance(store, DeletingStore)
         if isinstance(store, type) or not (self.is_whole or isinstance(store, SessionStore)):
             msg = f"a session store needs the methods get_history(id) and save_history(id, messages), and {store!r} lacks them"
             raise DefinitionError(msg)
@@ -113,15 +115,13 @@ class SessionStoreAdapter:
             await self._call_store(self.store.save_state, session_id, kept)
         return session
 
-    async def delete(self, session_id: str) -> bool:
+    async def delete(self, session_id: str) -> None:
         """
-        Delete a session and the journals of its runs; return False if the store cannot delete.
+        Delete a session and the journals of its runs from a store that can delete.
 
         Raises:
             SessionError: if the store fails.
         """
-        if not isinstance(self.store, DeletingStore):
-            return False
         try:
             await self._call_store(self.store.delete, session_id)
         except StepEngineError:
@@ -129,7 +129,6 @@ class SessionStoreAdapter:
         except Exception as error:
             msg = f"the session {session_id!r} could not be deleted: {type(error).__name__}: {error}"
             raise SessionError(msg) from error
-        return True
 
     async def _call_store(self, method: Callable[..., Any], *arguments: Any) -> Any:
         """Call a method of the store, in a thread if the store blocks, and await its result if it is awaitable."""

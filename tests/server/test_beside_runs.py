@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,14 @@ import pytest
 from stepengine import STEP, AgentCall, AgentDefinition, Ask, Engine, ToolCall
 from stepengine.data.models import ModelReply
 from stepengine.data.usage import Usage
-from stepengine.errors import DefinitionError, JournalError
+from stepengine.errors import DefinitionError, InputError, JournalError
 from stepengine.journal import FileJournal
 from stepengine.permissions import Policy
 from stepengine.server import Tokens, app, reports, routes
-from stepengine.server.ledger import Ledger
+from stepengine.server.ledger import Ledger, RunRow, make_detach_runs_act, make_register_run_act
 from stepengine.server.reports import Reports
 from stepengine.server.run_reader import RunReader
+from stepengine.server.run_requests import session_key
 from stepengine.sessions import MemorySessions
 from stepengine.testing import ScriptedModel
 from stepengine.tools.bundled import file_tools
@@ -270,9 +272,6 @@ def test_session_with_waiting_run_or_without_deletion_is_kept(tmp_path: Path) ->
 
 
 def test_session_deletion_is_refused_while_a_run_starts(tmp_path: Path) -> None:
-    from stepengine.errors import InputError
-    from stepengine.server.ledger import RunRow, make_detach_runs_act, make_register_run_act
-
     ledger = Ledger(tmp_path)
     rows = [
         RunRow(name, "anna", "quick", status, 1.0, 1.0, {}, "s")
@@ -286,6 +285,59 @@ def test_session_deletion_is_refused_while_a_run_starts(tmp_path: Path) -> None:
 
     assert isinstance(made[2], InputError)
     assert ["s", "s"] == left
+
+
+@pytest.mark.spec("studio:SV2")
+def test_session_deletion_refused_for_a_new_run_keeps_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run is registered after the check of the others."""
+    request = {"prompt": "", "params": None, "metadata": None}
+    new = RunRow("new", "anna", "asker", "suspended", 1.0, 1.0, request, session_key("anna", "s"))
+    list_runs = Ledger.list_runs
+
+    def list_then_register(self: Ledger, **options: Any) -> list[RunRow]:
+        found = list_runs(self, **options)
+        if options["statuses"]:
+            monkeypatch.undo()
+            self.write([make_register_run_act(new, None)])
+        return found
+
+    house = House(tmp_path)
+    with house.open(), house.client() as anna:
+        run = said(anna, "s", "first")
+        monkeypatch.setattr(Ledger, "list_runs", list_then_register)
+        refused = anna.delete("/sessions/s")
+        left = anna.get("/sessions/s").json()
+        runs = [one["run_id"] for one in anna.get("/runs", params={"session": "s"}).json()["runs"]]
+
+    assert (409, "under_way") == (refused.status_code, kind_of(refused))
+    assert ["first"] == [one["text"] for one in left["messages"] if one["role"] == "user"]
+    assert [run, "new"] == runs
+
+
+@pytest.mark.spec("studio:SV2")
+def test_failed_session_deletion_keeps_the_session_and_can_be_repeated(tmp_path: Path) -> None:
+    class Failing(MemorySessions):
+        is_broken = True
+
+        def delete(self, session_id: str) -> None:
+            if self.is_broken:
+                msg = "the disk is full"
+                raise OSError(msg)
+            super().delete(session_id)
+
+    store = Failing()
+    house = House(tmp_path)
+    house.engine = lambda: Engine([AgentDefinition("quick", handle_steps=idle_steps)], sessions=store)  # type: ignore[method-assign]
+    with house.open(), house.client() as anna:
+        run = said(anna, "s", agent="quick")
+        failed = anna.delete("/sessions/s")
+        runs = [one["run_id"] for one in anna.get("/runs", params={"session": "s"}).json()["runs"]]
+        store.is_broken = False
+        again = anna.delete("/sessions/s")
+
+    assert (409, "session_error") == (failed.status_code, kind_of(failed))
+    assert [run] == runs
+    assert 204 == again.status_code
 
 
 # --- reports ------------------------------------------------------------------------------------------------------------
@@ -342,6 +394,34 @@ def test_invalid_and_linked_reports_are_not_listed(house: House, tmp_path: Path)
 
     assert ["tried/one"] == listed
     assert {404} == set(looked)
+
+
+def delete_after_listing(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Delete a file as soon as its folder has been listed."""
+    scandir = os.scandir
+
+    @contextmanager
+    def list_and_delete() -> Iterator[list[os.DirEntry[str]]]:
+        with scandir(file.parent) as entries:
+            found = list(entries)
+        file.unlink()
+        yield found
+
+    monkeypatch.setattr(
+        os, "scandir", lambda place: list_and_delete() if Path(place) == file.parent else scandir(place)
+    )
+
+
+def test_report_deleted_while_the_list_is_made_is_left_out(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(house)
+    file = written(house, "tried/gone") / "results.json"
+    with house.client("reader") as reader, monkeypatch.context() as deleting:
+        delete_after_listing(file, deleting)
+        listed = reader.get("/reports")
+
+    assert 200 == listed.status_code
+    assert ["tried/one"] == [one["id"] for one in listed.json()["reports"]]
+    assert not file.exists()
 
 
 ODD = [
@@ -490,6 +570,17 @@ def test_undo_of_an_adopted_journal_or_its_fork_is_refused(tmp_path: Path, monke
 def writing_then_asking(ctx: Any) -> Any:
     yield from ToolCall("write_file", {"path": "plan.txt", "instructions": "Write it down.", "content": ctx.prompt})
     return (yield from Ask("Go on?"))
+
+
+def test_journal_deleted_while_the_list_is_made_is_left_out(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = house.folder / "runs" / "theirs.jsonl"
+    file.touch()
+    with house.client("root") as root, monkeypatch.context() as deleting:
+        delete_after_listing(file, deleting)
+        listed = root.get("/foreign")
+
+    assert (200, []) == (listed.status_code, listed.json()["journals"])
+    assert not file.exists()
 
 
 # --- open questions -----------------------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ from stepengine import (
 )
 from stepengine.durable import DurableEngine, Operator
 from stepengine.durable.register import Register
-from stepengine.errors import AnswerRejected, InputError, ToolError
+from stepengine.errors import AnswerRejected, InputError, JournalError, ToolError
 from stepengine.journal import FileJournal
 from stepengine.journal.mailbox import MailboxMessage
 from stepengine.permissions import Policy, Rule
@@ -438,6 +438,23 @@ def test_a_question_has_choices_whose_answers_are_accepted(tmp_path: Path, choic
     assert (202, status == "failed") == (given, ended["output"] is None)
 
 
+@pytest.mark.spec("studio:SV2")
+@pytest.mark.parametrize("limit", [1, 2, 5])
+def test_question_pages_keep_the_limit_and_list_each_once(server: Server, limit: int) -> None:
+    with server.running():
+        for agent in ("asking-twice", "asking", "asking-twice"):
+            server.look(server.start(agent), until="suspended")
+        pages, cursor = [], ""
+        while cursor is not None:
+            _, page = server.ask("GET", f"/questions?limit={limit}&cursor={cursor}")
+            pages.append([(one["run_id"], one["id"]) for one in page["questions"]])
+            cursor = page["next"]
+        listed = [(one["run_id"], one["id"]) for one in server.ask("GET", "/questions")[1]["questions"]]
+
+    assert 5 == len(set(listed))
+    assert [listed[start : start + limit] for start in range(0, 5, limit)] == pages
+
+
 @pytest.mark.deep
 @pytest.mark.smoke
 @in_sqlite_too
@@ -676,6 +693,21 @@ def test_result_reaches_a_resumed_run_before_its_call(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.spec("studio:SV2")
+@pytest.mark.parametrize("server", ["runs", "runs.db"], indirect=True)
+def test_running_filter_lists_runs_that_were_never_suspended(server: Server) -> None:
+    with server.running():
+        path = server.start("talking")
+        shown = server.ask("GET", path)[1]
+        listed = {
+            status: [one["run_id"] for one in server.ask("GET", f"/runs?status={status}")[1]["runs"]]
+            for status in ("running", "suspended,running", "suspended")
+        }
+
+    assert "running" == shown["status"]
+    assert {"running": [shown["run_id"]], "suspended,running": [shown["run_id"]], "suspended": []} == listed
+
+
+@pytest.mark.spec("studio:SV2")
 async def test_a_repeated_start_fails_as_the_first_one_does(tmp_path: Path) -> None:
     """Both arrive before it is known that the run cannot start; none is told of a run that is not kept."""
     agent = AgentDefinition(
@@ -717,6 +749,38 @@ async def test_of_two_answers_around_a_resume_one_is_accepted(tmp_path: Path) ->
         await runs.close()
 
     assert [AnswerRejected, None] == [one and type(one) for one in sorted(told, key=lambda one: one is None)]
+
+
+@pytest.mark.spec("studio:SV2")
+@pytest.mark.parametrize("place", ["runs", "runs.db"])
+async def test_resumes_after_a_failed_one_start_one_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """The second waits when the first fails; the third comes then."""
+    caller = Caller("ann", {"run", "answer"})
+    async with Engine(AGENTS) as engine:
+        runs = Runs(engine, tmp_path / place, wait_for_answers=0, drain=0)
+        await runs.start()
+        run, _ = await runs.launcher.start(caller, StartRequest(agent="asking"))
+        await runs.live.wait_until_end_recorded(run)
+        await runs.close()
+        runs = Runs(engine, tmp_path / place, wait_for_answers=60, drain=0)
+        await runs.start()
+        row, waiting = await runs.reader.find(caller, run), list[asyncio.Task[None]]()
+
+        async def fail(*_: Any, **__: Any) -> RunHandle:
+            monkeypatch.undo()
+            waiting.append(asyncio.create_task(runs.launcher.resume(row)))
+            msg = "the disk could not be read"
+            raise JournalError(msg)
+
+        monkeypatch.setattr(Engine, "start_resume", fail)
+        with pytest.raises(JournalError, match="disk"):
+            await runs.launcher.resume(row)
+        others = await asyncio.gather(*waiting, runs.launcher.resume(row), return_exceptions=True)
+        await runs.close()
+
+    assert [None, None] == others
 
 
 @pytest.mark.spec("studio:SV13")
