@@ -50,6 +50,7 @@ from stepengine.cli.screen.prompt import (
     AbovePromptStream,
     PromptHistory,
     PromptReader,
+    UnreadMessage,
     expand_attachments,
     run_shell_command,
 )
@@ -182,7 +183,7 @@ class Chat:
                 if code is Exit.SUSPENDED or self.leaves:
                     return code
             said: str | None = options.prompt or await self.terminal.read_next_prompt()
-            while said is not None and said.strip() not in QUIT:
+            while said is not None and (isinstance(said, UnreadMessage) or said.strip() not in QUIT):
                 code = await self._run_command_or_turn(said, code)
                 if code is Exit.SUSPENDED or self.leaves:
                     return code
@@ -193,6 +194,8 @@ class Chat:
         """Run one input as a slash command, a shell command or a turn; return its exit code, or *code* if it has none."""
         if self.conversation.wanted_mode:
             await self.conversation.switch_permission_mode(self.conversation.wanted_mode)
+        if isinstance(typed, UnreadMessage) and typed.strip():
+            return await self.run_turn(self.compose_prompt_and_clear_notes(typed), title=typed)
         if typed.startswith("/") and not typed.startswith("//"):
             return await self._run_slash_command(typed)
         if typed.startswith("!"):
@@ -203,8 +206,10 @@ class Chat:
         return code
 
     def compose_prompt_and_clear_notes(self, typed: str) -> str:
-        """Return the prompt of notes, input and named files; print which files are sent, and clear the notes."""
-        text, notes = expand_attachments(typed, self.conversation.options.cwd.resolve())
+        """Return the prompt of notes, input and the files named in typed input; print which files are sent, and clear the notes."""
+        text, notes = typed, list[str]()
+        if not isinstance(typed, UnreadMessage):
+            text, notes = expand_attachments(typed, self.conversation.options.cwd.resolve())
         for note in notes:
             self.print_text(f"  {visible(note)}", "dim")
         sent = "\n\n".join([*self.conversation.notes, text])
@@ -319,7 +324,7 @@ class Chat:
 
         async def run_or_queue_line(typed: str) -> None:
             if typed.strip() and not await self.terminal.run_or_queue_chat_command(typed):
-                self.terminal.queue_messages_first([self.terminal.message_from_line(typed)])
+                self.terminal.queue_line(typed)
 
         return await self.terminal.ask_until_answered(question, store_answer, run_or_queue_line)
 

@@ -176,6 +176,8 @@ def fill_options_from_recorded(options: Options, entry: RecordedRun) -> Options:
 
     recorded = entry.info.get("options")
     recorded = recorded if isinstance(recorded, Mapping) else {}
+    models = recorded.get("models")
+    agents = models if isinstance(models, Mapping) else ()
     file = find_recorded_agent_file(entry)
     place = AgentLocation.from_text(file) if file else None
     if place is not None and not options.agent:
@@ -196,7 +198,7 @@ def fill_options_from_recorded(options: Options, entry: RecordedRun) -> Options:
         or ("" if options.script or options.base_url else entry.get_text("options", "api_key_env")),
         price=options.price or entry.get_text("options", "price"),
         script=choose_script(options, entry),
-        served=(entry.get_text("options", "model"), *map(str, (recorded.get("models") or {}).values())),
+        served=(entry.get_text("options", "model"), *[entry.get_text("options", "models", agent) for agent in agents]),
         web=options.web or entry.get_text("options", "web"),
         write=options.write or recorded.get("write") is True,
         shell=options.shell or recorded.get("shell") is True,

@@ -69,7 +69,7 @@ class RecordedRun(NamedTuple):
     def journal(self) -> str:
         """The path of its journal, or the name of its store."""
         own = self.folder / f"{self.stem}.jsonl"
-        return str(own) if own.exists() else str(self.info.get("journal") or own)
+        return str(own) if own.exists() else self.get_text("journal") or str(own)
 
     @property
     def status(self) -> str:
@@ -109,7 +109,7 @@ class RecordedRun(NamedTuple):
             return False
         try:
             os.kill(pid, 0)
-        except OSError:
+        except (OSError, OverflowError):
             with self.lock() as is_mine:  # the number may be one of another container
                 return not is_mine
         return self.info.get("pid_began") in (

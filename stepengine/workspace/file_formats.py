@@ -163,7 +163,10 @@ def read_regular_file(path: str | os.PathLike[str], most: int) -> bytes:
     Raises:
         OSError: when it cannot be read, or is a pipe, a device or a folder. It never waits for a pipe.
     """
-    descriptor = os.open(path, CAREFULLY)
+    try:
+        descriptor = os.open(path, CAREFULLY)
+    except ValueError as error:  # no file has this name: a NUL or a lone surrogate is in it
+        raise OSError(errno.EINVAL, str(error)) from None
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, NOT_REGULAR)

@@ -45,6 +45,7 @@ from stepengine.cli.state_folder import find_chat_history_file, list_recorded_ru
 from stepengine.data import events as ev
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.usage import Usage
+from stepengine.errors import StepEngineError
 from stepengine.journal.recorded_runs import runs_folder
 from stepengine.permissions import Policy
 from stepengine.permissions.policy import MODES
@@ -239,6 +240,18 @@ def test_stop_returns_waiting_words_but_no_command_among_them(folder: Path) -> N
             prompt.clear_queue(to_input_line=to_line)
 
             assert ((), line if to_line else "") == (prompt.queued_lines, prompt._draft)
+
+
+@pytest.mark.spec("interfaces:IF70", "interfaces:IF75")
+def test_stop_returns_an_unread_command_as_pasted_text(folder: Path) -> None:
+    for sent, line in (("!rm a.txt", "!rm a.txt\nlater"), (" /quit", "//quit\nlater")):
+        prompt = prompt_in(folder)
+        asyncio.run(prompt.run_or_queue_chat_command("!ls"))
+        prompt.print_or_queue_refused_line("later", StepEngineError("it has ended"))
+        prompt.queue_messages_first([sent])
+        prompt.clear_queue(to_input_line=True)
+
+        assert (line, True) == (prompt._draft, prompt._is_draft_pasted)
 
 
 @pytest.mark.spec("interfaces:IF68", "reliability:UI01")
@@ -1018,6 +1031,35 @@ def test_long_paste_is_folded_and_pasted_command_is_not_run(somebody: Any, folde
     assert (folder / "a.txt").exists()
 
 
+@pytest.mark.spec("interfaces:IF70", "interfaces:IF75")
+@pytest.mark.deep
+def test_paste_stays_one_at_a_question_and_in_history(somebody: Any, folder: Path) -> None:
+    there = somebody(program=gated("tool_call('write_file', {'path': 'b.txt', 'content': 'colour'}), last"))
+    there.sees(READY)
+    there.types("\x1b[200~!touch early\x1b[201~\r")
+    there.sees("that was pasted is not run", READY)
+    there.types("\x1b[A")
+    there.types("Write it\r")  # no pasted command is in the history above it
+    there.sees("> Write it")
+    there.sees("calling model")
+    there.types("\x1b[200~!touch draft\x1b[201~")
+    there.sees("!touch draft")
+    (folder / "gate1").touch()
+    there.sees("e all edits >")
+    there.types("\x1b[200~!touch answer\x1b[201~\r")
+    there.sees("that was pasted is not run", "e all edits >")
+    there.types("y\r")
+    there.sees("write_file ok", "!touch draft")
+    there.types("\r")
+    there.sees("that was pasted is not run")
+    (folder / "gate2").touch()
+    there.sees("Heard.", "completed", READY)
+    there.types("/quit\r")
+
+    assert 0 == there.leaves()
+    assert ["a.txt", "b.txt"] == sorted(path.name for path in folder.glob("*") if path.name[:4] not in ("gate", "last"))
+
+
 @pytest.mark.spec("interfaces:IF71", "interfaces:IF75")
 @pytest.mark.deep
 def test_keys_complete_switch_mode_and_stop_a_shell_command(somebody: Any, folder: Path) -> None:
@@ -1066,3 +1108,26 @@ def test_unread_input_of_a_turn_is_sent_as_the_next(chats: Any, monkeypatch: pyt
 
     assert ["first", "late", "/help"] == [m.text for m in model.calls[-1].messages if m.role == "user"]
     assert "> late\nstep 1" in result.stdout
+
+
+@pytest.mark.spec("interfaces:IF74", "interfaces:IF75", "requirements:X47")
+def test_unread_message_is_never_a_command(chats: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    Anyone with `stepengine send` can write one, so it runs and attaches nothing.
+    """
+    sent = ["!touch ran", " /quit", "/quit", "See @a.txt and @@home", "  "]
+    late = [*sent]
+    monkeypatch.setattr(RunHandle, "unread", property(lambda _: [late.pop(0)] if late else []))
+    monkeypatch.setattr(TypedLines, "is_terminal", property(lambda _: True, lambda *_: None), raising=False)
+    _, model = chats(*map(text, "123456"), typed="first\n/quit\n")
+
+    assert ["first", *sent[:-1]] == [m.text for m in model.calls[-1].messages if m.role == "user"]
+    assert not (folder / "ran").exists()
+
+
+@pytest.mark.spec("interfaces:IF75")
+def test_shell_command_as_the_prompt_argument_is_refused(chats: Any) -> None:
+    result, model = chats(typed="", options=("coder", "!touch ran"))
+
+    assert (2, []) == (result.exit_code, model.calls)
+    assert "'!touch ran' is a !command, which runs only if it is typed" in result.stderr

@@ -187,6 +187,33 @@ def test_unknown_members_of_a_companion_are_kept() -> None:
     assert ("completed", [1]) == tuple(json.loads(file.read_text())[name] for name in ("status", "later"))
 
 
+@pytest.mark.spec("interfaces:IF95")
+def test_members_of_wrong_types_in_a_companion_are_ignored() -> None:
+    stem = asked("one")
+    file = runs() / f"{stem}.json"
+    told = json.loads(file.read_text())
+    odd = {"model": 5, "models": ["x"], "script": ["x"], "price": {}, "web": 1}
+    file.write_text(
+        json.dumps(
+            {**told, "status": "running", "pid": 10**30, "journal": ["x"], "options": {**told["options"], **odd}}
+        )
+    )
+
+    assert "interrupted" in command("runs").stdout
+    assert "one: yes\n" == command("resume", stem, "--answer", "q0=yes", "-q").stdout
+
+
+@pytest.mark.spec("interfaces:IF95")
+@pytest.mark.parametrize("name", ["script", "config"])
+def test_impossible_file_name_in_a_companion_is_reported(name: str) -> None:
+    stem = asked("one")
+    file = runs() / f"{stem}.json"
+    told = json.loads(file.read_text())
+    file.write_text(json.dumps({**told, "options": {**told["options"], name: "a\0b"}}))
+
+    assert "embedded null byte" in command("resume", stem, "--answer", "q0=yes", code=2).stderr
+
+
 @pytest.mark.spec("requirements:X55", "interfaces:IF94", "interfaces:IF98")
 @pytest.mark.parametrize("way", ["--no-journal", "setting"])
 def test_recording_is_disabled_by_option_and_by_setting(way: str) -> None:

@@ -36,6 +36,7 @@ def asks(ctx):
 agent = AgentDefinition("asker", handle_steps=asks)
 def make_engine(): return Engine([agent])
 def makes_none(): return 3
+def makes_empty(): return Engine([])
 def fails(): raise RuntimeError("the shop is closed")
 """
 
@@ -123,6 +124,8 @@ def test_page_may_set_only_shared_state_and_context(folder: Path, monkeypatch: p
         (["nowhere:make_engine"], "nowhere:make_engine could not make an engine: ModuleNotFoundError"),
         (["shop:nothing"], "shop:nothing could not make an engine: AttributeError"),
         (["shop:makes_none"], "shop:makes_none returned a int; name a function without arguments that returns an Engine"),
+        (["shop:makes_empty"], "shop:makes_empty returned an engine without agents, so it can start no run; make it with agents"),
+        (["shop:makes_empty", "--tokens", "tokens.json"], "shop:makes_empty returned an engine without agents"),
         (["shop:fails"], "shop:fails could not make an engine: RuntimeError: the shop is closed"),
         (["shop.py", "--host", "0.0.0.0"], "--host 0.0.0.0 makes the server reachable from other machines"),
         (["shop.py", "--host", "0.0.0.0", "--tokens", "tokens.json"], "--allow-host NAME"),

@@ -21,6 +21,7 @@ from stepengine.cli.commands.chat_commands import COMMANDS
 from stepengine.cli.conversations import RecordedConversation, refuse_running_turn
 from stepengine.cli.exits import Exit
 from stepengine.cli.options import AskForMore, CodeMode, Model, NoJournal, Options, with_shared_options
+from stepengine.cli.screen.render import one_line
 from stepengine.cli.scripts import ScriptFile
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.state_folder import (
@@ -83,6 +84,9 @@ def chat(
     """
     from stepengine.engine.loader import AgentLocation, load_agent
 
+    if prompt.startswith("!"):
+        msg = f"PROMPT {one_line(prompt, 40)!r} is a !command, which runs only if it is typed; start the chat without it, and type it there"
+        raise UsageProblem(msg)
     chosen = find_recorded_run_by_prefix(agent) if resume else None
     before = chosen or (_get_last_chat_turn(agent) if resume else None)
     agent = (

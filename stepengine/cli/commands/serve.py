@@ -467,6 +467,9 @@ def _call_engine_function(module: str, function: str) -> Engine | DurableEngine:
     if not isinstance(made, Engine | DurableEngine):
         msg = f"{module}:{function} returned a {type(made).__name__}; name a function without arguments that returns an Engine"
         raise UsageProblem(msg)
+    if not made.agents:
+        msg = f"{module}:{function} returned an engine without agents, so it can start no run; make it with agents, such as Engine([agent])"
+        raise UsageProblem(msg)
     return made
 
 

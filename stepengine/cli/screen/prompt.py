@@ -51,6 +51,12 @@ ESCAPE = 0.1
 """How long after Esc the rest of a longer key, such as Alt-Enter, may arrive, in seconds."""
 
 
+class UnreadMessage(str):
+    """A message that a run did not read. Other people and programs send messages, too, so it is never a command."""
+
+    __slots__ = ()
+
+
 class AbovePromptStream:
     """
     A text stream that prints above the line that is being typed.
@@ -133,6 +139,7 @@ class PromptReader(Terminal):
         if not plain:
             self._session, self._answers = self._make_prompt_sessions(commands, root, history)
         self._draft = ""
+        self._is_draft_pasted = False
         self._accepted: str | None = None
         self._pastes: list[str] = []
         self._unsent: list[str] = []
@@ -184,7 +191,7 @@ class PromptReader(Terminal):
             self._live, self._interrupt = str, None
 
     async def read_next_prompt(self) -> str | None:
-        """Read the next prompt; ``None`` if the person leaves with Ctrl-D or with Ctrl-C twice."""
+        """Read the next prompt or queued ``UnreadMessage``; ``None`` if the person leaves with Ctrl-D or with Ctrl-C twice."""
         if self._unsent:
             said, self.was_pasted = self._unsent.pop(0), False  # that was looked at when it was kept
             self.print_text(f"> {visible(said)}", "dim")
@@ -254,7 +261,7 @@ class PromptReader(Terminal):
         elif is_command and not (
             text.startswith("/") and self.run_if_immediate is not None and await self.run_if_immediate(text)
         ):
-            self._unsent.append(text)
+            self.queue_line(text)
             self.print_typed_line()
             self.note("(runs when the turn ends)", "dim")
         return is_command
@@ -268,11 +275,17 @@ class PromptReader(Terminal):
         """
         Remove all queued lines; with *to_input_line* and prompt_toolkit, put messages back into the input line.
 
-        Queued commands are dropped; only if there are no messages, the last command is put back.
+        Queued commands are dropped; only if there are no messages, the last command is put back. A message of the run counts
+        as pasted.
         """
-        words = [text for text in self._unsent if not self.is_chat_command(text)] or self._unsent[-1:]
+        unread = [text for text in self._unsent if isinstance(text, UnreadMessage)]
+        typed = [
+            text for text in self._unsent[len(unread) :] if not (self.is_chat_command(text) or text.startswith("!"))
+        ]
+        words = [f"/{text.lstrip()}" if text.lstrip().startswith("/") else text for text in unread] + typed
         if to_input_line and self.is_rich:
-            self._draft = "\n".join([*words, *([self._draft] if self._draft else [])])
+            self._draft = "\n".join([*(words or self._unsent[-1:]), *([self._draft] if self._draft else [])])
+            self._is_draft_pasted = self._is_draft_pasted or bool(unread)
         self._unsent.clear()
 
     def message_from_line(self, text: str) -> str:
@@ -280,12 +293,16 @@ class PromptReader(Terminal):
         return text.removeprefix("/") if text.startswith("//") else text
 
     def queue_messages_first(self, texts: Iterable[str]) -> None:
-        """Queue messages that a run did not read, before lines typed later."""
-        self._unsent[:0] = [f"/{text}" if text.startswith("/") else text for text in texts]
+        """Queue messages that a run did not read, before typed lines."""
+        self._unsent[:0] = map(UnreadMessage, texts)
+
+    def queue_line(self, text: str) -> None:
+        """Queue a typed line for the next turn."""
+        self._unsent.append(text)
 
     def print_or_queue_refused_line(self, text: str, error: StepEngineError) -> None:
         """Queue a line that the run refused, usually because it had just ended, for the next turn. Print nothing."""
-        self._unsent.append(text)
+        self.queue_line(text)
 
     def drain_typed_lines(self) -> list[str]:
         """With prompt_toolkit, discard keys typed before a read and return no lines; the text of the input line stays."""
@@ -302,7 +319,7 @@ class PromptReader(Terminal):
         self, session: Any, message: object, *, keeps_draft: bool = True, refresh_interval: float = 0
     ) -> str:
         """Read a line with prompt_toolkit; with *keeps_draft*, text that is unsent when the read is cancelled returns at the next read."""
-        self.was_pasted, self._accepted = self.was_pasted and keeps_draft and bool(self._draft), None
+        self.was_pasted, self._accepted = keeps_draft and self._is_draft_pasted, None
         self._above.reading = session.app
         session.bottom_toolbar = (lambda: [("class:bottom-toolbar.text", self.status())]) if self.status() else None
         session.app.erase_when_done = bool(refresh_interval)
@@ -324,6 +341,7 @@ class PromptReader(Terminal):
             self._above.reading = None
             if keeps_draft:
                 self._draft = "" if sent else session.default_buffer.text
+                self._is_draft_pasted = self.was_pasted and bool(self._draft)
         return self._expand_pastes(said)
 
     # --- keys ---------------------------------------------------------------------------------------------------------
@@ -335,14 +353,15 @@ class PromptReader(Terminal):
         except ImportError:
             return None, None
         keys = self._make_key_bindings()
+        from prompt_toolkit.history import DummyHistory
         from prompt_toolkit.styles import Style
 
         style = Style.from_dict({"bottom-toolbar": "noreverse", "bottom-toolbar.text": "ansibrightblack"})
         said: Any = PromptSession(
-            history=_make_stored_history(history, self._expand_pastes), completer=_make_completer(commands, root), complete_while_typing=False,
+            history=_make_stored_history(history, self._expand_pastes, lambda: self.was_pasted), completer=_make_completer(commands, root), complete_while_typing=False,
             multiline=True, key_bindings=keys, prompt_continuation="  ", enable_history_search=False, style=style,
         )  # fmt: skip
-        answers: Any = PromptSession(style=style, key_bindings=_make_answer_bindings())
+        answers: Any = PromptSession(history=DummyHistory(), style=style, key_bindings=self._make_answer_bindings())
         for session in (said, answers):
             session.app.ttimeoutlen = session.app.timeoutlen = ESCAPE
         return said, answers
@@ -373,6 +392,16 @@ class PromptReader(Terminal):
             ((Keys.BracketedPaste,), self._insert_pasted_text, None),
         ):
             keys.add(*names, filter=True if when is None else when)(does)
+        return keys
+
+    def _make_answer_bindings(self) -> Any:
+        """Return the key bindings of a question: Esc works like Ctrl-C, and a paste is marked as one."""
+        from prompt_toolkit.key_binding import KeyBindings
+        from prompt_toolkit.keys import Keys
+
+        keys = KeyBindings()
+        keys.add("escape")(lambda event: event.app.exit(exception=KeyboardInterrupt()))
+        keys.add(Keys.BracketedPaste)(self._insert_pasted_text)
         return keys
 
     def _accept_line(self, event: Any) -> None:
@@ -414,22 +443,15 @@ class PromptReader(Terminal):
         return PASTE.sub(lambda word: known.get(word[0], word[0]), typed)
 
 
-def _make_answer_bindings() -> Any:
-    """Return the key bindings of a question: Esc works like Ctrl-C."""
-    from prompt_toolkit.key_binding import KeyBindings
-
-    keys = KeyBindings()
-    keys.add("escape")(lambda event: event.app.exit(exception=KeyboardInterrupt()))
-    return keys
-
-
 def _erase_line_and_interrupt(event: Any) -> None:
     """End the read of an empty line with ``KeyboardInterrupt``, and remove the line from the screen."""
     event.app.erase_when_done = True
     event.app.exit(exception=KeyboardInterrupt())
 
 
-def _make_stored_history(history: PromptHistory, expand_pastes: Callable[[str], str]) -> Any:
+def _make_stored_history(
+    history: PromptHistory, expand_pastes: Callable[[str], str], was_pasted: Callable[[], bool]
+) -> Any:
     """Return a prompt_toolkit history that loads and appends *history*, with pastes expanded and secrets redacted."""
     from prompt_toolkit.history import History as Shown
 
@@ -438,6 +460,11 @@ def _make_stored_history(history: PromptHistory, expand_pastes: Callable[[str], 
 
         def load_history_strings(self) -> Iterable[str]:
             return reversed(history.load())
+
+        def append_string(self, string: str) -> None:
+            # A pasted !command is not run, so it must not come back as a typed one.
+            if not (was_pasted() and expand_pastes(string).startswith("!")):
+                super().append_string(string)
 
         def store_string(self, string: str) -> None:
             history.append_redacted(expand_pastes(string))
