@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Never, Self, TypeVar, Unpack, overload
@@ -723,11 +723,13 @@ class Engine:
         forgotten = runs.find_runs_with_unused_handles()
         runs.request_shutdown()
         left = await stop_runs_and_wait(runs.active)
-        await self._close_sources()
-        if self._loop_thread.is_running:
-            await asyncio.to_thread(self._loop_thread.close)
-        await self._launcher.models.registry.close()
-        self._threads.close()
+        # The last one is called first. All are called even if one fails.
+        async with AsyncExitStack() as stack:
+            stack.callback(self._threads.close)
+            stack.push_async_callback(self._launcher.models.registry.close)
+            if self._loop_thread.is_running:
+                stack.push_async_callback(asyncio.to_thread, self._loop_thread.close)
+            await self._close_sources()
         warn_of_abandoned_runs(forgotten, left)
 
     def close(self) -> None:
@@ -739,15 +741,17 @@ class Engine:
         runs.request_shutdown()
         here = _find_running_loop()
         left = self._loop_thread.run(lambda: stop_runs_and_wait(runs.active, here))
-        self._loop_thread.run(lambda: self._close_sources(here))
-        self._loop_thread.run(self._launcher.models.registry.close)
-        self._loop_thread.close()
-        self._threads.close()
+        with ExitStack() as stack:
+            stack.callback(self._threads.close)
+            stack.callback(self._loop_thread.close)
+            stack.callback(self._loop_thread.run, self._launcher.models.registry.close)
+            self._loop_thread.run(lambda: self._close_sources(here))
         warn_of_abandoned_runs(forgotten, left)
 
     async def _close_sources(self, blocked: asyncio.AbstractEventLoop | None = None) -> None:
-        for source in self._launcher.catalog.sources:
-            await source.aclose(blocked)
+        async with AsyncExitStack() as stack:
+            for source in self._launcher.catalog.sources:
+                stack.push_async_callback(source.aclose, blocked)
 
     async def __aenter__(self) -> Self:
         return self

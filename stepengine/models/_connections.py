@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import warnings
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 from weakref import WeakKeyDictionary, finalize
 
@@ -113,16 +113,20 @@ class Connections:
         """
         Close the client of this event loop, and those of other running loops.
 
-        Running requests, such as those of another engine, end first.
+        Running requests, such as those of another engine, end first. All clients are closed even if closing one fails.
         """
-        here = asyncio.get_running_loop()
         self._unclosed.clear()
-        for loop, ready in list(self._clients.items()):
-            self._clients.pop(loop, None)
-            if loop is here:
-                await ready.close_when_unused()
-            elif loop.is_running():
-                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(ready.close_when_unused(), loop))
+        async with AsyncExitStack() as stack:
+            for loop, ready in list(self._clients.items()):
+                self._clients.pop(loop, None)
+                stack.push_async_callback(_close_in_loop, ready, loop)
+
+
+async def _close_in_loop(ready: LoopClients, loop: asyncio.AbstractEventLoop) -> None:
+    if loop is asyncio.get_running_loop():
+        await ready.close_when_unused()
+    elif loop.is_running():
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(ready.close_when_unused(), loop))
 
 
 def _warn_of_unclosed(unclosed: set[str]) -> None:

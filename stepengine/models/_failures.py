@@ -169,7 +169,7 @@ LOST = ("expired", "not found", "does not exist", "container_id is required")
 UNSEARCHED = ("tool search is not supported", "tool_search", "defer_loading")
 """Phrases, in lower case, in errors for an unsupported tool search (providers:PV63, providers:PV64, providers:PV88)."""
 
-LIMIT_AND_INPUT = "`max_tokens` exceed context limit: "
+LIMIT_AND_INPUT = re.compile(r"`max_tokens` exceed context limit: (\d+) \+ \d+ > (\d+)", re.ASCII)
 MOST_OUTPUT = "which is the maximum allowed number of output tokens"
 """Phrases in Anthropic's errors for an output limit that exceeds the window with the prompt, or the model's maximum."""
 SMALL_LIMIT = 8_192
@@ -409,11 +409,8 @@ def _rejects_default_output_limit(text: str, call: RequestLabel) -> bool:
         return False
     if MOST_OUTPUT in text:
         return True
-    prompt, *rest = text.partition(LIMIT_AND_INPUT)[2].split()[:5] or [""]
-    if [*rest[:1], *rest[2:3]] != ["+", ">"]:
-        return False
-    window = rest[3].rstrip(".,;")
-    return prompt.isdecimal() and window.isdecimal() and int(prompt) + SMALL_LIMIT <= int(window)
+    found = LIMIT_AND_INPUT.search(text)
+    return found is not None and int(found[1]) + SMALL_LIMIT <= int(found[2])
 
 
 def _is_wrong_key(problem: _Problem, status: int | None) -> bool:

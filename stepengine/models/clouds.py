@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any, Literal
 from urllib.parse import quote
 
@@ -273,9 +273,10 @@ class _MultiProvider(Provider):
         return self._get_provider(request.model).output_limit(request)
 
     async def close(self) -> None:
-        """Close the connections of all wires."""
-        for wire in self._wires.values():
-            await wire.close()
+        """Close the connections of all wires, even if closing one of them fails."""
+        async with AsyncExitStack() as stack:
+            for wire in self._wires.values():
+                stack.push_async_callback(wire.close)
 
 
 # --- Amazon Bedrock ---------------------------------------------------------------------------------------------------

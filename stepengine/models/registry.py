@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from functools import lru_cache, partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -412,9 +412,10 @@ class Models:
         return known
 
     async def close(self) -> None:
-        """Close every provider that was used."""
-        for provider in {*self._providers.values(), *self._served.values(), *([self._only] if self._only else [])}:
-            await provider.close()
+        """Close every provider that was used, even if closing another one fails."""
+        async with AsyncExitStack() as stack:
+            for provider in {*self._providers.values(), *self._served.values(), *([self._only] if self._only else [])}:
+                stack.push_async_callback(provider.close)
 
     def _get_or_create_provider(self, prefix: str) -> Provider:
         """Return the provider of a registered *prefix*, created at the first call."""

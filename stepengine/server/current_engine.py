@@ -115,11 +115,13 @@ class CurrentEngine:
         """Close the replaced engines that execute no run any more."""
         unused = [engine for engine in self._old if not self._in_use[engine] and not engine.active()]
         self._old = [engine for engine in self._old if engine not in unused]
-        for engine in unused:
-            del self._in_use[engine]
-            await engine.aclose()
+        async with contextlib.AsyncExitStack() as stack:
+            for engine in unused:
+                del self._in_use[engine]
+                stack.push_async_callback(engine.aclose)
 
     async def close_replaced_engines(self) -> None:
         """Close every replaced engine; the current one belongs to the application."""
-        for engine in self._old:
-            await engine.aclose()
+        async with contextlib.AsyncExitStack() as stack:
+            for engine in self._old:
+                stack.push_async_callback(engine.aclose)

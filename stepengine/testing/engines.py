@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import partial
@@ -260,5 +260,6 @@ class EngineFactory:
 
     def close(self) -> None:
         """Close all engines of the factory."""
-        for engine in self._made:
-            engine.close()
+        with ExitStack() as stack:
+            for engine in self._made:
+                stack.callback(engine.close)

@@ -4,8 +4,11 @@ Sources of tools: what they find when a run begins is recorded, known to that ru
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Generator
 from typing import Any
+
+import pytest
 
 from stepengine import AgentDefinition, Change, Engine, Hooks, Perform, RunStatus, Tool
 from stepengine.errors import DefinitionError
@@ -125,3 +128,34 @@ async def test_hook_may_add_tools_to_one_run() -> None:
 
     assert ["taken"] == [call.result.text for call in one.tool_calls]
     assert [["cup"], ["cup"], []] == [[tool.name for tool in request.tools] for request in model.calls]
+
+
+class FailsToClose(Shelf):
+    """
+    A source whose ``aclose`` raises an exception.
+    """
+
+    name = "broken"
+
+    async def aclose(self, blocked: Any = None) -> None:
+        await super().aclose(blocked)
+        msg = "cannot close"
+        raise OSError(msg)
+
+
+@pytest.mark.spec("reliability:RS11")
+@pytest.mark.parametrize("is_async", [True, False])
+def test_failed_close_of_a_source_leaves_nothing_else_open(is_async: bool) -> None:
+    class ClosedModel(ScriptedModel):
+        closed = 0
+
+        async def close(self) -> None:
+            self.closed += 1
+
+    model, sources = ClosedModel([]), [FailsToClose(), Shelf(), FailsToClose()]
+    agents = [AgentDefinition(f"agent{n}", model="test/model", tools=[source]) for n, source in enumerate(sources)]
+    engine = Engine(agents, models=model)
+    with pytest.raises(OSError, match="cannot close"):
+        asyncio.run(engine.aclose()) if is_async else engine.close()
+
+    assert [1, 1, 1, 1] == [model.closed, *[source.closed for source in sources]]

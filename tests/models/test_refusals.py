@@ -12,9 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 
+import attrs
 import httpx2
 import pytest
 
+from stepengine.data.models import ModelRequest
+from stepengine.data.transcript import Transcript
 from stepengine.errors import ModelError
 from stepengine.models._failures import error_from_body
 from stepengine.models._transport import MAX_REFUSAL
@@ -202,3 +205,15 @@ def test_retry_delay_in_the_message_is_read_without_a_header(words, seconds):
     body = {"error": {"code": "rate_limit_exceeded", "message": words}}
     assert seconds == error_from_body(body, 429, {}, call_to("groq")).retry_after
     assert 2 == error_from_body(body, 429, {"retry-after": "2"}, call_to("groq")).retry_after
+
+
+@pytest.mark.spec("providers:PV4", "reliability:MP02")
+def test_context_limit_message_may_be_cut_anywhere():
+    words = "input length and `max_tokens` exceed context limit: 188240 + 21333 > 200000"
+    label = attrs.evolve(call_to("anthropic"), request=ModelRequest("anthropic/claude", "", Transcript()))
+    first = words.index("188240")
+    kinds = [
+        error_from_body({"error": {"message": words[:end]}}, 400, {}, label).kind
+        for end in range(first, len(words) + 1)
+    ]
+    assert [*["context_overflow"] * (len(words) - first), "large_limit"] == kinds

@@ -7,14 +7,18 @@ import json
 import pickle
 import subprocess
 import sys
+import threading
 from functools import partial
 from pathlib import Path
 
+import httpx2
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from stepengine.data.messages import UserMessage
 from stepengine.data.models import ModelReply, ModelRequest, ReplyDone
+from stepengine.data.transcript import Transcript
 from stepengine.errors import MissingKey, ModelError, UnknownModel
 from stepengine.models import (
     AnthropicProvider,
@@ -205,6 +209,83 @@ async def test_a_provider_needs_a_name_and_complete_and_nothing_else():
     models.check("mine/some/model")
     await models.close()
     assert echo.closed == 1
+
+
+class FailsToClose(Echo):
+    """A provider whose ``close`` raises an exception."""
+
+    async def close(self):
+        await super().close()
+        msg = "cannot close"
+        raise OSError(msg)
+
+
+class BrokenTransport(httpx2.AsyncBaseTransport):
+    """A transport without a network that cannot be closed."""
+
+    def __init__(self):
+        self.closed = 0
+
+    async def handle_async_request(self, request):
+        msg = "no network"
+        raise httpx2.ConnectError(msg)
+
+    async def aclose(self):
+        self.closed += 1
+        msg = "cannot close"
+        raise OSError(msg)
+
+
+async def fail_to_request(provider, model):
+    with pytest.raises(ModelError, match="no network"):
+        await provider.complete(ModelRequest(model, "", Transcript([UserMessage("go")])))
+
+
+@pytest.mark.spec("reliability:RS11")
+@pytest.mark.anyio
+async def test_failed_close_of_a_wire_leaves_no_other_open():
+    transport = BrokenTransport()
+    provider = BedrockProvider("k", region="us-east-1", transport=transport)
+    models = ["anthropic.claude-sonnet-5", "openai.gpt-oss-20b", "amazon.nova-pro-v1:0"]
+    for model in models:
+        await fail_to_request(provider, f"bedrock/{model}")
+
+    with pytest.raises(OSError, match="cannot close"):
+        await provider.close()
+    assert len(models) == transport.closed
+
+
+@pytest.mark.spec("reliability:RS11")
+@pytest.mark.anyio
+async def test_failed_close_in_one_loop_leaves_no_other_open():
+    transport = BrokenTransport()
+    provider = OpenAIChatProvider("own", base_url="http://127.0.0.1:9", api_key="none", transport=transport)
+    other = asyncio.new_event_loop()
+    thread = threading.Thread(target=other.run_forever)
+    thread.start()
+    try:
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(fail_to_request(provider, "own/m"), other))
+        await fail_to_request(provider, "own/m")
+        with pytest.raises(OSError, match="cannot close"):
+            await provider.close()
+    finally:
+        other.call_soon_threadsafe(other.stop)
+        thread.join()
+        other.close()
+    assert 2 == transport.closed
+
+
+@pytest.mark.spec("reliability:RS11")
+@pytest.mark.anyio
+async def test_failed_close_of_a_provider_leaves_no_other_open():
+    providers = [Echo(), FailsToClose(), FailsToClose()]
+    models = Models({f"p{number}": provider for number, provider in enumerate(providers)})
+    for number in range(3):
+        models.provider_for(f"p{number}/model")
+
+    with pytest.raises(OSError, match="cannot close"):
+        await models.close()
+    assert [1, 1, 1] == [provider.closed for provider in providers]
 
 
 def test_one_provider_serves_every_model_string_but_none():

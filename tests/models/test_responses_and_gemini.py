@@ -93,6 +93,28 @@ def mark_elsewhere(part: Any) -> Any:
     return part if data is None else attrs.evolve(part, provider_data={**thaw(data), "model": "gpt-other"})
 
 
+UNKNOWN = {"type": "output_hologram", "shape": [1]}
+HI, HO = ({"type": "output_text", "text": text, "annotations": []} for text in ("hi", "ho"))
+
+
+@pytest.mark.spec("reliability:MP59")
+@pytest.mark.parametrize("content", [(UNKNOWN, HI), (HI, UNKNOWN, HO), (UNKNOWN, UNKNOWN, HI, HO)])
+def test_message_with_unknown_content_returns_as_one_item(content):
+    message = {"type": "message", "id": "m1", "role": "assistant", "status": "completed", "content": list(content)}
+    reply = decode_responses({"output": [message], "status": "completed"}, made("openai"), MODEL["openai"], None)
+    assert [message] == sent("openai", GO, AssistantMessage(reply.content), ON)[1:-1]
+
+
+@pytest.mark.spec("reliability:MP59")
+def test_text_after_unknown_content_without_id_is_sent():
+    message = {"type": "message", "role": "assistant", "content": [UNKNOWN, HI, HO]}
+    reply = decode_responses({"output": [message], "status": "completed"}, made("openai"), MODEL["openai"], None)
+    assert sent("openai", GO, AssistantMessage(reply.content), ON)[1:-1] == [
+        {**message, "content": [UNKNOWN]},
+        {"role": "assistant", "content": "hiho"},
+    ]
+
+
 @pytest.mark.spec("ecosystem:EC91", "ecosystem:EC73")
 def test_reasoning_without_encrypted_content_is_not_sent():
     bare = ThinkingPart("hm", provider_data=own("openai", item={"type": "reasoning", "id": "rs_1", "summary": []}))

@@ -13,8 +13,9 @@ import stepengine.models.anthropic
 import stepengine.models.google
 import stepengine.models.openai
 import stepengine.models.openai_chat
-from stepengine.testing import Cassette, CassetteFixture
+from stepengine.testing import Cassette, CassetteFixture, ScriptedModel
 from stepengine.testing.cassette_files import RecordedRequest
+from stepengine.testing.engines import EngineFactory
 from stepengine.testing.transport import Clients
 from tests.phrases import NO_KEY
 
@@ -205,3 +206,25 @@ def test_model_calls_bypassing_the_cassette_fail_a_recording_test(run, monkeypat
     failed = run(body, "--stepengine-record=once")
     failed.assert_outcomes(failed=1)
     failed.stdout.fnmatch_lines(["*1 model calls were made, but no request went through the cassette*test_one.yaml*"])
+
+
+class FailsToClose(ScriptedModel):
+    """A model whose ``close`` raises an exception."""
+
+    closed = 0
+
+    async def close(self) -> None:
+        self.closed += 1
+        msg = "cannot close"
+        raise OSError(msg)
+
+
+@pytest.mark.spec("reliability:RS11")
+def test_failed_close_of_one_engine_leaves_no_other_open():
+    factory, models = EngineFactory(None), [FailsToClose([]), FailsToClose([])]
+    for model in models:
+        factory(models=model)
+
+    with pytest.raises(OSError, match="cannot close"):
+        factory.close()
+    assert [1, 1] == [model.closed for model in models]

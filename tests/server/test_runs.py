@@ -45,6 +45,7 @@ from stepengine.journal.mailbox import MailboxMessage
 from stepengine.permissions import Policy, Rule
 from stepengine.runtime.handle import RunHandle
 from stepengine.server import Caller, Tokens, app
+from stepengine.server.current_engine import CurrentEngine
 from stepengine.server.ledger import Ledger
 from stepengine.server.run_requests import StartRequest
 from stepengine.server.runs import Runs
@@ -880,3 +881,49 @@ async def test_page_result_and_human_answer_name_their_answerers(tmp_path: Path)
         await runs.close()
 
     assert [("q0", "ann", "Monday"), ("q1", "page", "six")] == found
+
+
+class FailsToClose(ScriptedModel):
+    """A model whose ``close`` raises an exception."""
+
+    closed = 0
+
+    async def close(self) -> None:
+        self.closed += 1
+        msg = "cannot close"
+        raise OSError(msg)
+
+
+class Versions:
+    """The files of a server, each load of which gives the next engine."""
+
+    has_load_failed = False
+
+    def __init__(self, *engines: Engine) -> None:
+        self._left = list(engines)
+
+    def has_changed_files(self, *, retry: bool = True) -> bool:
+        return bool(self._left)
+
+    async def check_in_child_process(self) -> None:
+        return
+
+    def reload_engine(self) -> Engine:
+        return self._left.pop(0)
+
+
+@pytest.mark.spec("reliability:RS11")
+@pytest.mark.parametrize("close", [CurrentEngine.close_idle_replaced_engines, CurrentEngine.close_replaced_engines])
+async def test_failed_close_of_a_replaced_engine_leaves_none_open(close: Any) -> None:
+    models = [FailsToClose([]) for _ in range(2)]
+    first, second, last = (Engine(models=model) for model in (*models, ScriptedModel([])))
+    engines: Any = CurrentEngine(first, None, Versions(second, last))
+    with engines.hold_current_engine():
+        await engines.rebuild_if_files_changed()
+        with engines.hold_current_engine():
+            await engines.rebuild_if_files_changed()
+
+    with pytest.raises(OSError, match="cannot close"):
+        await close(engines)
+    assert [1, 1] == [model.closed for model in models]
+    await last.aclose()

@@ -282,7 +282,8 @@ def _append_part(
         case ToolCallPart():
             items.append(_encode_call(part, flags, ids, own_ids=own_ids))
         case OpaquePart() | ImagePart() | DocumentPart():
-            items += _encode_items_if_own(part, flags)
+            for item in _encode_items_if_own(part, flags):
+                _append_item(items, item)
         case CitationPart():
             return
         case _ as never:
@@ -335,7 +336,8 @@ def _append_text(
     if not own.get("id"):
         if not part.text:
             return
-        if last.get("role") == "assistant" and "id" not in last and last.get("phase") == own.get("phase"):
+        # Only a plain message has no type.
+        if last.get("role") == "assistant" and "type" not in last and last.get("phase") == own.get("phase"):
             last["content"] += f"\n\n{part.text}" if apart else part.text
         else:
             items.append({"role": "assistant", "content": part.text, **phase})
@@ -343,11 +345,18 @@ def _append_text(
     content = {**own.get("more", {}), **content}
     if content["type"] == "output_text":
         content["annotations"] = own.get("annotations") or []
-    if last.get("type") == "message" and last.get("id") == own["id"]:
-        last["content"].append(content)
-        return
     item: Json = {"type": "message", "id": own["id"], "role": "assistant", "status": "completed", "content": [content]}
-    items.append({**own.get("more_of_item", {}), **item, **phase})
+    _append_item(items, {**own.get("more_of_item", {}), **item, **phase})
+
+
+def _append_item(items: list[Json], item: Json) -> None:
+    """Append *item*, or only its content if it belongs to the message before it; the API accepts an id only once."""
+    last = items[-1] if items else {}
+    is_message = item.get("type") == last.get("type") == "message"
+    if is_message and item.get("id") and item["id"] == last.get("id"):
+        last["content"] = [*last["content"], *item["content"]]
+    else:
+        items.append(item)
 
 
 def _encode_call(part: ToolCallPart, flags: OpenAIEncodeOptions, ids: Mapping[str, str], *, own_ids: bool) -> Json:
