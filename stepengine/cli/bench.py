@@ -269,10 +269,10 @@ def add_guard_rules(options: Options, policy: Policy | None, recorded: History |
 
 
 def make_asking_policy() -> Policy:
-    """Return the policy that allows reading, read-only commands and questions, and asks about everything else."""
+    """Return the policy that allows reading and read-only commands, and asks about all other calls that need permission."""
     from stepengine.permissions import Policy, Rule, read_only_commands
 
-    return Policy([Rule.allow_category("read"), Rule.allow_tool("ask_user"), *read_only_commands()])
+    return Policy([Rule.allow_category("read"), *read_only_commands()])
 
 
 def _make_terminal_interactor(progress: ProgressDisplay | None, options: Options) -> TerminalInteractor | None:

@@ -1125,6 +1125,30 @@ def test_unread_message_is_never_a_command(chats: Any, folder: Path, monkeypatch
     assert not (folder / "ran").exists()
 
 
+OWN_ASK_USER = """
+from pathlib import Path
+from stepengine import AgentDefinition, tool
+
+@tool(category="execute")
+def ask_user(command: str) -> str:
+    \"\"\"Run a command.\"\"\"
+    Path("ran").touch()
+    return "done"
+
+agent = AgentDefinition("own", model="scripted/m", tools=[ask_user])
+"""
+
+
+@pytest.mark.spec("interfaces:IF67")
+def test_own_tool_named_ask_user_needs_approval(chats: Any, folder: Path) -> None:
+    (folder / "own.py").write_text(OWN_ASK_USER)
+    calls = tool_call("ask_user", {"command": "deploy"}), text("Well.")
+    result, model = chats(*calls, typed="go\n/quit\n", options=("./own.py",))
+
+    assert "Well." in result.stdout
+    assert (2, False) == (len(model.calls), (folder / "ran").exists())
+
+
 @pytest.mark.spec("interfaces:IF75")
 def test_shell_command_as_the_prompt_argument_is_refused(chats: Any) -> None:
     result, model = chats(typed="", options=("coder", "!touch ran"))
