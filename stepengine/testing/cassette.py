@@ -52,7 +52,7 @@ from stepengine.testing.traffic_redaction import (
     Cleaner,
     clean_url,
     find_header_secrets,
-    find_request_secrets,
+    find_url_and_body_secrets,
     has_binary_body,
 )
 from stepengine.workspace.after_fork import Lock
@@ -424,7 +424,7 @@ def make_marking_redactor(redactor: Redactor, key: str) -> Redactor:
 def _redact_interaction(interaction: Interaction, cleaner: Cleaner) -> Interaction:
     request = cleaner.clean_request(interaction.request)
     # The same value in another request is compared as it is, so this holds for the reply alone.
-    echoed = find_request_secrets(interaction.request)
+    echoed = find_url_and_body_secrets(interaction.request)
     response = Cleaner({**cleaner.known, **echoed}, base=cleaner.base).clean_response(interaction.response)
     extras = dict(interaction.extras)
     if "error" in extras:  # which may quote the address and the reply
