@@ -36,7 +36,7 @@ from stepengine.models._failures import error_from_body, find_request_id, make_p
 from stepengine.models._json import read_json
 from stepengine.models.pricing import LIST_PRICES
 from stepengine.testing.cassette_files import Interaction, RecordedResponse, is_stream
-from stepengine.testing.cassette_requests import ModelCall, add_json_as_text, parse_model_call
+from stepengine.testing.cassette_requests import ModelCall, fill_text_of_opaque_part, parse_model_call
 from stepengine.testing.recordings import display_path, load_interactions
 from stepengine.testing.traffic_redaction import Cleaner, find_header_secrets
 
@@ -175,7 +175,7 @@ def _make_outcome(call: ModelCall, response: RecordedResponse, at: datetime) -> 
         reply = _decode_reply(call, response)
     except ModelError as error:
         return Failure(error.with_traceback(None), 0)
-    parts = tuple([add_json_as_text(part) for part in reply.content])
+    parts = tuple([fill_text_of_opaque_part(part) for part in reply.content])
     cost = LIST_PRICES.price_reply(call.label.model, reply, at) if reply.cost is None else reply.cost
     return attrs.evolve(reply, content=parts, cost=cost)
 
