@@ -28,7 +28,7 @@ from stepengine.testing.cassette_files import (
     dump_cassette,
     parse_cassette,
     parse_cassette_and_extras,
-    read_cassette,
+    read_cassette_bytes,
 )
 from stepengine.testing.cassette_matching import (
     ComparedRequest,
@@ -212,7 +212,7 @@ class Cassette:
             FileNotFoundError: when there is no such file.
             DataError: naming file, interaction index and key, for whatever is not a cassette. No code in it is run.
         """
-        interactions, extras = parse_cassette_and_extras(read_cassette(path), str(path))
+        interactions, extras = parse_cassette_and_extras(read_cassette_bytes(path), str(path))
         cassette = cls(interactions, path=path, **options)
         cassette.extras = extras
         return cassette

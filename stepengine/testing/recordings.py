@@ -38,7 +38,7 @@ from stepengine.testing.cassette_files import (
     Interaction,
     RecordedRequest,
     parse_cassette_and_extras,
-    read_cassette,
+    read_cassette_bytes,
 )
 from stepengine.testing.cassette_matching import find_mark_key
 from stepengine.testing.cassette_misses import CassetteMiss
@@ -428,7 +428,7 @@ def _parse_cassette_file(
     size: int,  # noqa: ARG001
 ) -> tuple[tuple[Interaction, ...], dict[str, Any]]:
     """Return interactions and extras of a cassette file; cached until its time or size changes."""
-    return parse_cassette_and_extras(read_cassette(path), str(path))
+    return parse_cassette_and_extras(read_cassette_bytes(path), str(path))
 
 
 # --- journals ----------------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ import attrs
 from stepengine.errors import DataError, DefinitionError
 from stepengine.redaction import make_redactor
 from stepengine.testing.cassette import Cassette, LeftOut, Slot
-from stepengine.testing.cassette_files import CASSETTE_FILE, parse_cassette, parse_extras, read_cassette
+from stepengine.testing.cassette_files import CASSETTE_FILE, parse_cassette, parse_extras, read_cassette_bytes
 from stepengine.testing.cassette_matching import find_mark_key
 from stepengine.testing.cassette_misses import CassetteMiss
 from stepengine.testing.placeholders import list_hosts, make_replay_variables
@@ -267,7 +267,7 @@ def record_program(path: Path | str, command: Sequence[str], *, freeze: Iterable
     CASSETTE_FILE.check(path)  # before the program, whose recording would be lost
     existed = Path(path).exists()
     frozen = FrozenValues(kinds) if kinds else None
-    key = find_mark_key(parse_cassette(read_cassette(path), str(path))) if existed else None
+    key = find_mark_key(parse_cassette(read_cassette_bytes(path), str(path))) if existed else None
     cassette = Cassette(path=path, mark_key=key or None, redactor=make_redactor("all", os.environ))
     with Broker(cassette, replays=False, frozen=frozen) as broker:
         _run_program(broker, command, {})
@@ -311,7 +311,7 @@ def replay_program(
         changes = make_replay_variables(os.environ, list_hosts([i.request.url for i in cassette.interactions]))
         if twice:
             changes["PYTHONHASHSEED"] = str(number)
-        frozen = FrozenValues.from_extras(parse_extras(read_cassette(path), str(path)), str(path))
+        frozen = FrozenValues.from_extras(parse_extras(read_cassette_bytes(path), str(path)), str(path))
         with Broker(cassette, replays=True, allowed=allow_hosts, frozen=frozen, observed=one) as broker:
             _run_program(broker, command, changes)
         runs.append(broker.run)
