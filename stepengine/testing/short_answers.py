@@ -136,6 +136,7 @@ def _to_child_error(error: Exception) -> StepEngineError:
 
 
 def _to_perform_error(yielded: Perform[Any], error: Exception) -> PerformError:
+    """Return *error* as a ``PerformError``; any other error becomes its cause."""
     if isinstance(error, PerformError):
         return error
     kind = type(error).__name__
@@ -162,6 +163,7 @@ def _answer_single_effect(yielded: object, answer: object, _: HandlerPlace) -> o
 
 
 def _answer_ask(yielded: Ask, answer: Any, _: HandlerPlace) -> Any:
+    """Return the value of the answer to a question after its validation."""
     question = Question("q1", yielded.question, yielded.options, yielded.multi_select, allow_text=yielded.allow_text)
     return to_answer(answer, question).value
 
@@ -186,6 +188,7 @@ def _answer_sleep(yielded: Sleep, answer: object, place: HandlerPlace) -> dateti
 
 
 def _answer_receive(yielded: Receive[Any], answer: Any, _: HandlerPlace) -> Any:
+    """Return the message for a ``Receive`` after its validation, or None for its timeout."""
     if answer is None:
         if yielded.timeout is None:
             raise _make_invalid_answer_error(yielded, answer, "a message, since it has no timeout")
@@ -215,6 +218,7 @@ def _answer_start(yielded: Start[Any], answer: Any, place: HandlerPlace) -> Any:
 
 
 def _answer_wait(yielded: Wait[Any], answer: object, _: HandlerPlace) -> Waited[Any]:
+    """Return the results of the children of a ``Wait`` and the references of those that still run."""
     if isinstance(answer, Waited):
         waited: Waited[Any] = answer
     else:
@@ -253,7 +257,7 @@ def _make_background_child_result(ref: ChildRef[Any], answer: object, yielded: o
         return ChildResult(agent_id=ref.agent_id, run_id=ref.id, status=RunStatus.FAILED, error=_to_child_error(answer))
     if isinstance(answer, ChildResult) and answer.run_id not in ("", ref.id):
         raise _make_invalid_answer_error(yielded, answer, f"a ChildResult with run_id {ref.id!r} or without one")
-    return attrs.evolve(_make_child_result(yielded, ref.agent_id, answer), run_id=ref.id)
+    return attrs.evolve(_to_child_result(yielded, ref.agent_id, answer), run_id=ref.id)
 
 
 def _answer_send(yielded: Send, answer: object, _: HandlerPlace) -> bool:
@@ -261,6 +265,7 @@ def _answer_send(yielded: Send, answer: object, _: HandlerPlace) -> bool:
 
 
 def _answer_cancel(yielded: Cancel, answer: object, _: HandlerPlace) -> ChildResult[Any]:
+    """Return the result of the cancelled child: cancelled, unless the answer says how it had ended before."""
     ref = yielded.ref
     if answer is ABSENT:
         return ChildResult(agent_id=ref.agent_id, run_id=ref.id, status=RunStatus.CANCELLED)
@@ -268,6 +273,7 @@ def _answer_cancel(yielded: Cancel, answer: object, _: HandlerPlace) -> ChildRes
 
 
 def _answer_race(yielded: Race[Any], answer: Any, place: HandlerPlace) -> tuple[int, Any]:
+    """Return the index of the winner of a ``Race`` and its value."""
     is_pair = isinstance(answer, list | tuple) and len(answer) == 2  # noqa: PLR2004
     if not is_pair or type(answer[0]) is not int or not 0 <= answer[0] < len(yielded.members):
         raise _make_invalid_answer_error(yielded, answer, FORMS[Race])
@@ -277,7 +283,8 @@ def _answer_race(yielded: Race[Any], answer: Any, place: HandlerPlace) -> tuple[
 # --- calls ------------------------------------------------------------------------------------------------------------
 
 
-def _make_tool_result(yielded: ToolCall, answer: object, _: HandlerPlace) -> ToolResult:
+def _make_named_tool_result(yielded: ToolCall, answer: object, _: HandlerPlace) -> ToolResult:
+    """Return *answer* as a ``ToolResult`` with the name of the called tool."""
     result = to_tool_result(answer)
     return result if result.tool_name else attrs.evolve(result, tool_name=yielded.tool)
 
@@ -289,7 +296,8 @@ def to_tool_result(answer: Any) -> ToolResult:
     return ToolResult.text(answer) if isinstance(answer, str) else ToolResult.json(answer)
 
 
-def _make_child_result(yielded: object, agent_id: str, answer: object) -> ChildResult[Any]:
+def _to_child_result(yielded: object, agent_id: str, answer: object) -> ChildResult[Any]:
+    """Return *answer* as a ``ChildResult``: anything else is the output of the child; an exception raises ``DataError``."""
     if isinstance(answer, ChildResult):
         return answer
     if isinstance(answer, BaseException):
@@ -300,6 +308,7 @@ def _make_child_result(yielded: object, agent_id: str, answer: object) -> ChildR
 
 
 def _answer_step(yielded: object, answer: object, place: HandlerPlace) -> StepResult:
+    """Return the result of a step: empty, with the given state, or with the given reply added to the history."""
     state = place.state
     if answer is ABSENT:
         return StepResult(state, steps_complete=yielded is Sentinel.STEP_ALL)
@@ -320,8 +329,8 @@ def _make_reply(yielded: object, answer: object) -> ModelReply:
     return ModelReply(answer) if isinstance(answer, str) else _require_type(ModelReply, yielded, answer)
 
 
-def _require_list(yielded: object, answer: object, *, empty: bool = False) -> Sequence[Any]:
-    if answer is ABSENT and empty:
+def _require_list(yielded: object, answer: object, *, allow_empty: bool = False) -> Sequence[Any]:
+    if answer is ABSENT and allow_empty:
         return ()
     if isinstance(answer, list | tuple):
         return answer
@@ -334,9 +343,9 @@ def _require_type(kind: type[object], yielded: object, answer: object) -> Any:
     raise _make_invalid_answer_error(yielded, answer, "a string" if kind is str else f"a string or a {kind.__name__}")
 
 
-def _make_invalid_answer_error(yielded: object, answer: object, fine: str) -> DataError:
+def _make_invalid_answer_error(yielded: object, answer: object, expected: str) -> DataError:
     given = "nothing" if answer is ABSENT else repr(answer)
-    return DataError(f"{given}{MISFIT}{yielded!r}; send {fine}, or a StepResult")
+    return DataError(f"{given}{MISFIT}{yielded!r}; send {expected}, or a StepResult")
 
 
 def _answer_tool_call(yielded: ToolCall, answer: object, place: HandlerPlace) -> StepResult:
@@ -344,7 +353,7 @@ def _answer_tool_call(yielded: ToolCall, answer: object, place: HandlerPlace) ->
 
 
 def _answer_step_text(yielded: StepText, answer: object, place: HandlerPlace) -> StepResult:
-    return StepResult(place.state, tuple([to_tool_result(r) for r in _require_list(yielded, answer, empty=True)]))
+    return StepResult(place.state, tuple([to_tool_result(r) for r in _require_list(yielded, answer, allow_empty=True)]))
 
 
 def _answer_generate_n(yielded: GenerateN, answer: object, place: HandlerPlace) -> StepResult:
@@ -364,8 +373,8 @@ STEPS: Mapping[type, Callable[[Any, Any, HandlerPlace], StepResult]] = {
 """What is sent for what has more than a value."""
 
 VALUES: Mapping[type, Callable[[Any, Any, HandlerPlace], Any]] = {
-    ToolCall: _make_tool_result,
-    AgentCall: lambda yielded, answer, _: _make_child_result(yielded, yielded.agent_id, answer),
+    ToolCall: _make_named_tool_result,
+    AgentCall: lambda yielded, answer, _: _to_child_result(yielded, yielded.agent_id, answer),
     Perform: _answer_perform,
     Ask: _answer_ask,
     Complete: lambda yielded, answer, _: _make_reply(yielded, answer),

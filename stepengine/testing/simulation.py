@@ -296,7 +296,7 @@ def _setting_from_record(setting: SimulationSetting, history: History) -> Simula
 
 
 def _find_unlisted_tools(agents: Iterable[AgentDefinition], history: History | None) -> dict[str, object]:
-    """Return the tools that a recorded run called and that no agent lists."""
+    """Return the names of tools that a recorded run called and that no agent lists, each with the value None."""
     if history is None:
         return {}
     names = [str(history.form(i)["tool_name"]) for i in history.intents.values() if i.type == "tool_call"]
@@ -306,7 +306,7 @@ def _find_unlisted_tools(agents: Iterable[AgentDefinition], history: History | N
 
 
 def _list_single_faults(calm: World, kinds: Sequence[str]) -> list[Fault]:
-    """Return one fault for each effect of a run and each kind that fits the effect."""
+    """Return one fault for each effect of the run without faults, *calm*, and each kind that fits the effect."""
     return [
         Fault(seq, kind, path)
         for (path, seq), (effect, _) in calm.effects.performed.items()
@@ -334,6 +334,7 @@ def _iter_faults_of_recorded_run(
 def _make_catalog(
     agents: Sequence[AgentDefinition], tools: Iterable[ToolLike], results: Mapping[str, object]
 ) -> Catalog:
+    """Return a catalog of the agents and *tools*; tools that are only named by agents or *results* are stand-ins."""
     from stepengine.engine.catalog import Catalog
 
     family, met = [*agents], set[int]()
@@ -361,11 +362,11 @@ def _run_and_check_world(setting: SimulationSetting, world: World) -> Finished:
     if world.seed % REPEATED == 0:
         world.replay(finished)
     if setting.is_same_in_any_order:
-        _expect_same_in_any_order(*_run_in_first_order(setting, world), world, finished)
+        _expect_same_in_any_order(*_get_run_in_first_order(setting, world), world, finished)
     return finished
 
 
-def _run_in_first_order(setting: SimulationSetting, world: World) -> tuple[World, Finished]:
+def _get_run_in_first_order(setting: SimulationSetting, world: World) -> tuple[World, Finished]:
     """Return the run of *world* with the same faults in the first order, and its end. It is cached for the other orders."""
     faults = tuple(world.faults.happened)
     key = (world.seed, faults)
@@ -419,13 +420,14 @@ def _make_shrunk_failure(setting: SimulationSetting, seed: int, world: World, vi
                 _run_and_check_world(setting, again)
             except Violation as same:
                 if same.row == violation.row:
-                    return _make_error(setting, seed, fewer, again, same)
-    return _make_error(setting, seed, faults, world, violation)
+                    return _make_simulation_error(setting, seed, fewer, again, same)
+    return _make_simulation_error(setting, seed, faults, world, violation)
 
 
-def _make_error(
+def _make_simulation_error(
     setting: SimulationSetting, seed: int, faults: tuple[Fault, ...], world: World, violation: Violation
 ) -> SimulationFailed:
+    """Return the error with the broken rule, the faults, the last log lines, and the call that repeats the run."""
     listed = "".join(f"\n  {fault!r}: {MEANINGS[fault.kind]}" for fault in faults) or " none, it fails without faults"
     given = f"[{', '.join(map(repr, faults))}]" if faults else "()"
     dropped = len(world.lines) - MAX_SHOWN
