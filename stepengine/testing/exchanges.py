@@ -52,7 +52,7 @@ class KnownReplies(Protocol):
         """Remove a miss, because another source answers the request."""
 
     def has_replies_of_transport(self, name: str) -> bool:
-        """Return whether replies were recorded that a transport of the program's own gave."""
+        """Return True if replies are recorded that the program's own transport *name* gave."""
 
 
 class RecordingTarget(Protocol):
@@ -183,13 +183,14 @@ class Exchange:
         return reply, whole
 
     def _report_left_out(self, reason: str) -> None:
+        """Report to the cassette that the reply is not recorded, and why."""
         left = LeftOut(self._request.method, clean_url(self._request.url), self._head.status, reason)
         self._cassette.record_left_out(left)
 
 
 @contextlib.contextmanager
 def bypass_patches(exchange: Exchange | None) -> Iterator[None]:
-    """Inside the block, patched libraries send requests unrecorded; an error there ends *exchange*."""
+    """Let patched libraries send requests unrecorded inside the block; finish *exchange* with an error raised there."""
     token = PASSING.set(True)
     try:
         yield
@@ -258,7 +259,7 @@ class Exchanges:
         if is_telemetry(request):
             return Interaction(request, NO_TELEMETRY) if self.is_replay_only else None
         if is_credential_exchange(request) and not is_presigned(request):
-            return Interaction(request, make_placeholder_reply(request)) if self.is_replay_only else None
+            return Interaction(request, make_credential_reply(request)) if self.is_replay_only else None
         if self._known is None:
             return None
         try:
@@ -270,11 +271,11 @@ class Exchanges:
             return None
 
     def has_replies_of_transport(self, name: str) -> bool:
-        """Return whether replies are played that a transport of the program's own gave."""
+        """Return True if replies are played that the program's own transport *name* gave."""
         return self._known is not None and self._known.has_replies_of_transport(name)
 
-    def leave_out_connection(self, address: str) -> None:
-        """Store that a connection to *address* was opened by a client that is not recorded, such as one on plain sockets."""
+    def report_unrecorded_connection(self, address: str) -> None:
+        """Report that a client that is not recorded, such as one on plain sockets, opened a connection to *address*."""
         _append_seen_address(address)
         if self._fresh is not None:
             self._fresh.record_left_out(LeftOut("CONNECT", address, 0, "other_client"))
@@ -287,23 +288,24 @@ class Exchanges:
         return start_exchange(self._fresh, request, record_errors=self._record_errors, transport=transport)
 
 
-def _append_seen_address(what: str) -> None:
+def _append_seen_address(address: str) -> None:
+    """Append *address* to the list of addresses that the enclosing block collects, if there is one."""
     seen = SEEN.get()
     if seen is not None:
-        seen.append(what)
+        seen.append(address)
 
 
 NO_TELEMETRY = RecordedResponse(200, "OK", {"content-type": "application/json"}, b"{}")
 TOKEN = {"access_token": "replay", "token_type": "Bearer", "expires_in": 3600}
 
 
-def make_placeholder_reply(request: RecordedRequest) -> RecordedResponse:
-    """Return a reply with a token for a program that replays; other exchanges of credentials get a 404."""
+def make_credential_reply(request: RecordedRequest) -> RecordedResponse:
+    """Return a made-up reply to a request for credentials in a replay: a token for POST, else status 404."""
     if request.method != "POST":
         return RecordedResponse(404, "Not Found", {"content-type": "application/json"}, b"{}")
     return RecordedResponse(200, "OK", {"content-type": "application/json"}, json.dumps(TOKEN).encode())
 
 
-def headers_from_raw(raw: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """Return header pairs as text."""
+def header_pairs_from_bytes(raw: Iterable[tuple[bytes, bytes]]) -> Headers:
+    """Return header pairs of bytes as text, decoded as Latin-1."""
     return tuple([(name.decode("latin-1"), value.decode("latin-1")) for name, value in raw])

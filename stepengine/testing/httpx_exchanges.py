@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 from stepengine.testing.cassette_files import Headers, Interaction, RecordedRequest, RecordedResponse, is_stream
-from stepengine.testing.exchanges import Exchange, headers_from_raw
+from stepengine.testing.exchanges import Exchange, header_pairs_from_bytes
 from stepengine.testing.recorded_errors import wait_for_cancellation
 
 __tracebackhide__ = True  # a failed test ends at its author's line
@@ -38,7 +38,9 @@ class HttpxExchanges:
 
     def read_request(self, request: Any) -> RecordedRequest:
         """Return a request whose body has been read."""
-        return RecordedRequest(request.method, str(request.url), headers_from_raw(request.headers.raw), request.content)
+        return RecordedRequest(
+            request.method, str(request.url), header_pairs_from_bytes(request.headers.raw), request.content
+        )
 
     def make_response(
         self, reply: RecordedResponse, request: Any, pieces: list[bytes], error: Exception | None = None
@@ -55,7 +57,7 @@ class HttpxExchanges:
 
     def record_while_read(self, response: Any, exchange: Exchange | None) -> Any:
         """Return *response* with a body that records itself while it is read."""
-        headers = headers_from_raw(response.headers.raw)
+        headers = header_pairs_from_bytes(response.headers.raw)
         if exchange is None or not exchange.start_reply(response.status_code, response.reason_phrase, headers):
             return response
         return self._module.Response(

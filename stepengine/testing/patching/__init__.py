@@ -95,7 +95,7 @@ def _record_unpatched_connection(event: str, args: tuple[Any, ...]) -> None:
         return
     address = args[1]
     if isinstance(address, tuple) and args[0].type == socket.SOCK_STREAM:
-        _active[0][1].leave_out_connection(f"{address[0]}:{address[1]}")
+        _active[0][1].report_unrecorded_connection(f"{address[0]}:{address[1]}")
 
 
 def _patch_library(library: str, module: Any, exchanges: Exchanges) -> Undo:

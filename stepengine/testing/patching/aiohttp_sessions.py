@@ -22,7 +22,7 @@ import attrs
 
 from stepengine.errors import DataError
 from stepengine.testing.cassette_files import Interaction, RecordedRequest
-from stepengine.testing.exchanges import PASSING, Exchange, Exchanges, bypass_patches, headers_from_raw
+from stepengine.testing.exchanges import PASSING, Exchange, Exchanges, bypass_patches, header_pairs_from_bytes
 from stepengine.testing.patching.wire import decode_chunks, has_body, is_chunked, make_reply_pieces
 from stepengine.testing.recorded_errors import wait_for_cancellation
 
@@ -147,7 +147,7 @@ async def _read_request(request: Any) -> RecordedRequest:
 
 def _record_response(response: Any, exchange: Exchange, traffic: _Traffic) -> None:
     """Record a live reply, of which bytes may have arrived before."""
-    headers = headers_from_raw(response.raw_headers)
+    headers = header_pairs_from_bytes(response.raw_headers)
     if response.status == UPGRADED:
         exchange.finish_with_error(ConnectionError("the connection was upgraded to a websocket"))
         return

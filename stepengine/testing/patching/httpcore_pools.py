@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from stepengine.testing.cassette_files import Interaction, RecordedRequest
-from stepengine.testing.exchanges import PASSING, Exchange, Exchanges, bypass_patches, headers_from_raw
+from stepengine.testing.exchanges import PASSING, Exchange, Exchanges, bypass_patches, header_pairs_from_bytes
 from stepengine.testing.httpx_exchanges import (
     PlayedBody,
     WatchedBody,
@@ -66,7 +66,7 @@ def _read_request(request: Any, body: bytes) -> RecordedRequest:
     host = f"[{url.host.decode()}]" if b":" in url.host and not url.host.startswith(b"[") else url.host.decode()
     port = "" if url.port in (None, PORTS.get(url.scheme)) else f":{url.port}"
     address = f"{url.scheme.decode()}://{host}{port}{url.target.decode('latin-1')}"
-    return RecordedRequest(request.method.decode(), address, headers_from_raw(request.headers), body)
+    return RecordedRequest(request.method.decode(), address, header_pairs_from_bytes(request.headers), body)
 
 
 def _replace_body(module: Any, request: Any, body: bytes) -> Any:
@@ -91,6 +91,8 @@ def _make_played_response(module: Any, found: Interaction) -> Any:
 def _record_response_body(response: Any, exchange: Exchange | None) -> Any:
     """Return *response* with a body that records itself while it is read."""
     reason = response.extensions.get("reason_phrase", b"").decode("latin-1")
-    if exchange is not None and exchange.start_reply(response.status, reason, headers_from_raw(response.headers)):
+    if exchange is not None and exchange.start_reply(
+        response.status, reason, header_pairs_from_bytes(response.headers)
+    ):
         response.stream = WatchedBody(response.stream, exchange)
     return response

@@ -127,9 +127,9 @@ class Broker(AbstractContextManager["Broker"]):
         left_out = [left for left in self.run.cassette.left_out if left.reason != "other_client"]
         self.run.lost = max(0, len(self._slots) - self._finished - len(left_out))
 
-    def has_missed_request_for(self, seconds: float) -> bool:
-        """Return whether a request was missed at least so long ago."""
-        return self._missed_at is not None and time.monotonic() - self._missed_at >= seconds
+    def has_missed_request_since(self, seconds_ago: float) -> bool:
+        """Return True if the first missed request was at least *seconds_ago*."""
+        return self._missed_at is not None and time.monotonic() - self._missed_at >= seconds_ago
 
     @property
     def site_folder(self) -> str:
@@ -141,6 +141,7 @@ class Broker(AbstractContextManager["Broker"]):
         return str(Path(self._folder.name) / "s")
 
     def _write_site_folder(self) -> None:
+        """Write the ``sitecustomize`` module that makes a Python process record or replay."""
         folder = Path(self.site_folder)
         folder.mkdir()
         source = bootstrap.SITE.format(path=bootstrap.__file__, folder=self.site_folder)
@@ -157,16 +158,16 @@ class Broker(AbstractContextManager["Broker"]):
 
     # --- answers ------------------------------------------------------------------------------------------------------------
 
-    def execute_request(self, question: dict[str, Any]) -> dict[str, Any]:
-        """Execute a request of a process, and return the reply."""
+    def execute_operation(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Execute the operation in a *message* of a process, and return the reply."""
         operations: dict[str, Callable[[dict[str, Any]], dict[str, Any] | None]] = {
-            "hello": self._register_process, "take": self._take_interaction, "reserve": self._reserve_slot, "finish": self._finish_slot, "times": self._add_times,
+            "hello": self._register_process, "take": self._take_interaction_or_miss, "reserve": self._reserve_slot, "finish": self._finish_slot, "times": self._store_frozen_times,
             "has_transport": lambda asked: {"known": self.run.cassette.has_replies_of_transport(asked["name"])},
             "leave_out": lambda told: self.run.cassette.record_left_out(LeftOut(**told["left"])),
             "blocked": lambda told: self.run.blocked.append(told["message"]), "uncovered": self._record_uncovered,
-            "source": self._add_source,
+            "source": self._store_observed_source,
         }  # fmt: skip
-        return operations[question["operation"]](question) or {}
+        return operations[message["operation"]](message) or {}
 
     def _register_process(self, question: dict[str, Any]) -> dict[str, Any]:
         """Record the command of a process that has started, and return its allowed hosts and frozen values."""
@@ -175,15 +176,18 @@ class Broker(AbstractContextManager["Broker"]):
         frozen = None if self._frozen is None else self._frozen.register_process(question["command"])
         return {"allowed": self._allowed, "frozen": frozen, "observes": self._observed is not None}
 
-    def _add_times(self, question: dict[str, Any]) -> None:
+    def _store_frozen_times(self, question: dict[str, Any]) -> None:
+        """Store clock values that a process recorded, unless nothing is frozen."""
         if self._frozen is not None:
             self._frozen.add_times(question["process"], question["values"])
 
-    def _add_source(self, question: dict[str, Any]) -> None:
+    def _store_observed_source(self, question: dict[str, Any]) -> None:
+        """Store a call of a nondeterministic function, if the run is observed."""
         if self._observed is not None:
             self._observed.add_source(question["name"], question["line"])
 
-    def _take_interaction(self, question: dict[str, Any]) -> dict[str, Any]:
+    def _take_interaction_or_miss(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Return the recorded interaction of a request, or its miss; in an observed run the nearest interaction replaces a miss."""
         request = request_from_json(question["request"])
         if self._observed is not None:
             self._observed.add_request(request, question["line"] or "")
@@ -200,16 +204,19 @@ class Broker(AbstractContextManager["Broker"]):
         return {"interaction": interaction_to_json(found)}
 
     def _reserve_slot(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Reserve the next position of the cassette for a request, and return its number."""
         with self._lock:
             self._slots.append(self.run.cassette.reserve(question["secrets"]))
             return {"slot": len(self._slots) - 1}
 
     def _finish_slot(self, question: dict[str, Any]) -> None:
+        """Store a recorded interaction at its reserved position."""
         self.run.cassette.finish(self._slots[question["slot"]], interaction_from_json(question["interaction"]))
         with self._lock:
             self._finished += 1
 
     def _record_uncovered(self, question: dict[str, Any]) -> None:
+        """Store the command and the reason of a process that is neither recorded nor replayed, once."""
         found = f"{shlex.join(question['command'])} ({question['reason']})"
         with self._lock:
             if found not in self.run.uncovered:
@@ -231,7 +238,7 @@ class _Handler(socketserver.StreamRequestHandler):
     def handle(self) -> None:
         question = json.loads(self.rfile.readline() or b"null")
         if question is not None:
-            self.wfile.write(json.dumps(self.server.broker.execute_request(question)).encode() + b"\n")
+            self.wfile.write(json.dumps(self.server.broker.execute_operation(question)).encode() + b"\n")
 
     def finish(self) -> None:
         try:
@@ -322,7 +329,7 @@ def replay_program(
 
 
 def _check_command(command: Sequence[str]) -> None:
-    """Raise if the command cannot be recorded, or its program does not exist."""
+    """Raise ``DefinitionError`` if the command cannot be recorded, or its program does not exist."""
     reason = find_uncovered_reason(command, None, "")
     if reason is not None:
         msg = f"{shlex.join(command)} cannot be recorded or replayed: {reason}. Start it without this option"
@@ -338,7 +345,7 @@ def _wait_for_program(process: subprocess.Popen[bytes], broker: Broker) -> int:
         try:
             return process.wait(GRACE_SECONDS)
         except subprocess.TimeoutExpired:
-            if not broker.has_missed_request_for(GRACE_SECONDS):
+            if not broker.has_missed_request_since(GRACE_SECONDS):
                 continue
         broker.run.ended = True
         process.terminate()
