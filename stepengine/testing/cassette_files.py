@@ -23,7 +23,13 @@ from stepengine.data.alike import list_names
 from stepengine.data.json import JsonDict, freeze, thaw
 from stepengine.data.visible import cut_after
 from stepengine.errors import DataError
-from stepengine.testing.cassette_bodies import STYLES, decode_body, indent_json, restore_json, write_indented_json
+from stepengine.testing.cassette_bodies import (
+    STYLES,
+    decode_body,
+    format_indented_json,
+    indent_json,
+    restore_json_style,
+)
 from stepengine.testing.recorded_errors import error_from_json
 from stepengine.workspace.file_formats import NOT_REGULAR, FileFormat, read_regular_file
 
@@ -375,7 +381,7 @@ def _restore_json_body(body: bytes, style: Any, source: str, at: str) -> bytes:
     if not isinstance(style, str) or style not in STYLES:
         raise _make_invalid_value_error(style, f"one of {list_names(STYLES)}", source, f"{at}.x_stepengine.json")
     try:
-        return restore_json(body.decode(), style).encode()
+        return restore_json_style(body.decode(), style).encode()
     except ValueError:
         msg = f"{source}: {at}.response.body is not JSON, although {at}.x_stepengine.json declares it; correct the body, or remove that line"
         raise DataError(msg, path=f"{at}.response.body") from None
@@ -428,7 +434,7 @@ def _parse_typed_body(body: dict[str, object], source: str, at: str) -> tuple[by
 
 def _encode_json_body(tree: object, source: str, at: str) -> bytes:
     """Return the body for a JSON tree in a file, in our own formatting, because the original bytes are unknown."""
-    return write_indented_json(thaw(_freeze_json(tree, source, at))).encode()
+    return format_indented_json(thaw(_freeze_json(tree, source, at))).encode()
 
 
 def _freeze_json(value: object, source: str, at: str) -> Any:

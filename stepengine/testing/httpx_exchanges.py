@@ -37,7 +37,7 @@ class HttpxExchanges:
         self._watched: Any = type("Watched", (WatchedBody, *bases), {})
 
     def read_request(self, request: Any) -> RecordedRequest:
-        """Return a request whose body has been read."""
+        """Return an httpx request, whose body has been read, as a ``RecordedRequest``."""
         return RecordedRequest(
             request.method, str(request.url), header_pairs_from_bytes(request.headers.raw), request.content
         )
@@ -49,14 +49,14 @@ class HttpxExchanges:
         reason = {"reason_phrase": reply.reason.encode("latin-1", errors="replace")} if reply.reason else {}
         return self._module.Response(
             reply.status,
-            headers=headers_to_raw(reply.headers),
+            headers=header_pairs_to_bytes(reply.headers),
             stream=self._played(pieces, error),
             request=request,
             extensions={"http_version": b"HTTP/1.1", **reason},
         )
 
     def record_while_read(self, response: Any, exchange: Exchange | None) -> Any:
-        """Return *response* with a body that records itself while it is read."""
+        """Return *response* with a body that records itself while it is read; unchanged if it is not recorded."""
         headers = header_pairs_from_bytes(response.headers.raw)
         if exchange is None or not exchange.start_reply(response.status_code, response.reason_phrase, headers):
             return response
@@ -68,8 +68,8 @@ class HttpxExchanges:
         )
 
 
-def headers_to_raw(headers: Headers) -> list[tuple[bytes, bytes]]:
-    """Return header pairs as they are sent."""
+def header_pairs_to_bytes(headers: Headers) -> list[tuple[bytes, bytes]]:
+    """Return header pairs as Latin-1 bytes."""
     return [
         (name.encode("latin-1", errors="replace"), value.encode("latin-1", errors="replace")) for name, value in headers
     ]
@@ -83,7 +83,7 @@ def split_body_into_events(reply: RecordedResponse) -> list[bytes]:
 
 
 def make_cut_reply_error(module: Any, found: Interaction) -> Exception | None:
-    """Return the error of *module* behind a reply that was recorded without its end; None for a complete one."""
+    """Return the error of *module* that ends a reply recorded without its end; None for a complete one."""
     if found.complete:
         return None
     return module.RemoteProtocolError("the recorded reply ends here, because the program read no further")  # type: ignore[no-any-return]

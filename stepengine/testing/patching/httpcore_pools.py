@@ -10,7 +10,7 @@ from stepengine.testing.exchanges import PASSING, Exchange, Exchanges, bypass_pa
 from stepengine.testing.httpx_exchanges import (
     PlayedBody,
     WatchedBody,
-    headers_to_raw,
+    header_pairs_to_bytes,
     make_cut_reply_error,
     split_body_into_events,
 )
@@ -85,7 +85,9 @@ def _make_played_response(module: Any, found: Interaction) -> Any:
     if reply.reason:
         extensions["reason_phrase"] = reply.reason.encode("latin-1", errors="replace")
     body = PlayedBody(split_body_into_events(reply), error or make_cut_reply_error(module, found))
-    return module.Response(reply.status, headers=headers_to_raw(reply.headers), content=body, extensions=extensions)
+    return module.Response(
+        reply.status, headers=header_pairs_to_bytes(reply.headers), content=body, extensions=extensions
+    )
 
 
 def _record_response_body(response: Any, exchange: Exchange | None) -> Any:

@@ -32,7 +32,7 @@ from stepengine.testing.cassette_misses import CassetteMiss
 from stepengine.testing.placeholders import list_hosts, make_replay_variables
 from stepengine.testing.processes import bootstrap, channel
 from stepengine.testing.processes.child_commands import find_uncovered_reason
-from stepengine.testing.processes.doctor import ObservedRun, RequestDifference, compare_runs
+from stepengine.testing.processes.doctor import ObservedRun, RequestDifference, find_differing_requests
 from stepengine.testing.processes.forms import interaction_from_json, interaction_to_json, request_from_json
 from stepengine.testing.processes.frozen import KINDS
 from stepengine.testing.processes.frozen_values import FrozenValues
@@ -195,7 +195,7 @@ class Broker(AbstractContextManager["Broker"]):
             found = self.run.cassette.take(request)
         except CassetteMiss as miss:
             nearest = (
-                None if self._observed is None else self._observed.use_nearest_interaction(self.run.cassette, miss)
+                None if self._observed is None else self._observed.pop_nearest_interaction(self.run.cassette, miss)
             )
             if nearest is not None:
                 return {"interaction": interaction_to_json(nearest)}
@@ -324,7 +324,7 @@ def replay_program(
         runs.append(broker.run)
     if twice:
         runs[-1].requests = [len(one.requests) for one in observed]
-        runs[-1].differences = [*compare_runs(*observed)]
+        runs[-1].differences = [*find_differing_requests(*observed)]
     return runs[-1]
 
 
