@@ -38,6 +38,7 @@ class _SimulatedChild:
 
     @property
     def result(self) -> ChildResult[Any] | None:
+        """The result of the child; None until it has ended."""
         return self.outcome.value if isinstance(self.outcome, Value) else None
 
 

@@ -176,7 +176,7 @@ class Budgets:
 
     def start_effects(self, run: WatchedRun, members: Sequence[Leaf], gather: Gather | None) -> None:
         """
-        Reserve tokens for effects that start at the same time.
+        Start effects together: reserve their tokens and count their children.
 
         Raises:
             Violation: when more was let through than there is room for.

@@ -133,7 +133,7 @@ class Interaction:
     @property
     def is_playable(self) -> bool:
         """Whether it can be replayed. An event stream that was not read to its end cannot, because its events are incomplete."""
-        return self.complete or "error" in self.extras or not is_stream(self.response)
+        return self.complete or "error" in self.extras or not is_event_stream(self.response)
 
 
 def is_json(message: RecordedRequest | RecordedResponse) -> bool:
@@ -143,12 +143,12 @@ def is_json(message: RecordedRequest | RecordedResponse) -> bool:
 
 
 def may_be_json(request: RecordedRequest) -> bool:
-    """Return whether the body of *request* counts as JSON if it is: by its content type, or for want of one."""
+    """Return True if the content type of *request* is JSON, or is missing or unusual and the body starts like JSON."""
     kind = request.header("content-type").partition(";")[0].lower()
     return is_json(request) or ((not kind or "json" in kind) and request.body[:1] in (b"{", b"["))
 
 
-def is_stream(message: Any) -> bool:
+def is_event_stream(message: Any) -> bool:
     """Return whether *message* is a stream of server-sent events."""
     return bool(message.header("content-type").strip().lower().startswith("text/event-stream"))
 
@@ -258,6 +258,7 @@ def make_yaml_loader() -> Any:
 
 
 def _load_yaml(data: bytes, source: str) -> Any:
+    """Return the tree of plain YAML; raise ``DataError`` for any other tag, and for too large or too nested content."""
     import yaml
 
     try:
@@ -609,7 +610,7 @@ def _body_to_yaml(message: RecordedRequest | RecordedResponse) -> tuple[str | by
         text = message.body.decode()
     except UnicodeDecodeError:
         return message.body, ""
-    is_raw = not may_be_json(message) if isinstance(message, RecordedRequest) else is_stream(message)
+    is_raw = not may_be_json(message) if isinstance(message, RecordedRequest) else is_event_stream(message)
     return (text, "") if is_raw else indent_json(text)
 
 
@@ -619,4 +620,4 @@ def _decompress_body_for_readers(response: RecordedResponse) -> str:
         text = decode_body(response.body, response.header("content-encoding")).decode()
     except UnicodeDecodeError:
         return ""
-    return text if is_stream(response) else indent_json(text)[0]
+    return text if is_event_stream(response) else indent_json(text)[0]

@@ -35,7 +35,7 @@ from stepengine.models._byte_reader import (
 from stepengine.models._failures import error_from_body, find_request_id, make_protocol_error
 from stepengine.models._json import read_json
 from stepengine.models.pricing import LIST_PRICES
-from stepengine.testing.cassette_files import Interaction, RecordedResponse, is_stream
+from stepengine.testing.cassette_files import Interaction, RecordedResponse, is_event_stream
 from stepengine.testing.cassette_requests import ModelCall, fill_text_of_opaque_part, parse_model_call
 from stepengine.testing.recordings import display_path, load_interactions
 from stepengine.testing.traffic_redaction import Cleaner, find_header_secrets
@@ -214,7 +214,7 @@ def _decode_reply(call: ModelCall, response: RecordedResponse) -> ModelReply:
 
 def _to_event_stream(response: RecordedResponse, content: bytes) -> bytes | None:
     """Return a streamed body as events, or None for a whole reply; Google can stream a JSON array."""
-    if is_stream(response) or content.startswith((b"data:", b"event:")):
+    if is_event_stream(response) or content.startswith((b"data:", b"event:")):
         return content
     if not content.lstrip().startswith(b"["):
         return None

@@ -19,7 +19,7 @@ import attrs
 from stepengine.data.json import JsonDict
 from stepengine.testing.cassette import LeftOut, OpenExchange, Slot
 from stepengine.testing.cassette_bodies import decode_body
-from stepengine.testing.cassette_files import Headers, Interaction, RecordedRequest, RecordedResponse, is_stream
+from stepengine.testing.cassette_files import Headers, Interaction, RecordedRequest, RecordedResponse, is_event_stream
 from stepengine.testing.cassette_misses import CassetteMiss, wrap_miss_for_pool_worker
 from stepengine.testing.recorded_errors import error_to_json
 from stepengine.testing.stream_ends import is_stream_complete
@@ -140,9 +140,9 @@ class Exchange:
         form = None if complete or error is None or not self._record_errors else error_to_json(error)
         if form is not None:
             extras["error"] = form
-        elif not complete and is_stream(reply):
+        elif not complete and is_event_stream(reply):
             self._report_left_out("cut" if read_to_end else "not_read")
-        if self._keep_chunks and is_stream(reply):
+        if self._keep_chunks and is_event_stream(reply):
             extras["chunks"] = [len(piece) for piece in self.pieces]
         self._cassette.finish(slot, Interaction(self._request, reply, JsonDict(extras)))
 
@@ -177,7 +177,7 @@ class Exchange:
         length = reply.header("content-length")
         if length.isdecimal() and self.unframe is None:  # a client that knows the length asks for nothing behind it
             whole = len(body) >= int(length)
-        if is_stream(reply):
+        if is_event_stream(reply):
             text = decode_body(body, reply.header("content-encoding")).decode(errors="replace")
             whole = is_stream_complete(text, read_to_end=whole, with_errors=self._record_errors)
         return reply, whole

@@ -13,7 +13,7 @@ import re
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from stepengine.testing.cassette_files import Headers, Interaction, RecordedRequest, RecordedResponse, is_stream
+from stepengine.testing.cassette_files import Headers, Interaction, RecordedRequest, RecordedResponse, is_event_stream
 from stepengine.testing.exchanges import Exchange, header_pairs_from_bytes
 from stepengine.testing.recorded_errors import wait_for_cancellation
 
@@ -77,7 +77,7 @@ def header_pairs_to_bytes(headers: Headers) -> list[tuple[bytes, bytes]]:
 
 def split_body_into_events(reply: RecordedResponse) -> list[bytes]:
     """Return the body of a reply in pieces: one per event of a stream, else one."""
-    if is_stream(reply):
+    if is_event_stream(reply):
         return [piece for piece in EVENT.findall(reply.body) if piece]
     return [reply.body] if reply.body else []
 

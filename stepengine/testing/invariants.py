@@ -325,6 +325,7 @@ class WatchedRun:
                 raise_violation("I9", f"the run has ended, but step {self._step} has not")
 
     def _check_step_end(self, event: StepFinished) -> None:
+        """End the current step, and store the status of a stopped one; raise ``Violation`` for another step or status."""
         if event.step != self._step:
             raise_violation("I9", f"step {event.step} ended while step {self._step} was running")
         self._step = None
@@ -347,8 +348,8 @@ class WatchedRun:
                 "I7" if over else "I9", f"{token} must not occur in the state {' or '.join(sorted(before))}"
             )
 
-    def check_outcomes(self, effects: Iterable[Leaf], outcomes: Iterable[Single]) -> None:
-        """Check the outcomes that the world returns for effects."""
+    def track_outcomes(self, effects: Iterable[Leaf], outcomes: Iterable[Single]) -> None:
+        """Add the outcomes of effects to the totals, store a stop or an exceeded limit, and advance the protocol state."""
         kinds = set()
         for effect, outcome in zip(effects, outcomes, strict=True):
             kinds.add(type(outcome).__name__)
@@ -455,7 +456,7 @@ class WatchedRun:
             raise_violation("I10", f"{len(ran)} children ran, but the run reports {len(listed)}")
 
     def _check_history_results(self, history: Iterable[Message]) -> None:
-        """Check that each call has its own result, and that no input is lost; runs with hooks or replaced messages are skipped."""
+        """Raise ``Violation`` for a wrong tool result or a lost input in *history*; skip runs with hooks, replaced messages or a body."""
         if self.plan.hooks or self._replaced or self.plan.body is not None:
             return
         messages = [*history]
@@ -472,7 +473,7 @@ class WatchedRun:
                 raise_violation("R1", f"{sent!r} was sent to the run but is not in its history")
 
     def _check_old_states_unchanged(self) -> None:
-        """Append to every state that was seen, and check that no state has changed (I5)."""
+        """Append to every stored state; raise ``Violation`` if a state has changed since it was seen (I5)."""
         for state, _, _ in self._states:
             state.message_history.extend(LATER)
             state.view.extend(LATER)
@@ -496,7 +497,7 @@ class Unwatched(WatchedRun):
     def check_effect(self, effect: Effect) -> None:
         """Do nothing."""
 
-    def check_outcomes(self, effects: Iterable[Leaf], outcomes: Iterable[Single]) -> None:
+    def track_outcomes(self, effects: Iterable[Leaf], outcomes: Iterable[Single]) -> None:
         """Do nothing."""
 
     def check_end(self, finished: Finished) -> None:
@@ -534,11 +535,13 @@ class _Spy:
         return self._asked
 
     def send(self, value: Any) -> Any:
+        """Check *value*, send it to the generator, and return its next yield."""
         self._run.check_sent_result(self._asked, value)
         self._asked = self._steps.send(value)
         return self._asked
 
     def throw(self, *error: Any) -> Any:
+        """Check an error, throw it into the generator, and return its next yield."""
         self._run.check_thrown_error(error[0])
         self._asked = self._steps.throw(*error)
         return self._asked

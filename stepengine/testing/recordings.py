@@ -540,6 +540,7 @@ class JournalFixture(SelfOpeningJournal):
         return run
 
     def _make_run_for_mode(self, answers: Mapping[str, AnswerLike] | None) -> JournaledRun:
+        """Return a run that records, replays or does both, as the mode and the existence of the file require."""
         leeway = AllowedDifferences(may_leave=self.allow_unused)
         if self.existed and self.mode == "extend":
             # Whoever records a test anew wants what it does to happen, as when it was recorded first.

@@ -46,7 +46,7 @@ from stepengine.redaction import (
     patch_json_text,
 )
 from stepengine.testing.cassette_bodies import decode_body
-from stepengine.testing.cassette_files import Headers, RecordedRequest, RecordedResponse, is_stream
+from stepengine.testing.cassette_files import Headers, RecordedRequest, RecordedResponse, is_event_stream
 from stepengine.testing.cassette_matching import PORTS, find_boundary, is_compared_header, is_ignored_header
 
 __tracebackhide__ = True  # a failed test ends at its author's line
@@ -368,7 +368,7 @@ def _detect_text_encoding(body: bytes, kind: str) -> str:
 
 
 def has_binary_body(message: RecordedRequest | RecordedResponse) -> bool:
-    """Return True if the body of *message* is no text, so that only known values are searched in it."""
+    """Return True if the body of *message* is not text, so that only known secret values are searched in it."""
     body = decode_body(message.body, message.header("content-encoding"))
     return message.body != b"" and (not body or not _detect_text_encoding(body, message.header("content-type").lower()))
 
@@ -430,7 +430,7 @@ def _is_host_of_url(value: str, url: str) -> bool:
 
 
 def is_recorded_request_header(name: str) -> bool:
-    """Return whether a header of a request, in lower case, is stored: matching compares its value, or that it has a secret."""
+    """Return True if a request header, in lower case, is stored: matching compares its value, or whether it has a secret."""
     return is_compared_header(name) or (is_secret_name(name, "header") and not is_ignored_header(name))
 
 
@@ -567,10 +567,12 @@ class Cleaner:
         return self.redactor.redact_json_text(clean)
 
     def _clean_set_cookie(self, text: str) -> str:
+        """Return a cookie with a placeholder for its value, and its attributes unchanged."""
         cookie, end, attributes = text.partition(";")
         return f"{self._clean_cookie(cookie)}{end}{attributes}"
 
     def _clean_cookie(self, text: str) -> str:
+        """Return a ``name=value`` cookie with a placeholder for its value."""
         name, sign, value = text.partition("=")
         if not sign:
             return self._make_secret_placeholder(text, "cookie", "header") if text else ""
@@ -670,7 +672,7 @@ class Cleaner:
         text = decode_body(message.body, message.header("content-encoding")).decode(errors="replace")
         if self.redactor.may_contain_secret(text):
             yield from self.redactor.find_secret_pointers(parse_if_json(text), "body")
-        if is_stream(message):
+        if is_event_stream(message):
             for place, joined in join_event_texts_by_path(text).items():
                 rules = self.redactor.find_secrets(joined).values()
                 yield from ((f"body (joined events){place}", rule) for rule in rules)
@@ -678,7 +680,7 @@ class Cleaner:
     def _clean_reply_body(self, response: RecordedResponse) -> bytes:
         """Return the body unchanged if it has no secret, else decoded and without secrets."""
         plain = decode_body(response.body, response.header("content-encoding"))
-        if not is_stream(response):
+        if not is_event_stream(response):
             clean = self.clean_body(plain, response.header("content-type"))
         else:
             text = plain.decode(errors="surrogateescape")

@@ -269,6 +269,7 @@ class Walk:
         return getattr(self._steps, "__qualname__", type(self._steps).__name__)
 
     def _send_or_throw_again(self, exchange: WalkStep) -> None:
+        """Repeat a step of another walk: send its answer, or throw its error."""
         try:
             if isinstance(exchange.answer, StepResult):
                 self.send(exchange.answer)

@@ -341,7 +341,7 @@ class World:
         except StepEngineError as error:
             raise_violation("I11", f"{self.effects.repetition_prefix} the run cannot be resumed: {error.message}")
 
-    def replay(self, finished: Finished) -> None:
+    def check_replay(self, finished: Finished) -> None:
         """
         Replay the run from its journal; check that it emits the same effects, performs none, and ends in the same way.
 
@@ -509,10 +509,11 @@ class SimulatedProcess:
         else:
             self._start_effects(run, members, None)
             outcomes = (self._budgets.perform(run, effect),)
-        run.check_outcomes(members, outcomes)
+        run.track_outcomes(members, outcomes)
         return Gathered(outcomes) if isinstance(effect, Gather) else outcomes[0]
 
     def _start_effects(self, run: WatchedRun, members: Sequence[Leaf], gather: Gather | None) -> None:
+        """Reserve room for effects within the limits, and mark them as started; a divergence raises ``Violation``."""
         try:
             self._budgets.start_effects(run, members, gather)
         except ReplayDivergence as error:
@@ -558,9 +559,9 @@ class SimulatedProcess:
         done: Mapping[int, Single],
     ) -> Iterator[int]:
         """
-        Begin as many members at a time as the limits have room for, and yield them in this *order* to be performed.
+        Start as many members at a time as the limits allow, and yield their indexes in this *order* to be performed.
 
-        After a stop among what is *done* none begins.
+        After a stop among the outcomes in *done*, the rest is yielded without a start.
         """
         start, together = 0, gather if len(members) > 1 else None
         while start < len(members):

@@ -87,12 +87,12 @@ def patch_library(module: Any, exchanges: Exchanges) -> Callable[[], None]:
         return send_recorded
 
     @wraps(request)
-    def request_once(*args: Any, **kwargs: Any) -> Any:
+    def request_with_middleware(*args: Any, **kwargs: Any) -> Any:
         return request(*args, middlewares=(*kwargs.pop("middlewares", ()), middleware), **kwargs)
 
     for name, send in originals.items():
         setattr(module.ClientSession, name, add_middleware(send))
-    module.request = request_once
+    module.request = request_with_middleware
 
     def restore() -> None:
         for name, send in originals.items():

@@ -62,6 +62,7 @@ def patch_library(module: Any, exchanges: Exchanges) -> Callable[[], None]:
 
 
 def _read_request(request: Any, body: bytes) -> RecordedRequest:
+    """Return a request of httpcore with its *body* and its whole URL."""
     url = request.url
     host = f"[{url.host.decode()}]" if b":" in url.host and not url.host.startswith(b"[") else url.host.decode()
     port = "" if url.port in (None, PORTS.get(url.scheme)) else f":{url.port}"

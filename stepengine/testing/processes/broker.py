@@ -169,28 +169,28 @@ class Broker(AbstractContextManager["Broker"]):
         }  # fmt: skip
         return operations[message["operation"]](message) or {}
 
-    def _register_process(self, question: dict[str, Any]) -> dict[str, Any]:
+    def _register_process(self, message: dict[str, Any]) -> dict[str, Any]:
         """Record the command of a process that has started, and return its allowed hosts and frozen values."""
         with self._lock:
-            self.run.processes.append(shlex.join(question["command"]))
-        frozen = None if self._frozen is None else self._frozen.register_process(question["command"])
+            self.run.processes.append(shlex.join(message["command"]))
+        frozen = None if self._frozen is None else self._frozen.register_process(message["command"])
         return {"allowed": self._allowed, "frozen": frozen, "observes": self._observed is not None}
 
-    def _store_frozen_times(self, question: dict[str, Any]) -> None:
+    def _store_frozen_times(self, message: dict[str, Any]) -> None:
         """Store clock values that a process recorded, unless nothing is frozen."""
         if self._frozen is not None:
-            self._frozen.add_times(question["process"], question["values"])
+            self._frozen.add_times(message["process"], message["values"])
 
-    def _store_observed_source(self, question: dict[str, Any]) -> None:
+    def _store_observed_source(self, message: dict[str, Any]) -> None:
         """Store a call of a nondeterministic function, if the run is observed."""
         if self._observed is not None:
-            self._observed.add_source(question["name"], question["line"])
+            self._observed.add_source(message["name"], message["line"])
 
-    def _take_interaction_or_miss(self, question: dict[str, Any]) -> dict[str, Any]:
+    def _take_interaction_or_miss(self, message: dict[str, Any]) -> dict[str, Any]:
         """Return the recorded interaction of a request, or its miss; in an observed run the nearest interaction replaces a miss."""
-        request = request_from_json(question["request"])
+        request = request_from_json(message["request"])
         if self._observed is not None:
-            self._observed.add_request(request, question["line"] or "")
+            self._observed.add_request(request, message["line"] or "")
         try:
             found = self.run.cassette.take(request)
         except CassetteMiss as miss:
@@ -203,21 +203,21 @@ class Broker(AbstractContextManager["Broker"]):
             return {"miss": str(miss), "reason": miss.reason}
         return {"interaction": interaction_to_json(found)}
 
-    def _reserve_slot(self, question: dict[str, Any]) -> dict[str, Any]:
+    def _reserve_slot(self, message: dict[str, Any]) -> dict[str, Any]:
         """Reserve the next position of the cassette for a request, and return its number."""
         with self._lock:
-            self._slots.append(self.run.cassette.reserve(question["secrets"]))
+            self._slots.append(self.run.cassette.reserve(message["secrets"]))
             return {"slot": len(self._slots) - 1}
 
-    def _finish_slot(self, question: dict[str, Any]) -> None:
+    def _finish_slot(self, message: dict[str, Any]) -> None:
         """Store a recorded interaction at its reserved position."""
-        self.run.cassette.finish(self._slots[question["slot"]], interaction_from_json(question["interaction"]))
+        self.run.cassette.finish(self._slots[message["slot"]], interaction_from_json(message["interaction"]))
         with self._lock:
             self._finished += 1
 
-    def _record_uncovered(self, question: dict[str, Any]) -> None:
+    def _record_uncovered(self, message: dict[str, Any]) -> None:
         """Store the command and the reason of a process that is neither recorded nor replayed, once."""
-        found = f"{shlex.join(question['command'])} ({question['reason']})"
+        found = f"{shlex.join(message['command'])} ({message['reason']})"
         with self._lock:
             if found not in self.run.uncovered:
                 self.run.uncovered.append(found)
