@@ -184,7 +184,7 @@ class Matcher:
 
 
 def _decimal_to_json(number: object) -> list[object]:
-    """Return a list that no JSON contains for a number that is no float; it differs from a text of the same digits."""
+    """Return a list that stands for a number that no float can hold, and that no JSON text contains."""
     return [math.nan, str(number)]
 
 

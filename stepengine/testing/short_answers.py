@@ -104,6 +104,7 @@ def compute_time_after_yield(yielded: object, value: object, now: datetime) -> d
 
 
 def _answer_parallel(yielded: Parallel[Any], answer: object, place: HandlerPlace) -> StepResult:
+    """Return the result of a ``Parallel``: one value for each member, and the tool results among them."""
     answers = _require_list(yielded, answer)
     if len(answers) != len(yielded.calls):
         raise _make_invalid_answer_error(
@@ -169,6 +170,7 @@ def _answer_ask(yielded: Ask, answer: Any, _: HandlerPlace) -> Any:
 
 
 def _answer_perform(_: object, answer: Any, __: HandlerPlace) -> Any:
+    """Return *answer* as frozen JSON; a ``PerformError`` stays as it is."""
     return answer if isinstance(answer, PerformError) else freeze(answer)
 
 
@@ -252,7 +254,7 @@ def _map_results_to_children(yielded: Wait[Any], answer: Any) -> Mapping[ChildRe
 
 
 def _make_background_child_result(ref: ChildRef[Any], answer: object, yielded: object) -> ChildResult[Any]:
-    """Return the result of a child in the background."""
+    """Return *answer* as the result of the background child *ref*: a ``ChildResult``, its output, or the exception with which it failed."""
     if isinstance(answer, Exception):
         return ChildResult(agent_id=ref.agent_id, run_id=ref.id, status=RunStatus.FAILED, error=_to_child_error(answer))
     if isinstance(answer, ChildResult) and answer.run_id not in ("", ref.id):
@@ -261,6 +263,7 @@ def _make_background_child_result(ref: ChildRef[Any], answer: object, yielded: o
 
 
 def _answer_send(yielded: Send, answer: object, _: HandlerPlace) -> bool:
+    """Return whether the child of a ``Send`` is still running; True by default."""
     return True if answer is ABSENT else bool(_require_type(bool, yielded, answer))
 
 
@@ -314,7 +317,7 @@ def _answer_step(yielded: object, answer: object, place: HandlerPlace) -> StepRe
         return StepResult(state, steps_complete=yielded is Sentinel.STEP_ALL)
     if isinstance(answer, AgentState):
         return StepResult(answer, steps_complete=yielded is Sentinel.STEP_ALL)
-    reply = _make_reply(yielded, answer)
+    reply = _to_model_reply(yielded, answer)
     if reply.tool_calls:
         raise _make_invalid_answer_error(
             yielded, answer, "a StepResult, since its history must contain the results of tool calls"
@@ -325,7 +328,7 @@ def _answer_step(yielded: object, answer: object, place: HandlerPlace) -> StepRe
     return StepResult(after, steps_complete=complete)
 
 
-def _make_reply(yielded: object, answer: object) -> ModelReply:
+def _to_model_reply(yielded: object, answer: object) -> ModelReply:
     return ModelReply(answer) if isinstance(answer, str) else _require_type(ModelReply, yielded, answer)
 
 
@@ -338,6 +341,7 @@ def _require_list(yielded: object, answer: object, *, allow_empty: bool = False)
 
 
 def _require_type(kind: type[object], yielded: object, answer: object) -> Any:
+    """Return *answer* if it is a *kind*; raise ``DataError`` otherwise."""
     if isinstance(answer, kind):
         return answer
     raise _make_invalid_answer_error(yielded, answer, "a string" if kind is str else f"a string or a {kind.__name__}")
@@ -353,10 +357,12 @@ def _answer_tool_call(yielded: ToolCall, answer: object, place: HandlerPlace) ->
 
 
 def _answer_step_text(yielded: StepText, answer: object, place: HandlerPlace) -> StepResult:
+    """Return the result of a ``StepText`` with the tool results in *answer*; none by default."""
     return StepResult(place.state, tuple([to_tool_result(r) for r in _require_list(yielded, answer, allow_empty=True)]))
 
 
 def _answer_generate_n(yielded: GenerateN, answer: object, place: HandlerPlace) -> StepResult:
+    """Return the result of a ``GenerateN`` with the texts in *answer*."""
     return StepResult(
         place.state, n_responses=tuple([_require_type(str, yielded, t) for t in _require_list(yielded, answer)])
     )
@@ -377,7 +383,7 @@ VALUES: Mapping[type, Callable[[Any, Any, HandlerPlace], Any]] = {
     AgentCall: lambda yielded, answer, _: _to_child_result(yielded, yielded.agent_id, answer),
     Perform: _answer_perform,
     Ask: _answer_ask,
-    Complete: lambda yielded, answer, _: _make_reply(yielded, answer),
+    Complete: lambda yielded, answer, _: _to_model_reply(yielded, answer),
     Sleep: _answer_sleep,
     Receive: _answer_receive,
     Start: _answer_start,

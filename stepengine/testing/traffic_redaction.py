@@ -548,6 +548,7 @@ class Cleaner:
         return RecordedResponse(response.status, self.clean_text(response.reason), headers, body)
 
     def _drop_excluded_headers(self, headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+        """Return *headers* without those that the rules of the user leave out."""
         left_out = self.base.rules.headers
         return [(name, value) for name, value in headers if name.lower() not in left_out]
 
@@ -614,6 +615,7 @@ class Cleaner:
         )
 
     def _clean_multipart_part(self, part: bytes, level: int) -> bytes:
+        """Return a part with a placeholder for its content if its name is secret, else with its content redacted."""
         head, content = _split_part_head(part)
         text = content.decode("latin-1")
         field = next((name for name in _find_part_names(head) if is_secret(name, text, "parameter")), "")

@@ -201,6 +201,7 @@ class _Drawing:
         )
 
     def _draw_value_of_type(self, schema: Mapping[str, Any], kind: object, depth: int) -> object:
+        """Return a random object, array or plain value of the type *kind*; a text for an unknown type."""
         random = self.random
         if kind == "object":
             required, members = schema.get("required", ()), schema.get("properties", {}).items()
@@ -438,6 +439,7 @@ class SimulatedProcess:
         )
 
     def _run_background_child(self, item: Item) -> Single:
+        """Run a background child through recorder and limits, and return its outcome."""
         return self._budgets.run_background_child(item)
 
     def drive(self, plan: RunPlan, state: AgentState) -> Finished:

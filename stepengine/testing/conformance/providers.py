@@ -262,27 +262,27 @@ def _run_with_provider(
 ) -> T:
     """Return the result of *work* with a provider, in an event loop of its own."""
 
-    async def run() -> T:
+    async def run_and_close_provider() -> T:
         provider = _make_provider(given, situation)
         try:
             return await work(provider)
         finally:
             await provider.close()
 
-    return asyncio.run(run())
+    return asyncio.run(run_and_close_provider())
 
 
 def _ends_in_thread_in_time(work: Callable[[], None]) -> bool:
     """Run *work* in another thread, and return True if it ends in time; raise its error."""
     errors: list[Exception] = []
 
-    def run() -> None:
+    def run_and_store_error() -> None:
         try:
             work()
         except Exception as error:  # noqa: BLE001 - the caller raises it
             errors.append(error)
 
-    thread = threading.Thread(target=run, daemon=True)
+    thread = threading.Thread(target=run_and_store_error, daemon=True)
     thread.start()
     thread.join(2 * CANCEL_SECONDS)
     if errors:

@@ -142,6 +142,7 @@ class _PatchingLoader(Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: Any) -> None:
+        """Execute the module, restore its own loader, and call the function that patches it."""
         self._loader.exec_module(module)
         module.__loader__ = module.__spec__.loader = self._loader
         self._then(module)
