@@ -143,7 +143,7 @@ def is_json(message: RecordedRequest | RecordedResponse) -> bool:
 
 
 def may_be_json(request: RecordedRequest) -> bool:
-    """Return True if the content type of *request* is JSON, or is missing or unusual and the body starts like JSON."""
+    """Return True if the content type of *request* is JSON, or if it is missing or mentions JSON and the body starts like it."""
     kind = request.header("content-type").partition(";")[0].lower()
     return is_json(request) or ((not kind or "json" in kind) and request.body[:1] in (b"{", b"["))
 
