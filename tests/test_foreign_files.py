@@ -563,7 +563,7 @@ RENDERERS = ("describe_compactions", "describe_run", "render_compactions", "rend
 
 def add_to_shared_cassette(file: Path) -> None:
     fixture = CassetteFixture(file, "rewrite")
-    fixture.add_to_files({file})
+    fixture.set_recorded_files({file})
     fixture.write_recordings()
 
 
@@ -587,7 +587,7 @@ METHODS: dict[str, Callable[[Path], object]] = {
     "Cassette.save": lambda file: Cassette().save(file),
     "Cassette.load": Cassette.load,
     "CassetteFixture": lambda file: CassetteFixture(file, "rewrite").write_recordings(),
-    "CassetteFixture.add_to_files": add_to_shared_cassette,
+    "CassetteFixture.set_recorded_files": add_to_shared_cassette,
     "JournalFixture": lambda file: JournalFixture(file, "rewrite").write_recordings(),
     "record_program": lambda file: record_program(file, ["python", "-c", "pass"]),
     "replay_program": lambda file: replay_program(file, ["python", "-c", "pass"]),

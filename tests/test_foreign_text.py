@@ -132,7 +132,7 @@ from stepengine.testing.cassette_requests import parse_model_call
 from stepengine.testing.httpx_exchanges import EVENT
 from stepengine.testing.package_checks import HOMES, HOSTS
 from stepengine.testing.stream_ends import is_stream_complete
-from stepengine.testing.traffic_redaction import Cleaner, clean_events, join_event_texts
+from stepengine.testing.traffic_redaction import Cleaner, clean_events, join_event_texts_by_path
 from stepengine.tools import ToolRegistry
 from stepengine.tools.bundled import file_tools, search_tools, shell_tools
 from stepengine.tools.bundled.files.edits import TextReplacement, apply_replacements, unified_diff
@@ -361,7 +361,7 @@ def differing(prints: str) -> None:
 
 
 def cleaned_stream(text: str) -> None:
-    join_event_texts(text)
+    join_event_texts_by_path(text)
     clean_events(text, Redactor(KNOWN, shapes=True))
 
 

@@ -151,11 +151,11 @@ def stepengine_cassette(request: pytest.FixtureRequest) -> CassetteFixture:
     )
     grouped = getattr(item.config.option, "loadgroup", False) and item.get_closest_marker("xdist_group")
     if hasattr(item.config, "workerinput") and not grouped:
-        cassette.refuse_sharing(
+        cassette.forbid_shared_recording(
             "other processes may be recording it: record without -n, or put those tests into one group with "
             "@pytest.mark.xdist_group and run with --dist=loadgroup"
         )
-    cassette.add_to_files(item.config.stash[SHARED])
+    cassette.set_recorded_files(item.config.stash[SHARED])
     item.config.stash[ORPHANS].record_owned_file(recording_file(item, "cassette"))
     item.stash.setdefault(RECORDINGS, []).append(cassette)
     return cassette

@@ -38,6 +38,7 @@ class _SimulatedChild:
 
     @property
     def result(self) -> ChildResult[Any] | None:
+        """The result of the child; None until it has ended."""
         return self.outcome.value if isinstance(self.outcome, Value) else None
 
 
@@ -59,13 +60,13 @@ class SimulatedMailbox:
         said = self._told.setdefault((effect.child, effect.topic), {})
         said[item.path, effect.seq] = effect.value
 
-    def list_user_messages(self, path: str, seq: int) -> tuple[UserMessage, ...]:
-        """Return the user messages for the run at *path* before its effect *seq*: all before the first effect, none later."""
+    def list_inputs_before_effect(self, path: str, seq: int) -> tuple[UserMessage, ...]:
+        """Return the messages without a topic for the run at *path*: all of them before its first effect, none later."""
         said = self._told.get((path, ""), {}) if seq == 0 else {}
         return tuple([UserMessage(str(value)) for value in said.values()])
 
     def find_unread_messages(self, item: Item, effect: AwaitMessage) -> Sequence[object] | None:
-        """Return the unread messages on the topic of a waiting run; ``None`` if the topic is unknown."""
+        """Return the messages that the waiting *effect* has not received, stored or scripted; ``None`` if the topic has neither."""
         key = item.path, effect.topic
         told = self._told.get(key)
         letters = self._messages.get(effect.topic) if told is None else [*told.values()]
@@ -107,7 +108,8 @@ class SimulatedChildren:
         self.order: list[str] = []
         self.cut: dict[str, int] = {}
 
-    def _make_random(self, item: Item, purpose: str) -> Random:
+    def _make_seeded_random(self, item: Item, purpose: str) -> Random:
+        """Return a random source that depends on the world, the effect and *purpose* alone."""
         return Random(f"{self._key}:{item.path}:{item.effect.seq}:{purpose}")  # noqa: S311
 
     # --- children -----------------------------------------------------------------------------------------------------
@@ -117,7 +119,7 @@ class SimulatedChildren:
         self._children.setdefault(plan.path, _SimulatedChild(plan, state))
         return ChildRef(plan.run_id, plan.definition.id, plan.path)
 
-    def get_plan_and_state(self, path: str) -> tuple[RunPlan, AgentState]:
+    def get_child_plan_and_state(self, path: str) -> tuple[RunPlan, AgentState]:
         """Return the plan and the start state of the child at *path*."""
         child = self._children[path]
         return child.plan, child.state
@@ -140,11 +142,12 @@ class SimulatedChildren:
     def run_children(self, paths: Sequence[str]) -> dict[str, ChildResult[Any]] | None:
         """Run the children at *paths* that have not ended, and return their results; ``None`` if one was stopped."""
         for path in paths:
-            self._run_child(path)
+            self._run_child_unless_ended(path)
         found = {path: self._children[path].result for path in paths}
         return None if None in found.values() else found  # type: ignore[return-value]
 
-    def _run_child(self, path: str) -> None:
+    def _run_child_unless_ended(self, path: str) -> None:
+        """Run the child at *path* and store its outcome, unless it has ended or was stopped without being cancelled."""
         child = self._children[path]
         if child.outcome is None or (isinstance(child.outcome, Stop) and path in self.cut):
             effect = RunInBackground(child.plan.definition.id, plan=child.plan, state=child.state)
@@ -154,7 +157,7 @@ class SimulatedChildren:
     def run_recorded_children(self, parent_path: str, recorded: Collection[str]) -> None:
         """Run the children of the run *parent_path* that have records and did not run yet, as far as their records reach."""
         for path in [path for path in self.list_running_children(parent_path) if path in recorded]:
-            self._run_child(path)
+            self._run_child_unless_ended(path)
 
     def find_cancellation(self, path: str, seq: int) -> Stop | None:
         """Return the stop that ends the run at *path* before its effect *seq*, if it or a run above it was cancelled; ``None`` otherwise."""
@@ -168,18 +171,18 @@ class SimulatedChildren:
     def perform_wait(self, item: Item, now: int) -> Single:
         """Return the outcome of a ``Wait``: the children that ended by then; fewer if its timeout passes first."""
         effect: AwaitRuns = item.effect  # type: ignore[assignment]
-        random = self._make_random(item, "ends")
+        random = self._make_seeded_random(item, "ends")
         paths = [*effect.children]
         random.shuffle(paths)
         is_impatient = effect.timeout is not None and random.random() < IMPATIENCE
         enough = random.randrange(max(1, effect.need)) if is_impatient else random.randint(effect.need, len(paths))
         for path in paths:
-            if len(self._list_finished_paths(paths)) < enough:
-                self._run_child(path)
+            if len(self._list_paths_by_end(paths)) < enough:
+                self._run_child_unless_ended(path)
         stop = self.find_child_stop()
         if stop is not None:
             return stop
-        done = self._list_finished_paths(paths)
+        done = self._list_paths_by_end(paths)
         if len(done) < effect.need and effect.timeout is None:
             return Stop("suspended", now)
         return self._make_awaited_value(effect.children, done, now)
@@ -189,17 +192,19 @@ class SimulatedChildren:
         effect: EndRuns = item.effect  # type: ignore[assignment]
         for path in effect.children:
             if self._children[path].result is None:
-                self.cut[path] = self._make_random(item, path).randrange(MAX_BEFORE_END)
-                self._run_child(path)
+                self.cut[path] = self._make_seeded_random(item, path).randrange(MAX_BEFORE_END)
+                self._run_child_unless_ended(path)
         return self.find_child_stop() or self._make_awaited_value(
-            effect.children, self._list_finished_paths(effect.children), now
+            effect.children, self._list_paths_by_end(effect.children), now
         )
 
-    def _list_finished_paths(self, paths: Sequence[str]) -> list[str]:
+    def _list_paths_by_end(self, paths: Sequence[str]) -> list[str]:
+        """Return those of *paths* whose children have ended, in the order in which they ended."""
         found = [path for path in paths if self._children[path].result is not None]
         return sorted(found, key=self.order.index)
 
     def _make_awaited_value(self, paths: Sequence[str], done: Sequence[str], now: int) -> Single:
+        """Return the value of a wait: the *done* children with their results, and the paths of the others."""
         left = [path for path in paths if path not in done]
         return Value(Awaited(tuple(done), tuple(left), {path: self._children[path].result for path in done}), now)
 
@@ -216,7 +221,7 @@ class SimulatedChildren:
     def perform_receive(self, item: Item, now: int) -> Single:
         """Return the outcome of a ``Receive``: the next message, ``None`` at the timeout, or a suspension if none comes."""
         effect: AwaitMessage = item.effect  # type: ignore[assignment]
-        random, letters = self._make_random(item, "message"), self._letters.find_unread_messages(item, effect)
+        random, letters = self._make_seeded_random(item, "message"), self._letters.find_unread_messages(item, effect)
         if letters is None and (effect.timeout is None or random.random() > IMPATIENCE):
             letters = [self._draw(effect, random)]
         if letters:

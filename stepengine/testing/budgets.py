@@ -158,7 +158,7 @@ class Budgets:
         """
         self._meter.release_run_reservations(path)
         for at in [at for at in self._nodes[path].held if at[0] == path]:
-            self._release_tokens(at)
+            self._release_reserved_tokens(at)
         ledger = self._ledgers.get_ledger(path)
         self._ledgers.close_ledger(path)
         running = ledger.running
@@ -176,7 +176,7 @@ class Budgets:
 
     def start_effects(self, run: WatchedRun, members: Sequence[Leaf], gather: Gather | None) -> None:
         """
-        Reserve tokens for effects that start at the same time.
+        Start effects together: reserve their tokens and count their children.
 
         Raises:
             Violation: when more was let through than there is room for.
@@ -195,19 +195,19 @@ class Budgets:
                 self._count_and_check_child_start(path, effect, together[effect.tool_call_id])
 
     def run_background_child(self, item: Item) -> Single:
-        """Run a child in the background, and count its usage."""
+        """Run a background child through recorder and gate, and return its outcome."""
         outcome: Single = run_without_waiting(self._recording.perform(item, self._io))
         return outcome
 
     def perform(self, run: WatchedRun, effect: Leaf, gather: Gather | None = None) -> Single:
-        """Perform *effect*, and count its usage."""
+        """Return the outcome of *effect*, and count its tokens; a child that was refused does not count."""
         outcome: Single = run_without_waiting(
             self._meter.perform(Item(run.plan.path, effect, run.plan, gather), self._io)
         )
         at = (run.plan.path, effect.seq)
         if at in self._nodes[at[0]].held:
             used = _count_used_tokens(outcome)
-            held = self._release_tokens(at)
+            held = self._release_reserved_tokens(at)
             for node in self._iter_run_and_ancestors(at[0]):
                 node.tokens += held if used is None else used
         child = getattr(outcome, "value", None)
@@ -223,6 +223,7 @@ class Budgets:
     # --- the second count ---------------------------------------------------------------------------------------------
 
     def _iter_run_and_ancestors(self, path: str) -> Iterator[_Node]:
+        """Yield the counts of the run at *path*, then those of each run above it."""
         while True:
             yield self._nodes[path]
             if not path:
@@ -230,6 +231,7 @@ class Budgets:
             path = path.rpartition(".")[0]
 
     def _check_and_reserve_tokens(self, path: str, effect: CallModel) -> None:
+        """Reserve the tokens of a model call; raise ``Violation`` if they exceed a limit of its run or of one above."""
         nodes = [*self._iter_run_and_ancestors(path)]
         if all(node.token_limit is None for node in nodes):
             return
@@ -247,11 +249,13 @@ class Budgets:
                 )
             node.held[path, effect.seq] = call
 
-    def _release_tokens(self, at: tuple[str, int]) -> int:
+    def _release_reserved_tokens(self, at: tuple[str, int]) -> int:
+        """Remove a running model call from its run and the runs above, and return the tokens that it had reserved."""
         held = [node.held.pop(at) for node in self._iter_run_and_ancestors(at[0])]
         return held[0].tokens
 
     def _count_and_check_child_start(self, path: str, effect: Spawn, together: int) -> None:
+        """Count the start of a child; raise ``Violation`` if it exceeds a limit on depth or number of children."""
         depth = path.count(".") + 1 + bool(path)
         nodes = [*self._iter_run_and_ancestors(path)]
         for node in nodes:
@@ -291,14 +295,14 @@ class _Node:
     children: int = 0
     asked: int = 0
 
-    def add_children(self, child: Spawn, number: int) -> None:
-        """Count a child, and whether a model requested it."""
-        self.children += number
-        self.asked += number if child.tool_call_id else 0
+    def add_children(self, child: Spawn, change: int) -> None:
+        """Add *change* to the number of children, and to that of children that a model requested if it requested *child*."""
+        self.children += change
+        self.asked += change if child.tool_call_id else 0
 
     @property
     def token_limit(self) -> int | None:
-        """The token limit, from a limit on tokens or on cost."""
+        """The lower of the token limit and the cost limit in tokens; None without both."""
         dollars = self.limits.max_cost_usd
         bounds = [] if self.limits.max_tokens is None else [self.limits.max_tokens]
         if dollars is not None:
@@ -307,7 +311,7 @@ class _Node:
 
 
 def _count_used_tokens(outcome: Single) -> int | None:
-    """Return the tokens of a model call; ``None`` if its usage is unknown."""
+    """Return the tokens of a finished model call, 0 if it failed without usage; None if its usage is unknown."""
     if isinstance(outcome, Value) and isinstance(outcome.value, ModelReply):
         return None if outcome.value.usage is None else outcome.value.usage.total_tokens
     used: Usage | None = getattr(getattr(outcome, "error", None), "usage", None)

@@ -28,7 +28,7 @@ from stepengine.testing.cassette_files import (
     dump_cassette,
     parse_cassette,
     parse_cassette_and_extras,
-    read_cassette,
+    read_cassette_bytes,
 )
 from stepengine.testing.cassette_matching import (
     ComparedRequest,
@@ -52,7 +52,7 @@ from stepengine.testing.traffic_redaction import (
     Cleaner,
     clean_url,
     find_header_secrets,
-    find_request_secrets,
+    find_url_and_body_secrets,
     has_binary_body,
 )
 from stepengine.workspace.after_fork import Lock
@@ -212,7 +212,7 @@ class Cassette:
             FileNotFoundError: when there is no such file.
             DataError: naming file, interaction index and key, for whatever is not a cassette. No code in it is run.
         """
-        interactions, extras = parse_cassette_and_extras(read_cassette(path), str(path))
+        interactions, extras = parse_cassette_and_extras(read_cassette_bytes(path), str(path))
         cassette = cls(interactions, path=path, **options)
         cassette.extras = extras
         return cassette
@@ -263,18 +263,18 @@ class Cassette:
         clean = Cleaner(find_header_secrets(request.headers), base=self.redactor).clean_request(request)
         asked = self._matcher.extract_compared_parts(clean)
         with self._lock:
-            slot = self._find_slot(asked, self._waiting.get(asked.key, ()))
+            slot = self._find_and_pair_slot(asked, self._waiting.get(asked.key, ()))
             if slot is not None:
                 self._waiting[asked.key].remove(slot)
             elif self._repeat_last:
-                slot = self._find_slot(asked, self._slots_by_key.get(asked.key, ())[::-1])
+                slot = self._find_and_pair_slot(asked, self._slots_by_key.get(asked.key, ())[::-1])
             if slot is not None and slot.interaction is not None:
                 slot.used = True
                 return slot.interaction
-        raise self._record_miss(clean)
+        raise self._make_and_store_miss(clean)
 
-    def _find_slot(self, asked: ComparedRequest, slots: Sequence[Slot]) -> Slot | None:
-        """Return the first of *slots* whose request equals *asked*."""
+    def _find_and_pair_slot(self, asked: ComparedRequest, slots: Sequence[Slot]) -> Slot | None:
+        """Return the first of *slots* whose request equals *asked*, and store which secrets correspond; None if there is none."""
         # Another machine may have no use for a credential, such as the token of a session. Where the recording has requests with
         # and without it, they are different requests.
         exact = frozenset(asked.marks) in self._places_of_marks.get(asked.key, ())
@@ -308,6 +308,7 @@ class Cassette:
         self._fill_slot(slot, attrs.evolve(clean, mark_key=self.mark_key))
 
     def _fill_slot(self, slot: Slot, interaction: Interaction) -> None:
+        """Store *interaction* in its slot, and make it findable by its request."""
         request = Cleaner(slot.secrets, base=self.redactor).clean_request(interaction.request)
         asked = self._matcher.extract_compared_parts(request)
         with self._lock:
@@ -387,14 +388,15 @@ class Cassette:
         self.misses.remove(miss)
 
     def has_replies_of_transport(self, name: str) -> bool:
-        """Return whether replies were recorded that a transport of the program's own gave."""
+        """Return True if replies are recorded that the program's own transport *name* gave."""
         return any(interaction.extras.get("transport") == name for interaction in self.interactions)
 
     @property
     def _source_name(self) -> str:
         return str(self.path) if self.path else "this cassette"
 
-    def _record_miss(self, request: RecordedRequest) -> CassetteMiss:
+    def _make_and_store_miss(self, request: RecordedRequest) -> CassetteMiss:
+        """Return the error of a request without recording, with its reason and the nearest requests; also add it to the misses."""
         with self._lock:
             recorded = [attrs.evolve(s.known, used=s.used) for s in self._slots if s.known is not None]
         exists = self.path is None or self.path.exists()
@@ -422,9 +424,10 @@ def make_marking_redactor(redactor: Redactor, key: str) -> Redactor:
 
 
 def _redact_interaction(interaction: Interaction, cleaner: Cleaner) -> Interaction:
+    """Return an interaction without secrets; the reply also loses the credentials in the request's URL and body."""
     request = cleaner.clean_request(interaction.request)
     # The same value in another request is compared as it is, so this holds for the reply alone.
-    echoed = find_request_secrets(interaction.request)
+    echoed = find_url_and_body_secrets(interaction.request)
     response = Cleaner({**cleaner.known, **echoed}, base=cleaner.base).clean_response(interaction.response)
     extras = dict(interaction.extras)
     if "error" in extras:  # which may quote the address and the reply

@@ -33,7 +33,7 @@ PIECE = 4096
 
 def indent_json(text: str) -> tuple[str, str]:
     """
-    Return the JSON *text* with one member per line, and the style that makes *text* of it again.
+    Return JSON *text* with one member per line, and the name of its original style, with which it can be restored.
 
     The style is ``""`` where both are equal. Text from which that is not possible, such as ``{"price": 21.50}``, is returned as it is.
     """
@@ -43,7 +43,7 @@ def indent_json(text: str) -> tuple[str, str]:
         return text, ""
     try:
         tree = json.loads(plain)
-        indented = write_indented_json(tree) + ends
+        indented = format_indented_json(tree) + ends
         if indented == text:
             return text, ""
         styles = [name for name, options in STYLES.items() if json.dumps(tree, **options) == plain]
@@ -52,7 +52,7 @@ def indent_json(text: str) -> tuple[str, str]:
     return (indented, styles[0]) if styles else (text, "")
 
 
-def write_indented_json(tree: object) -> str:
+def format_indented_json(tree: object) -> str:
     """
     Return a JSON value in the form of a file, with one member per line.
 
@@ -62,9 +62,9 @@ def write_indented_json(tree: object) -> str:
     return UNPRINTABLE.sub(_escape_char, json.dumps(tree, ensure_ascii=False, allow_nan=False, indent=2))
 
 
-def restore_json(text: str, style: str) -> str:
+def restore_json_style(text: str, style: str) -> str:
     """
-    Return the text of which ``indent_json`` made *text*.
+    Return indented JSON *text* in its original *style*; the inverse of ``indent_json``.
 
     Raises:
         ValueError: if *text* is not JSON.

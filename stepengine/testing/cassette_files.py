@@ -23,7 +23,13 @@ from stepengine.data.alike import list_names
 from stepengine.data.json import JsonDict, freeze, thaw
 from stepengine.data.visible import cut_after
 from stepengine.errors import DataError
-from stepengine.testing.cassette_bodies import STYLES, decode_body, indent_json, restore_json, write_indented_json
+from stepengine.testing.cassette_bodies import (
+    STYLES,
+    decode_body,
+    format_indented_json,
+    indent_json,
+    restore_json_style,
+)
 from stepengine.testing.recorded_errors import error_from_json
 from stepengine.workspace.file_formats import NOT_REGULAR, FileFormat, read_regular_file
 
@@ -32,13 +38,13 @@ __tracebackhide__ = True  # a failed test ends at its author's line
 Headers: TypeAlias = tuple[tuple[str, str], ...]
 
 
-def _parse_headers(value: Mapping[str, str] | Iterable[tuple[str, str]]) -> Headers:
+def _to_header_pairs(value: Mapping[str, str] | Iterable[tuple[str, str]]) -> Headers:
     pairs = value.items() if isinstance(value, Mapping) else value
     return tuple([(name, content) for name, content in pairs])
 
 
-def _parse_request_headers(value: Mapping[str, str] | Iterable[tuple[str, str]]) -> Headers:
-    return tuple([(name.lower(), content) for name, content in _parse_headers(value)])
+def _to_lower_case_header_pairs(value: Mapping[str, str] | Iterable[tuple[str, str]]) -> Headers:
+    return tuple([(name.lower(), content) for name, content in _to_header_pairs(value)])
 
 
 def _to_upper_case(method: str) -> str:
@@ -59,7 +65,7 @@ class RecordedRequest:
 
     method: str = attrs.field(converter=_to_upper_case)
     url: str
-    headers: Headers = attrs.field(default=(), converter=_parse_request_headers)
+    headers: Headers = attrs.field(default=(), converter=_to_lower_case_header_pairs)
     body: bytes = b""
 
     def header(self, name: str) -> str:
@@ -81,7 +87,7 @@ class RecordedResponse:
 
     status: int
     reason: str = ""
-    headers: Headers = attrs.field(default=(), converter=_parse_headers)
+    headers: Headers = attrs.field(default=(), converter=_to_header_pairs)
     body: bytes = b""
 
     def header(self, name: str) -> str:
@@ -127,7 +133,7 @@ class Interaction:
     @property
     def is_playable(self) -> bool:
         """Whether it can be replayed. An event stream that was not read to its end cannot, because its events are incomplete."""
-        return self.complete or "error" in self.extras or not is_stream(self.response)
+        return self.complete or "error" in self.extras or not is_event_stream(self.response)
 
 
 def is_json(message: RecordedRequest | RecordedResponse) -> bool:
@@ -137,12 +143,12 @@ def is_json(message: RecordedRequest | RecordedResponse) -> bool:
 
 
 def may_be_json(request: RecordedRequest) -> bool:
-    """Return whether the body of *request* counts as JSON if it is: by its content type, or for want of one."""
+    """Return True if the content type of *request* is JSON, or if it is missing or mentions JSON and the body starts like it."""
     kind = request.header("content-type").partition(";")[0].lower()
     return is_json(request) or ((not kind or "json" in kind) and request.body[:1] in (b"{", b"["))
 
 
-def is_stream(message: Any) -> bool:
+def is_event_stream(message: Any) -> bool:
     """Return whether *message* is a stream of server-sent events."""
     return bool(message.header("content-type").strip().lower().startswith("text/event-stream"))
 
@@ -166,7 +172,7 @@ PAIR = 2
 RESPONSE_KEYS = {"status", "headers", "body", "parsed_body", "url", "http_version", "protocol"}
 
 
-def read_cassette(path: str | os.PathLike[str]) -> bytes:
+def read_cassette_bytes(path: str | os.PathLike[str]) -> bytes:
     """
     Return the bytes of the file of a cassette, as they are stored.
 
@@ -217,7 +223,7 @@ def parse_cassette_and_extras(data: bytes, source: str) -> tuple[tuple[Interacti
     if not isinstance(key, str) or not re.fullmatch(r"(?:[0-9a-f]{2})*", key):
         raise _make_invalid_value_error(key, "hexadecimal digits, in quotes", source, "x_stepengine.mark_key")
     interactions = tuple(
-        [_read_interaction(item, source, index, key) for index, item in enumerate(tree["interactions"])]
+        [_parse_interaction(item, source, index, key) for index, item in enumerate(tree["interactions"])]
     )
     return interactions, {name: value for name, value in extras.items() if name != "mark_key"}
 
@@ -252,6 +258,7 @@ def make_yaml_loader() -> Any:
 
 
 def _load_yaml(data: bytes, source: str) -> Any:
+    """Return the tree of plain YAML; raise ``DataError`` for any other tag, and for too large or too nested content."""
     import yaml
 
     try:
@@ -281,7 +288,7 @@ def _check_yaml_size(text: str, source: str) -> None:
     anchor: Any = None
     open_nodes: list[list[Any]] = [[None, 0]]
     sizes: dict[str, int] = {}
-    for event in _parse_events(text, source):
+    for event in _parse_yaml_events(text, source):
         size, anchor = 1, getattr(event, "anchor", None)
         if isinstance(event, yaml.CollectionStartEvent):
             open_nodes.append([anchor, 1])
@@ -304,7 +311,7 @@ def _check_yaml_size(text: str, source: str) -> None:
         _check_limit(open_nodes[-1][1], MAX_BYTES, "characters with its aliases expanded", event, source)
 
 
-def _parse_events(text: str, source: str) -> Iterator[Any]:
+def _parse_yaml_events(text: str, source: str) -> Iterator[Any]:
     """
     Yield the YAML events of *text*.
 
@@ -322,13 +329,15 @@ def _parse_events(text: str, source: str) -> Iterator[Any]:
         raise DataError(msg) from None
 
 
-def _check_limit(count: int, limit: int, what: str, event: Any, source: str) -> None:
+def _check_limit(count: int, limit: int, counted: str, event: Any, source: str) -> None:
+    """Raise ``DataError`` with the line of a YAML *event* if *count* of the things *counted* is above *limit*."""
     if count > limit:
-        msg = f"{source} has {count} {what} at line {event.start_mark.line + 1}; a cassette has at most {limit}"
+        msg = f"{source} has {count} {counted} at line {event.start_mark.line + 1}; a cassette has at most {limit}"
         raise DataError(msg)
 
 
-def _read_interaction(item: Any, source: str, index: int, mark_key: str) -> Interaction:
+def _parse_interaction(item: Any, source: str, index: int, mark_key: str) -> Interaction:
+    """Return the interaction in one item of a cassette; raise ``DataError`` with the key of an invalid value."""
     at = f"interactions[{index}]"
     _check_mapping(item, source, at)
     _refuse_unknown_keys(item, INTERACTION_KEYS, source, at)
@@ -340,21 +349,21 @@ def _read_interaction(item: Any, source: str, index: int, mark_key: str) -> Inte
     extras = item.get("x_stepengine") or {}
     _check_mapping(extras, source, f"{at}.x_stepengine")
     status, reason = _parse_status(response.get("status"), source, f"{at}.response.status")
-    body, decoded = _read_body(response, source, f"{at}.response", bare=False)
+    body, decoded = _parse_message_body(response, source, f"{at}.response", bare=False)
     headers = _parse_header_pairs(response.get("headers"), source, f"{at}.response.headers")
     if decoded:  # the recorder took the compression away and may have left its header
         headers = tuple([(n, v) for n, v in headers if n.lower() != "content-encoding"])
     kept = {name: value for name, value in extras.items() if name not in IN_FILE}
     if "headers" in extras:
-        headers = _read_ordered_headers(extras["headers"], source, f"{at}.x_stepengine.headers")
+        headers = _parse_ordered_headers(extras["headers"], source, f"{at}.x_stepengine.headers")
     if "json" in extras:
-        body = _restore_body(body, extras["json"], source, at)
+        body = _restore_json_body(body, extras["json"], source, at)
     return Interaction(
         RecordedRequest(
             _parse_text(request.get("method"), source, f"{at}.request.method"),
             _parse_url(request.get("uri"), source, f"{at}.request.uri"),
             _parse_header_pairs(request.get("headers"), source, f"{at}.request.headers"),
-            _read_body(request, source, f"{at}.request", bare=True)[0],
+            _parse_message_body(request, source, f"{at}.request", bare=True)[0],
         ),
         RecordedResponse(status, reason, headers, body),
         JsonDict(_freeze_json(kept, source, f"{at}.x_stepengine")),
@@ -362,30 +371,31 @@ def _read_interaction(item: Any, source: str, index: int, mark_key: str) -> Inte
     )
 
 
-def _read_ordered_headers(value: Any, source: str, at: str) -> Headers:
+def _parse_ordered_headers(value: Any, source: str, at: str) -> Headers:
     if isinstance(value, list) and all(isinstance(pair, list) and len(pair) == PAIR for pair in value):
         return tuple([(_parse_text(n, source, at), _parse_text(v, source, at)) for n, v in value])
     raise _make_invalid_value_error(value, "a list of pairs of name and value", source, at)
 
 
-def _restore_body(body: bytes, style: Any, source: str, at: str) -> bytes:
+def _restore_json_body(body: bytes, style: Any, source: str, at: str) -> bytes:
+    """Return a body as it was sent, from its indented JSON in the file and the name of its original *style*."""
     if not isinstance(style, str) or style not in STYLES:
         raise _make_invalid_value_error(style, f"one of {list_names(STYLES)}", source, f"{at}.x_stepengine.json")
     try:
-        return restore_json(body.decode(), style).encode()
+        return restore_json_style(body.decode(), style).encode()
     except ValueError:
         msg = f"{source}: {at}.response.body is not JSON, although {at}.x_stepengine.json declares it; correct the body, or remove that line"
         raise DataError(msg, path=f"{at}.response.body") from None
 
 
-def _read_body(message: dict[str, object], source: str, at: str, *, bare: bool) -> tuple[bytes, bool]:
+def _parse_message_body(message: dict[str, object], source: str, at: str, *, bare: bool) -> tuple[bytes, bool]:
     """Return the bytes of a body, and True if the file has it as text or a tree."""
     if "parsed_body" in message:
-        return _encode_json(message["parsed_body"], source, f"{at}.parsed_body"), True
+        return _encode_json_body(message["parsed_body"], source, f"{at}.parsed_body"), True
     body = message.get("body")
     at = f"{at}.body"
     if isinstance(body, dict) and "type" in body:
-        return _read_typed_body(body, source, at)
+        return _parse_typed_body(body, source, at)
     if isinstance(body, dict) and not bare:
         _refuse_unknown_keys(body, {"string"}, source, at)
         body, bare, at = body.get("string"), True, f"{at}.string"
@@ -400,14 +410,15 @@ def _read_body(message: dict[str, object], source: str, at: str, *, bare: bool) 
     )
 
 
-def _read_typed_body(body: dict[str, object], source: str, at: str) -> tuple[bytes, bool]:
+def _parse_typed_body(body: dict[str, object], source: str, at: str) -> tuple[bytes, bool]:
+    """Return the bytes of a body with ``type`` and ``content``, and True if the file has it as text or a tree."""
     _refuse_unknown_keys(body, {"type", "content"}, source, at)
     content = body.get("content")
     match body["type"]:
         case "none":
             return b"", True
         case "json":
-            return _encode_json(content, source, f"{at}.content"), True
+            return _encode_json_body(content, source, f"{at}.content"), True
         case "text" if isinstance(content, str):
             return _encode_text(content, source, f"{at}.content"), True
         case "binary" if isinstance(content, bytes):
@@ -422,12 +433,13 @@ def _read_typed_body(body: dict[str, object], source: str, at: str) -> tuple[byt
     )
 
 
-def _encode_json(tree: object, source: str, at: str) -> bytes:
+def _encode_json_body(tree: object, source: str, at: str) -> bytes:
     """Return the body for a JSON tree in a file, in our own formatting, because the original bytes are unknown."""
-    return write_indented_json(thaw(_freeze_json(tree, source, at))).encode()
+    return format_indented_json(thaw(_freeze_json(tree, source, at))).encode()
 
 
 def _freeze_json(value: object, source: str, at: str) -> Any:
+    """Return *value* frozen; raise ``DataError`` with its key if it is not JSON."""
     try:
         return freeze(value)
     except DataError as error:
@@ -436,6 +448,7 @@ def _freeze_json(value: object, source: str, at: str) -> Any:
 
 
 def _parse_status(status: object, source: str, at: str) -> tuple[int, str]:
+    """Return the status code and the reason phrase; ``""`` for no phrase."""
     code, message = (status.get("code"), status.get("message")) if isinstance(status, dict) else (status, "")
     if isinstance(code, int) and not isinstance(code, bool) and isinstance(message or "", str):
         return code, message or ""
@@ -443,6 +456,7 @@ def _parse_status(status: object, source: str, at: str) -> tuple[int, str]:
 
 
 def _parse_header_pairs(headers: Any, source: str, at: str) -> Headers:
+    """Return one pair for each value of each header; a header can have one value or a list."""
     if headers is None:
         return ()
     _check_mapping(headers, source, at)
@@ -473,6 +487,7 @@ def _encode_text(text: str, source: str, at: str) -> bytes:
 
 
 def _parse_text(value: object, source: str, at: str) -> str:
+    """Return a string, or bytes decoded as Latin-1; raise ``DataError`` for anything else."""
     if isinstance(value, bytes):
         return value.decode("latin-1")
     if isinstance(value, str):
@@ -481,6 +496,7 @@ def _parse_text(value: object, source: str, at: str) -> str:
 
 
 def _parse_url(value: object, source: str, at: str) -> str:
+    """Return the text of a URL that can be parsed; raise ``DataError`` for another."""
     text = _parse_text(value, source, at)
     try:
         _ = urlsplit(text).port
@@ -503,10 +519,10 @@ def _refuse_unknown_keys(value: dict[str, object], known: set[str], source: str,
             raise DataError(msg, path=f"{at}.{key}")
 
 
-def _make_invalid_value_error(value: object, fine: str, source: str, at: str) -> DataError:
+def _make_invalid_value_error(value: object, expected: str, source: str, at: str) -> DataError:
     shown = repr(value)
     shown = cut_after(shown, SHOWN_CHARACTERS)
-    return DataError(f"{source}: {at} is {shown}; use {fine}", path=at)
+    return DataError(f"{source}: {at} is {shown}; use {expected}", path=at)
 
 
 ENDLESS = 1 << 30
@@ -525,13 +541,14 @@ def dump_cassette(interactions: Iterable[Interaction], extras: Mapping[str, obje
     if beside:
         tree["x_stepengine"] = beside
     text = yaml.dump(
-        tree, Dumper=_make_dumper(), allow_unicode=True, width=ENDLESS, sort_keys=False, default_flow_style=False
+        tree, Dumper=_make_yaml_dumper(), allow_unicode=True, width=ENDLESS, sort_keys=False, default_flow_style=False
     )
     return str(text).encode()
 
 
 @functools.cache
-def _make_dumper() -> object:
+def _make_yaml_dumper() -> object:
+    """Return a PyYAML dumper, the C one if it is there, that writes no aliases, and texts of several lines as literal blocks."""
     import yaml
 
     base: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -540,21 +557,22 @@ def _make_dumper() -> object:
         def ignore_aliases(self, data: object) -> bool:
             return True
 
-    def text(dumper: Any, value: str) -> Any:
+    def represent_text(dumper: Any, value: str) -> Any:
         return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
 
-    Dumper.add_representer(str, text)
+    Dumper.add_representer(str, represent_text)
     return Dumper
 
 
 def _interaction_to_yaml(interaction: Interaction) -> dict[str, object]:
+    """Return an interaction as the mapping of a cassette file; values that vcrpy has no place for are in ``x_stepengine``."""
     request, response = interaction.request, interaction.response
     extras = thaw(interaction.extras)
     body, style = _body_to_yaml(response)
     headers = _headers_to_yaml(response)
     if style:
         extras["json"] = style
-    if response.header("content-encoding") and (text := _render_compressed_body(response)):
+    if response.header("content-encoding") and (text := _decompress_body_for_readers(response)):
         extras["text"] = text
     if [(n, v) for n, values in headers.items() for v in values] != [*response.headers]:
         extras["headers"] = [[*pair] for pair in response.headers]
@@ -577,6 +595,7 @@ def _interaction_to_yaml(interaction: Interaction) -> dict[str, object]:
 
 
 def _headers_to_yaml(message: RecordedRequest | RecordedResponse) -> dict[str, list[str]]:
+    """Return the values of each header as a list, by name."""
     headers: dict[str, list[str]] = {}
     for name, value in message.headers:
         headers.setdefault(name, []).append(value)
@@ -591,14 +610,14 @@ def _body_to_yaml(message: RecordedRequest | RecordedResponse) -> tuple[str | by
         text = message.body.decode()
     except UnicodeDecodeError:
         return message.body, ""
-    is_raw = not may_be_json(message) if isinstance(message, RecordedRequest) else is_stream(message)
+    is_raw = not may_be_json(message) if isinstance(message, RecordedRequest) else is_event_stream(message)
     return (text, "") if is_raw else indent_json(text)
 
 
-def _render_compressed_body(response: RecordedResponse) -> str:
+def _decompress_body_for_readers(response: RecordedResponse) -> str:
     """Return the text of a compressed body with JSON indented, for readers of the file; ``""`` if it is no text."""
     try:
         text = decode_body(response.body, response.header("content-encoding")).decode()
     except UnicodeDecodeError:
         return ""
-    return text if is_stream(response) else indent_json(text)[0]
+    return text if is_event_stream(response) else indent_json(text)[0]

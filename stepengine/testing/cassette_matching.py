@@ -140,29 +140,32 @@ class Matcher:
 
     def extract_compared_parts(self, request: RecordedRequest) -> ComparedRequest:
         """Return the compared parts of a cleaned *request*."""
-        plain = attrs.evolve(request, url=_remove_marks(request.url), body=_remove_marks_in_bytes(request.body))
+        plain = attrs.evolve(
+            request, url=_remove_credential_marks(request.url), body=_remove_credential_marks_in_bytes(request.body)
+        )
         key = (request.method, parse_request_place(plain.url), self._make_body_key(plain))
         texts = [("url", request.url), ("body", request.body.decode(errors="replace"))]
-        marks = _collect_marks(MARK, [*request.headers, *texts])
+        marks = _collect_marks_by_place(MARK, [*request.headers, *texts])
         return ComparedRequest(
-            key, self.list_compared_headers(request), marks, _collect_marks(COUNTED_MARK, request.headers)
+            key, self.list_compared_headers(request), marks, _collect_marks_by_place(COUNTED_MARK, request.headers)
         )
 
     def list_compared_headers(self, request: RecordedRequest) -> tuple[tuple[str, str], ...]:
         """Return the counted headers of *request*, by name; values of one name remain in their order."""
         counted = [
-            (name, _remove_marks(_normalize_header_value(name, value)))
+            (name, _remove_credential_marks(_replace_boundary_in_header(name, value)))
             for name, value in request.headers
             if is_compared_header(name) and name not in self.ignore_headers
         ]
         return tuple(sorted(counted, key=lambda pair: pair[0]))
 
     def _make_body_key(self, request: RecordedRequest) -> str:
+        """Return a hash that is equal for equal bodies: JSON values, forms, multipart messages, else bytes; ``""`` for no body."""
         if not request.body:
             return ""
         kind = request.header("content-type").lower()
         if kind.startswith("multipart/"):
-            return _hash_bytes(_replace_boundary(request.body, request.header("content-type")))
+            return _hash_bytes(_replace_boundary_in_body(request.body, request.header("content-type")))
         if kind.startswith("application/x-www-form-urlencoded"):
             return _hash_bytes(
                 json.dumps(sort_query_pairs(_normalize_percent_encoding(request.body.decode("latin-1")))).encode()
@@ -176,31 +179,33 @@ class Matcher:
         """Return the compared part of the body as JSON; ``ABSENT`` if it is not JSON."""
         tree = parse_json_body(request)
         for pointer in self.ignore:
-            _remove_member(tree, pointer)
+            _remove_json_member(tree, pointer)
         return tree
 
 
 def _decimal_to_json(number: object) -> list[object]:
-    """Return a list that no JSON contains for a number that is no float; it differs from a text of the same digits."""
+    """Return a list that stands for a number that no float can hold, and that no JSON text contains."""
     return [math.nan, str(number)]
 
 
-def _normalize_header_value(name: str, value: str) -> str:
+def _replace_boundary_in_header(name: str, value: str) -> str:
+    """Return a header value; that of ``content-type`` gets a fixed boundary."""
     if name != "content-type":
         return value
     return re.sub(r'boundary="?[^";]+"?', "boundary=BOUNDARY", value, flags=re.IGNORECASE)
 
 
-def _remove_marks(text: str) -> str:
+def _remove_credential_marks(text: str) -> str:
+    """Replace each marked placeholder of a credential in *text* by a plain one."""
     return MARK.sub("<redacted>", text)
 
 
-def _collect_marks(kind: re.Pattern[str], texts: Iterable[tuple[str, str]]) -> Marks:
+def _collect_marks_by_place(pattern: re.Pattern[str], texts: Iterable[tuple[str, str]]) -> Marks:
     """Return the marks in *texts* by place. Names go before positions, since members and parameters may change their places."""
     found = [
         (f"cookie {match[1]}" if place == "cookie" else place, match[1], match[2])
         for place, text in texts
-        for match in kind.finditer(text)
+        for match in pattern.finditer(text)
     ]
     marks: dict[tuple[str, int], str] = {}
     counts: Counter[str] = Counter()
@@ -210,10 +215,10 @@ def _collect_marks(kind: re.Pattern[str], texts: Iterable[tuple[str, str]]) -> M
     return marks
 
 
-def _remove_marks_in_bytes(body: bytes) -> bytes:
+def _remove_credential_marks_in_bytes(body: bytes) -> bytes:
     if b"<redacted:" not in body:
         return body
-    return _remove_marks(body.decode(errors="surrogateescape")).encode(errors="surrogateescape")
+    return _remove_credential_marks(body.decode(errors="surrogateescape")).encode(errors="surrogateescape")
 
 
 def parse_json_body(request: RecordedRequest) -> object:
@@ -222,13 +227,17 @@ def parse_json_body(request: RecordedRequest) -> object:
         return ABSENT
     try:
         return json.loads(
-            request.body, parse_float=_parse_number, parse_constant=_reject_constant, object_pairs_hook=_reject_repeated
+            request.body,
+            parse_float=_parse_exact_number,
+            parse_constant=_raise_for_constant,
+            object_pairs_hook=_require_unique_names,
         )
     except (ValueError, RecursionError, ArithmeticError):  # the last for exponents beyond those of Decimal
         return ABSENT
 
 
-def _parse_number(text: str) -> int | float | Decimal:
+def _parse_exact_number(text: str) -> int | float | Decimal:
+    """Return a JSON number without loss: a whole one as int, else a float if it is exact, else a ``Decimal``."""
     exact = Decimal(text)
     if exact == exact.to_integral_value() and exact.adjusted() < MOST_DIGITS:
         return int(exact)
@@ -236,11 +245,12 @@ def _parse_number(text: str) -> int | float | Decimal:
     return number if Decimal(repr(number)) == exact else exact.normalize(Context(prec=len(text)))
 
 
-def _reject_constant(text: str) -> Any:
+def _raise_for_constant(text: str) -> Any:
     raise ValueError(text)
 
 
-def _reject_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _require_unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the members of a JSON object as a dict; raise ``ValueError`` if a name occurs twice."""
     made = dict(pairs)
     if len(made) < len(pairs):
         msg = "an object contains a name twice"
@@ -258,40 +268,42 @@ def find_boundary(content_type: str) -> str:
     return found[1].strip() if found else ""
 
 
-def _replace_boundary(body: bytes, content_type: str) -> bytes:
+def _replace_boundary_in_body(body: bytes, content_type: str) -> bytes:
     boundary = find_boundary(content_type)
     return body.replace(boundary.encode(), b"BOUNDARY") if boundary else body
 
 
-def _remove_member(tree: object, pointer: str) -> None:
+def _remove_json_member(tree: object, pointer: str) -> None:
+    """Remove the member at a JSON *pointer* from *tree* in place, if it exists."""
     *path, last = [part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:]] or [""]
     for part in path:
-        tree = _get_member(tree, part)
+        tree = _find_json_member(tree, part)
     if isinstance(tree, dict):
         tree.pop(last, None)
     elif isinstance(tree, list) and last.isdigit() and int(last) < len(tree):
         del tree[int(last)]
 
 
-def _get_member(tree: object, part: str) -> Any:
+def _find_json_member(tree: object, part: str) -> Any:
+    """Return a member of an object or an item of an array; None if there is none."""
     if isinstance(tree, dict):
         return tree.get(part)
     return tree[int(part)] if isinstance(tree, list) and part.isdigit() and int(part) < len(tree) else None
 
 
-def have_equal_headers(recorded: ComparedRequest, now: ComparedRequest, *, whole: bool) -> bool:
+def have_equal_headers(recorded: ComparedRequest, current: ComparedRequest, *, whole: bool) -> bool:
     """
     Return whether the counted headers are equal.
 
     Args:
         recorded: The recorded request.
-        now: The request.
+        current: The request.
         whole: Whether the recording has all counted headers; one by another recorder may have left some out.
     """
     if whole:
-        return recorded.headers == now.headers
+        return recorded.headers == current.headers
     names = {name for name, _ in recorded.headers}
-    return recorded.headers == tuple([pair for pair in now.headers if pair[0] in names])
+    return recorded.headers == tuple([pair for pair in current.headers if pair[0] in names])
 
 
 class SecretPairs:
@@ -310,37 +322,37 @@ class SecretPairs:
         """Add marks of secrets in a recording."""
         self._recorded.update(marks)
 
-    def can_match(self, recorded: ComparedRequest, now: ComparedRequest) -> bool:
-        """Return whether the secrets that a request and a recorded one have in common can be the same."""
+    def can_match(self, recorded: ComparedRequest, current: ComparedRequest) -> bool:
+        """Return True if the secrets of two requests can correspond, given the pairs that are known."""
         taken = {known: own for own, known in self._pairs.items()}
         return all(
             mark == known
             if mark in self._recorded
             else self._pairs.get(mark, known) == known and taken.get(known, mark) == mark
-            for known, mark in _pair_marks(recorded.marks, now.marks)
+            for known, mark in _pair_marks(recorded.marks, current.marks)
         )
 
-    def has_no_recorded_secret(self, recorded: ComparedRequest, now: ComparedRequest) -> bool:
-        """Return whether no credential of a request is in the recording, as if a new one were made for each request."""
-        return self._recorded.isdisjoint(now.marks.values())
+    def has_no_recorded_secret(self, recorded: ComparedRequest, current: ComparedRequest) -> bool:
+        """Return True if no credential of the current request occurs in the recording."""
+        return self._recorded.isdisjoint(current.marks.values())
 
-    def add_pairs(self, recorded: ComparedRequest, now: ComparedRequest) -> None:
-        """Store that the secrets of a request are those of a recorded one."""
+    def add_pairs(self, recorded: ComparedRequest, current: ComparedRequest) -> None:
+        """Store which recorded secret each new secret of the current request corresponds to."""
         self._pairs.update(
-            {mark: known for known, mark in _pair_marks(recorded.marks, now.marks) if mark not in self._recorded}
+            {mark: known for known, mark in _pair_marks(recorded.marks, current.marks) if mark not in self._recorded}
         )
 
 
-def _pair_marks(recorded: Marks, now: Marks) -> list[tuple[str, str]]:
-    """Return the marks, recorded and now, of the places that both have."""
-    return [(known, now[place]) for place, known in recorded.items() if place in now]
+def _pair_marks(recorded: Marks, current: Marks) -> list[tuple[str, str]]:
+    """Return the recorded and the current mark of each place that has both."""
+    return [(known, current[place]) for place, known in recorded.items() if place in current]
 
 
-def have_equal_counted_marks(recorded: ComparedRequest, now: ComparedRequest, *, whole: bool) -> bool:
+def have_equal_counted_marks(recorded: ComparedRequest, current: ComparedRequest, *, whole: bool) -> bool:
     """Return whether the marks that always count are equal; if not *whole*, those that only one request has are left out."""
     if whole:
-        return recorded.counted == now.counted
-    return all(known == mark for known, mark in _pair_marks(recorded.counted, now.counted))
+        return recorded.counted == current.counted
+    return all(known == mark for known, mark in _pair_marks(recorded.counted, current.counted))
 
 
 def find_mark_key(interactions: Iterable[Interaction]) -> str:

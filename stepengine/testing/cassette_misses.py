@@ -103,7 +103,7 @@ def find_miss_reason(request: RecordedRequest, at: Situation) -> str:
 
 
 def find_nearest_requests(request: RecordedRequest, at: Situation) -> tuple[Candidate, ...]:
-    """Return the recorded requests to the same URL that differ least, unused ones first."""
+    """Return the recorded requests with the same method, host and path that differ least, unused ones first."""
     here = parse_request_place(request.url)
     now = at.matcher.parse_compared_json(request)
     found = []
@@ -119,7 +119,7 @@ def find_nearest_requests(request: RecordedRequest, at: Situation) -> tuple[Cand
             now_shown = now
         both = itertools.chain(
             find_differences(_join_values_by_name(place.query), _join_values_by_name(here.query), "?query"),
-            _diff_headers(known, at.matcher.extract_compared_parts(request)),
+            _find_header_differences(known, at.matcher.extract_compared_parts(request)),
             [each._replace(pointer=each.pointer or "(body)") for each in find_differences(body, now_shown)],
         )
         found.append(Candidate(index, known.used, tuple(itertools.islice(both, MAX_COUNTED))))
@@ -133,7 +133,8 @@ def _join_values_by_name(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
     return {name: ", ".join(values) for name, values in joined.items()}
 
 
-def _diff_headers(known: KnownRequest, now: ComparedRequest) -> list[JsonDifference]:
+def _find_header_differences(known: KnownRequest, now: ComparedRequest) -> list[JsonDifference]:
+    """Return the compared headers whose values differ between a recorded request and *now*."""
     if have_equal_headers(known.asked, now, whole=known.whole):
         return []
     recorded, sent = _join_values_by_name(known.asked.headers), _join_values_by_name(now.headers)
@@ -169,14 +170,14 @@ def describe_miss(request: RecordedRequest, at: Situation, reason: str, candidat
 def describe_difference(difference: JsonDifference, before: str = "recorded", after: str = "now") -> str:
     """Return a line for one field, with both values cut to where they differ and named *before* and *after*."""
     recorded, now = (
-        _window_on_difference(difference.recorded, difference.now),
-        _window_on_difference(difference.now, difference.recorded),
+        _format_value_at_difference(difference.recorded, difference.now),
+        _format_value_at_difference(difference.now, difference.recorded),
     )
     return f"    {difference.pointer:<{POINTER_WIDTH}} {before} {recorded:<{RECORDED_WIDTH}} {after} {now}"
 
 
-def _window_on_difference(value: object, other: object) -> str:
-    """Return *value* as JSON, cut to a window that starts shortly before it differs from *other*."""
+def _format_value_at_difference(value: object, other: object) -> str:
+    """Return *value* as JSON without secrets; long JSON is cut to the part where it differs from *other*."""
     if value is ABSENT:
         return repr(ABSENT)
     text, against = (
@@ -206,6 +207,7 @@ CAUSES = {
 
 
 def _describe_cause(request: RecordedRequest, at: Situation, reason: str, candidates: Sequence[Candidate]) -> str:
+    """Return the probable cause of a miss, for the last lines of its message."""
     here = parse_request_place(request.url)
     if reason == "host_unknown":
         known = sorted({parse_request_place(k.request.url).host for k in at.recorded})
@@ -219,6 +221,7 @@ def _describe_cause(request: RecordedRequest, at: Situation, reason: str, candid
 
 
 def _describe_body_cause(request: RecordedRequest, found: Sequence[JsonDifference]) -> str:
+    """Return which part of the body changed, such as a message of the conversation."""
     if not found:
         return "another body"
     first = found[0].pointer
@@ -228,10 +231,11 @@ def _describe_body_cause(request: RecordedRequest, found: Sequence[JsonDifferenc
     if all(d.recorded is ABSENT for d in found) or all(d.now is ABSENT for d in found):
         longer = "longer" if found[0].recorded is ABSENT else "shorter"
         return f"the conversation is {longer} from message {place[2]} on"
-    return f"{_describe_role(request, place[1], int(place[2]))} changed at message {place[2]}"
+    return f"{_describe_message_role(request, place[1], int(place[2]))} changed at message {place[2]}"
 
 
-def _describe_role(request: RecordedRequest, member: str, index: int) -> str:
+def _describe_message_role(request: RecordedRequest, member: str, index: int) -> str:
+    """Return "tool result", or the role of the message at *index* with "message"."""
     messages = Matcher().parse_compared_json(request).get(member, [])
     message = messages[index] if isinstance(messages, list) and index < len(messages) else {}
     text = json.dumps(message)

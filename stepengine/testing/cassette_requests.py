@@ -163,10 +163,10 @@ def parse_model_call(request: RecordedRequest) -> ModelCall | None:
     """Return the model call in *request*, or None if it is another HTTP request."""
     url = urlsplit(request.url)
     protocol = next((p for p in PROTOCOLS if p.path.search(url.path)), None)
-    body = _parse_body(request.body) if protocol is not None and request.method == "POST" else None
+    body = _parse_json_object_body(request.body) if protocol is not None and request.method == "POST" else None
     if protocol is None or body is None or not any(isinstance(body.get(name), list | str) for name in protocol.members):
         return None
-    model = _model_name(body, url.path)
+    model = _find_model_name(body, url.path)
     host = url.hostname or ""
     provider = SERVICES.get(host, protocol.azure if host.endswith(AZURE) else protocol.provider)
     label = RequestLabel(provider=provider, model=f"{provider}/{model}", credentials=NO_KEY)
@@ -183,12 +183,12 @@ def parse_model_call(request: RecordedRequest) -> ModelCall | None:
         Transcript(_pair_calls_with_results(conversation.entries, provider)),
         specs,
         choice,
-        settings=_pop_settings(rest),
+        settings=_make_settings(rest),
     )
     return ModelCall(protocol, label, model, made)
 
 
-def _parse_body(content: bytes) -> dict[str, Any] | None:
+def _parse_json_object_body(content: bytes) -> dict[str, Any] | None:
     """Return the JSON object of a body, or None for anything else."""
     if is_text_nested_deeper(content, MAX_DEPTH):
         return None
@@ -200,7 +200,7 @@ def _parse_body(content: bytes) -> dict[str, Any] | None:
 
 
 def _stringify_large_numbers(value: Any) -> Any:
-    """Return a JSON value with numbers that are too large as text."""
+    """Return a JSON value with large integers and infinite floats as text."""
     if isinstance(value, dict):
         return {name: _stringify_large_numbers(member) for name, member in value.items()}
     if isinstance(value, list):
@@ -210,8 +210,8 @@ def _stringify_large_numbers(value: Any) -> Any:
     return str(value) if isinstance(value, int) and not MIN_NUMBER <= value <= MAX_NUMBER else value
 
 
-def _model_name(body: Json, path: str) -> str:
-    """Return the model: of the body, of Google's path, or the deployment in Azure's path."""
+def _find_model_name(body: Json, path: str) -> str:
+    """Return the model name of the body, else of the URL path; ``"unknown"`` if neither has one."""
     found = re.search(r"/(?:models|deployments)/([^/:]+)", path)
     return find_text(body, "model") or (unquote(found[1]) if found else "") or "unknown"
 
@@ -242,7 +242,7 @@ class RequestMessages:
 
     def add_system(self, content: object) -> None:
         """Add instructions: those at the start to the system prompt, others as a message with the tag ``SYSTEM``."""
-        parts = _user_parts(content)
+        parts = _parse_user_parts(content)
         texts = [part.text for part in parts if isinstance(part, TextPart)]
         if self.entries or len(texts) < len(parts):
             self.entries.append(UserMessage(parts, ("SYSTEM",)))
@@ -250,33 +250,33 @@ class RequestMessages:
             self.system.append("\n\n".join(texts))
             self.system_marks += [part.provider_data for part in parts if part.provider_data]
 
-    def add_user(self, content: object, more: Json | None = None) -> None:
-        """Add a user message; *more* are its members without a field in our messages."""
-        parts = (*_user_parts(content), *([_json_text_part(more)] if more else []))
+    def add_user(self, content: object, extra_members: Json | None = None) -> None:
+        """Add a user message; *extra_members*, for which our messages have no field, are added as JSON text."""
+        parts = (*_parse_user_parts(content), *([_make_json_text_part(extra_members)] if extra_members else []))
         if parts:
             self.entries.append(UserMessage(parts))
 
-    def add_unknown(self, value: object) -> None:
-        """Add something unknown as its JSON text."""
-        self.entries.append(UserMessage((_json_text_part(value),)))
+    def add_unknown_as_json(self, value: object) -> None:
+        """Add an item of unknown form as a user message with its JSON text."""
+        self.entries.append(UserMessage((_make_json_text_part(value),)))
 
     def add_result(self, call_id: str, name: str, content: object, source: Json, known: frozenset[str]) -> None:
         """Add the result of a tool call; members of its *source* that are not *known* are added to it as JSON."""
         more = _get_unknown_members(source, known)
-        parts = (*_result_parts(content), *([JsonPart(more)] if more else []))
+        parts = (*_parse_tool_result_parts(content), *([JsonPart(more)] if more else []))
         self.entries.append(ToolOutput(call_id, name, parts, source.get("is_error") is True, source))
 
     def add_assistant(self, items: Sequence[Any], *, continues: bool = False) -> None:
         """Add output of the model; *continues* adds it to the message before, if that is the model's, too."""
-        parts = self._decode_items(items)
+        parts = self._decode_model_output(items)
         last = self.entries[-1] if self.entries else None
         if continues and isinstance(last, list):
             last.extend(parts)
         elif parts:
             self.entries.append(list(parts))
 
-    def _decode_items(self, items: Sequence[Any]) -> tuple[AssistantPart, ...]:
-        """Return the parts of items as the adapter decodes them; an item that it does not know stays JSON."""
+    def _decode_model_output(self, items: Sequence[Any]) -> tuple[AssistantPart, ...]:
+        """Return the parts of the model's *items*, decoded by the adapter; an item that it cannot decode becomes an opaque part."""
         protocol, label = self.protocol, self.label
         try:
             return decode_or_raise_protocol_error(
@@ -284,7 +284,7 @@ class RequestMessages:
             ).content
         except ModelError:
             if len(items) != 1:
-                return tuple([part for item in items for part in self._decode_items([item])])
+                return tuple([part for item in items for part in self._decode_model_output([item])])
         data = items[0] if isinstance(items[0], dict) else {"value": items[0]}
         return (OpaquePart(label.provider, JsonDict(freeze(data)), text=compact(items[0])),)
 
@@ -306,26 +306,28 @@ def _pair_calls_with_results(entries: Sequence[Entry], provider: str) -> list[Me
             position += 1
         outputs = _Outputs(following)
         if isinstance(entry, list):
-            answered = _make_turn(entry, outputs, provider, calls)
+            answered = _make_assistant_turn(entry, outputs, provider, calls)
             calls += len(answered) - 1
             messages += answered
         elif isinstance(entry, UserMessage):
             messages.append(entry)
-        messages += [UserMessage((_json_text_part(output.source),)) for output in outputs.unmatched]
+        messages += [UserMessage((_make_json_text_part(output.source),)) for output in outputs.unmatched]
     return messages
 
 
-def _make_turn(said: Sequence[AssistantPart], outputs: _Outputs, provider: str, calls: int) -> list[Message]:
-    """Return a message of the model and the results of its calls; *calls* were numbered before."""
+def _make_assistant_turn(
+    output_parts: Sequence[AssistantPart], outputs: _Outputs, provider: str, numbered_calls: int
+) -> list[Message]:
+    """Return the model's message and the results of its calls; ids continue behind *numbered_calls*."""
     parts: list[AssistantPart] = []
     results: list[Message] = []
-    for part in said:
+    for part in output_parts:
         if not isinstance(part, ToolCallPart):
             parts.append(_remove_provider_data(part))
         elif (output := outputs.pop_output(part)) is None:
-            parts.append(_make_opaque_call(part, provider))
+            parts.append(_opaque_part_from_call(part, provider))
         else:
-            call_id = f"c{calls + len(results) + 1}"
+            call_id = f"c{numbered_calls + len(results) + 1}"
             parts.append(attrs.evolve(part, tool_call_id=call_id, provider_data=None))
             status: ResultStatus = "error" if output.is_error else "ok"
             results.append(ToolMessage(call_id, part.tool_name, output.content, status))
@@ -365,7 +367,8 @@ class _Outputs:
         return None
 
 
-def _make_opaque_call(call: ToolCallPart, provider: str) -> OpaquePart:
+def _opaque_part_from_call(call: ToolCallPart, provider: str) -> OpaquePart:
+    """Return a tool call that has no result as an opaque part with its name and input."""
     data = {"call": call.tool_name, "input": call.input if call.raw_input is None else call.raw_input}
     return OpaquePart(provider, JsonDict(freeze(data)), tool=call.tool_name, text=compact(data["input"]))
 
@@ -379,11 +382,11 @@ def _remove_provider_data(part: AssistantPart) -> AssistantPart:
         case TextPart() | RefusalPart() | ImagePart() | DocumentPart():
             return attrs.evolve(part, provider_data=None)
         case _:
-            return add_json_as_text(part)
+            return fill_text_of_opaque_part(part)
 
 
-def add_json_as_text(part: AssistantPart) -> AssistantPart:
-    """Return a part; an opaque one without text gets its JSON as text."""
+def fill_text_of_opaque_part(part: AssistantPart) -> AssistantPart:
+    """Return *part*; an opaque part without text gets its JSON as text."""
     if isinstance(part, OpaquePart) and not part.text:
         return attrs.evolve(part, text=compact(part.data))
     return part
@@ -392,26 +395,27 @@ def add_json_as_text(part: AssistantPart) -> AssistantPart:
 # --- parts ------------------------------------------------------------------------------------------------------------
 
 
-def _json_text_part(value: object) -> TextPart:
+def _make_json_text_part(value: object) -> TextPart:
     return TextPart(compact(value))
 
 
-def _user_parts(content: object) -> tuple[UserPart, ...]:
+def _parse_user_parts(content: object) -> tuple[UserPart, ...]:
+    """Return the parts of one content block or a list of them; nothing for None."""
     if content is None:
         return ()
-    return tuple([_user_part(block) for block in (content if isinstance(content, list) else [content])])
+    return tuple([_parse_user_part(block) for block in (content if isinstance(content, list) else [content])])
 
 
-def _user_part(block: object) -> UserPart:
-    """Return a part of a message; JSON text for one that is not known."""
+def _parse_user_part(block: object) -> UserPart:
+    """Return the text or media of a content block; JSON text for a block of unknown form."""
     if isinstance(block, str):
         return TextPart(block)
     if not isinstance(block, dict):
-        return _json_text_part(block)
+        return _make_json_text_part(block)
     if isinstance(block.get("text"), str) and block.get("type") in TEXT_KINDS:
         more = {name: member for name, member in block.items() if name not in ("type", "text")}
         return TextPart(block["text"], provider_data=more or None)
-    return _parse_openai_media(block) or _parse_other_media(block) or _json_text_part(block)
+    return _parse_openai_media(block) or _parse_other_media(block) or _make_json_text_part(block)
 
 
 def _parse_openai_media(block: Json) -> UserPart | None:
@@ -453,7 +457,7 @@ def _parse_other_media(block: Json) -> UserPart | None:
 
 
 def _media_from_url(url: str, mime: str, name: str = "") -> UserPart | None:
-    """Return the media at *url*, which can be a data URL."""
+    """Return the media at *url*, or the content of a data URL; None for an invalid data URL."""
     if is_data_url(url):
         try:
             stated, content = parse_data_url(url)
@@ -466,6 +470,7 @@ def _media_from_url(url: str, mime: str, name: str = "") -> UserPart | None:
 
 
 def _media_from_base64(data: str, mime: str, name: str = "") -> UserPart | None:
+    """Return the media in *data*; None if it is not base64."""
     try:
         # Google's SDK sends the alphabet for URLs.
         content = base64.b64decode(data.translate(FROM_URL_SAFE), validate=True)
@@ -480,7 +485,7 @@ def _media_from_bytes(content: bytes, mime: str, name: str = "") -> UserPart:
     return DocumentPart(data=content, mime_type=mime, name=name)
 
 
-def _result_parts(content: object) -> tuple[ResultPart, ...]:
+def _parse_tool_result_parts(content: object) -> tuple[ResultPart, ...]:
     """Return the parts of a result: text and media, anything else as JSON."""
     if content is None:
         return ()
@@ -488,7 +493,7 @@ def _result_parts(content: object) -> tuple[ResultPart, ...]:
         return (TextPart(content),)
     if not isinstance(content, list):
         return (JsonPart(content),)
-    return tuple([_user_part(block) for block in content])
+    return tuple([_parse_user_part(block) for block in content])
 
 
 # --- the four protocols -----------------------------------------------------------------------------------------------
@@ -501,7 +506,8 @@ IN_GOOGLE_RESULT = frozenset({"id", "name", "response"})
 """What is read of messages and results."""
 
 
-def _read_chat(body: Json, conversation: RequestMessages) -> dict[str, Any]:
+def _add_chat_messages(body: Json, conversation: RequestMessages) -> dict[str, Any]:
+    """Add the messages of a body of Chat Completions to *conversation*, and return the remaining members."""
     rest = dict(body)
     for message in _as_list(rest.pop("messages", None)):
         role = find_text(message, "role")
@@ -515,11 +521,12 @@ def _read_chat(body: Json, conversation: RequestMessages) -> dict[str, Any]:
             call_id, name = find_text(message, "tool_call_id"), find_text(message, "name")
             conversation.add_result(call_id, name, message.get("content"), message, IN_CHAT_RESULT)
         else:
-            conversation.add_unknown(message)
+            conversation.add_unknown_as_json(message)
     return rest
 
 
-def _read_responses(body: Json, conversation: RequestMessages) -> dict[str, Any]:
+def _add_responses_messages(body: Json, conversation: RequestMessages) -> dict[str, Any]:
+    """Add the messages of a body of Responses to *conversation*, and return the remaining members."""
     rest = dict(body)
     if isinstance(rest.get("instructions"), str):
         conversation.add_system(rest.pop("instructions"))
@@ -547,10 +554,11 @@ def _add_responses_item(item: Any, conversation: RequestMessages) -> None:
     elif kind and not kind.endswith(OUTPUT):
         conversation.add_assistant([item], continues=True)
     else:
-        conversation.add_unknown(item)
+        conversation.add_unknown_as_json(item)
 
 
-def _read_anthropic(body: Json, conversation: RequestMessages) -> dict[str, Any]:
+def _add_anthropic_messages(body: Json, conversation: RequestMessages) -> dict[str, Any]:
+    """Add the messages of a body of Anthropic to *conversation*, and return the remaining members."""
     rest = dict(body)
     conversation.add_system(rest.pop("system", None))
     for message in _as_list(rest.pop("messages", None)):
@@ -570,11 +578,12 @@ def _read_anthropic(body: Json, conversation: RequestMessages) -> dict[str, Any]
         elif role in SYSTEM_ROLES:
             conversation.add_system(message.get("content"))
         else:
-            conversation.add_unknown(message)
+            conversation.add_unknown_as_json(message)
     return rest
 
 
-def _read_google(body: Json, conversation: RequestMessages) -> dict[str, Any]:
+def _add_google_messages(body: Json, conversation: RequestMessages) -> dict[str, Any]:
+    """Add the messages of a body of Google to *conversation*, and return the remaining members."""
     rest = dict(body)
     for name in ("systemInstruction", "system_instruction"):
         system = rest.pop(name, None)
@@ -582,7 +591,7 @@ def _read_google(body: Json, conversation: RequestMessages) -> dict[str, Any]:
     for content in _as_list(rest.pop("contents", None)):
         role = find_text(content, "role")
         if not isinstance(content, dict) or "parts" not in content or role not in ("", "user", "function", "model"):
-            conversation.add_unknown(content)
+            conversation.add_unknown_as_json(content)
             continue
         parts = _as_list(content["parts"])
         if role == "model":
@@ -618,7 +627,7 @@ PROTOCOLS = (
         decode_chat,
         ChatAccumulator,
         lambda items: {"choices": [{"message": items[0], "finish_reason": "stop"}]},
-        _read_chat,
+        _add_chat_messages,
     ),
     Protocol(
         "openai",
@@ -628,7 +637,7 @@ PROTOCOLS = (
         decode_responses,
         ResponsesAccumulator,
         lambda items: {"output": list(items), "status": "completed"},
-        _read_responses,
+        _add_responses_messages,
     ),
     Protocol(
         "anthropic",
@@ -638,7 +647,7 @@ PROTOCOLS = (
         decode_anthropic,
         AnthropicAccumulator,
         lambda items: {"content": list(items), "stop_reason": "end_turn"},
-        _read_anthropic,
+        _add_anthropic_messages,
     ),
     Protocol(
         "google",
@@ -648,7 +657,7 @@ PROTOCOLS = (
         decode_google,
         GoogleAccumulator,
         lambda items: {"candidates": [{"content": {"parts": list(items)}, "finishReason": "STOP"}]},
-        _read_google,
+        _add_google_messages,
     ),
 )
 
@@ -679,7 +688,7 @@ def _pop_tools(rest: dict[str, Any]) -> tuple[ToolSpec, ...]:
 
 
 def _list_declared_functions(entry: Any) -> list[Json]:
-    """Return the functions that an entry of the tools declares; none for a tool of the provider."""
+    """Return the functions that an entry of the tools declares; none for a tool of the provider or an invalid entry."""
     kind = find_text(entry, "type")
     if find_object(entry, "function"):
         found: list[Any] = [{**entry["function"], **_get_unknown_members(entry, frozenset({"type", "function"}))}]
@@ -710,19 +719,19 @@ def _pop_tool_choice(rest: dict[str, Any]) -> str | None:
     return choice
 
 
-def _pop_settings(rest: dict[str, Any]) -> ModelSettings:
-    """Remove the model settings from the remaining members of a request; unknown ones are stored under ``extra``."""
+def _make_settings(rest: dict[str, Any]) -> ModelSettings:
+    """Return the model settings in the remaining members of a request; unknown members are stored under ``extra``."""
     known: dict[str, Any] = {}
     left: dict[str, Any] = {}
     for name, value in rest.items():
         config = value if name == "generationConfig" and isinstance(value, dict) else {name: value}
-        beside = {member: kept for member, kept in config.items() if not _add_setting(member, kept, known)}
+        beside = {member: kept for member, kept in config.items() if not _try_add_setting(member, kept, known)}
         if beside:
             left[name] = beside if config is value else value
     return ModelSettings(**known, extra={"body": left} if left else {})
 
 
-def _add_setting(name: str, value: Any, known: dict[str, Any]) -> bool:
+def _try_add_setting(name: str, value: Any, known: dict[str, Any]) -> bool:
     """Add a setting to *known*; return False if it is unknown or has another form."""
     ours = SETTINGS.get(name)
     if ours is None or ours in known:

@@ -35,8 +35,8 @@ from stepengine.models._byte_reader import (
 from stepengine.models._failures import error_from_body, find_request_id, make_protocol_error
 from stepengine.models._json import read_json
 from stepengine.models.pricing import LIST_PRICES
-from stepengine.testing.cassette_files import Interaction, RecordedResponse, is_stream
-from stepengine.testing.cassette_requests import ModelCall, add_json_as_text, parse_model_call
+from stepengine.testing.cassette_files import Interaction, RecordedResponse, is_event_stream
+from stepengine.testing.cassette_requests import ModelCall, fill_text_of_opaque_part, parse_model_call
 from stepengine.testing.recordings import display_path, load_interactions
 from stepengine.testing.traffic_redaction import Cleaner, find_header_secrets
 
@@ -82,10 +82,11 @@ def load_cassette_as_journal(path: Path) -> CassetteJournal:
         OSError: for a file that cannot be read.
     """
     written = datetime.fromtimestamp(int(path.stat().st_mtime), UTC)
-    return CassetteJournal(path, list(_make_records(load_interactions(path), path.name, written)))
+    return CassetteJournal(path, list(_make_run_records(load_interactions(path), path.name, written)))
 
 
-def _make_records(interactions: Iterable[Interaction], name: str, written: datetime) -> list[Record]:
+def _make_run_records(interactions: Iterable[Interaction], name: str, written: datetime) -> list[Record]:
+    """Return the records of a run with one effect for each interaction: a model call, or a ``perform``."""
     created = written.isoformat(timespec="milliseconds").replace("+00:00", "Z")
     start = {"type": "agent_call", "agent_id": PROGRAM, "prompt": "", "params": None, "run_id": name}
     records: list[Record] = [
@@ -99,7 +100,7 @@ def _make_records(interactions: Iterable[Interaction], name: str, written: datet
         if call is None:
             records += _make_http_records(seq, interaction)
             continue
-        request = attrs.evolve(call.request, messages=transcripts.share_prefix(call.request.messages))
+        request = attrs.evolve(call.request, messages=transcripts.share_messages_with_earlier(call.request.messages))
         records.append(Intent("", seq, CallModel(seq, request)))
         records.append(Result("", seq, 0, _make_outcome(call, interaction.response, written)))
     spending = spending_of(History(records, name))
@@ -139,6 +140,7 @@ def _decompress(response: RecordedResponse) -> RecordedResponse:
 
 
 def _make_http_records(seq: int, interaction: Interaction) -> tuple[Record, Record]:
+    """Return intent and result of a ``perform`` for a request that is no model call; the result is its status."""
     request = interaction.request
     name = f"{request.method} {request.url}"
     effect = {"type": "perform", "name": name, "args": [], "kwargs": {}}
@@ -151,7 +153,7 @@ class _Transcripts:
     def __init__(self) -> None:
         self._kept: list[Transcript] = []
 
-    def share_prefix(self, transcript: Transcript) -> Transcript:
+    def share_messages_with_earlier(self, transcript: Transcript) -> Transcript:
         """Return an equal transcript that shares its first messages with the most similar request before it."""
         messages = list(transcript)
         made = transcript
@@ -175,12 +177,13 @@ def _make_outcome(call: ModelCall, response: RecordedResponse, at: datetime) -> 
         reply = _decode_reply(call, response)
     except ModelError as error:
         return Failure(error.with_traceback(None), 0)
-    parts = tuple([add_json_as_text(part) for part in reply.content])
+    parts = tuple([fill_text_of_opaque_part(part) for part in reply.content])
     cost = LIST_PRICES.price_reply(call.label.model, reply, at) if reply.cost is None else reply.cost
     return attrs.evolve(reply, content=parts, cost=cost)
 
 
 def _decode_reply(call: ModelCall, response: RecordedResponse) -> ModelReply:
+    """Return the model reply in *response*; raise ``ModelError`` for an error status. A reply of unknown form becomes an opaque part."""
     headers = {name.lower(): value for name, value in response.headers}
     content = response.body
     if not OK <= response.status < MULTIPLE_CHOICES:
@@ -211,7 +214,7 @@ def _decode_reply(call: ModelCall, response: RecordedResponse) -> ModelReply:
 
 def _to_event_stream(response: RecordedResponse, content: bytes) -> bytes | None:
     """Return a streamed body as events, or None for a whole reply; Google can stream a JSON array."""
-    if is_stream(response) or content.startswith((b"data:", b"event:")):
+    if is_event_stream(response) or content.startswith((b"data:", b"event:")):
         return content
     if not content.lstrip().startswith(b"["):
         return None

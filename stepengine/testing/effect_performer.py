@@ -37,7 +37,7 @@ from stepengine.machine.plan import RunPlan
 from stepengine.runtime.failfast import make_race_loss_outcome
 from stepengine.runtime.performer import Item, child_path
 from stepengine.testing.backstage import SimulatedChildren, SimulatedMailbox
-from stepengine.testing.faults import apply_faults, find_faulty_outcome
+from stepengine.testing.faults import change_outcome_by_faults, find_outcome_of_fault
 from stepengine.testing.invariants import format_address
 from stepengine.testing.performed_effects import EffectRecords, WorldClock
 
@@ -82,7 +82,7 @@ class EffectPerformer:
     drive: Callable[[RunPlan, AgentState], Finished]
 
     def perform(self, item: Item, kinds: Sequence[str]) -> Single:
-        """Return the outcome of an effect with faults of these *kinds*."""
+        """Return the outcome of an effect with faults of these *kinds*, and with the messages that arrived for the run."""
         effect, at = item.effect, item.address
         self.clock.start_effect(at, HOURS if "lost_wake" in kinds else MINUTES if {"slow", "late"} & {*kinds} else 1)
         now = self.clock.elapsed
@@ -91,11 +91,11 @@ class EffectPerformer:
             return attrs.evolve(stopped, at=now)
         if at in self.effects.lost:
             return make_race_loss_outcome(item, now)
-        made = next((o for kind in kinds if (o := find_faulty_outcome(kind, effect, now)) is not None), None)
+        made = next((o for kind in kinds if (o := find_outcome_of_fault(kind, effect, now)) is not None), None)
         if made is None:
             made = HAPPENS.get(type(effect), EffectPerformer._make_empty_outcome)(self, item)
-        made = apply_faults(kinds, effect, made)
-        heard = self.letters.list_user_messages(*at)
+        made = change_outcome_by_faults(kinds, effect, made)
+        heard = self.letters.list_inputs_before_effect(*at)
         if heard and not isinstance(made, Stop):
             made = attrs.evolve(made, inputs=(*made.inputs, *heard))
         if "duplicate" in kinds and not isinstance(made, Stop):
@@ -104,6 +104,7 @@ class EffectPerformer:
         return made
 
     def _get_canned_outcome(self, item: Item) -> Single:
+        """Return the outcome that the source of the world has for an effect."""
         return self.canned.create_outcome(item.path, item.effect, self.clock.elapsed)
 
     def _make_empty_outcome(self, item: Item) -> Single:
@@ -113,37 +114,43 @@ class EffectPerformer:
 
     # --- waits --------------------------------------------------------------------------------------------------------
 
-    def _sleep(self, item: Item) -> Single:
+    def _perform_sleep(self, item: Item) -> Single:
+        """Advance the clock to the end of the sleep, and return its empty outcome."""
         self._advance_clock_past_wait(item)
         return Value(None, self.clock.elapsed)
 
-    def _receive(self, item: Item) -> Single:
+    def _perform_receive(self, item: Item) -> Single:
+        """Return the next message; at a timeout, advance the clock and return None."""
         made = self.backstage.perform_receive(item, self.clock.elapsed)
         if isinstance(made, Value) and made.value is None:
             self._advance_clock_past_wait(item)
         return attrs.evolve(made, at=self.clock.elapsed)
 
-    def _wait_for_children(self, item: Item) -> Single:
+    def _perform_wait(self, item: Item) -> Single:
+        """Return the results of the children that have ended; advance the clock if the wait times out."""
         made = self.backstage.perform_wait(item, self.clock.elapsed)
         if isinstance(made, Value) and len(made.value.done) < cast("AwaitRuns", item.effect).need:
             self._advance_clock_past_wait(item)
         return attrs.evolve(made, at=self.clock.elapsed)
 
     def _advance_clock_past_wait(self, item: Item) -> None:
+        """Advance the clock to the planned end of a wait."""
         effect = cast("AwaitTime", item.effect)
         self.clock.end_wait(item.address, max(0, (effect.wakes or 0) - effect.asked))
 
-    def _send(self, item: Item) -> Single:
+    def _perform_send(self, item: Item) -> Single:
+        """Send a message to a child, and return whether it is still running."""
         return Value(self.backstage.send_to_child(item), self.clock.elapsed)
 
-    def _cancel_children(self, item: Item) -> Single:
+    def _perform_cancel(self, item: Item) -> Single:
+        """Cancel children, and return their results."""
         return attrs.evolve(self.backstage.perform_cancel(item, 0), at=self.clock.elapsed)
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 
     def _run_background_child(self, item: Item) -> Single:
-        """Run a child in the background to its end."""
-        finished = self.drive(*self.backstage.get_plan_and_state(item.path))
+        """Run a background child to its end, and return its result; one that was cancelled has ended."""
+        finished = self.drive(*self.backstage.get_child_plan_and_state(item.path))
         child = finished.to_child_result()
         # One that is recorded to have been ended comes to that end, whatever stops it this time.
         is_cut = item.path in self.backstage.cut or self.effects.is_recorded((item.path, -1))
@@ -153,7 +160,7 @@ class EffectPerformer:
         return self._find_stop(finished, child=child) or Value(child, self.clock.elapsed)
 
     def _run_yielding_tool_body(self, item: Item) -> Single:
-        """Run the body of a tool that yields."""
+        """Run the body of a tool that yields as a run of its own, and return the result of the call."""
         effect = cast("CallBody", item.effect)
         try:
             plan, state = self.plan_child(item.plan, effect, child_path(item.path, effect.seq))
@@ -167,7 +174,8 @@ class EffectPerformer:
         result = finished.to_call_result(runs, is_typed=effect.source != "model")
         return Value(result, self.clock.elapsed, body=body)
 
-    def _spawn(self, item: Item) -> Single:
+    def _perform_spawn(self, item: Item) -> Single:
+        """Run a child to its end, or register one in the background; return its outcome."""
         effect = cast("Spawn", item.effect)
         try:
             plan, state = self.plan_child(item.plan, effect, child_path(item.path, effect.seq))
@@ -192,12 +200,12 @@ class EffectPerformer:
 HAPPENS: Mapping[type[Leaf], Callable[[EffectPerformer, Item], Single]] = {
     **dict.fromkeys((CallModel, CallTool, CallFunction, AskPerson), EffectPerformer._get_canned_outcome),  # noqa: SLF001 - its own table
     CallBody: EffectPerformer._run_yielding_tool_body,  # noqa: SLF001
-    Spawn: EffectPerformer._spawn,  # noqa: SLF001
-    AwaitTime: EffectPerformer._sleep,  # noqa: SLF001
-    AwaitMessage: EffectPerformer._receive,  # noqa: SLF001
-    AwaitRuns: EffectPerformer._wait_for_children,  # noqa: SLF001
-    SendToRun: EffectPerformer._send,  # noqa: SLF001
-    EndRuns: EffectPerformer._cancel_children,  # noqa: SLF001
+    Spawn: EffectPerformer._perform_spawn,  # noqa: SLF001
+    AwaitTime: EffectPerformer._perform_sleep,  # noqa: SLF001
+    AwaitMessage: EffectPerformer._perform_receive,  # noqa: SLF001
+    AwaitRuns: EffectPerformer._perform_wait,  # noqa: SLF001
+    SendToRun: EffectPerformer._perform_send,  # noqa: SLF001
+    EndRuns: EffectPerformer._perform_cancel,  # noqa: SLF001
     RunInBackground: EffectPerformer._run_background_child,  # noqa: SLF001
 }
 """How an effect happens that gives more than an empty value."""

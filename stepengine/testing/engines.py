@@ -187,7 +187,7 @@ def make_models_with_transport(transport: Callable[[], object], key: str | None)
     from stepengine.models.presets import PRESETS
 
     def make_provider(make: Callable[..., Provider], name: str) -> Provider:
-        """Make a provider with its usual address and, while recording, its usual key."""
+        """Return a provider with the given key and a new transport."""
         return make(name=name, api_key=key, transport=transport())
 
     def make_cloud_provider(cloud: Callable[..., Provider], given: Mapping[str, object]) -> Provider:
@@ -246,12 +246,13 @@ class EngineFactory:
         if models is None and self._cassette is not None:
             cassette = self._cassette
             models = make_models_with_transport(cassette.transport, "replay" if cassette.replaying else None)
-            options["observers"] = (*options.get("observers", ()), self._count_model_call)
+            options["observers"] = (*options.get("observers", ()), self._count_model_call_and_cost)
         engine = SeededEngine(agents, tools, models, **options)
         self._made.append(engine)
         return engine
 
-    def _count_model_call(self, event: object) -> None:
+    def _count_model_call_and_cost(self, event: object) -> None:
+        """Add a finished model call and its cost to the counts of the cassette; ignore other events."""
         if isinstance(event, ModelFinished) and event.reply is not None and self._cassette is not None:
             self._cassette.calls += 1
             cost = event.reply.cost

@@ -19,7 +19,7 @@ import attrs
 from stepengine.data.json import JsonDict
 from stepengine.testing.cassette import LeftOut, OpenExchange, Slot
 from stepengine.testing.cassette_bodies import decode_body
-from stepengine.testing.cassette_files import Headers, Interaction, RecordedRequest, RecordedResponse, is_stream
+from stepengine.testing.cassette_files import Headers, Interaction, RecordedRequest, RecordedResponse, is_event_stream
 from stepengine.testing.cassette_misses import CassetteMiss, wrap_miss_for_pool_worker
 from stepengine.testing.recorded_errors import error_to_json
 from stepengine.testing.stream_ends import is_stream_complete
@@ -52,7 +52,7 @@ class KnownReplies(Protocol):
         """Remove a miss, because another source answers the request."""
 
     def has_replies_of_transport(self, name: str) -> bool:
-        """Return whether replies were recorded that a transport of the program's own gave."""
+        """Return True if replies are recorded that the program's own transport *name* gave."""
 
 
 class RecordingTarget(Protocol):
@@ -140,9 +140,9 @@ class Exchange:
         form = None if complete or error is None or not self._record_errors else error_to_json(error)
         if form is not None:
             extras["error"] = form
-        elif not complete and is_stream(reply):
+        elif not complete and is_event_stream(reply):
             self._report_left_out("cut" if read_to_end else "not_read")
-        if self._keep_chunks and is_stream(reply):
+        if self._keep_chunks and is_event_stream(reply):
             extras["chunks"] = [len(piece) for piece in self.pieces]
         self._cassette.finish(slot, Interaction(self._request, reply, JsonDict(extras)))
 
@@ -177,19 +177,20 @@ class Exchange:
         length = reply.header("content-length")
         if length.isdecimal() and self.unframe is None:  # a client that knows the length asks for nothing behind it
             whole = len(body) >= int(length)
-        if is_stream(reply):
+        if is_event_stream(reply):
             text = decode_body(body, reply.header("content-encoding")).decode(errors="replace")
             whole = is_stream_complete(text, read_to_end=whole, with_errors=self._record_errors)
         return reply, whole
 
     def _report_left_out(self, reason: str) -> None:
+        """Report to the cassette that the reply is not recorded, and why."""
         left = LeftOut(self._request.method, clean_url(self._request.url), self._head.status, reason)
         self._cassette.record_left_out(left)
 
 
 @contextlib.contextmanager
 def bypass_patches(exchange: Exchange | None) -> Iterator[None]:
-    """Inside the block, patched libraries send requests unrecorded; an error there ends *exchange*."""
+    """Let patched libraries send requests unrecorded inside the block; finish *exchange* with an error raised there."""
     token = PASSING.set(True)
     try:
         yield
@@ -258,7 +259,7 @@ class Exchanges:
         if is_telemetry(request):
             return Interaction(request, NO_TELEMETRY) if self.is_replay_only else None
         if is_credential_exchange(request) and not is_presigned(request):
-            return Interaction(request, make_placeholder_reply(request)) if self.is_replay_only else None
+            return Interaction(request, make_credential_reply(request)) if self.is_replay_only else None
         if self._known is None:
             return None
         try:
@@ -270,11 +271,11 @@ class Exchanges:
             return None
 
     def has_replies_of_transport(self, name: str) -> bool:
-        """Return whether replies are played that a transport of the program's own gave."""
+        """Return True if replies are played that the program's own transport *name* gave."""
         return self._known is not None and self._known.has_replies_of_transport(name)
 
-    def leave_out_connection(self, address: str) -> None:
-        """Store that a connection to *address* was opened by a client that is not recorded, such as one on plain sockets."""
+    def report_unrecorded_connection(self, address: str) -> None:
+        """Report that a client that is not recorded, such as one on plain sockets, opened a connection to *address*."""
         _append_seen_address(address)
         if self._fresh is not None:
             self._fresh.record_left_out(LeftOut("CONNECT", address, 0, "other_client"))
@@ -287,23 +288,24 @@ class Exchanges:
         return start_exchange(self._fresh, request, record_errors=self._record_errors, transport=transport)
 
 
-def _append_seen_address(what: str) -> None:
+def _append_seen_address(address: str) -> None:
+    """Append *address* to the list of addresses that the enclosing block collects, if there is one."""
     seen = SEEN.get()
     if seen is not None:
-        seen.append(what)
+        seen.append(address)
 
 
 NO_TELEMETRY = RecordedResponse(200, "OK", {"content-type": "application/json"}, b"{}")
 TOKEN = {"access_token": "replay", "token_type": "Bearer", "expires_in": 3600}
 
 
-def make_placeholder_reply(request: RecordedRequest) -> RecordedResponse:
-    """Return a reply with a token for a program that replays; other exchanges of credentials get a 404."""
+def make_credential_reply(request: RecordedRequest) -> RecordedResponse:
+    """Return a made-up reply to a request for credentials in a replay: a token for POST, else status 404."""
     if request.method != "POST":
         return RecordedResponse(404, "Not Found", {"content-type": "application/json"}, b"{}")
     return RecordedResponse(200, "OK", {"content-type": "application/json"}, json.dumps(TOKEN).encode())
 
 
-def headers_from_raw(raw: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """Return header pairs as text."""
+def header_pairs_from_bytes(raw: Iterable[tuple[bytes, bytes]]) -> Headers:
+    """Return header pairs of bytes as text, decoded as Latin-1."""
     return tuple([(name.decode("latin-1"), value.decode("latin-1")) for name, value in raw])

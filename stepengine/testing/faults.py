@@ -157,7 +157,7 @@ class RandomFaults:
         self._rate = random.choice(RATES)
 
     def draw_faults(self, path: str, effect: Leaf) -> list[str]:
-        """Return the kind of the fault at *effect*, if one happens there."""
+        """Return the kind of the fault at *effect* in a list; an empty list if none happens there, or all have happened."""
         if not self._left:
             return []
         random = Random(f"{self._seed}:{path}:{effect.seq}:fault")  # noqa: S311
@@ -168,8 +168,8 @@ class RandomFaults:
         return [random.choice(fitting)]
 
 
-def find_faulty_outcome(kind: str, effect: Leaf, at: int) -> Single | None:
-    """Return the outcome of *effect* under a fault; ``None`` if the effect is performed normally."""
+def find_outcome_of_fault(kind: str, effect: Leaf, at: int) -> Single | None:
+    """Return the outcome that a fault *kind* gives *effect* in place of its own; ``None`` if the effect is performed."""
     if kind in ("cancel", "shutdown"):
         return Stop("cancelled" if kind == "cancel" else "shutdown", at)
     if kind == "limit":
@@ -183,10 +183,11 @@ def find_faulty_outcome(kind: str, effect: Leaf, at: int) -> Single | None:
         return Stop("suspended", at) if kind == "never" else None
     if kind == "suspend" and isinstance(effect, AskPerson):
         return Stop("suspended", at, questions=effect.questions)
-    return _make_failure(kind, effect, at) if kind in ("failure", "timeout") else None
+    return _make_failed_outcome(kind, effect, at) if kind in ("failure", "timeout") else None
 
 
-def _make_failure(kind: str, effect: Leaf, at: int) -> Single:
+def _make_failed_outcome(kind: str, effect: Leaf, at: int) -> Single:
+    """Return the outcome of an effect that fails or times out, in the form of its type."""
     text = "simulated failure" if kind == "failure" else "simulated timeout"
     if isinstance(effect, CallModel):
         used = None if kind == "failure" else Usage(7)
@@ -202,7 +203,7 @@ def _make_failure(kind: str, effect: Leaf, at: int) -> Single:
     return Failure(PerformError(text, kind="OSError" if kind == "failure" else "TimeoutError"), at)
 
 
-def apply_faults(kinds: Iterable[str], effect: Leaf, outcome: Single) -> Single:
+def change_outcome_by_faults(kinds: Iterable[str], effect: Leaf, outcome: Single) -> Single:
     """Return an outcome after the faults that change it: ``other_answer``, ``empty`` and ``cut``. Other kinds leave it as it is."""
     if not isinstance(outcome, Value):
         return outcome

@@ -13,8 +13,8 @@ import re
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from stepengine.testing.cassette_files import Headers, Interaction, RecordedRequest, RecordedResponse, is_stream
-from stepengine.testing.exchanges import Exchange, headers_from_raw
+from stepengine.testing.cassette_files import Headers, Interaction, RecordedRequest, RecordedResponse, is_event_stream
+from stepengine.testing.exchanges import Exchange, header_pairs_from_bytes
 from stepengine.testing.recorded_errors import wait_for_cancellation
 
 __tracebackhide__ = True  # a failed test ends at its author's line
@@ -37,8 +37,10 @@ class HttpxExchanges:
         self._watched: Any = type("Watched", (WatchedBody, *bases), {})
 
     def read_request(self, request: Any) -> RecordedRequest:
-        """Return a request whose body has been read."""
-        return RecordedRequest(request.method, str(request.url), headers_from_raw(request.headers.raw), request.content)
+        """Return an httpx request, whose body has been read, as a ``RecordedRequest``."""
+        return RecordedRequest(
+            request.method, str(request.url), header_pairs_from_bytes(request.headers.raw), request.content
+        )
 
     def make_response(
         self, reply: RecordedResponse, request: Any, pieces: list[bytes], error: Exception | None = None
@@ -47,15 +49,15 @@ class HttpxExchanges:
         reason = {"reason_phrase": reply.reason.encode("latin-1", errors="replace")} if reply.reason else {}
         return self._module.Response(
             reply.status,
-            headers=headers_to_raw(reply.headers),
+            headers=header_pairs_to_bytes(reply.headers),
             stream=self._played(pieces, error),
             request=request,
             extensions={"http_version": b"HTTP/1.1", **reason},
         )
 
     def record_while_read(self, response: Any, exchange: Exchange | None) -> Any:
-        """Return *response* with a body that records itself while it is read."""
-        headers = headers_from_raw(response.headers.raw)
+        """Return *response* with a body that records itself while it is read; unchanged if it is not recorded."""
+        headers = header_pairs_from_bytes(response.headers.raw)
         if exchange is None or not exchange.start_reply(response.status_code, response.reason_phrase, headers):
             return response
         return self._module.Response(
@@ -66,8 +68,8 @@ class HttpxExchanges:
         )
 
 
-def headers_to_raw(headers: Headers) -> list[tuple[bytes, bytes]]:
-    """Return header pairs as they are sent."""
+def header_pairs_to_bytes(headers: Headers) -> list[tuple[bytes, bytes]]:
+    """Return header pairs as Latin-1 bytes."""
     return [
         (name.encode("latin-1", errors="replace"), value.encode("latin-1", errors="replace")) for name, value in headers
     ]
@@ -75,13 +77,13 @@ def headers_to_raw(headers: Headers) -> list[tuple[bytes, bytes]]:
 
 def split_body_into_events(reply: RecordedResponse) -> list[bytes]:
     """Return the body of a reply in pieces: one per event of a stream, else one."""
-    if is_stream(reply):
+    if is_event_stream(reply):
         return [piece for piece in EVENT.findall(reply.body) if piece]
     return [reply.body] if reply.body else []
 
 
 def make_cut_reply_error(module: Any, found: Interaction) -> Exception | None:
-    """Return the error of *module* behind a reply that was recorded without its end; None for a complete one."""
+    """Return the error of *module* that ends a reply recorded without its end; None for a complete one."""
     if found.complete:
         return None
     return module.RemoteProtocolError("the recorded reply ends here, because the program read no further")  # type: ignore[no-any-return]

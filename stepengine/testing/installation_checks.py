@@ -104,6 +104,7 @@ def check_installation(config: Path | None = None, *, reach: bool = False) -> It
 
 
 def _check_versions() -> Iterator[Finding]:
+    """Yield the versions of Python and the packages, and missing requirements and extras."""
     area = "versions"
     python = ".".join(map(str, sys.version_info[:3]))
     yield Finding(area, "ok", f"Python {python}, {sys.executable}")
@@ -163,6 +164,7 @@ def _find_version(name: str) -> str | None:
 
 
 def _report_settings(settings: Settings) -> Iterator[Finding]:
+    """Yield the notes of the settings, and each value that is not a default with its origin."""
     for note in settings.notes:
         yield Finding("settings", "note", note)
     for name, value in sorted(settings.values.items()):
@@ -172,6 +174,7 @@ def _report_settings(settings: Settings) -> Iterator[Finding]:
 
 
 def _check_keys(providers: list[ListedProvider]) -> Iterator[Finding]:
+    """Yield the keys that are set, providers with unusable keys, and keys in a wrong format; a note if no key is set."""
     area = "keys"
     usable = [p for p in providers if p.key == "set"]
     for one in usable:
@@ -187,6 +190,7 @@ def _check_keys(providers: list[ListedProvider]) -> Iterator[Finding]:
 
 
 def _check_key_formats(providers: list[ListedProvider]) -> Iterator[Finding]:
+    """Yield each key variable whose value does not look like a key of its provider."""
     area = "keys"
     variables: dict[str, str] = {}
     for one in providers:
@@ -224,6 +228,7 @@ def _describe_key_problem(key: str, prefix: str) -> str:
 
 
 def _check_recording(settings: Settings) -> Iterator[Finding]:
+    """Yield whether runs are recorded and where, and problems of that folder, such as a full disk."""
     area = "runs"
     folder = runs_folder()
     if settings.get("journal.record") is False:
@@ -256,6 +261,7 @@ def _check_recording(settings: Settings) -> Iterator[Finding]:
 
 
 def _check_agents(settings: Settings) -> Iterator[Finding]:
+    """Yield broken and hidden agents, the number of agent files, and problems of their folders and tools."""
     area = "agents"
     found = list_agents(settings.agent_folders)
     for one in found:
@@ -298,7 +304,7 @@ def _find_undeclared_tools(found: Iterable[ListedAgent]) -> Iterator[Finding]:
         for tool in one.agent.tools if one.agent is not None else ():
             if not isinstance(tool, ToolLike) or not isinstance(tool.binding().runs, Ordinary):
                 continue
-            if _has_body_outside_stepengine(tool) and not is_checkable_by_path_rules(tool.spec):
+            if _is_third_party_tool(tool) and not is_checkable_by_path_rules(tool.spec):
                 tools.setdefault(one.source, {})[tool.spec.name] = None
     for source, names in tools.items():
         yield Finding(
@@ -309,7 +315,7 @@ def _find_undeclared_tools(found: Iterable[ListedAgent]) -> Iterator[Finding]:
         )
 
 
-def _has_body_outside_stepengine(tool: object) -> bool:
+def _is_third_party_tool(tool: object) -> bool:
     """Return whether the body of a tool is third-party code; bundled tools check each file themselves."""
     module = getattr(getattr(tool, "fn", None), "__module__", None)
     return not (
@@ -318,6 +324,7 @@ def _has_body_outside_stepengine(tool: object) -> bool:
 
 
 def _check_environment(providers: list[ListedProvider]) -> Iterator[Finding]:
+    """Yield unused variables, files that hide packages, proxies and missing programs."""
     area = "surroundings"
     for name in _find_unused_variables(providers):
         yield Finding(
@@ -360,21 +367,25 @@ def _check_provider_addresses(providers: list[ListedProvider]) -> Iterator[Findi
     with httpx2.Client(timeout=SECONDS, follow_redirects=False) as client:
         for one in providers:
             if one.base_url is not None and one.key in ("set", "not needed"):
-                yield _check_provider_address(client, one, one.base_url)
+                yield _probe_provider_address(client, one, one.base_url)
 
 
-def _check_provider_address(client: httpx2.Client, one: ListedProvider, url: str) -> Finding:
+def _probe_provider_address(client: httpx2.Client, provider: ListedProvider, url: str) -> Finding:
+    """Send a request without a key to *url*, and return the finding: whether a server answers."""
     import httpx2
 
     try:
         status = client.get(url).status_code
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, OSError) as error:
         why = str(error) or type(error).__name__
-        if one.key == "not needed":
+        if provider.key == "not needed":
             return Finding(
-                "network", "note", f"{one.prefix}: nothing answers at {url}: {why}", "start it if you need it"
+                "network", "note", f"{provider.prefix}: nothing answers at {url}: {why}", "start it if you need it"
             )
         return Finding(
-            "network", "wrong", f"{one.prefix}: {url} cannot be reached: {why}", "check network, proxy and firewall"
+            "network",
+            "wrong",
+            f"{provider.prefix}: {url} cannot be reached: {why}",
+            "check network, proxy and firewall",
         )
-    return Finding("network", "ok", f"{one.prefix}: {url} answers (HTTP {status})")
+    return Finding("network", "ok", f"{provider.prefix}: {url} answers (HTTP {status})")

@@ -120,22 +120,23 @@ def expect_same_end(row: str, when: str, finished: Finished, due: Finished) -> N
 
 def remove_request_counts(finished: Finished) -> Finished:
     """Return the end of a run without numbers of requests, which grow by those that a crash cut off."""
-    children = [attrs.evolve(child, spending=_remove_request_counts(child.spending)) for child in finished.children]
-    state = attrs.evolve(finished.state, usage=_clear_request_count(finished.state.usage))
-    spending = _remove_request_counts(finished.spending)
+    children = [attrs.evolve(child, spending=_without_request_counts(child.spending)) for child in finished.children]
+    state = attrs.evolve(finished.state, usage=_without_request_count(finished.state.usage))
+    spending = _without_request_counts(finished.spending)
     return attrs.evolve(finished, spending=spending, children=tuple(children), state=state)
 
 
-def _clear_request_count(usage: Usage) -> Usage:
+def _without_request_count(usage: Usage) -> Usage:
     return attrs.evolve(usage, requests=0, at_least=False)
 
 
-def _remove_request_counts(spending: Spending) -> Spending:
-    by_agent = {key: _clear_request_count(used) for key, used in spending.by_agent.items() if used.total_tokens}
-    by_model = {key: _clear_request_count(used) for key, used in spending.by_model.items() if used.total_tokens}
+def _without_request_counts(spending: Spending) -> Spending:
+    """Return *spending* without numbers of requests, and without agents and models that used no tokens."""
+    by_agent = {key: _without_request_count(used) for key, used in spending.by_agent.items() if used.total_tokens}
+    by_model = {key: _without_request_count(used) for key, used in spending.by_model.items() if used.total_tokens}
     return attrs.evolve(
         spending,
-        usage=_clear_request_count(spending.usage),
+        usage=_without_request_count(spending.usage),
         by_agent=by_agent,
         by_model=by_model,
         agent_costs={key: cost for key, cost in spending.agent_costs.items() if key in by_agent},
@@ -143,12 +144,13 @@ def _remove_request_counts(spending: Spending) -> Spending:
     )
 
 
-def _describe_difference(whose: str, one: Any, other: object, *but: str) -> str:
-    for field in attrs.fields(type(one)):
+def _describe_difference(prefix: str, current: Any, expected: object, *ignored: str) -> str:
+    """Describe the first field, except *ignored*, in which two objects differ; ``""`` if there is none."""
+    for field in attrs.fields(type(current)):
         name = field.name
-        ours, theirs = getattr(one, name), getattr(other, name)
-        if name not in but and ours != theirs and (name != "error" or repr(ours) != repr(theirs)):
-            return f"the {whose}{name} of the run is {_shorten_repr(ours)}, but was {_shorten_repr(theirs)}"
+        ours, theirs = getattr(current, name), getattr(expected, name)
+        if name not in ignored and ours != theirs and (name != "error" or repr(ours) != repr(theirs)):
+            return f"the {prefix}{name} of the run is {_shorten_repr(ours)}, but was {_shorten_repr(theirs)}"
     return ""
 
 
@@ -219,9 +221,11 @@ class WatchedRun:
     # --- the handler's side -------------------------------------------------------------------------------------------
 
     def _watch_handler(self, handler: Callable[[Any], object]) -> Callable[[Any], Generator[Any, Any, Any]]:
+        """Return *handler* with its entries and exits counted and each value that it is sent checked."""
+
         def watched(ctx: Any) -> Generator[Any, Any, Any]:
             self.entered += 1
-            self._check_state(ctx.agent_state)
+            self._check_and_store_state(ctx.agent_state)
             try:
                 return (yield from _Spy(handler(ctx), self))
             finally:
@@ -229,11 +233,11 @@ class WatchedRun:
 
         return watched
 
-    def check_result(self, asked: object, result: object) -> None:
-        """Check the result that the handler receives for *asked*."""
+    def check_sent_result(self, asked: object, result: object) -> None:
+        """Store a violation if the result sent to the handler for the yield *asked* does not match it."""
         if not isinstance(result, StepResult):
             return
-        self._check_state(result.agent_state)
+        self._check_and_store_state(result.agent_state)
         if isinstance(asked, ToolCall):
             names = [r.tool_name for r in result.tool_results]
             if names != [asked.tool]:
@@ -247,11 +251,12 @@ class WatchedRun:
             self._add_violation("I1", f"the child {asked.agent_id!r} returned {result.value!r}")
 
     def check_thrown_error(self, error: BaseException) -> None:
-        """Check the error that is thrown into the handler. A stop is never thrown."""
+        """Store a violation if the error thrown into the handler is a stop or another error that it must not see."""
         if not isinstance(error, StepEngineError | LimitReached | GeneratorExit):
             self._add_violation("I12", f"{error!r} was thrown into the handler, which must not see it")
 
     def _check_sent_tool_results(self, result: StepResult) -> None:
+        """Store a violation for each sent tool result that differs from its outcome; runs with hooks are skipped."""
         for given in () if self.plan.hooks else result.tool_results:
             due = self._results.get(given.tool_call_id)
             if due is not None and due.content != given.content:
@@ -259,7 +264,8 @@ class WatchedRun:
                     "I1", f"call {due.tool_call_id!r} returned {due.text!r}, but the handler received {given.text!r}"
                 )
 
-    def _check_state(self, state: AgentState) -> None:
+    def _check_and_store_state(self, state: AgentState) -> None:
+        """Store *state* with copies of its messages, and a violation if calls lack results or usage or cost went back."""
         history, view = [*state.message_history], [*state.view]
         for messages in (history, view):
             problem = find_pairing_problem(messages)
@@ -280,7 +286,7 @@ class WatchedRun:
     # --- the machine's side -------------------------------------------------------------------------------------------
 
     def check_effect(self, effect: Effect) -> None:
-        """Check an effect that the machine emits."""
+        """Raise ``Violation`` for an effect of the machine that has a wrong number, or must not occur in the present state."""
         if self.found:
             raise self.found[0]
         self._advance_protocol_state(get_protocol_token(effect))
@@ -299,6 +305,7 @@ class WatchedRun:
             self._next += 1
 
     def _check_event(self, event: object) -> None:
+        """Raise ``Violation`` for an event that must not occur now, such as a step within a step; track the current step."""
         if isinstance(event, ToolFinished) and event.tool_name == "set_messages" and not event.result.is_error:
             self._replaced = True
         if isinstance(event, StepFinished):
@@ -318,6 +325,7 @@ class WatchedRun:
                 raise_violation("I9", f"the run has ended, but step {self._step} has not")
 
     def _check_step_end(self, event: StepFinished) -> None:
+        """End the current step, and store the status of a stopped one; raise ``Violation`` for another step or status."""
         if event.step != self._step:
             raise_violation("I9", f"step {event.step} ended while step {self._step} was running")
         self._step = None
@@ -332,6 +340,7 @@ class WatchedRun:
             raise_violation("I6", f"the handler was entered {self.entered} times and left {self.left} times")
 
     def _advance_protocol_state(self, token: str) -> None:
+        """Set the states that are possible after the effect or event *token*; raise ``Violation`` if there are none."""
         before, self._places = self._places, _advanced(self._places, token)
         if not self._places:
             over = self._is_over and token not in AT_THE_END
@@ -339,8 +348,8 @@ class WatchedRun:
                 "I7" if over else "I9", f"{token} must not occur in the state {' or '.join(sorted(before))}"
             )
 
-    def check_outcomes(self, effects: Iterable[Leaf], outcomes: Iterable[Single]) -> None:
-        """Check the outcomes that the world returns for effects."""
+    def track_outcomes(self, effects: Iterable[Leaf], outcomes: Iterable[Single]) -> None:
+        """Add the outcomes of effects to the totals, store a stop or an exceeded limit, and advance the protocol state."""
         kinds = set()
         for effect, outcome in zip(effects, outcomes, strict=True):
             kinds.add(type(outcome).__name__)
@@ -356,7 +365,7 @@ class WatchedRun:
         elif self._places <= {"asking", "asking_last"}:
             self._advance_protocol_state(*kinds)
 
-    def _take_new_child_results(self, awaited: object) -> list[ChildResult]:
+    def _collect_new_child_results(self, awaited: object) -> list[ChildResult]:
         """Return the results of background children that are reported to the run for the first time."""
         if not isinstance(awaited, Awaited):
             return []
@@ -365,13 +374,14 @@ class WatchedRun:
         return [awaited.ended[path] for path in news]
 
     def _add_outcome_to_totals(self, effect: Leaf, outcome: Single) -> None:
+        """Add usage, steps, children, inputs and results of an outcome to those that the end of the run must report."""
         child = outcome.child if isinstance(outcome, Stop) else getattr(outcome, "value", None)
         body = None if isinstance(outcome, Failure) else outcome.body
         if body is not None:
             self._bodies.append(body)
             self._ran += body.children
             self._inputs += [change for change in body.changes if isinstance(change, UserMessage)]
-        ended = [child] if isinstance(child, ChildResult) else self._take_new_child_results(child)
+        ended = [child] if isinstance(child, ChildResult) else self._collect_new_child_results(child)
         self._children += ended
         self._ran += ended
         if isinstance(effect, CallModel):
@@ -401,17 +411,18 @@ class WatchedRun:
         self._advance_protocol_state("Finished")
         if self._places != {LAST}:
             raise_violation("I9", f"the run ended in the state {' or '.join(sorted(self._places))}")
-        self._check_state(finished.state)
+        self._check_and_store_state(finished.state)
         if self.found:
             raise self.found[0]
         self.expect_handler_closed()
-        self._check_status(finished)
-        self._check_sums(finished)
+        self._check_end_status(finished)
+        self._check_usage_and_children(finished)
         self._check_history_results(finished.state.message_history)
         self._check_old_states_unchanged()
         self._check_handler_error(finished)
 
-    def _check_status(self, finished: Finished) -> None:
+    def _check_end_status(self, finished: Finished) -> None:
+        """Raise ``Violation`` if the status of the end does not fit the stop, the limit or the error of the run."""
         if isinstance(finished.error, TranscriptError):
             raise_violation("I1", f"calls and results in the history of the run do not match: {finished.error}")
         due = {"suspended": RunStatus.SUSPENDED, "cancelled": RunStatus.CANCELLED, "shutdown": RunStatus.CANCELLED}
@@ -425,7 +436,8 @@ class WatchedRun:
         if (finished.status is RunStatus.FAILED) != (finished.error is not None) and self._stop is None:
             raise_violation("R1", f"the run ended as {finished.status.value} with the error {finished.error!r}")
 
-    def _check_sums(self, finished: Finished) -> None:
+    def _check_usage_and_children(self, finished: Finished) -> None:
+        """Raise ``Violation`` if the usage or the children that a run reports are not those that were observed."""
         spent = finished.spending
         below = [child.spending for child in self._children] + [body.spending for body in self._bodies]
         due = sum([spending.usage for spending in below], self._used)
@@ -444,7 +456,7 @@ class WatchedRun:
             raise_violation("I10", f"{len(ran)} children ran, but the run reports {len(listed)}")
 
     def _check_history_results(self, history: Iterable[Message]) -> None:
-        """Check that each call has its own result, and that no input is lost; runs with hooks or replaced messages are skipped."""
+        """Raise ``Violation`` for a wrong tool result or a lost input in *history*; skip runs with hooks, replaced messages or a body."""
         if self.plan.hooks or self._replaced or self.plan.body is not None:
             return
         messages = [*history]
@@ -461,7 +473,7 @@ class WatchedRun:
                 raise_violation("R1", f"{sent!r} was sent to the run but is not in its history")
 
     def _check_old_states_unchanged(self) -> None:
-        """Append to every state that was seen, and check that no state has changed (I5)."""
+        """Append to every stored state; raise ``Violation`` if a state has changed since it was seen (I5)."""
         for state, _, _ in self._states:
             state.message_history.extend(LATER)
             state.view.extend(LATER)
@@ -470,6 +482,7 @@ class WatchedRun:
                 raise_violation("I5", f"a state of step {state.step_index} has changed since it was seen")
 
     def _check_handler_error(self, finished: Finished) -> None:
+        """Raise ``Violation`` if the run ended with an error of its handler that is not in ``may_raise``."""
         error = finished.error
         if isinstance(error, AUTHORS_ERRORS) and not isinstance(error.__cause__ or error, self.may_raise):
             raise_violation("handler", str(error))
@@ -484,7 +497,7 @@ class Unwatched(WatchedRun):
     def check_effect(self, effect: Effect) -> None:
         """Do nothing."""
 
-    def check_outcomes(self, effects: Iterable[Leaf], outcomes: Iterable[Single]) -> None:
+    def track_outcomes(self, effects: Iterable[Leaf], outcomes: Iterable[Single]) -> None:
         """Do nothing."""
 
     def check_end(self, finished: Finished) -> None:
@@ -522,11 +535,13 @@ class _Spy:
         return self._asked
 
     def send(self, value: Any) -> Any:
-        self._run.check_result(self._asked, value)
+        """Check *value*, send it to the generator, and return its next yield."""
+        self._run.check_sent_result(self._asked, value)
         self._asked = self._steps.send(value)
         return self._asked
 
     def throw(self, *error: Any) -> Any:
+        """Check an error, throw it into the generator, and return its next yield."""
         self._run.check_thrown_error(error[0])
         self._asked = self._steps.throw(*error)
         return self._asked
@@ -557,14 +572,14 @@ def describe_effect(effect: Leaf) -> str:
     return _shorten_line(SHOWN.get(type(effect), summarize_effect)(effect))
 
 
-def _describe_call(effect: CallTool) -> str:
+def _describe_tool_call(effect: CallTool) -> str:
     return f"tool {effect.tool_name} {effect.input!r} ({effect.source})"
 
 
 SHOWN: Mapping[type[Leaf], Callable[[Any], str]] = {
     CallModel: lambda effect: f"model {effect.purpose}, {len(effect.request.messages)} messages",
-    CallTool: _describe_call,
-    CallBody: _describe_call,
+    CallTool: _describe_tool_call,
+    CallBody: _describe_tool_call,
     Spawn: lambda effect: f"agent {effect.agent_id} {effect.prompt!r}",
     CallFunction: lambda effect: f"perform {effect.call.name}{effect.call.args!r}",
     AskPerson: lambda effect: f"ask {', '.join([repr(question.text) for question in effect.questions])}",

@@ -80,7 +80,7 @@ def check_package(path: Path = Path(), *, write: bool = False, imports: bool = F
     found = PackageCheck()
     with tempfile.TemporaryDirectory(prefix="stepengine-package-") as name:
         scratch = Path(name)
-        site = _unpack_wheel(path, scratch)
+        site = _unpack_or_build_wheel(path, scratch)
         if path.is_file() and not imports and not _is_package_approved(site):
             _check_without_import(site, path, found)
         else:
@@ -89,10 +89,11 @@ def check_package(path: Path = Path(), *, write: bool = False, imports: bool = F
 
 
 def _check_by_import(site: Path, path: Path, scratch: Path, found: PackageCheck, *, write: bool) -> None:
+    """Import the package in a process of its own, write its declaration if *write*, and add all findings to *found*."""
     told = _probe_package(site, path, scratch)
     if write:
         found.good.append(f"written: {_write_declaration(path, told)}")
-        told = _probe_package(_unpack_wheel(path, scratch), path, scratch)
+        told = _probe_package(_unpack_or_build_wheel(path, scratch), path, scratch)
     found.problems += told["problems"]
     if told["agents"]:
         _check_loaded_package(scratch, path, told, found)
@@ -101,8 +102,8 @@ def _check_by_import(site: Path, path: Path, scratch: Path, found: PackageCheck,
 # --- a wheel, and a process that has nothing else -----------------------------------------------------------------------
 
 
-def _unpack_wheel(path: Path, scratch: Path) -> Path:
-    """Return a folder with the content of the wheel at *path*, or of one built from the project there."""
+def _unpack_or_build_wheel(path: Path, scratch: Path) -> Path:
+    """Return a new folder with the content of the wheel at *path*, or of one built from the project there."""
     site = Path(tempfile.mkdtemp(prefix="site-", dir=scratch))
     wheel = path if path.is_file() else _build_wheel(path, scratch)
     try:
@@ -146,7 +147,7 @@ def _unpack_wheel(path: Path, scratch: Path) -> Path:
 
 
 def _find_member_problem(info: zipfile.ZipInfo) -> str:
-    """Return why a member of a wheel must not be unpacked; ``""`` if it may be."""
+    """Return the reason why a member of a wheel must not be unpacked; ``""`` if it may be."""
     names = info.orig_filename.removesuffix("/").split("/")
     if (
         any(name in ("", ".", "..") for name in names)
@@ -165,6 +166,7 @@ def _find_member_problem(info: zipfile.ZipInfo) -> str:
 
 
 def _build_wheel(project: Path, scratch: Path) -> Path:
+    """Build *project* with pip, and return the wheel; raise ``DefinitionError`` if that fails."""
     try:
         told = tomllib.loads((project / "pyproject.toml").read_text(encoding="utf-8"))
     except OSError:
@@ -229,6 +231,7 @@ def _run_python_isolated(arguments: Sequence[str], site: Path, scratch: Path) ->
 
 
 def _probe_package(site: Path, path: Path, scratch: Path) -> dict[str, Any]:
+    """Return the agents and the problems that an isolated process finds when it imports the package in *site*."""
     project = "" if path.is_file() else str(path.resolve())
     try:
         out = scratch / f"{site.name}.json"
@@ -298,7 +301,7 @@ def _is_package_approved(site: Path) -> bool:
 
 
 def _check_without_import(site: Path, path: Path, found: PackageCheck) -> None:
-    """Check a wheel by its files, without an import."""
+    """Check a wheel by its files alone, and add the findings to *found*."""
     try:
         package = _read_agent_package(site)
     except DefinitionError as error:
@@ -308,7 +311,7 @@ def _check_without_import(site: Path, path: Path, found: PackageCheck) -> None:
         agents = {agent_id: {"tools": agent.tools} for agent_id, agent in package.agents.items()}
         found.problems += _find_missing_scopes(said, agents)
         found.notes += _find_undeclared_hosts(package.folder, package.hosts)
-    found.problems += _find_leaked_data(site, path)
+    found.problems += _find_leaked_secrets_and_paths(site, path)
     found.notes.append("its code was not run, so its behaviour is unknown; --import runs it with your rights")
     if not found.problems:
         found.good.append("its metadata and its declaration can be read; no keys, no machine-specific paths")
@@ -317,14 +320,14 @@ def _check_without_import(site: Path, path: Path, found: PackageCheck) -> None:
 # --- what is looked at ------------------------------------------------------------------------------------------------
 
 
-def _write_declaration(project: Path, told: Mapping[str, Any]) -> str:
+def _write_declaration(project: Path, probed: Mapping[str, Any]) -> str:
     """Write the declaration of the package from its code, and return the file. Declared folders and hosts stay."""
-    if not told["agents"]:
-        msg = f"{FILE} was not written: {'; '.join(told['problems'])}"
+    if not probed["agents"]:
+        msg = f"{FILE} was not written: {'; '.join(probed['problems'])}"
         raise DefinitionError(msg)
-    inside = Path(*str(told["module"]).split("."))
+    inside = Path(*str(probed["module"]).split("."))
     places = [top / folder for folder in (inside, inside.parent) for top in (project / "src", project)]
-    folder = next((place for place in places if place.is_dir() and (told["site"] / inside).parent.is_dir()), project)
+    folder = next((place for place in places if place.is_dir() and (probed["site"] / inside).parent.is_dir()), project)
     file = folder / FILE
     before: dict[str, Any] = {}
     if file.is_file():
@@ -335,26 +338,28 @@ def _write_declaration(project: Path, told: Mapping[str, Any]) -> str:
             msg = f"{file.relative_to(project)} cannot be read and is unchanged: {error}; repair or remove it first"
             raise DefinitionError(msg) from None
     kept = {name: before.get(name, []) for name in ("reads", "writes", "hosts")}
-    file.write_text(json.dumps({"format": FORMAT, "agents": told["agents"], **kept}, indent=2) + "\n", encoding="utf-8")
+    file.write_text(
+        json.dumps({"format": FORMAT, "agents": probed["agents"], **kept}, indent=2) + "\n", encoding="utf-8"
+    )
     return str(file.relative_to(project))
 
 
-def _check_loaded_package(scratch: Path, path: Path, told: Mapping[str, Any], found: PackageCheck) -> None:
+def _check_loaded_package(scratch: Path, path: Path, probed: Mapping[str, Any], found: PackageCheck) -> None:
     """Check the declaration, keys, paths, hosts and recorded runs of a package whose agents can be loaded."""
-    site: Path = told["site"]
-    folder = _find_declaration_folder(site, told["module"].split("."))
+    site: Path = probed["site"]
+    folder = _find_declaration_folder(site, probed["module"].split("."))
     if folder is None:
-        found.problems.append(f"there is no {FILE} in {told['module']!r}; --write creates it")
+        found.problems.append(f"there is no {FILE} in {probed['module']!r}; --write creates it")
         return
     try:
         said = read_declaration(folder / FILE)
     except DefinitionError as error:
         found.problems.append(error.message)
         return
-    package = Package(name="", version="", publisher=told["publisher"], value=told["module"], folder=folder, **said)
-    found.problems += _find_declaration_differences(package.agents, told["agents"])
-    found.problems += _find_missing_scopes(said, told["agents"])
-    found.problems += _find_leaked_data(site, path)
+    package = Package(name="", version="", publisher=probed["publisher"], value=probed["module"], folder=folder, **said)
+    found.problems += _find_declaration_differences(package.agents, probed["agents"])
+    found.problems += _find_missing_scopes(said, probed["agents"])
+    found.problems += _find_leaked_secrets_and_paths(site, path)
     found.notes += _find_undeclared_hosts(folder, said["hosts"])
     if not found.problems:
         found.good.append(
@@ -364,28 +369,30 @@ def _check_loaded_package(scratch: Path, path: Path, told: Mapping[str, Any], fo
         _replay_recorded_runs(package, scratch, site, found)
 
 
-def _find_declaration_differences(said: Mapping[str, Any], there: Mapping[str, Any]) -> Iterator[str]:
+def _find_declaration_differences(
+    declared_agents: Mapping[str, Any], agents_in_code: Mapping[str, Any]
+) -> Iterator[str]:
     """Yield the differences between the declaration and the code."""
-    for agent_id in sorted({*said, *there}):
-        if agent_id not in there or agent_id not in said:
-            where = "declared but not in the code" if agent_id in said else "not declared"
+    for agent_id in sorted({*declared_agents, *agents_in_code}):
+        if agent_id not in agents_in_code or agent_id not in declared_agents:
+            where = "declared but not in the code" if agent_id in declared_agents else "not declared"
             yield f"the agent {agent_id!r} is {where}; --write corrects it"
             continue
-        tools, declared = there[agent_id]["tools"], said[agent_id].tools
+        tools, declared = agents_in_code[agent_id]["tools"], declared_agents[agent_id].tools
         for name in sorted({*tools, *declared}):
             if tools.get(name) != declared.get(name):
                 now = f"of the category {tools[name]!r}" if name in tools else "missing in the code"
                 yield f"the tool {name!r} of {agent_id!r} is {now}, but declared as {declared.get(name, 'nothing')!r}; --write corrects it"
-        if {*there[agent_id]["spawns"]} != {*said[agent_id].spawns}:
-            yield f"{agent_id!r} may spawn {there[agent_id]['spawns']}, but declared are {[*said[agent_id].spawns]}; --write corrects it"
+        if {*agents_in_code[agent_id]["spawns"]} != {*declared_agents[agent_id].spawns}:
+            yield f"{agent_id!r} may spawn {agents_in_code[agent_id]['spawns']}, but declared are {[*declared_agents[agent_id].spawns]}; --write corrects it"
 
 
-def _find_missing_scopes(said: Mapping[str, Any], agents: Mapping[str, Any]) -> Iterator[str]:
+def _find_missing_scopes(declaration: Mapping[str, Any], agents: Mapping[str, Any]) -> Iterator[str]:
     """Yield a problem for each category of tools without declared folders or hosts."""
     kinds = {(kind, name) for agent in agents.values() for name, kind in agent["tools"].items()}
     for kind, member in FOLDERS.items():
         having = sorted([name for of, name in kinds if of == kind])
-        if having and not said[member]:
+        if having and not declaration[member]:
             example = '["api.example.com"]' if member == "hosts" else '["."] for its working folder'
             yield (
                 f"{', '.join(having)} {'is' if len(having) == 1 else 'are'} of the category {kind!r}, "
@@ -393,7 +400,7 @@ def _find_missing_scopes(said: Mapping[str, Any], agents: Mapping[str, Any]) -> 
             )
 
 
-def _find_leaked_data(site: Path, path: Path) -> Iterator[str]:
+def _find_leaked_secrets_and_paths(site: Path, path: Path) -> Iterator[str]:
     """Yield keys, and paths of the machine that built the package."""
     for leak in scan([site]):
         yield str(attrs.evolve(leak, path=str(Path(leak.path).relative_to(site))))

@@ -51,8 +51,8 @@ def probe_package(site: str, project: str, out: str) -> None:
     Path(out).write_text(json.dumps(told), encoding="utf-8")
 
 
-def _import_package(value: str, told: dict[str, Any]) -> None:
-    """Import the package; add its agents, and the reasons why an engine rejects it, to *told*."""
+def _import_package(value: str, report: dict[str, Any]) -> None:
+    """Import the package; add its agents, and the reasons why an engine rejects them, to *report*."""
     from stepengine.engine.packages import (
         find_declaration_mismatches,
         find_installed_agent_packages,
@@ -63,12 +63,12 @@ def _import_package(value: str, told: dict[str, Any]) -> None:
     try:
         held = import_agents(value)
     except DefinitionError as error:
-        told["problems"].append(error.message)
+        report["problems"].append(error.message)
         return
-    told["problems"] += held.problems
+    report["problems"] += held.problems
     for agent_id, agent in held.agents.items():
         made = make_declaration(agent)
-        told["agents"][agent_id] = {
+        report["agents"][agent_id] = {
             "description": made.description,
             "tools": dict(made.tools),
             "spawns": [*made.spawns],
@@ -79,7 +79,7 @@ def _import_package(value: str, told: dict[str, Any]) -> None:
         for p in find_installed_agent_packages().packages
         if p.value == value and not find_declaration_mismatches(p, held)
     ]
-    told["problems"] += [said for package in fits for said in _find_agent_problems(package)]
+    report["problems"] += [said for package in fits for said in _find_agent_problems(package)]
 
 
 def _find_agent_problems(package: Package) -> Iterator[str]:

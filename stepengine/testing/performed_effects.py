@@ -75,7 +75,7 @@ class PlannedFaults:
         self._crashes: set[tuple[Address, str]] = set()
 
     def find_or_draw_faults(self, item: Item) -> Sequence[str]:
-        """Return the faults of an effect; the same when it is repeated."""
+        """Return the faults of an effect, drawn and stored at its first call; the same when it is repeated."""
         at = item.address
         if at not in self._kinds:
             if isinstance(self._faults, RandomFaults):
@@ -92,7 +92,7 @@ class PlannedFaults:
         return self._kinds.get(at, ())
 
     def consume_planned_crash(self, at: Address, kind: str) -> bool:
-        """Return whether the process has to crash at an effect; each crash happens once."""
+        """Return True if the process has to crash of this *kind* at an effect, the first time only."""
         if kind not in self.get_known_faults(at) or (at, kind) in self._crashes:
             return False
         self._crashes.add((at, kind))
@@ -134,7 +134,7 @@ class EffectRecords:
         self._open |= {(path, member.seq) for member in members}
 
     def store_outcome(self, item: Item, outcome: Single) -> Single:
-        """Store the real outcome of an effect before the run records it, and return the outcome."""
+        """Store the outcome in the world before the run records it, and return it."""
         self._given[item.address] = outcome
         return outcome
 
@@ -144,12 +144,12 @@ class EffectRecords:
         self._given.clear()
 
     def start_replay(self) -> None:
-        """Expect that the run is repeated over its records."""
+        """Check from now on that the run only repeats recorded effects."""
         self.is_replay = True
         self._met.clear()
 
     def expect_all_repeated(self) -> None:
-        """Check that a replay asked for all recorded effects."""
+        """Raise ``Violation`` if a replay did not request an effect that is recorded."""
         missing = self.performed.keys() - self._met
         if missing:
             raise_violation(
@@ -161,7 +161,7 @@ class EffectRecords:
         return at in self.performed and not isinstance(self.performed[at][1], Stop)
 
     def expect_performable(self, item: Item) -> None:
-        """Check that the effect may be performed now; runs of children always may, since they replay their own records."""
+        """Raise ``Violation`` if an effect is performed whose outcome is recorded, or that must not happen twice."""
         at = item.address
         if isinstance(item.effect, (*RUNS, RunInBackground)):
             return
@@ -175,7 +175,7 @@ class EffectRecords:
             )
 
     def check_outcome(self, item: Item, outcome: Single) -> bool:
-        """Check the outcome that the recorder sends to a run; return whether it is new."""
+        """Raise ``Violation`` if the run receives another outcome than the world gave; return True if the outcome is new."""
         at, effect = item.address, item.effect
         self._met.add(at)
         if self.is_recorded(at) or (self.is_replay and at in self.performed):

@@ -65,6 +65,7 @@ def make_replay_variables(environ: Mapping[str, str], hosts: Iterable[str] = ())
 
 
 def _list_key_variables_of_host(host: str) -> tuple[str, ...]:
+    """Return the key variables of the provider at *host*; those of the three SDKs for an unknown host."""
     for preset in PRESETS.values():
         if preset.key_variable and preset.base_url and urlsplit(preset.base_url).hostname == host:
             return (preset.key_variable,)

@@ -67,6 +67,7 @@ def _to_compact_json(value: object) -> str:
 def _require_prefix(
     name: str, earlier: Intent, old: list[tuple[str, str]], later: Intent, new: list[tuple[str, str]]
 ) -> None:
+    """Raise ``AssertionError`` with the first difference unless the request parts *new* start with the parts *old*."""
     sent = 0
     for index, (place, text) in enumerate(old):
         other = new[index][1] if index < len(new) else ""
@@ -88,5 +89,6 @@ def _require_prefix(
 
 
 def _cut_window(text: str, at: int) -> str:
+    """Return the part of *text* around the position *at*, with dots where it is cut."""
     start, stop = max(0, at - WINDOW), at + WINDOW
     return f"{'...' if start else ''}{text[start:stop]}{'...' if stop < len(text) else ''}"

@@ -79,7 +79,9 @@ class RecordedOutcomes:
         self.results = {**dict.fromkeys(record.tools), **otherwise.results}
 
     def create_outcome(self, path: str, effect: Leaf, at: int) -> Single:
-        """Return the outcome of *effect*; after a crash, the same one again."""
+        """
+        Return the recorded outcome of an equal effect that is not used yet, else one of the other source; the same again after a crash.
+        """
         address, history = (path, effect.seq), self._record.history
         if address not in self._said:
             waiting = [place for place in self._record.list_equal_effects(path, effect) if place not in self._used]

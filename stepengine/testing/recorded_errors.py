@@ -84,6 +84,7 @@ def error_from_json(form: Any) -> Exception:
 
 
 def _argument_from_json(value: Any) -> Any:
+    """Return an argument of an error: bytes, a nested error, or the JSON value itself."""
     if not isinstance(value, Mapping):
         return value
     return str(value["bytes"]).encode("latin-1", errors="replace") if "bytes" in value else error_from_json(value)

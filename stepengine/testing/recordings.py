@@ -38,7 +38,7 @@ from stepengine.testing.cassette_files import (
     Interaction,
     RecordedRequest,
     parse_cassette_and_extras,
-    read_cassette,
+    read_cassette_bytes,
 )
 from stepengine.testing.cassette_matching import find_mark_key
 from stepengine.testing.cassette_misses import CassetteMiss
@@ -85,7 +85,7 @@ class Account:
 
     @property
     def written(self) -> str:
-        """The description of a file that was written."""
+        """The line that reports a written file: path, number of entries and cost."""
         cost = "" if self.cost is None else f", ${self.cost:f}"
         noun = "interaction" if self.path.endswith((".yaml", ".yml")) else "effect"
         return f"recorded {self.path}: {self.recorded} {noun}{'' if self.recorded == 1 else 's'}{cost}"
@@ -202,12 +202,12 @@ class CassetteFixture(Cassette):
         """The files of the shared cassettes that the test has named."""
         return [shared.path for shared in self._shared.values() if shared.path is not None]
 
-    def refuse_sharing(self, why: str) -> None:
-        """Prevent the recording of shared cassettes from now on, and store the reason."""
+    def forbid_shared_recording(self, why: str) -> None:
+        """Make the recording of shared cassettes an error from now on, with the reason *why*."""
         self._may_share = why
 
-    def add_to_files(self, recorded: set[Path]) -> None:
-        """Add to the shared cassettes in *recorded*, in place of recording them again. Those that this test records join the set."""
+    def set_recorded_files(self, recorded: set[Path]) -> None:
+        """Store the shared files that were recorded in this session: they are extended, not rewritten. New ones are added to *recorded*."""
         self._recorded_files = recorded
 
     @property
@@ -235,7 +235,7 @@ class CassetteFixture(Cassette):
             raise
 
     def has_replies_of_transport(self, name: str) -> bool:
-        """Return whether replies were recorded that a transport of the program's own gave, also in the test's extra files."""
+        """Return True if the cassette or an extra file has replies that the program's own transport *name* gave."""
         return super().has_replies_of_transport(name) or any(one.has_replies_of_transport(name) for one in self._extra)
 
     def transport(self, inner: Any = None, chunks: Chunks | None = None) -> Any:
@@ -299,7 +299,7 @@ class CassetteFixture(Cassette):
         if self.misses:
             raise self.misses[0]
         if self.replaying and not self.allow_unused:
-            self._check_unused()
+            self._require_all_played()
         if self.replaying or self.has_entries:
             return
         if self.calls and not self.fresh.left_out:
@@ -338,7 +338,8 @@ class CassetteFixture(Cassette):
         lines += [f"  not searched for secrets: {line}" for line in self.fresh.unscanned_bodies]
         return lines + [line for shared in self._shared.values() for line in shared.list_remarks()]
 
-    def _check_unused(self) -> None:
+    def _require_all_played(self) -> None:
+        """Raise ``CassetteUnused``, with the commands that help, if an interaction was not played."""
         try:
             self.assert_all_used()
         except CassetteUnused as error:
@@ -426,7 +427,8 @@ def _parse_cassette_file(
     changed: int,  # noqa: ARG001 - another file is another key
     size: int,  # noqa: ARG001
 ) -> tuple[tuple[Interaction, ...], dict[str, Any]]:
-    return parse_cassette_and_extras(read_cassette(path), str(path))
+    """Return interactions and extras of a cassette file; cached until its time or size changes."""
+    return parse_cassette_and_extras(read_cassette_bytes(path), str(path))
 
 
 # --- journals ----------------------------------------------------------------------------------------------------------
@@ -526,18 +528,19 @@ class JournalFixture(SelfOpeningJournal):
             msg = (
                 f"{self.name} stores one run, but its test starts a second one; give that one a name: journal('second')"
             )
-            raise self._record_problem(msg)
+            raise self._make_and_store_problem(msg)
         if self.replaying and not self.existed:
             msg = (
                 f"there is no journal {self.name}, and the mode {self.mode!r} records nothing\n"
                 f"  to record it: {self._command} --stepengine-record=once"
             )
-            raise self._record_problem(msg)
-        self.begun = run = self._make_run(answers)
+            raise self._make_and_store_problem(msg)
+        self.begun = run = self._make_run_for_mode(answers)
         run.raises = run.notifies_providers = True
         return run
 
-    def _make_run(self, answers: Mapping[str, AnswerLike] | None) -> JournaledRun:
+    def _make_run_for_mode(self, answers: Mapping[str, AnswerLike] | None) -> JournaledRun:
+        """Return a run that records, replays or does both, as the mode and the existence of the file require."""
         leeway = AllowedDifferences(may_leave=self.allow_unused)
         if self.existed and self.mode == "extend":
             # Whoever records a test anew wants what it does to happen, as when it was recorded first.
@@ -548,7 +551,8 @@ class JournalFixture(SelfOpeningJournal):
             return JournaledRun.replay(self, leeway=leeway)
         return JournaledRun.record(self, answers)
 
-    def _record_problem(self, message: str) -> AssertionError:
+    def _make_and_store_problem(self, message: str) -> AssertionError:
+        """Return an ``AssertionError`` with *message*; the first one is stored as the problem of the journal."""
         problem = AssertionError(message)
         self.problem = self.problem or problem
         return problem
@@ -641,7 +645,7 @@ class JournalFixture(SelfOpeningJournal):
         return [one.make_account() for one in (self, *self._others.values()) if one.write_if_changed()]
 
     def write_if_changed(self) -> bool:
-        """Write new records, and return True if the file has changed."""
+        """Write new records; return True if the file was written. In mode "rewrite", delete a file without new records."""
         if not self._keeps or self.replaying:
             return False
         if self._fresh is None:

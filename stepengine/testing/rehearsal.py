@@ -77,7 +77,7 @@ def run_with(
         DefinitionError: when *agent* has no handler.
         BaseException: when the handler raises it; the exchange is a note.
     """
-    lines = [_parse_line(item, index) for index, item in enumerate(script)]
+    lines = [_parse_script_item(item, index) for index, item in enumerate(script)]
     walk = Walk(agent, prompt, params, state, model=model)
     try:
         for index, line in enumerate(lines):
@@ -86,7 +86,7 @@ def run_with(
         _require_handler_end(walk, lines)
     except BaseException as error:
         if walk.raised is error or not isinstance(error, AssertionError):
-            error.add_note(_format_log(walk, lines))
+            error.add_note(_format_exchange_log(walk, lines))
         raise
     finally:
         # A handler that yields while it is closed has its own error elsewhere; the exchange is what counts here.
@@ -95,7 +95,8 @@ def run_with(
     return walk.returned
 
 
-def _parse_line(item: object, index: int) -> _ScriptLine:
+def _parse_script_item(item: object, index: int) -> _ScriptLine:
+    """Return an item of a script as a line; raise ``DataError`` for an invalid item."""
     parts = item if isinstance(item, tuple) else (item,)
     if 1 <= len(parts) <= 2 and (isinstance(parts[0], YIELDABLES) or callable(parts[0])):  # noqa: PLR2004
         return _ScriptLine(*parts)
@@ -107,6 +108,7 @@ def _parse_line(item: object, index: int) -> _ScriptLine:
 
 
 def _require_expected_yield(walk: Walk, lines: list[_ScriptLine], index: int) -> None:
+    """Raise ``AssertionError`` unless the handler waits with the yield that the line at *index* expects."""
     if walk.finished:
         raise _make_script_error(
             walk, lines, f"the handler returned {_shorten_repr(walk.returned)} before the end of the script"
@@ -121,6 +123,7 @@ def _require_handler_end(walk: Walk, lines: list[_ScriptLine]) -> None:
 
 
 def _send_or_throw_reply(walk: Walk, line: _ScriptLine) -> None:
+    """Send the reply of *line* to the handler, or throw it if it is an exception."""
     reply = line.make_reply(walk.asked)
     # A bare yield gets the error of a failed ``Perform`` as a value; it raises every other error.
     is_value = isinstance(walk.asked, Perform) and isinstance(reply, PerformError)
@@ -130,15 +133,15 @@ def _send_or_throw_reply(walk: Walk, line: _ScriptLine) -> None:
         walk.send(reply)
 
 
-def _make_script_error(walk: Walk, lines: list[_ScriptLine], what: str) -> AssertionError:
-    return AssertionError(f"{what}\n{_format_log(walk, lines)}")
+def _make_script_error(walk: Walk, lines: list[_ScriptLine], problem: str) -> AssertionError:
+    return AssertionError(f"{problem}\n{_format_exchange_log(walk, lines)}")
 
 
-def _format_log(walk: Walk, lines: list[_ScriptLine]) -> str:
+def _format_exchange_log(walk: Walk, lines: list[_ScriptLine]) -> str:
     """Return the log: matched lines, the expected and the actual yield, and the remaining lines."""
     done = walk.history
     told = [
-        f"  {i}  {_shorten_repr(e.asked)}\n     <- {_shorten_repr(e.answer, of=lines[i])}" for i, e in enumerate(done)
+        f"  {i}  {_shorten_repr(e.asked)}\n     <- {_shorten_repr(e.answer, line=lines[i])}" for i, e in enumerate(done)
     ]
     shown = ["exchange so far:", *(told or ["  nothing"])]
     rest = lines[len(done) :]
@@ -166,9 +169,9 @@ def _describe_expected(expected: Any) -> str:
     return f"a yield that {getattr(expected, '__qualname__', repr(expected))} accepts"
 
 
-def _shorten_repr(value: object, of: _ScriptLine | None = None) -> str:
+def _shorten_repr(value: object, line: _ScriptLine | None = None) -> str:
     """Return the ``repr`` of *value*, cut; an answer is shown as the script has it, not as a ``StepResult``."""
-    if of is not None and not isinstance(value, BaseException) and not callable(of.reply):
-        value = of.reply
+    if line is not None and not isinstance(value, BaseException) and not callable(line.reply):
+        value = line.reply
     said = repr(value)
     return cut_after(said, MAX_SHOWN, f"... ({len(said)} characters)")

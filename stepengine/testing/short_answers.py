@@ -104,6 +104,7 @@ def compute_time_after_yield(yielded: object, value: object, now: datetime) -> d
 
 
 def _answer_parallel(yielded: Parallel[Any], answer: object, place: HandlerPlace) -> StepResult:
+    """Return the result of a ``Parallel``: one value for each member, and the tool results among them."""
     answers = _require_list(yielded, answer)
     if len(answers) != len(yielded.calls):
         raise _make_invalid_answer_error(
@@ -136,6 +137,7 @@ def _to_child_error(error: Exception) -> StepEngineError:
 
 
 def _to_perform_error(yielded: Perform[Any], error: Exception) -> PerformError:
+    """Return *error* as a ``PerformError``; any other error becomes its cause."""
     if isinstance(error, PerformError):
         return error
     kind = type(error).__name__
@@ -162,11 +164,13 @@ def _answer_single_effect(yielded: object, answer: object, _: HandlerPlace) -> o
 
 
 def _answer_ask(yielded: Ask, answer: Any, _: HandlerPlace) -> Any:
+    """Return the value of the answer to a question after its validation."""
     question = Question("q1", yielded.question, yielded.options, yielded.multi_select, allow_text=yielded.allow_text)
     return to_answer(answer, question).value
 
 
 def _answer_perform(_: object, answer: Any, __: HandlerPlace) -> Any:
+    """Return *answer* as frozen JSON; a ``PerformError`` stays as it is."""
     return answer if isinstance(answer, PerformError) else freeze(answer)
 
 
@@ -186,6 +190,7 @@ def _answer_sleep(yielded: Sleep, answer: object, place: HandlerPlace) -> dateti
 
 
 def _answer_receive(yielded: Receive[Any], answer: Any, _: HandlerPlace) -> Any:
+    """Return the message for a ``Receive`` after its validation, or None for its timeout."""
     if answer is None:
         if yielded.timeout is None:
             raise _make_invalid_answer_error(yielded, answer, "a message, since it has no timeout")
@@ -215,6 +220,7 @@ def _answer_start(yielded: Start[Any], answer: Any, place: HandlerPlace) -> Any:
 
 
 def _answer_wait(yielded: Wait[Any], answer: object, _: HandlerPlace) -> Waited[Any]:
+    """Return the results of the children of a ``Wait`` and the references of those that still run."""
     if isinstance(answer, Waited):
         waited: Waited[Any] = answer
     else:
@@ -248,19 +254,21 @@ def _map_results_to_children(yielded: Wait[Any], answer: Any) -> Mapping[ChildRe
 
 
 def _make_background_child_result(ref: ChildRef[Any], answer: object, yielded: object) -> ChildResult[Any]:
-    """Return the result of a child in the background."""
+    """Return *answer* as the result of the background child *ref*: a ``ChildResult``, its output, or the exception with which it failed."""
     if isinstance(answer, Exception):
         return ChildResult(agent_id=ref.agent_id, run_id=ref.id, status=RunStatus.FAILED, error=_to_child_error(answer))
     if isinstance(answer, ChildResult) and answer.run_id not in ("", ref.id):
         raise _make_invalid_answer_error(yielded, answer, f"a ChildResult with run_id {ref.id!r} or without one")
-    return attrs.evolve(_make_child_result(yielded, ref.agent_id, answer), run_id=ref.id)
+    return attrs.evolve(_to_child_result(yielded, ref.agent_id, answer), run_id=ref.id)
 
 
 def _answer_send(yielded: Send, answer: object, _: HandlerPlace) -> bool:
+    """Return whether the child of a ``Send`` is still running; True by default."""
     return True if answer is ABSENT else bool(_require_type(bool, yielded, answer))
 
 
 def _answer_cancel(yielded: Cancel, answer: object, _: HandlerPlace) -> ChildResult[Any]:
+    """Return the result of the cancelled child: cancelled, unless the answer says how it had ended before."""
     ref = yielded.ref
     if answer is ABSENT:
         return ChildResult(agent_id=ref.agent_id, run_id=ref.id, status=RunStatus.CANCELLED)
@@ -268,6 +276,7 @@ def _answer_cancel(yielded: Cancel, answer: object, _: HandlerPlace) -> ChildRes
 
 
 def _answer_race(yielded: Race[Any], answer: Any, place: HandlerPlace) -> tuple[int, Any]:
+    """Return the index of the winner of a ``Race`` and its value."""
     is_pair = isinstance(answer, list | tuple) and len(answer) == 2  # noqa: PLR2004
     if not is_pair or type(answer[0]) is not int or not 0 <= answer[0] < len(yielded.members):
         raise _make_invalid_answer_error(yielded, answer, FORMS[Race])
@@ -277,7 +286,8 @@ def _answer_race(yielded: Race[Any], answer: Any, place: HandlerPlace) -> tuple[
 # --- calls ------------------------------------------------------------------------------------------------------------
 
 
-def _make_tool_result(yielded: ToolCall, answer: object, _: HandlerPlace) -> ToolResult:
+def _make_named_tool_result(yielded: ToolCall, answer: object, _: HandlerPlace) -> ToolResult:
+    """Return *answer* as a ``ToolResult`` with the name of the called tool."""
     result = to_tool_result(answer)
     return result if result.tool_name else attrs.evolve(result, tool_name=yielded.tool)
 
@@ -289,7 +299,8 @@ def to_tool_result(answer: Any) -> ToolResult:
     return ToolResult.text(answer) if isinstance(answer, str) else ToolResult.json(answer)
 
 
-def _make_child_result(yielded: object, agent_id: str, answer: object) -> ChildResult[Any]:
+def _to_child_result(yielded: object, agent_id: str, answer: object) -> ChildResult[Any]:
+    """Return *answer* as a ``ChildResult``: anything else is the output of the child; an exception raises ``DataError``."""
     if isinstance(answer, ChildResult):
         return answer
     if isinstance(answer, BaseException):
@@ -300,12 +311,13 @@ def _make_child_result(yielded: object, agent_id: str, answer: object) -> ChildR
 
 
 def _answer_step(yielded: object, answer: object, place: HandlerPlace) -> StepResult:
+    """Return the result of a step: empty, with the given state, or with the given reply added to the history."""
     state = place.state
     if answer is ABSENT:
         return StepResult(state, steps_complete=yielded is Sentinel.STEP_ALL)
     if isinstance(answer, AgentState):
         return StepResult(answer, steps_complete=yielded is Sentinel.STEP_ALL)
-    reply = _make_reply(yielded, answer)
+    reply = _to_model_reply(yielded, answer)
     if reply.tool_calls:
         raise _make_invalid_answer_error(
             yielded, answer, "a StepResult, since its history must contain the results of tool calls"
@@ -316,12 +328,12 @@ def _answer_step(yielded: object, answer: object, place: HandlerPlace) -> StepRe
     return StepResult(after, steps_complete=complete)
 
 
-def _make_reply(yielded: object, answer: object) -> ModelReply:
+def _to_model_reply(yielded: object, answer: object) -> ModelReply:
     return ModelReply(answer) if isinstance(answer, str) else _require_type(ModelReply, yielded, answer)
 
 
-def _require_list(yielded: object, answer: object, *, empty: bool = False) -> Sequence[Any]:
-    if answer is ABSENT and empty:
+def _require_list(yielded: object, answer: object, *, allow_empty: bool = False) -> Sequence[Any]:
+    if answer is ABSENT and allow_empty:
         return ()
     if isinstance(answer, list | tuple):
         return answer
@@ -329,14 +341,15 @@ def _require_list(yielded: object, answer: object, *, empty: bool = False) -> Se
 
 
 def _require_type(kind: type[object], yielded: object, answer: object) -> Any:
+    """Return *answer* if it is a *kind*; raise ``DataError`` otherwise."""
     if isinstance(answer, kind):
         return answer
     raise _make_invalid_answer_error(yielded, answer, "a string" if kind is str else f"a string or a {kind.__name__}")
 
 
-def _make_invalid_answer_error(yielded: object, answer: object, fine: str) -> DataError:
+def _make_invalid_answer_error(yielded: object, answer: object, expected: str) -> DataError:
     given = "nothing" if answer is ABSENT else repr(answer)
-    return DataError(f"{given}{MISFIT}{yielded!r}; send {fine}, or a StepResult")
+    return DataError(f"{given}{MISFIT}{yielded!r}; send {expected}, or a StepResult")
 
 
 def _answer_tool_call(yielded: ToolCall, answer: object, place: HandlerPlace) -> StepResult:
@@ -344,10 +357,12 @@ def _answer_tool_call(yielded: ToolCall, answer: object, place: HandlerPlace) ->
 
 
 def _answer_step_text(yielded: StepText, answer: object, place: HandlerPlace) -> StepResult:
-    return StepResult(place.state, tuple([to_tool_result(r) for r in _require_list(yielded, answer, empty=True)]))
+    """Return the result of a ``StepText`` with the tool results in *answer*; none by default."""
+    return StepResult(place.state, tuple([to_tool_result(r) for r in _require_list(yielded, answer, allow_empty=True)]))
 
 
 def _answer_generate_n(yielded: GenerateN, answer: object, place: HandlerPlace) -> StepResult:
+    """Return the result of a ``GenerateN`` with the texts in *answer*."""
     return StepResult(
         place.state, n_responses=tuple([_require_type(str, yielded, t) for t in _require_list(yielded, answer)])
     )
@@ -364,11 +379,11 @@ STEPS: Mapping[type, Callable[[Any, Any, HandlerPlace], StepResult]] = {
 """What is sent for what has more than a value."""
 
 VALUES: Mapping[type, Callable[[Any, Any, HandlerPlace], Any]] = {
-    ToolCall: _make_tool_result,
-    AgentCall: lambda yielded, answer, _: _make_child_result(yielded, yielded.agent_id, answer),
+    ToolCall: _make_named_tool_result,
+    AgentCall: lambda yielded, answer, _: _to_child_result(yielded, yielded.agent_id, answer),
     Perform: _answer_perform,
     Ask: _answer_ask,
-    Complete: lambda yielded, answer, _: _make_reply(yielded, answer),
+    Complete: lambda yielded, answer, _: _to_model_reply(yielded, answer),
     Sleep: _answer_sleep,
     Receive: _answer_receive,
     Start: _answer_start,

@@ -255,7 +255,7 @@ def _repeat_in_orders(
 
 def _expect_same_in_any_order(first: World, due: Finished, world: World, finished: Finished) -> None:
     """
-    Compare the ends of one run whose children ended in two orders.
+    Raise ``Violation`` unless a run has the same status and output in two orders of its children.
 
     Raises:
         Violation: with both orders, and the first effect in which the runs differ.
@@ -301,7 +301,7 @@ def _setting_from_record(setting: SimulationSetting, history: History) -> Simula
 
 
 def _find_unlisted_tools(agents: Iterable[AgentDefinition], history: History | None) -> dict[str, object]:
-    """Return the tools that a recorded run called and that no agent lists."""
+    """Return the names of tools that a recorded run called and that no agent lists, each with the value None."""
     if history is None:
         return {}
     names = [str(history.form(i)["tool_name"]) for i in history.intents.values() if i.type == "tool_call"]
@@ -311,7 +311,7 @@ def _find_unlisted_tools(agents: Iterable[AgentDefinition], history: History | N
 
 
 def _list_single_faults(calm: World, kinds: Sequence[str]) -> list[Fault]:
-    """Return one fault for each effect of a run and each kind that fits the effect."""
+    """Return one fault for each effect of the run without faults, *calm*, and each kind that fits the effect."""
     return [
         Fault(seq, kind, path)
         for (path, seq), (effect, _) in calm.effects.performed.items()
@@ -339,6 +339,7 @@ def _iter_faults_of_recorded_run(
 def _make_catalog(
     agents: Sequence[AgentDefinition], tools: Iterable[ToolLike], results: Mapping[str, object]
 ) -> Catalog:
+    """Return a catalog of the agents and *tools*; tools that are only named by agents or *results* are stand-ins."""
     from stepengine.engine.catalog import Catalog
 
     family, met = [*agents], set[int]()
@@ -364,13 +365,13 @@ def _run_and_check_world(setting: SimulationSetting, world: World) -> Finished:
         due = _run_without_crash(setting, world)
         expect_same_end("I11", "after a crash", remove_request_counts(finished), remove_request_counts(due))
     if world.seed % REPEATED == 0:
-        world.replay(finished)
+        world.check_replay(finished)
     if setting.is_same_in_any_order:
-        _expect_same_in_any_order(*_run_in_first_order(setting, world), world, finished)
+        _expect_same_in_any_order(*_get_run_in_first_order(setting, world), world, finished)
     return finished
 
 
-def _run_in_first_order(setting: SimulationSetting, world: World) -> tuple[World, Finished]:
+def _get_run_in_first_order(setting: SimulationSetting, world: World) -> tuple[World, Finished]:
     """Return the run of *world* with the same faults in the first order, and its end. It is cached for the other orders."""
     faults = tuple(world.faults.happened)
     key = (world.seed, faults)
@@ -424,13 +425,14 @@ def _make_shrunk_failure(setting: SimulationSetting, seed: int, world: World, vi
                 _run_and_check_world(setting, again)
             except Violation as same:
                 if same.row == violation.row:
-                    return _make_error(setting, seed, fewer, again, same)
-    return _make_error(setting, seed, faults, world, violation)
+                    return _make_simulation_error(setting, seed, fewer, again, same)
+    return _make_simulation_error(setting, seed, faults, world, violation)
 
 
-def _make_error(
+def _make_simulation_error(
     setting: SimulationSetting, seed: int, faults: tuple[Fault, ...], world: World, violation: Violation
 ) -> SimulationFailed:
+    """Return the error with the broken rule, the faults, the last log lines, and the call that repeats the run."""
     listed = "".join(f"\n  {fault!r}: {MEANINGS[fault.kind]}" for fault in faults) or " none, it fails without faults"
     given = f"[{', '.join(map(repr, faults))}]" if faults else "()"
     dropped = len(world.lines) - MAX_SHOWN

@@ -131,7 +131,7 @@ class EventsSnapshot(_TextSnapshot):
     file_extension = "events.txt"
 
     def to_value(self, data: Iterable[Event]) -> Any:
-        """Return the lines."""
+        """Return a line with address and class for each event that is no delta."""
         return [f"{format_address(e.path, e.seq)}  {type(e).__name__}" for e in data if not isinstance(e, DELTAS)]
 
     def to_text(self, value: Any) -> str:

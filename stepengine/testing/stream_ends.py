@@ -38,7 +38,7 @@ def is_stream_complete(body: str, *, read_to_end: bool, with_errors: bool = Fals
         if _is_cut_event(rest):
             return False
         events.append(rest)
-    found = [data for event in events if (data := _event_data(event))]
+    found = [data for event in events if (data := _join_event_data(event))]
     if any(data.startswith("[DONE]") for data in found):
         return True
     trees = [_parse_json_object(data) for data in found]
@@ -46,7 +46,7 @@ def is_stream_complete(body: str, *, read_to_end: bool, with_errors: bool = Fals
         return True
     if any(map(_is_error_event, trees)):
         return with_errors or read_to_end
-    candidates = {index: done for tree in trees for index, done in _find_google_candidates(tree).items()}
+    candidates = {index: done for tree in trees for index, done in _find_google_candidate_ends(tree).items()}
     if candidates:
         return all(candidates.values())
     if not found:  # only comments, with which a server keeps the connection open
@@ -56,35 +56,39 @@ def is_stream_complete(body: str, *, read_to_end: bool, with_errors: bool = Fals
 
 
 def _is_last_event(tree: dict[str, Any]) -> bool:
-    return _event_type(tree) in ENDS or _is_prompt_blocked_by_google(tree) or _is_rpc_answer(tree)
+    """Return True for an event behind which a protocol sends no other."""
+    return _get_event_type(tree) in ENDS or _is_prompt_blocked_by_google(tree) or _is_rpc_answer(tree)
 
 
 def _is_error_event(tree: dict[str, Any]) -> bool:
-    return "error" in tree and (_event_type(tree) == "error" or len(tree) == 1)
+    return "error" in tree and (_get_event_type(tree) == "error" or len(tree) == 1)
 
 
 def _is_known_protocol_event(tree: dict[str, Any]) -> bool:
-    return tree.get("object") in CHUNKS or _event_type(tree) in STARTS
+    """Return True for an event of a protocol whose streams have a last event."""
+    return tree.get("object") in CHUNKS or _get_event_type(tree) in STARTS
 
 
-def _event_type(tree: dict[str, Any]) -> object:
+def _get_event_type(tree: dict[str, Any]) -> object:
     return tree.get("type") or tree.get("event_type")
 
 
-def _event_data(event: str) -> str:
+def _join_event_data(event: str) -> str:
+    """Return the text of all data lines of a server-sent event."""
     lines = [line[5:].removeprefix(" ") for line in LINE_END.split(event) if line.startswith("data:")]
     return "\n".join(lines).strip()
 
 
 def _is_cut_event(event: str) -> bool:
     """Return True if the last event of a body ends in the middle of a field, as far as that shows."""
-    data = _event_data(event)
+    data = _join_event_data(event)
     if not data:
         return not event.startswith(":")
     return data.startswith("{") and not _parse_json_object(data)
 
 
 def _parse_json_object(data: str) -> dict[str, Any]:
+    """Return the JSON object in *data*; an empty one for anything else."""
     try:
         tree = json.loads(data)
     except (ValueError, RecursionError):
@@ -92,7 +96,8 @@ def _parse_json_object(data: str) -> dict[str, Any]:
     return tree if isinstance(tree, dict) else {}
 
 
-def _find_google_candidates(tree: dict[str, Any]) -> dict[object, bool]:
+def _find_google_candidate_ends(tree: dict[str, Any]) -> dict[object, bool]:
+    """Return for each candidate in an event of Google, by its index, whether it has a finish reason."""
     found = tree.get("candidates")
     listed = [c for c in found if isinstance(c, dict)] if isinstance(found, list) else []
     return {str(c.get("index", 0)): bool(c.get("finishReason")) for c in listed}

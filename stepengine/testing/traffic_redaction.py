@@ -46,7 +46,7 @@ from stepengine.redaction import (
     patch_json_text,
 )
 from stepengine.testing.cassette_bodies import decode_body
-from stepengine.testing.cassette_files import Headers, RecordedRequest, RecordedResponse, is_stream
+from stepengine.testing.cassette_files import Headers, RecordedRequest, RecordedResponse, is_event_stream
 from stepengine.testing.cassette_matching import PORTS, find_boundary, is_compared_header, is_ignored_header
 
 __tracebackhide__ = True  # a failed test ends at its author's line
@@ -62,9 +62,9 @@ class Piece(NamedTuple):
     text: str
 
 
-def join_event_texts(stream: str) -> dict[str, str]:
+def join_event_texts_by_path(stream: str) -> dict[str, str]:
     """Return the joined texts of a stream's JSON events by their JSON path."""
-    pieces = _collect_pieces(_parse_event_trees(LINE.split(stream)))
+    pieces = _group_texts_by_path(_parse_event_trees(LINE.split(stream)))
     return {"".join(f"/{step}" for step in path): "".join([p.text for p in found]) for path, found in pieces.items()}
 
 
@@ -73,10 +73,10 @@ def clean_events(stream: str, redactor: Redactor) -> str:
     mark = "\ufeff" if stream.startswith("\ufeff") else ""
     lines = LINE.split(stream.removeprefix(mark))
     trees = _parse_event_trees(lines)
-    _clean_joined_texts(trees, redactor)
+    _redact_texts_across_trees(trees, redactor)
     rows = [
         row
-        for row in _find_multiline_events(lines)
+        for row in _iter_multiline_event_lines(lines)
         if not trees.keys() & row and _clean_data_lines(lines, row, redactor)
     ]
     done = {number for row in rows for number in row}
@@ -86,7 +86,7 @@ def clean_events(stream: str, redactor: Redactor) -> str:
         if number not in trees:
             lines[number] = redactor.redact_json_text(line)
         else:
-            lines[number] = line[:5] + _patch_cleaned_json(line[5:], trees[number], redactor)
+            lines[number] = line[:5] + _redact_and_patch_json(line[5:], trees[number], redactor)
     return "".join([mark, *lines])
 
 
@@ -95,33 +95,33 @@ def clean_json_lines(text: str, redactor: Redactor) -> str:
     lines = text.split("\n")
     parsed = {number: parse_if_json(line.strip()) for number, line in enumerate(lines)}
     trees = {number: tree for number, tree in parsed.items() if not isinstance(tree, str)}
-    _clean_joined_texts(trees, redactor)
+    _redact_texts_across_trees(trees, redactor)
     return "\n".join([
-        _patch_cleaned_json(line, trees[number], redactor) if number in trees else redactor.redact_json_text(line)
+        _redact_and_patch_json(line, trees[number], redactor) if number in trees else redactor.redact_json_text(line)
         for number, line in enumerate(lines)
     ])  # fmt: skip
 
 
-def _clean_joined_texts(trees: Mapping[int, object], redactor: Redactor) -> None:
-    """Remove the secrets from *trees* that are spread over the texts at one place of several of them."""
-    for path, pieces in _collect_pieces(trees).items():
+def _redact_texts_across_trees(trees: Mapping[int, object], redactor: Redactor) -> None:
+    """Redact *trees* in place: find secrets in the joined texts at each JSON path, and replace every part of them."""
+    for path, pieces in _group_texts_by_path(trees).items():
         joined = "".join([p.text for p in pieces])
 
-        def hide(span: Span, joined: str = joined) -> str:
+        def make_span_placeholder(span: Span, joined: str = joined) -> str:
             return redactor.make_placeholder(joined[span.start : span.end], span.name)
 
-        for piece, changed in _replace_spans(pieces, redactor.find_spans(joined), hide):
+        for piece, changed in _replace_spans(pieces, redactor.find_spans(joined), make_span_placeholder):
             _set_text_at_path(trees[piece.line], path, changed)
 
 
-def _patch_cleaned_json(text: str, tree: object, redactor: Redactor) -> str:
-    """Return JSON *text* with the values of its changed *tree*, without secrets."""
+def _redact_and_patch_json(text: str, tree: object, redactor: Redactor) -> str:
+    """Return JSON *text* with the values of its changed *tree*, after *redactor* has redacted that tree."""
     before, cleaned = json.loads(text), redactor.value(tree)
     return text if cleaned == before else patch_json_text(text, before, cleaned)
 
 
-def _find_multiline_events(lines: list[str]) -> Iterator[set[int]]:
-    """Yield the numbers of the lines of data of each event that has several, which are one text."""
+def _iter_multiline_event_lines(lines: list[str]) -> Iterator[set[int]]:
+    """Yield the line numbers of each server-sent event that has two or more consecutive data lines."""
     row: set[int] = set()
     for number in range(0, len(lines) + 1, 2):
         if number < len(lines) and lines[number].startswith("data:"):
@@ -132,9 +132,9 @@ def _find_multiline_events(lines: list[str]) -> Iterator[set[int]]:
         row = set()
 
 
-def _clean_data_lines(lines: list[str], row: set[int], redactor: Redactor) -> bool:
-    """Remove the secrets from the data *lines* of one event; return False if a secret spans several lines."""
-    numbers = sorted(row)
+def _clean_data_lines(lines: list[str], line_numbers: set[int], redactor: Redactor) -> bool:
+    """Redact the data *lines* of one event in place; return False, without a change, if their number would change."""
+    numbers = sorted(line_numbers)
     cleaned = redactor.redact_json_text("\n".join([lines[number][5:] for number in numbers])).split("\n")
     if len(cleaned) != len(numbers):
         return False
@@ -144,6 +144,7 @@ def _clean_data_lines(lines: list[str], row: set[int], redactor: Redactor) -> bo
 
 
 def _parse_event_trees(lines: list[str]) -> dict[int, object]:
+    """Return the JSON value of each data line by line number; lines without JSON are left out."""
     trees: dict[int, object] = {}
     for number, line in enumerate(lines):
         tree = parse_if_json(line[5:].strip(" \t")) if line.startswith("data:") else ""
@@ -152,25 +153,28 @@ def _parse_event_trees(lines: list[str]) -> dict[int, object]:
     return trees
 
 
-def _collect_pieces(trees: Mapping[int, Any]) -> dict[Path, list[Piece]]:
+def _group_texts_by_path(trees: Mapping[int, Any]) -> dict[Path, list[Piece]]:
+    """Return all texts in *trees* by JSON path, each with the number of its line."""
     pieces: dict[Path, list[Piece]] = {}
     for number, tree in trees.items():
-        for path, text in _iter_texts(tree, ()):
+        for path, text in _iter_texts_with_paths(tree, ()):
             pieces.setdefault(path, []).append(Piece(number, text))
     return pieces
 
 
-def _iter_texts(value: object, path: Path) -> Iterator[tuple[Path, str]]:
+def _iter_texts_with_paths(value: object, path: Path) -> Iterator[tuple[Path, str]]:
     if isinstance(value, str):
         yield path, value
         return
     members = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for step, member in members:
-        yield from _iter_texts(member, (*path, step))
+        yield from _iter_texts_with_paths(member, (*path, step))
 
 
-def _replace_spans(pieces: list[Piece], spans: list[Span], hide: Callable[[Span], str]) -> Iterator[tuple[Piece, str]]:
-    """Yield each piece with its spans replaced: by the result of *hide* at the start of a span, and by nothing where it continues."""
+def _replace_spans(
+    pieces: list[Piece], spans: list[Span], replace: Callable[[Span], str]
+) -> Iterator[tuple[Piece, str]]:
+    """Yield each piece with its spans replaced: by the result of *replace* at the start of a span, and by nothing where it continues."""
     begin = first = 0
     for piece in pieces if spans else ():
         end = begin + len(piece.text)
@@ -180,7 +184,7 @@ def _replace_spans(pieces: list[Piece], spans: list[Span], hide: Callable[[Span]
             if span.start >= end:
                 break
             text += piece.text[at - begin : max(span.start, at) - begin]
-            text += hide(span) if span.start >= at else ""
+            text += replace(span) if span.start >= at else ""
             at = span.end
             first = number if span.end > end else number + 1
         if at > begin:
@@ -253,12 +257,12 @@ SCHEMES = frozenset({"apikey", "basic", "bearer", "digest", "key", "negotiate", 
 
 
 def find_header_secrets(headers: Headers) -> dict[str, str]:
-    """Return the secret values in a request's *headers*, with the names of their headers."""
+    """Return the secret values in request *headers*, mapped to the names of headers or cookies; short values are left out."""
     found: dict[str, str] = {}
     for name, value in headers:
         if not is_secret(name, value, "header"):
             continue
-        scheme, credential = _split_scheme(name, value)
+        scheme, credential = _split_auth_scheme(name, value)
         if name == "cookie":
             pairs = [
                 (cookie.strip(), content) for cookie, _, content in (one.partition("=") for one in value.split(";"))
@@ -268,11 +272,11 @@ def find_header_secrets(headers: Headers) -> dict[str, str]:
             continue
         found[credential] = name
         if scheme.lower() == "basic ":
-            found.update(dict.fromkeys(_decode_basic_auth(credential), name))
+            found.update(dict.fromkeys(_find_basic_auth_secrets(credential), name))
     return {value: name for value, name in found.items() if len(value) >= MIN_KNOWN}
 
 
-def _split_scheme(name: str, value: str) -> tuple[str, str]:
+def _split_auth_scheme(name: str, value: str) -> tuple[str, str]:
     """Return the scheme in a secret header with the space behind it, ``""`` if it has none, and the credential."""
     scheme, space, credential = value.partition(" ")
     if credential and (name.lower().endswith("authorization") or scheme.lower() in SCHEMES):
@@ -280,8 +284,8 @@ def _split_scheme(name: str, value: str) -> tuple[str, str]:
     return "", value
 
 
-def _decode_basic_auth(credential: str) -> Iterable[str]:
-    """Return the password, and the user name where it is the key, as for services that expect no password."""
+def _find_basic_auth_secrets(credential: str) -> Iterable[str]:
+    """Return the password of Basic credentials, and also the user name if it may be the key."""
     try:
         user, _, password = base64.b64decode(credential).decode().partition(":")
     except ValueError:
@@ -289,8 +293,8 @@ def _decode_basic_auth(credential: str) -> Iterable[str]:
     return (user, password) if len(password) < MIN_KNOWN or looks_random(user) else (password,)
 
 
-def find_request_secrets(request: RecordedRequest) -> dict[str, str]:
-    """Return the credentials in the address and body of *request*, with their names: a reply may quote them."""
+def find_url_and_body_secrets(request: RecordedRequest) -> dict[str, str]:
+    """Return the credentials in the URL and body of *request*, mapped to their names; a reply may quote them."""
     body = decode_body(request.body, request.header("content-encoding"))
     found = [
         *_find_form_secrets(urlsplit(request.url).query), *_find_body_secrets(body, request.header("content-type"), 0)
@@ -298,14 +302,15 @@ def find_request_secrets(request: RecordedRequest) -> dict[str, str]:
     return {value: name for name, value in found if len(value) >= MIN_KNOWN and not PLACEHOLDER.fullmatch(value)}
 
 
-def _is_form(kind: str, text: str) -> bool:
-    """Return whether a text with a content type, in lower case, is a form."""
+def _is_form_body(kind: str, text: str) -> bool:
+    """Return True if a body is a form: by its lower-case content type, or by its text if the type is plain or missing."""
     return kind.startswith(FORM) or (
         kind.partition(";")[0].strip() in FORM_KINDS and FORM_TEXT.fullmatch(text) is not None
     )
 
 
 def _find_form_secrets(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the name and value of each credential in a form or query."""
     for pair in [*text.split("&"), *(re.split("[&;]", text) if ";" in text else ())]:
         name, value = [unquote_plus(part) for part in pair.partition("=")[::2]]
         if may_differ_between_machines(name, value, "parameter"):
@@ -316,22 +321,22 @@ def _find_body_secrets(body: bytes, content_type: str, level: int) -> Iterator[t
     """Yield the names and values of the credentials in the form, multipart form or JSON of a *body*."""
     kind = content_type.lower()
     if level < MOST_NESTED and kind.startswith("multipart/") and (boundary := find_boundary(content_type)):
-        for part in _split_parts(body, boundary)[::2]:
+        for part in _split_multipart(body, boundary)[::2]:
             head, content = _split_part_head(part)
             text = content.decode(errors="replace")
             yield from [
                 (name, text) for name in _find_part_names(head) if may_differ_between_machines(name, text, "parameter")
             ]
             yield from _find_body_secrets(content, _parse_part_content_type(head), level + 1)
-    elif _is_form(kind, body.decode("latin-1")):
+    elif _is_form_body(kind, body.decode("latin-1")):
         yield from _find_form_secrets(body.decode("latin-1"))
     else:
         text = body.decode(errors="replace")
         yield from find_secret_members(parse_if_json(text.strip())) if may_name_secret_member(text) else ()
 
 
-def _split_parts(body: bytes, boundary: str) -> list[bytes]:
-    """Return the parts of a multipart message, and the lines between them at the odd places."""
+def _split_multipart(body: bytes, boundary: str) -> list[bytes]:
+    """Return the parts of a multipart message at the even indexes, and the boundaries between them at the odd ones."""
     return re.split(rb"((?:^|\r?\n)--%b(?=--|[ \t]*\r?\n|$))" % re.escape(boundary.encode()), body)
 
 
@@ -363,7 +368,7 @@ def _detect_text_encoding(body: bytes, kind: str) -> str:
 
 
 def has_binary_body(message: RecordedRequest | RecordedResponse) -> bool:
-    """Return True if the body of *message* is no text, so that only known values are searched in it."""
+    """Return True if the body of *message* is not text, so that only known secret values are searched in it."""
     body = decode_body(message.body, message.header("content-encoding"))
     return message.body != b"" and (not body or not _detect_text_encoding(body, message.header("content-type").lower()))
 
@@ -387,20 +392,20 @@ def is_credential_exchange(request: RecordedRequest) -> bool:
         return True
     path = parts.path.rstrip("/")
     if request.method == "POST" and path.endswith("/token"):
-        return GRANT in _find_parameters(request)
+        return GRANT in _collect_request_parameters(request)
     if request.method == "POST" and path.endswith(TOKEN_PATHS):
-        return not TOKEN_PARAMETERS.isdisjoint(_find_parameters(request))
+        return not TOKEN_PARAMETERS.isdisjoint(_collect_request_parameters(request))
     if SIGNED_CREDENTIALS.fullmatch(parts.hostname or "") or is_presigned(request):
         return True
     if request.header("content-type").lower().startswith(FORM):
-        form = _find_parameters(request)
+        form = _collect_request_parameters(request)
         if GRANT in form or form.get("action", "").startswith("AssumeRole"):
             return True
     return b'"private_key_id"' in request.body and b'"client_email"' in request.body
 
 
-def _find_parameters(request: RecordedRequest) -> dict[str, str]:
-    """Return the parameters in the address, form or JSON of *request*, by names in lower case without underscores."""
+def _collect_request_parameters(request: RecordedRequest) -> dict[str, str]:
+    """Return the parameters of URL, form or JSON by lower-case name without underscores; JSON members have the value ``""``."""
     kind = request.header("content-type").lower()
     body = request.body.decode(errors="replace")
     texts = [urlsplit(request.url).query, body if not kind or kind.startswith(FORM) else ""]
@@ -411,12 +416,13 @@ def _find_parameters(request: RecordedRequest) -> dict[str, str]:
     return {name.lower().replace("_", ""): value for name, value in found.items()}
 
 
-def _add_to_length(length: str, more: int) -> str:
+def _add_to_content_length(length: str, more: int) -> str:
+    """Return the header value *length* plus *more*; unchanged if it is no number."""
     return str(int(length) + more) if length.isdecimal() else length
 
 
-def _repeats_host(value: str, url: str) -> bool:
-    """Return whether a header Host only repeats the host of *url*."""
+def _is_host_of_url(value: str, url: str) -> bool:
+    """Return True if the value of a Host header is the host of *url*, with or without the default port."""
     parts = urlsplit(url)
     port = f":{PORTS.get(parts.scheme, '')}"
     host = parts.netloc.rpartition("@")[2].lower()
@@ -424,11 +430,11 @@ def _repeats_host(value: str, url: str) -> bool:
 
 
 def is_recorded_request_header(name: str) -> bool:
-    """Return whether a header of a request, in lower case, is stored: matching compares its value, or that it has a secret."""
+    """Return True if a request header, in lower case, is stored: matching compares its value, or whether it has a secret."""
     return is_compared_header(name) or (is_secret_name(name, "header") and not is_ignored_header(name))
 
 
-def is_kept_response_header(name: str) -> bool:
+def is_harmless_response_header(name: str) -> bool:
     """Return whether a header of a reply, in lower case, is known to be harmless."""
     return name in KEPT_RESPONSE_HEADERS or name.startswith(KEPT_PREFIXES)
 
@@ -452,19 +458,19 @@ def is_telemetry(request: RecordedRequest) -> bool:
 
 
 def clean_url(url: str, redactor: Redactor = SHAPES) -> str:
-    """Return *url* as it is sent, without userinfo, and with placeholders for secrets in its query."""
+    """Return *url* without userinfo and fragment, and with placeholders for secrets."""
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
-    return redactor.text(urlunsplit((parts.scheme, host, parts.path, clean_pairs(parts.query, redactor), "")))
+    return redactor.text(urlunsplit((parts.scheme, host, parts.path, clean_query_or_form(parts.query, redactor), "")))
 
 
-def clean_pairs(text: str, redactor: Redactor) -> str:
+def clean_query_or_form(text: str, redactor: Redactor) -> str:
     """Return a query or form with placeholders for the values of secret names. All other text stays unchanged."""
-    return "&".join([_clean_pair_at_semicolons(piece, redactor) for piece in text.split("&")])
+    return "&".join([_clean_pair_with_semicolons(piece, redactor) for piece in text.split("&")])
 
 
-def _clean_pair_at_semicolons(piece: str, redactor: Redactor) -> str:
-    """Return a pair without its secret. Some servers also parse the text after a semicolon in a value as a pair."""
+def _clean_pair_with_semicolons(piece: str, redactor: Redactor) -> str:
+    """Return a redacted pair. If it has no secret as a whole, redact it from the first secret pair behind a semicolon."""
     clean = _clean_pair(piece, redactor)
     if clean != piece or ";" not in piece:
         return clean
@@ -477,6 +483,7 @@ def _clean_pair_at_semicolons(piece: str, redactor: Redactor) -> str:
 
 
 def _clean_pair(piece: str, redactor: Redactor) -> str:
+    """Return a ``name=value`` pair with a placeholder for a secret value, or without the secrets in nested JSON or URLs."""
     name, sign, value = piece.partition("=")
     plain = unquote_plus(value)
     if not sign and unquote_plus(name)[:1] in {"{", "["}:
@@ -513,9 +520,9 @@ class Cleaner:
     def clean_request(self, request: RecordedRequest) -> RecordedRequest:
         """Return *request* without secrets, and without headers that are neither compared nor secret."""
         headers = [
-            (n, self.clean_header(n, v))
+            (n, self.clean_header_value(n, v))
             for n, v in request.headers
-            if is_recorded_request_header(n) and not (n == "host" and _repeats_host(v, request.url))
+            if is_recorded_request_header(n) and not (n == "host" and _is_host_of_url(v, request.url))
         ]
         kind, encoding = request.header("content-type"), request.header("content-encoding")
         plain = decode_body(request.body, encoding)
@@ -530,41 +537,46 @@ class Cleaner:
 
     def clean_response(self, response: RecordedResponse) -> RecordedResponse:
         """Return *response* without secrets."""
-        headers = self._drop_excluded_headers([(n, self.clean_header(n, v)) for n, v in response.headers])
+        headers = self._drop_excluded_headers([(n, self.clean_header_value(n, v)) for n, v in response.headers])
         body = self._clean_reply_body(response)
         if body != response.body:
             grown = len(body) - len(response.body)
-            headers = [(n, _add_to_length(v, grown) if n.lower() == "content-length" else v) for n, v in headers]
+            headers = [
+                (n, _add_to_content_length(v, grown) if n.lower() == "content-length" else v) for n, v in headers
+            ]
             headers = [(n, v) for n, v in headers if n.lower() != "content-encoding"]
         return RecordedResponse(response.status, self.clean_text(response.reason), headers, body)
 
     def _drop_excluded_headers(self, headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+        """Return *headers* without those that the rules of the user leave out."""
         left_out = self.base.rules.headers
         return [(name, value) for name, value in headers if name.lower() not in left_out]
 
-    def clean_header(self, name: str, value: str) -> str:
-        """Return the value of a header without secrets."""
+    def clean_header_value(self, name: str, value: str) -> str:
+        """Return the value of the header *name* with placeholders for its secrets."""
         low = name.lower()
         if low == "cookie":
             return ";".join([self._clean_cookie(one) for one in value.split(";")])
         if low in SET_COOKIES:
             return ",".join([self._clean_set_cookie(one) for one in NEXT_COOKIE.split(value)])
         if is_secret(low, value, "header"):
-            scheme, credential = _split_scheme(low, value)
-            return scheme + self._replace_secret(credential, low, "header")
+            scheme, credential = _split_auth_scheme(low, value)
+            return scheme + self._make_secret_placeholder(credential, low, "header")
         if low in ACCOUNT_HEADERS:
-            return self._replace_secret(value, low, "header")
-        clean = self.clean_addresses(value) if low in ADDRESS_HEADERS or "://" in value else value
+            return self._make_secret_placeholder(value, low, "header")
+        clean = self.clean_text_with_urls(value) if low in ADDRESS_HEADERS or "://" in value else value
         return self.redactor.redact_json_text(clean)
 
     def _clean_set_cookie(self, text: str) -> str:
+        """Return a cookie with a placeholder for its value, and its attributes unchanged."""
         cookie, end, attributes = text.partition(";")
         return f"{self._clean_cookie(cookie)}{end}{attributes}"
 
     def _clean_cookie(self, text: str) -> str:
+        """Return a ``name=value`` cookie with a placeholder for its value."""
         name, sign, value = text.partition("=")
         if not sign:
-            return self._replace_secret(text, "cookie", "header") if text else ""
+            return self._make_secret_placeholder(text, "cookie", "header") if text else ""
         # aiohttp sends the placeholder that it received in a replayed `Set-Cookie` in quotes.
         if not value or PLACEHOLDER.fullmatch(value.strip('"')):
             return name + sign + value.strip('"')
@@ -572,57 +584,59 @@ class Cleaner:
         differs_by_machine = is_credential_cookie(name_alone, value)
         return f"{name}{sign}{self.redactor.make_placeholder(value, name_alone, differs_by_machine=differs_by_machine)}"
 
-    def _replace_secret(self, secret: str, name: str, place: Place) -> str:
+    def _make_secret_placeholder(self, secret: str, name: str, place: Place) -> str:
+        """Return the placeholder for *secret*; a placeholder stays as it is."""
         return secret if PLACEHOLDER.fullmatch(secret) else self.redactor.make_named_placeholder(secret, name, place)
 
     def clean_body(self, body: bytes, content_type: str = "", level: int = 0) -> bytes:
         """Return *body* cleaned as the form, JSON or text that it is; binary bodies lose only known values."""
         kind = content_type.lower()
         if level < MOST_NESTED and kind.startswith("multipart/") and (boundary := find_boundary(content_type)):
-            return self._clean_parts(body, boundary, level)
+            return self._clean_multipart_body(body, boundary, level)
         if level < MOST_NESTED and kind.startswith(HTTP_KINDS):
-            return self._clean_http(body, level)
+            return self._clean_http_message(body, level)
         encoding = _detect_text_encoding(body, kind)
         if not encoding:
             return self.redactor.redact_binary(body)
         text = body.decode(encoding)
-        if _is_form(kind, text):
-            clean = self.clean_text(clean_pairs(text, self.redactor))
+        if _is_form_body(kind, text):
+            clean = self.clean_text(clean_query_or_form(text, self.redactor))
         elif kind.startswith("text/event-stream"):
             clean = clean_events(text, self.redactor)
         else:
-            clean = self._clean_json(text)
+            clean = self._clean_json_or_text(text)
         return body if clean == text else clean.encode(encoding, errors="backslashreplace")
 
-    def _clean_parts(self, body: bytes, boundary: str, level: int) -> bytes:
+    def _clean_multipart_body(self, body: bytes, boundary: str, level: int) -> bytes:
         """Return the *body* of a multipart message without secrets."""
-        pieces = _split_parts(body, boundary)
+        pieces = _split_multipart(body, boundary)
         return b"".join(
-            [piece if number % 2 else self._clean_part(piece, level) for number, piece in enumerate(pieces)]
+            [piece if number % 2 else self._clean_multipart_part(piece, level) for number, piece in enumerate(pieces)]
         )
 
-    def _clean_part(self, part: bytes, level: int) -> bytes:
+    def _clean_multipart_part(self, part: bytes, level: int) -> bytes:
+        """Return a part with a placeholder for its content if its name is secret, else with its content redacted."""
         head, content = _split_part_head(part)
         text = content.decode("latin-1")
         field = next((name for name in _find_part_names(head) if is_secret(name, text, "parameter")), "")
         if content and field:
-            return head + self._replace_secret(text, field, "parameter").encode("latin-1")
+            return head + self._make_secret_placeholder(text, field, "parameter").encode("latin-1")
         return head + self.clean_body(content, _parse_part_content_type(head), level + 1)
 
-    def _clean_http(self, message: bytes, level: int) -> bytes:
+    def _clean_http_message(self, message: bytes, level: int) -> bytes:
         """Return a request or reply that is a body itself, without secrets."""
         head, content = _split_part_head(message)
         first, *lines = LINE.split((head or content).decode("latin-1"))
-        made = "".join([self.clean_addresses(first), *map(self._clean_header_line, lines)])
+        made = "".join([self.clean_text_with_urls(first), *map(self._clean_header_line, lines)])
         clean = made.encode("latin-1", errors="backslashreplace")
         return clean + self.clean_body(content, _parse_part_content_type(head), level + 1) if head else clean
 
     def _clean_header_line(self, line: str) -> str:
         name, _, value = line.partition(":")
-        clean = self.clean_header(name, plain := value.strip())
+        clean = self.clean_header_value(name, plain := value.strip())
         return line if clean == plain else f"{name}: {clean}"
 
-    def _clean_json(self, text: str) -> str:
+    def _clean_json_or_text(self, text: str) -> str:
         """Return JSON, lines of JSON or other text without secrets."""
         plain = text.lstrip("\ufeff \t\r\n")
         first, _, rest = plain.partition("\n")
@@ -636,39 +650,39 @@ class Cleaner:
         """Return *text* with a placeholder for each known value and each thing that looks like a key."""
         return self.redactor.text(text)
 
-    def clean_addresses(self, text: str) -> str:
-        """Return a text with addresses without their secrets."""
+    def clean_text_with_urls(self, text: str) -> str:
+        """Return *text* with secrets removed, including userinfo and secret parameters of URLs."""
         return self.clean_text(
             PAIR_IN_ADDRESS.sub(lambda found: _clean_pair(found[0], self.redactor), USERINFO.sub("", text))
         )
 
     def clean_json_value(self, value: Any) -> Any:
-        """Return a JSON value whose texts may quote addresses, without secrets."""
+        """Return a JSON value with the secrets removed from all its strings, including URLs in them."""
         if isinstance(value, Mapping):
             return {name: self.clean_json_value(member) for name, member in value.items()}
         if isinstance(value, list | tuple):
             return [self.clean_json_value(member) for member in value]
-        return self.clean_addresses(value) if isinstance(value, str) else value
+        return self.clean_text_with_urls(value) if isinstance(value, str) else value
 
     def find_remaining_secrets(self, message: RecordedRequest | RecordedResponse) -> Iterator[tuple[str, str]]:
         """Yield path and rule of each secret that is still in *message*, also in the joined text of streams."""
         for name, value in message.headers:
-            if self.clean_header(name, value) != value:
+            if self.clean_header_value(name, value) != value:
                 yield f"headers/{name}", name.lower()
         if isinstance(message, RecordedRequest) and clean_url(message.url, self.redactor) != message.url:
             yield "uri", "query"
         text = decode_body(message.body, message.header("content-encoding")).decode(errors="replace")
         if self.redactor.may_contain_secret(text):
             yield from self.redactor.find_secret_pointers(parse_if_json(text), "body")
-        if is_stream(message):
-            for place, joined in join_event_texts(text).items():
+        if is_event_stream(message):
+            for place, joined in join_event_texts_by_path(text).items():
                 rules = self.redactor.find_secrets(joined).values()
                 yield from ((f"body (joined events){place}", rule) for rule in rules)
 
     def _clean_reply_body(self, response: RecordedResponse) -> bytes:
         """Return the body unchanged if it has no secret, else decoded and without secrets."""
         plain = decode_body(response.body, response.header("content-encoding"))
-        if not is_stream(response):
+        if not is_event_stream(response):
             clean = self.clean_body(plain, response.header("content-type"))
         else:
             text = plain.decode(errors="surrogateescape")
@@ -698,12 +712,12 @@ def vcr_config(secrets: Mapping[str, str] | None = None) -> dict[str, Any]:
     """
     redactor = make_redactor("all", os.environ, secrets)
 
-    def clean_request(request: Any) -> Any:
+    def clean_vcr_request(request: Any) -> Any:
         headers = [(name.lower(), _header_to_text(value)) for name, value in request.headers.items()]
         cleaner = Cleaner(find_header_secrets(tuple(headers)), base=redactor)
         request.uri = clean_url(request.uri, cleaner.redactor)
         request.headers = {
-            n: cleaner.clean_header(n, _header_to_text(v))
+            n: cleaner.clean_header_value(n, _header_to_text(v))
             for n, v in request.headers.items()
             if n.lower() in KEPT_REQUEST_HEADERS
         }
@@ -713,12 +727,12 @@ def vcr_config(secrets: Mapping[str, str] | None = None) -> dict[str, Any]:
         request.body = [clean] if isinstance(given, Iterator) and not hasattr(given, "read") else clean
         return request
 
-    def clean_response(response: dict[str, Any]) -> dict[str, Any]:
+    def clean_vcr_response(response: dict[str, Any]) -> dict[str, Any]:
         cleaner = Cleaner(base=redactor)
         headers = {
-            name: [cleaner.clean_header(name, value) for value in _as_list(values)]
+            name: [cleaner.clean_header_value(name, value) for value in _as_list(values)]
             for name, values in response["headers"].items()
-            if is_kept_response_header(name.lower())
+            if is_harmless_response_header(name.lower())
         }
         kinds = [value for name, values in headers.items() if name.lower() == "content-type" for value in values]
         string = _clean_vcr_body(cleaner, response["body"].get("string", b""), kinds[0] if kinds else "")
@@ -729,8 +743,8 @@ def vcr_config(secrets: Mapping[str, str] | None = None) -> dict[str, Any]:
         "match_on": MATCH_ON,
         "decode_compressed_response": True,
         "ignore_hosts": _list_provider_hosts(),
-        "before_record_request": clean_request,
-        "before_record_response": clean_response,
+        "before_record_request": clean_vcr_request,
+        "before_record_response": clean_vcr_response,
     }
 
 
@@ -761,6 +775,7 @@ def _header_to_text(value: Any) -> str:
 
 
 def _list_provider_hosts() -> list[str]:
+    """Return the sorted hosts of all model providers with a public address."""
     from stepengine.models.presets import PRESETS
 
     hosts = {urlsplit(preset.base_url).hostname or "" for preset in PRESETS.values() if preset.base_url}

@@ -20,7 +20,7 @@ from stepengine.errors import DataError
 from stepengine.testing.cassette import Cassette
 from stepengine.testing.cassette_files import Interaction, is_json
 from stepengine.testing.cassette_misses import CassetteMiss
-from stepengine.testing.exchanges import Exchange, bypass_patches, make_placeholder_reply, start_exchange
+from stepengine.testing.exchanges import Exchange, bypass_patches, make_credential_reply, start_exchange
 from stepengine.testing.httpx_exchanges import HttpxExchanges, make_cut_reply_error, split_body_into_events
 from stepengine.testing.recorded_errors import wait_for_cancellation
 from stepengine.testing.traffic_redaction import is_credential_exchange, is_presigned
@@ -71,14 +71,15 @@ class ReplayTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         """Return the recorded reply to a sync client, or raise the recorded error."""
         request.read()
-        return self.play_interaction(self._find_interaction(request), request)
+        return self.play_interaction(self._take_interaction(request), request)
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Return the recorded reply to an async client, or raise the recorded error."""
         await request.aread()
-        return await self.play_interaction_async(self._find_interaction(request), request)
+        return await self.play_interaction_async(self._take_interaction(request), request)
 
-    def _find_interaction(self, request: httpx2.Request) -> Interaction:
+    def _take_interaction(self, request: httpx2.Request) -> Interaction:
+        """Return the recorded interaction of a request. One for credentials without a recording gets a made-up reply."""
         asked = OURS.read_request(request)
         try:
             return self.cassette.take(asked)
@@ -86,7 +87,7 @@ class ReplayTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
             if not is_credential_exchange(asked) or is_presigned(asked):
                 raise
             self.cassette.remove_miss(miss)
-            return Interaction(asked, make_placeholder_reply(asked))
+            return Interaction(asked, make_credential_reply(asked))
 
     async def play_interaction_async(self, interaction: Interaction, request: httpx2.Request) -> httpx2.Response:
         """Return the recorded reply, or raise the recorded error. A request that was cancelled waits until it is cancelled again."""
@@ -104,16 +105,19 @@ class ReplayTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         error: Exception | None = _make_reset_error(request, len(body)) if breaks else None
         if not stops:
             error = met or make_cut_reply_error(httpx2, interaction)
-        played: httpx2.Response = OURS.make_response(recorded, request, self._split_body(body, interaction), error)
+        played: httpx2.Response = OURS.make_response(
+            recorded, request, self._split_body_into_chunks(body, interaction), error
+        )
         return played
 
-    def _split_body(self, body: bytes, interaction: Interaction) -> list[bytes]:
+    def _split_body_into_chunks(self, body: bytes, interaction: Interaction) -> list[bytes]:
+        """Return *body* cut as the option ``chunks`` says."""
         if isinstance(self._chunks, int):
             return [body[i : i + self._chunks] for i in range(0, len(body), self._chunks)]
         if self._chunks == "random":
             return _split_randomly(body, self._random)
         if self._chunks == "recorded":
-            return _split_as_recorded(body, interaction)
+            return _split_by_recorded_sizes(body, interaction)
         if self._chunks == "events":
             return split_body_into_events(attrs.evolve(interaction.response, body=body))
         return [body] if body else []
@@ -200,7 +204,8 @@ def _split_randomly(body: bytes, random: Random) -> list[bytes]:
     return pieces
 
 
-def _split_as_recorded(body: bytes, interaction: Interaction) -> list[bytes]:
+def _split_by_recorded_sizes(body: bytes, interaction: Interaction) -> list[bytes]:
+    """Return *body* in the pieces in which it arrived; raise ``DataError`` for a stream without recorded sizes."""
     sizes = interaction.extras.get("chunks")
     if sizes is None:
         if is_json(interaction.response) or not body:
@@ -245,7 +250,7 @@ class MixedTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         """Return the recorded reply to a sync client; send and record a request without one."""
         request.read()
-        found = self._find_known_interaction(request)
+        found = self._find_recorded_interaction(request)
         if found is None:
             return self._sync.handle_request(request)
         return self._replay.play_interaction(found, request)
@@ -253,12 +258,13 @@ class MixedTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Return the recorded reply to an async client; send and record a request without one."""
         await request.aread()
-        found = self._find_known_interaction(request)
+        found = self._find_recorded_interaction(request)
         if found is None:
             return await self._async.handle_async_request(request)
         return await self._replay.play_interaction_async(found, request)
 
-    def _find_known_interaction(self, request: httpx2.Request) -> Interaction | None:
+    def _find_recorded_interaction(self, request: httpx2.Request) -> Interaction | None:
+        """Return the recorded interaction of a request; None, without a miss, if there is none."""
         try:
             return self._known.take(OURS.read_request(request))
         except CassetteMiss as miss:

@@ -130,13 +130,13 @@ class Walk:
         self._error: BaseException | None = None
         self._waited_ms = self._children = 0
         self.notes: list[HandlerNote] = []
-        steps, definition = _find_handler(handler, params)
+        steps, definition = _get_handler_and_definition(handler, params)
         self._by: By = "tool" if isinstance(handler, Tool) else "handler"
         self._accepted = get_yield_rows(self._by)
         self.state = state or AgentState(run_id="walk", agent_id=definition.id if definition else "")
         self._context = StepContext(
             prompt=prompt,
-            params=_validate_params(definition, params),
+            params=_convert_params(definition, params),
             agent_state=self.state,
             model=model or (definition.model if definition else None),
             logger=_NoteLogger(self.notes),
@@ -254,7 +254,7 @@ class Walk:
         other = Walk(*self._start, **self._options)
         for index, exchange in enumerate(self._history):
             _require_same_yield(self._handler_name, index, exchange.asked, other)
-            other._repeat_step(exchange)
+            other._send_or_throw_again(exchange)
         if self._error is None:
             _require_same_yield(self._handler_name, len(self._history), self._asked, other)
         return other
@@ -268,7 +268,8 @@ class Walk:
     def _handler_name(self) -> str:
         return getattr(self._steps, "__qualname__", type(self._steps).__name__)
 
-    def _repeat_step(self, exchange: WalkStep) -> None:
+    def _send_or_throw_again(self, exchange: WalkStep) -> None:
+        """Repeat a step of another walk: send its answer, or throw its error."""
         try:
             if isinstance(exchange.answer, StepResult):
                 self.send(exchange.answer)
@@ -280,12 +281,13 @@ class Walk:
                 raise
 
     def _run_to_next_yield(self, resume: Callable[[], object]) -> Walk:
+        """Call *resume*, do computations at once, and store the next yield, the return value or the error of the handler."""
         try:
             asked = resume()
             while isinstance(asked, Compute):
                 asked = self._run_compute(asked)
             if type(asked) not in self._accepted:
-                asked = self._throw_bad_yield(asked)
+                asked = self._throw_bad_yield_error(asked)
         except StopIteration as stop:
             self._asked = HandlerReturned(stop.value)
             self._kept.close()
@@ -305,11 +307,12 @@ class Walk:
             return self._steps.throw(outcome.error)
         return self._steps.send(StepResult(self.state, value=freeze(outcome.value)))
 
-    def _throw_bad_yield(self, foreign: object) -> Any:
+    def _throw_bad_yield_error(self, unknown: object) -> Any:
+        """Throw ``BadYield`` into the handler for each value that is not yieldable; return its first yieldable value."""
         asked = self._steps.throw(
-            make_bad_yield_error(self._handler_name, foreign, self.location, format_yieldable_names(self._by))
+            make_bad_yield_error(self._handler_name, unknown, self.location, format_yieldable_names(self._by))
         )
-        return asked if type(asked) in self._accepted else self._throw_bad_yield(asked)
+        return asked if type(asked) in self._accepted else self._throw_bad_yield_error(asked)
 
     def _require_unfinished(self, verb: str) -> None:
         if self.finished:
@@ -340,9 +343,10 @@ class _NoteLogger:
         self._notes.append(HandlerNote(kind, message, freeze(data) if data else None))
 
 
-def _find_handler(
+def _get_handler_and_definition(
     handler: Any, params: Any
 ) -> tuple[Callable[[Any], Generator[object, Any, object]], AgentDefinition | None]:
+    """Return the generator function of *handler*, and its definition if it has one; raise ``DefinitionError`` for no handler."""
     if isinstance(handler, Tool):
         return _make_tool_body(handler, params), None
     if not isinstance(handler, AgentDefinition):
@@ -367,7 +371,8 @@ def _make_tool_body(tool: Tool, params: Any) -> Callable[[Any], Generator[object
     return lambda ctx: begin(ctx, arguments)
 
 
-def _validate_params(definition: AgentDefinition | None, params: object) -> object:
+def _convert_params(definition: AgentDefinition | None, params: object) -> object:
+    """Return *params* as the pydantic model of the definition, else frozen if it is a dict, else unchanged; None is an empty object."""
     schema = definition.input_schema.params if definition and definition.input_schema else None
     if hasattr(schema, "model_validate") and not isinstance(params, schema):  # type: ignore[arg-type]
         return model_from_json(schema, freeze(params or {}, "params"))
@@ -376,13 +381,14 @@ def _validate_params(definition: AgentDefinition | None, params: object) -> obje
     return freeze(params) if isinstance(params, dict) else params
 
 
-def _require_same_yield(name: str, index: int, before: object, walk: Walk) -> None:
-    if is_same_yield(before, walk.asked):
+def _require_same_yield(name: str, index: int, expected: object, walk: Walk) -> None:
+    """Raise ``ReplayDivergence`` unless the yield of *walk* equals *expected*, which came after *index* answers."""
+    if is_same_yield(expected, walk.asked):
         return
     where = f" ({walk.location})" if walk.location else ""
     now = f"raised {walk._error!r}" if walk._error else f"asked {walk.asked!r}{where}"  # noqa: SLF001
     msg = (
-        f"{name} cannot be forked: after {index} answers it first asked {before!r} and now {now}. "
+        f"{name} cannot be forked: after {index} answers it first asked {expected!r} and now {now}. "
         "A handler may depend only on its context and its answers"
     )
     raise ReplayDivergence(msg)

@@ -120,7 +120,7 @@ class GeneratedOutcomes:
     def create_outcome(self, path: str, effect: Leaf, at: int) -> Single:
         """Return the outcome of *effect*."""
         if isinstance(effect, CallModel):
-            return self._draw_reply(path, effect, at)
+            return self._make_reply_outcome(path, effect, at)
         if isinstance(effect, CallTool):
             made = self.results.get(effect.tool_name, f"result {effect.seq} of {effect.tool_name}")
             result = to_tool_result(made(effect.input) if callable(made) else made)
@@ -130,16 +130,17 @@ class GeneratedOutcomes:
             made = self.results.get(call.name)
             return Value(freeze(made(*call.args, **call.kwargs) if callable(made) else made), at)
         if isinstance(effect, AskPerson):
-            return Value(tuple([to_answer(self._get_answer(q), q) for q in effect.questions]), at)
+            return Value(tuple([to_answer(self._choose_answer(q), q) for q in effect.questions]), at)
         msg = f"a child is run, not answered: {effect!r}"
         raise TypeError(msg)
 
-    def _draw_reply(self, path: str, effect: CallModel, at: int) -> Single:
+    def _make_reply_outcome(self, path: str, effect: CallModel, at: int) -> Single:
+        """Return the outcome of a model call: the scripted reply or failure, else a random reply."""
         random = Random(f"{self.seed}:{path}:{effect.seq}:reply")  # noqa: S311
         # By address, so that a call that is made again after a crash gets the same reply.
         index = self._asked.setdefault((path, effect.seq), len(self._asked))
         if self.replies is None:
-            item: object = draw_reply(effect.request, random, self.agents)
+            item: object = draw_model_reply(effect.request, random, self.agents)
         elif callable(self.replies):
             item = self.replies(effect.request, random)
         else:
@@ -151,22 +152,24 @@ class GeneratedOutcomes:
             return Failure(error if known else ModelError(str(error)), at)  # type: ignore[arg-type]
         return Value(ModelReply(item, usage=Usage(3, 1)) if isinstance(item, str) else item, at)
 
-    def _get_answer(self, question: Any) -> AnswerLike:
+    def _choose_answer(self, question: Any) -> AnswerLike:
+        """Return the scripted answer to *question*, else its first option, else ``"yes"``."""
         return self.answers.get(question.text, question.options[0] if question.options else "yes")
 
 
-def draw_reply(request: ModelRequest, random: Random, agents: tuple[str, ...] = ()) -> ModelReply:
+def draw_model_reply(request: ModelRequest, random: Random, agents: tuple[str, ...] = ()) -> ModelReply:
     """Return a plausible model reply: a text or calls of offered tools, sometimes with invalid input."""
     usage = Usage(random.randint(1, 99), random.randint(1, 9))
     if not request.tools or random.random() > CALL_RATE:
         return ModelReply((TextPart("fine"),), usage=usage)
     specs = [random.choice(request.tools) for _ in range(random.randint(1, 3))]
     return ModelReply(
-        [ToolCallPart("", s.name, _draw_input(s.input_schema, random, agents)) for s in specs], usage=usage
+        [ToolCallPart("", s.name, _draw_tool_input(s.input_schema, random, agents)) for s in specs], usage=usage
     )
 
 
-def _draw_input(schema: Mapping[str, Any], random: Random, agents: tuple[str, ...]) -> Mapping[str, Any]:
+def _draw_tool_input(schema: Mapping[str, Any], random: Random, agents: tuple[str, ...]) -> Mapping[str, Any]:
+    """Return a random input that roughly matches *schema*; one time in ten an empty one."""
     if random.random() < 0.1:  # noqa: PLR2004
         return {}
     made = _Drawing(random, schema.get("$defs", {}), agents).draw_value(schema)
@@ -182,6 +185,7 @@ class _Drawing:
     agents: tuple[str, ...]
 
     def draw_value(self, schema: Any, depth: int = 0) -> Any:
+        """Return a random value that roughly matches *schema*; ``"x"`` where it is unknown or nested too deep."""
         if not isinstance(schema, Mapping) or depth > 5:  # noqa: PLR2004
             return "x"
         if "$ref" in schema:
@@ -192,22 +196,24 @@ class _Drawing:
         for word in ("anyOf", "oneOf"):
             if schema.get(word):
                 return self.draw_value(self.random.choice(list(schema[word])), depth + 1)
-        return self._draw_of_type(
+        return self._draw_value_of_type(
             schema, schema.get("type", "object" if "properties" in schema else "string"), depth + 1
         )
 
-    def _draw_of_type(self, schema: Mapping[str, Any], kind: object, depth: int) -> object:
+    def _draw_value_of_type(self, schema: Mapping[str, Any], kind: object, depth: int) -> object:
+        """Return a random object, array or plain value of the type *kind*; a text for an unknown type."""
         random = self.random
         if kind == "object":
             required, members = schema.get("required", ()), schema.get("properties", {}).items()
             given = {name: s for name, s in members if name in required or random.random() < 0.2}  # noqa: PLR2004
-            return {name: self._draw_member(name, member, depth) for name, member in given.items()}
+            return {name: self._draw_object_member(name, member, depth) for name, member in given.items()}
         if kind == "array":
             return [self.draw_value(schema.get("items"), depth) for _ in range(random.randint(1, MANY))]
         made = PLAIN.get(kind) if isinstance(kind, str) else None
         return made(random) if made is not None else random.choice(TEXTS)
 
-    def _draw_member(self, name: str, schema: object, depth: int) -> Any:
+    def _draw_object_member(self, name: str, schema: object, depth: int) -> Any:
+        """Return a random value for a member of an object; a known agent id for a member that names an agent."""
         if name in NAMING and self.agents:
             return self.random.choice(self.agents)
         return self.draw_value(schema, depth)
@@ -326,17 +332,17 @@ class World:
                 self.resumed = True
                 self.lines.append("   the process dies; the run is resumed from its journal")
                 self.effects.record_crash()
-            run = self._open_next_process()
+            run = self._resume_in_next_process()
 
-    def _open_next_process(self) -> JournaledRun:
-        """Return the run of the next process, which has only the lines of the journal."""
+    def _resume_in_next_process(self) -> JournaledRun:
+        """Return the resumed run of the next process, which has only the lines of the journal."""
         try:
             self._journal = MemoryJournal(self._journal.lines(), redact="off")
             return JournaledRun.resume(self._journal)
         except StepEngineError as error:
             raise_violation("I11", f"{self.effects.repetition_prefix} the run cannot be resumed: {error.message}")
 
-    def replay(self, finished: Finished) -> None:
+    def check_replay(self, finished: Finished) -> None:
         """
         Replay the run from its journal; check that it emits the same effects, performs none, and ends in the same way.
 
@@ -354,7 +360,7 @@ class World:
         del self.lines[told:]
 
     def _run_process(self, run: JournaledRun) -> Finished:
-        """Run one process until the run ends or the process dies."""
+        """Run one process, check its recorder, and return the end of the run; a planned crash raises ``_Crash``."""
         self.clock.started = self.clock.now
         try:
             plan, state, services = self._start_run(run)
@@ -392,7 +398,7 @@ class World:
     def list_unscripted_names(self) -> tuple[str, ...]:
         """Return the tools and ``Perform`` functions without a scripted result, in the order of their first use."""
         asked = [effect for effect, _ in self.effects.performed.values()]
-        used = [e.tool_name if isinstance(e, CallTool) else e.call.name for e in asked if _is_named_call(e)]
+        used = [e.tool_name if isinstance(e, CallTool) else e.call.name for e in asked if _is_tool_or_function_call(e)]
         return tuple(dict.fromkeys([name for name in used if name not in self.canned.results]))
 
 
@@ -417,7 +423,7 @@ class SimulatedProcess:
         self._invariants = () if world.effects.is_replay else world.setting.invariants
         self._events: list[Event] = []
         self.backstage = SimulatedChildren(
-            f"{world.seed}:{world.order}", self._run_in_background, world.letters, _draw_message
+            f"{world.seed}:{world.order}", self._run_background_child, world.letters, _draw_message
         )
         self._performer = EffectPerformer(
             world.clock, world.effects, world.canned, world.letters, self.backstage, services.planner, self.drive
@@ -425,18 +431,19 @@ class SimulatedProcess:
         (recorder,) = services.middlewares
         self._budgets = Budgets(
             lambda gate: ForwardingPerformer(
-                recorder(ForwardingPerformer(gate, world.effects.store_outcome)), self._check_and_log_outcome
+                recorder(ForwardingPerformer(gate, world.effects.store_outcome)), self._check_log_and_crash
             ),
-            self._perform,
+            self._perform_with_faults,
             lambda: world.clock.elapsed,
             self.backstage.run_children,
         )
 
-    def _run_in_background(self, item: Item) -> Single:
+    def _run_background_child(self, item: Item) -> Single:
+        """Run a background child through recorder and limits, and return its outcome."""
         return self._budgets.run_background_child(item)
 
     def drive(self, plan: RunPlan, state: AgentState) -> Finished:
-        """Drive the machine of a run to its end."""
+        """Drive the machine of a planned run to its end, check its effects and its end, and return the end."""
         world, is_replay = self._world, self._world.effects.is_replay
         run = Unwatched(plan) if is_replay else WatchedRun(plan, world.setting.may_raise, is_bare=world.seed % 2 == 1)
         self._budgets.open_run(plan)
@@ -457,16 +464,17 @@ class SimulatedProcess:
         return finished
 
     def _drive_machine(self, run: WatchedRun, machine: Generator[Effect, Outcome | None, Finished]) -> Finished:
+        """Return the end of a machine, after performing and checking each of its effects."""
         outcome: Outcome | None = None
         try:
             while True:
                 effect = _advance_machine(machine, outcome)
                 if isinstance(effect, Finished):
-                    self._check_invariants(effect.state, run.plan.path)
+                    self._check_author_invariants(effect.state, run.plan.path)
                     return effect
                 run.check_effect(effect)
                 if self._invariants and isinstance(machine, Machine) and not isinstance(effect, Notify):
-                    self._check_invariants(machine.state, run.plan.path)
+                    self._check_author_invariants(machine.state, run.plan.path)
                 outcome = self._perform_machine_effect(run, effect)
         finally:
             # A handler that ignores its close has its say in the checks of a run that went to its end.
@@ -476,8 +484,8 @@ class SimulatedProcess:
             if kept is not None:
                 kept.close()
 
-    def _check_invariants(self, state: AgentState, path: str) -> None:
-        """Check a state with all events so far."""
+    def _check_author_invariants(self, state: AgentState, path: str) -> None:
+        """Call the author's invariants with a state and all events so far; raise ``Violation`` for one that does not hold."""
         for holds in self._invariants:
             name = getattr(holds, "__name__", repr(holds))
             try:
@@ -490,6 +498,7 @@ class SimulatedProcess:
                 raise_violation("own", f"{name} does not hold in the run {path or 'root'}")
 
     def _perform_machine_effect(self, run: WatchedRun, effect: Effect) -> Outcome | None:
+        """Return the outcome of an effect, alone or a ``Gather``; store the event of a ``Notify``, which has no outcome."""
         if isinstance(effect, Notify):
             self._events.append(effect.event)
             return None
@@ -498,21 +507,22 @@ class SimulatedProcess:
         members = effect.effects if isinstance(effect, Gather) else (effect,)
         outcomes: tuple[Single, ...]
         if isinstance(effect, Gather):
-            outcomes = self._perform_members(run, members, effect)
+            outcomes = self._perform_gather_members(run, members, effect)
         else:
             self._start_effects(run, members, None)
             outcomes = (self._budgets.perform(run, effect),)
-        run.check_outcomes(members, outcomes)
+        run.track_outcomes(members, outcomes)
         return Gathered(outcomes) if isinstance(effect, Gather) else outcomes[0]
 
     def _start_effects(self, run: WatchedRun, members: Sequence[Leaf], gather: Gather | None) -> None:
+        """Reserve room for effects within the limits, and mark them as started; a divergence raises ``Violation``."""
         try:
             self._budgets.start_effects(run, members, gather)
         except ReplayDivergence as error:
             self._raise_divergence(error)
         self._world.effects.start_effects(run.plan.path, members)
 
-    def _perform_members(self, run: WatchedRun, members: Sequence[Leaf], gather: Gather) -> tuple[Single, ...]:
+    def _perform_gather_members(self, run: WatchedRun, members: Sequence[Leaf], gather: Gather) -> tuple[Single, ...]:
         """
         Return the outcomes of *members*, performed in a random order; after a stop or a failed child the rest is not started.
 
@@ -530,7 +540,7 @@ class SimulatedProcess:
         done: dict[int, Single] = {}
         stop: Stop | None = None
         failed = False
-        for index in self._start_in_order(run, members, gather, order, done):
+        for index in self._start_members_in_order(run, members, gather, order, done):
             member = members[index]
             if stop is not None:
                 done[index] = attrs.evolve(stop, child=None, questions=())
@@ -542,7 +552,7 @@ class SimulatedProcess:
             failed = failed or (fail_fast and has_failed(outcome))
         return tuple([done[index] for index in range(len(members))])
 
-    def _start_in_order(
+    def _start_members_in_order(
         self,
         run: WatchedRun,
         members: Sequence[Leaf],
@@ -551,9 +561,9 @@ class SimulatedProcess:
         done: Mapping[int, Single],
     ) -> Iterator[int]:
         """
-        Begin as many members at a time as the limits have room for, and yield them in this *order* to be performed.
+        Start as many members at a time as the limits allow, and yield their indexes in this *order* to be performed.
 
-        After a stop among what is *done* none begins.
+        After a stop among the outcomes in *done*, the rest is yielded without a start.
         """
         start, together = 0, gather if len(members) > 1 else None
         while start < len(members):
@@ -569,8 +579,8 @@ class SimulatedProcess:
             yield from now
             start = end
 
-    def _check_and_log_outcome(self, item: Item, outcome: Single) -> Single:
-        """Check an outcome from the recorder, whether new or recorded."""
+    def _check_log_and_crash(self, item: Item, outcome: Single) -> Single:
+        """Check an outcome from the recorder and return it; log a new one, and crash if a crash is planned after it."""
         self.expect_recorder_sound()
         if self._world.effects.check_outcome(item, outcome):
             at, kinds = format_address(item.address), self._world.faults.get_known_faults(item.address)
@@ -588,8 +598,8 @@ class SimulatedProcess:
     def _raise_divergence(self, error: StepEngineError) -> NoReturn:
         raise_violation("I3", f"{self._world.effects.repetition_prefix} {error.message}")
 
-    def _perform(self, item: Item) -> Single:
-        """Perform an effect with its planned faults."""
+    def _perform_with_faults(self, item: Item) -> Single:
+        """Return the outcome of an effect with its planned faults; a planned crash before or during it raises ``_Crash``."""
         kinds = self._world.faults.find_or_draw_faults(item)
         self._world.effects.expect_performable(item)
         self._crash_if_planned(item, "crash")
@@ -608,6 +618,7 @@ class SimulatedProcess:
 def _advance_machine(
     machine: Generator[Effect, Outcome | None, Finished], outcome: Outcome | None
 ) -> Effect | Finished:
+    """Send *outcome* to a machine, and return its next effect or its end; its own error raises ``Violation``."""
     try:
         return machine.send(outcome)
     except StopIteration as stop:
@@ -620,7 +631,7 @@ def _advance_machine(
         raise Violation(UNSOUND, problem) from error
 
 
-def _is_named_call(effect: Leaf) -> TypeGuard[CallTool | CallFunction]:
+def _is_tool_or_function_call(effect: Leaf) -> TypeGuard[CallTool | CallFunction]:
     return isinstance(effect, CallTool | CallFunction)
 
 

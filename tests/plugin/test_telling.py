@@ -212,7 +212,7 @@ def test_the_mark_sets_ignored_fields_extra_cassettes_and_chunks(run, pytester):
     run(marked("", pointed % 2)).assert_outcomes(failed=1)
     run(marked("ignore=['/id']", pointed % 2)).assert_outcomes(passed=1)
 
-    cut = "assert [2] == [len(chunk) for chunk in cassette.transport()._split_body(b'ab', None)][:1]"
+    cut = "assert [2] == [len(chunk) for chunk in cassette.transport()._split_body_into_chunks(b'ab', None)][:1]"
     run(marked("chunks=2, allow_unused=True", cut)).assert_outcomes(passed=1)
     for wrong in ("chunks='some'", "recrod='once'", "record='sometimes'", "ignore='/id'", "'once'"):
         assert "errors" in run(marked(wrong, "pass")).parseoutcomes(), wrong

@@ -25,7 +25,7 @@ from stepengine.testing.cassette_files import (
     RecordedRequest,
     RecordedResponse,
     dump_cassette,
-    is_stream,
+    is_event_stream,
     parse_cassette,
 )
 from stepengine.testing.cassette_matching import is_ignored_header
@@ -343,7 +343,7 @@ async def test_cut_streams_end_and_broken_ones_raise_through_every_sdk(folder):
     import httpx2
     import openai
 
-    streams = [i for many in sdk_interactions(folder) for i in many if is_stream(i.response)]
+    streams = [i for many in sdk_interactions(folder) for i in many if is_event_stream(i.response)]
     interaction = min(streams, key=lambda i: len(i.response.body))
     whole, request = interaction.response.body, interaction.request
     first_event = len(whole.replace(b"\r\n", b"\n").partition(b"\n\n")[0]) + 8

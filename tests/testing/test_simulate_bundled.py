@@ -12,7 +12,7 @@ import pytest
 from stepengine import load_agents
 from stepengine.data.state import RunStatus
 from stepengine.testing import simulate, text, tool_call, tool_calls
-from stepengine.testing.world import draw_reply
+from stepengine.testing.world import draw_model_reply
 from stepengine.tools.bundled import file_tools, followup_tools, search_tools, shell_tools
 
 
@@ -20,7 +20,7 @@ def brief(request, random):
     """
     Return a short reply, so that an orchestrator and all its children come to an end soon.
     """
-    reply = draw_reply(request, random)
+    reply = draw_model_reply(request, random)
     return attrs.evolve(reply, content=reply.content[:1]) if random.random() < 0.6 else "fine"
 
 

@@ -82,14 +82,15 @@ def _asking_handler(_ctx: Any) -> Any:
     return answer
 
 
-def _slow_counting_handler(_ctx: Any) -> Any:
+def _killing_handler(_ctx: Any) -> Any:
+    """Perform calls, one of which kills the process that records them."""
     for number in range(2 * KILLED_AT):
-        yield from Perform.idempotent(_kill_at, number)
+        yield from Perform.idempotent(_kill_recording_process, number)
     return "done"
 
 
-def _kill_at(number: int) -> int:
-    """Kill the process of the recording. The process that resumes calls this function again and lives."""
+def _kill_recording_process(number: int) -> int:
+    """Kill this process at the call ``KILLED_AT`` if it is the one that records; return *number* otherwise."""
     if number == KILLED_AT and os.environ.get(VICTIM) == str(os.getpid()):
         os.kill(os.getpid(), signal.SIGKILL)
     return number
@@ -105,33 +106,35 @@ record_until_killed(*made)
 AGENTS = [
     AgentDefinition("count", handle_steps=_counting_handler),
     AgentDefinition("ask", handle_steps=_asking_handler),
-    AgentDefinition("slow", handle_steps=_slow_counting_handler),
+    AgentDefinition("slow", handle_steps=_killing_handler),
 ]
 
 
 def _record_run(journal: Journal, agent: str = "count", prompt: str = "5") -> Any:
+    """Run one of ``AGENTS`` with *journal*, and return the result."""
     with Engine(AGENTS) as engine:
         return engine.run_sync(agent, prompt, journal=journal)
 
 
-def _make_records(steps: int) -> list[Record]:
+def _make_records_of_steps(steps: int) -> list[Record]:
     """Return the records of a run with this number of steps: head, intents and results."""
     journal = MemoryJournal()
     _record_run(journal, prompt=str(steps))
     return journal.records()
 
 
-def _require_same_records(expected: Sequence[Record], found: Sequence[Record], what: str) -> None:
-    """Compare records by the lines that one encoder makes of them."""
+def _require_same_records(expected: Sequence[Record], found: Sequence[Record], subject: str) -> None:
+    """Raise ``AssertionError`` unless both lists of records are encoded to equal lines."""
     judge = MemoryJournal()
     before, after = judge.encode_lines(expected), judge.encode_lines(found)
     for number, (one, other) in enumerate(zip(before, after, strict=False), start=1):
-        require(one == other, f"{what}: record {number} differs: expected {one!r}, found {other!r}")
-    require_equal(len(before), len(after), f"{what}: number of records")
+        require(one == other, f"{subject}: record {number} differs: expected {one!r}, found {other!r}")
+    require_equal(len(before), len(after), f"{subject}: number of records")
 
 
 @contextmanager
 def _open_writer(journal: Journal) -> Iterator[Any]:
+    """Yield the writer of *journal*, and close it behind the block."""
     writer = journal.writer()
     try:
         yield writer
@@ -140,6 +143,7 @@ def _open_writer(journal: Journal) -> Iterator[Any]:
 
 
 def _append_records(journal: Journal, records: Sequence[Record]) -> None:
+    """Append each record and commit it, with a new writer that is closed at the end."""
     with _open_writer(journal) as writer:
         for record in records:
             writer.append(record)
@@ -151,7 +155,7 @@ def _append_records(journal: Journal, records: Sequence[Record]) -> None:
 
 @JOURNAL.add("names", "Journals with different names do not share records.")
 def _check_separate_journals(make: MakeJournal) -> None:
-    one, two = _make_records(2), _make_records(4)
+    one, two = _make_records_of_steps(2), _make_records_of_steps(4)
     _append_records(make("one"), one)
     _append_records(make("two"), two)
     _require_same_records(one, make("one").records(), "the first journal")
@@ -160,7 +164,7 @@ def _check_separate_journals(make: MakeJournal) -> None:
 
 @JOURNAL.add("append", "Committed records can be read in order, both while the writer is open and after it is closed.")
 def _check_append_order(make: MakeJournal) -> None:
-    records = _make_records(20)
+    records = _make_records_of_steps(20)
     require_equal([], list(make("append").records()), "records of a new journal")
     with _open_writer(make("append")) as writer:
         for number, record in enumerate(records[:-1], start=1):
@@ -174,7 +178,7 @@ def _check_append_order(make: MakeJournal) -> None:
 
 @JOURNAL.add("reopen", "A journal that is opened again continues behind its last record.")
 def _check_append_after_reopen(make: MakeJournal) -> None:
-    records = _make_records(6)
+    records = _make_records_of_steps(6)
     for start in range(0, len(records), 4):
         _append_records(make("reopen"), records[start : start + 4])
     _require_same_records(records, make("reopen").records(), "records of several writers")
@@ -184,7 +188,7 @@ def _check_append_after_reopen(make: MakeJournal) -> None:
 
 @JOURNAL.add("lock", "A journal has one writer; a second one raises JournalLocked until the first is closed.")
 def _check_single_writer(make: MakeJournal) -> None:
-    records = _make_records(2)
+    records = _make_records_of_steps(2)
     first = make("lock").writer()
     try:
         for writer in (make("lock"), make("lock")):
@@ -201,7 +205,7 @@ def _check_single_writer(make: MakeJournal) -> None:
 
 @JOURNAL.add("replace", "`replace` and `discard` replace all records at once; on failure nothing changes.")
 def _check_replace_and_discard(make: MakeJournal) -> None:
-    records, others = _make_records(9), _make_records(2)
+    records, others = _make_records_of_steps(9), _make_records_of_steps(2)
     _append_records(make("replace"), records)
     make("replace").replace(others)
     _require_same_records(others, make("replace").records(), "records after a replacement by fewer")
@@ -222,8 +226,8 @@ def _check_replace_and_discard(make: MakeJournal) -> None:
 
 
 @JOURNAL.add("follow", "A tail returns each record once, in order, and starts again after a replacement.")
-def _check_tail(make: MakeJournal) -> None:
-    records, others = _make_records(12), _make_records(3)
+def _check_tail_of_new_records(make: MakeJournal) -> None:
+    records, others = _make_records_of_steps(12), _make_records_of_steps(3)
     tail = make("follow").make_start_position()
     require_equal(0, len(tail.read_new_records().records), "new records of an empty journal")
     with _open_writer(make("follow")) as writer:
@@ -256,7 +260,7 @@ def _check_resume_and_replay(make: MakeJournal) -> None:
     "mailbox", "If the store has a mailbox, a run receives each message once, and only messages for its own run."
 )
 def _check_mailbox_delivery(make: MakeJournal) -> None:
-    _append_records(make("mailbox"), _make_records(2))
+    _append_records(make("mailbox"), _make_records_of_steps(2))
     try:
         box = make("mailbox").mailbox()
     except JournalError:
@@ -271,7 +275,7 @@ def _check_mailbox_delivery(make: MakeJournal) -> None:
     require(not make("mailbox").mailbox().send(sent[0]), "the same message is stored twice")
     require_equal([one.id for one in sent], [one.id for one in box.read()[0]], "all messages")
     make("mailbox").discard()
-    _append_records(make("mailbox"), _make_records(2))
+    _append_records(make("mailbox"), _make_records_of_steps(2))
     require_equal([], make("mailbox").mailbox().read()[0], "messages of the run before, in a new run")
 
 
@@ -283,7 +287,7 @@ def _check_foreign_bytes(make: MakeJournal) -> None:
     journal = make("foreign")
     if not isinstance(journal, LineJournal):
         return
-    records = _make_records(3)
+    records = _make_records_of_steps(3)
     writer = journal.writer()
     try:
         for record in records[:-1]:
@@ -307,7 +311,7 @@ def _check_foreign_bytes(make: MakeJournal) -> None:
 def _check_torn_line_repair(make: MakeJournal) -> None:
     if not isinstance(make("torn"), LineJournal):
         return
-    records = _make_records(4)
+    records = _make_records_of_steps(4)
     _append_records(make("torn"), records[:-1])
     whole = make("torn").content()
     for cut in (1, 7, 40):
@@ -323,7 +327,7 @@ def _check_torn_line_repair(make: MakeJournal) -> None:
 
 @JOURNAL.add("growth", f"A step costs the same after {LATE:,} steps as after {EARLY}, in calls and in bytes.")
 def _check_constant_step_cost(make: MakeJournal) -> None:
-    early, late = _measure_steps(make("growth"))
+    early, late = _measure_early_and_late_steps(make("growth"))
     for what, most in (
         ("function calls", MOST_CALLS),
         ("bytes of the store", MOST_BYTES),
@@ -391,6 +395,7 @@ def record_until_killed(module: str, name: str, arguments: Sequence[Any], keywor
 
 
 def _require_line_journal(journal: Journal) -> LineJournal:
+    """Return *journal* if it is a ``LineJournal``; raise ``TypeError`` otherwise."""
     if not isinstance(journal, LineJournal):
         msg = "make returns a LineJournal for some names and another class for others; return one class"
         raise TypeError(msg)
@@ -398,27 +403,27 @@ def _require_line_journal(journal: Journal) -> LineJournal:
 
 
 def _check_replacement_is_atomic(journal: LineJournal, other: Journal) -> None:
-    """Read the *other* object in another thread during each call that `replace_bytes` of the first makes."""
-    old, new = (b"".join(journal.encode_lines(_make_records(steps))) for steps in (9, 2))
+    """Read *other* in another thread during each call that ``replace_bytes`` makes; it must have the old or the new content."""
+    old, new = (b"".join(journal.encode_lines(_make_records_of_steps(steps))) for steps in (9, 2))
     journal.replace_bytes(old)
     whole: list[bool] = []
     is_over = threading.Event()
     until = time.monotonic() + GAP_SECONDS
 
-    def read() -> None:
+    def read_until_over() -> None:
         while not is_over.is_set():
             whole.append(other.content() in (old, new))
 
-    def pause(*_: object) -> None:
+    def wait_for_two_reads(*_: object) -> None:
         # The first of two reads may have started before this call.
         enough = len(whole) + 2
         while len(whole) < enough and time.monotonic() < until:
             time.sleep(0.001)
 
     with ThreadPoolExecutor(1) as pool:
-        reading = pool.submit(read)
+        reading = pool.submit(read_until_over)
         profile = sys.getprofile()
-        sys.setprofile(pause)
+        sys.setprofile(wait_for_two_reads)
         try:
             journal.replace_bytes(new)
         finally:
@@ -429,6 +434,7 @@ def _check_replacement_is_atomic(journal: LineJournal, other: Journal) -> None:
 
 
 def _wait_until_unlocked(journal: Journal) -> None:
+    """Wait until a writer can be opened; raise ``AssertionError`` after ``LOCK_SECONDS``."""
     until = time.monotonic() + LOCK_SECONDS
     while True:
         try:
@@ -440,13 +446,13 @@ def _wait_until_unlocked(journal: Journal) -> None:
             return
 
 
-def _measure_steps(journal: Journal) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the calls and bytes of a step after ``EARLY`` steps and of one after ``LATE`` steps."""
-    sample = _make_records(2)
+def _measure_early_and_late_steps(journal: Journal) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the calls and bytes of ``WINDOW`` steps after ``EARLY`` steps, and of as many after ``LATE`` steps."""
+    sample = _make_records_of_steps(2)
     intent = next(record for record in sample if isinstance(record, Intent))
     result = next(record for record in sample if isinstance(record, Result))
 
-    def write(first: int, last: int, commit: Callable[[], None]) -> None:
+    def write_steps(first: int, last: int, commit: Callable[[], None]) -> None:
         for number in range(first, last):
             for record in (attrs.evolve(intent, seq=number), attrs.evolve(result, seq=number)):
                 writer.append(record)
@@ -454,12 +460,12 @@ def _measure_steps(journal: Journal) -> tuple[dict[str, int], dict[str, int]]:
 
     with _Meter(journal) as meter, _open_writer(journal) as writer:
         writer.append(sample[0])
-        write(0, EARLY, lambda: None)
+        write_steps(0, EARLY, lambda: None)
         writer.commit()
-        early = meter.measure(lambda: write(EARLY, EARLY + WINDOW, writer.commit))
-        write(EARLY + WINDOW, LATE, lambda: None)
+        early = meter.measure(lambda: write_steps(EARLY, EARLY + WINDOW, writer.commit))
+        write_steps(EARLY + WINDOW, LATE, lambda: None)
         writer.commit()
-        late = meter.measure(lambda: write(LATE, LATE + WINDOW, writer.commit))
+        late = meter.measure(lambda: write_steps(LATE, LATE + WINDOW, writer.commit))
     return early, late
 
 
@@ -501,12 +507,14 @@ class _Meter:
         self._calls += event in ("call", "c_call")
 
     def _wrap_to_count_bytes(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        def count(*arguments: Any) -> Any:
+        """Return *method* with the bytes of its arguments and its result counted."""
+
+        def call_and_count(*arguments: Any) -> Any:
             found = method(*arguments)
             self._moved += sum(len(one) for one in (*arguments, found) if isinstance(one, bytes))
             return found
 
-        return count
+        return call_and_count
 
 
 def _read_system_bytes() -> int:

@@ -54,6 +54,7 @@ class Promises(Generic[Make]):
             raise AssertionError(msg)
 
     def _check_promise(self, name: str, make: Make) -> None:
+        """Call the check of the promise *name*; any error of it becomes an ``AssertionError`` with the broken promise."""
         text, check = self._checks[name]
         try:
             check(make)
@@ -75,14 +76,14 @@ def require(condition: object, why: str) -> None:
         raise AssertionError(why)
 
 
-def require_equal(expected: object, found: object, what: str) -> None:
-    """Raise ``AssertionError`` unless both are equal; *what* names the value."""
+def require_equal(expected: object, found: object, subject: str) -> None:
+    """Raise ``AssertionError`` unless *found* equals *expected*; *subject* names the value in the message."""
     if expected != found:
-        msg = f"{what}: expected {expected!r}, found {found!r}"
+        msg = f"{subject}: expected {expected!r}, found {found!r}"
         raise AssertionError(msg)
 
 
-def require_error(kinds: type[BaseException], action: Callable[[], object], what: str) -> BaseException:
+def require_error(kinds: type[BaseException], action: Callable[[], object], subject: str) -> BaseException:
     """
     Return the error of one of these *kinds* that *action* raises.
 
@@ -94,7 +95,7 @@ def require_error(kinds: type[BaseException], action: Callable[[], object], what
     except kinds as error:
         return error
     except Exception as error:
-        msg = f"{what}: expected {kinds.__name__}, but {type(error).__name__} was raised: {error}"
+        msg = f"{subject}: expected {kinds.__name__}, but {type(error).__name__} was raised: {error}"
         raise AssertionError(msg) from error
-    msg = f"{what}: expected {kinds.__name__}, but nothing was raised"
+    msg = f"{subject}: expected {kinds.__name__}, but nothing was raised"
     raise AssertionError(msg)

@@ -76,7 +76,7 @@ def check_provider(make: MakeProvider, model: str, *, only: str = "", skip: Coll
 
 
 @PROVIDER.add("name", "`name` contains letters and no slash; `strip_prefix` removes it from a model string.")
-def _check_name(given: tuple[MakeProvider, str]) -> None:
+def _check_name_and_prefix(given: tuple[MakeProvider, str]) -> None:
     provider = _make_provider(given, "normal")
     require(provider.name and "/" not in provider.name, f"`name` is {provider.name!r}")
     require_equal(
@@ -86,10 +86,10 @@ def _check_name(given: tuple[MakeProvider, str]) -> None:
 
 @PROVIDER.add("complete", "`complete` sends the messages and returns one whole reply.")
 def _check_complete(given: tuple[MakeProvider, str]) -> None:
-    async def ask(provider: Provider) -> ModelReply:
+    async def request_reply(provider: Provider) -> ModelReply:
         return await provider.complete(_make_request(provider, given[1], "a heron"))
 
-    reply = _run_with_provider(given, "normal", ask)
+    reply = _run_with_provider(given, "normal", request_reply)
     _require_answer(reply, "a heron")
 
 
@@ -97,11 +97,11 @@ def _check_complete(given: tuple[MakeProvider, str]) -> None:
     "stream", "`stream` yields the reply in pieces, then exactly one ReplyDone with the result of `complete`."
 )
 def _check_stream(given: tuple[MakeProvider, str]) -> None:
-    async def ask(provider: Provider) -> tuple[list[ModelDelta], ModelReply]:
+    async def stream_and_complete(provider: Provider) -> tuple[list[ModelDelta], ModelReply]:
         request = _make_request(provider, given[1], "a heron")
         return await _collect_stream(provider, request), await provider.complete(request)
 
-    deltas, whole = _run_with_provider(given, "normal", ask)
+    deltas, whole = _run_with_provider(given, "normal", stream_and_complete)
     reply = _require_one_final_reply(deltas)
     _require_answer(reply, "a heron")
     require_equal(whole.text, reply.text, "text of ReplyDone, compared with `complete`")
@@ -113,7 +113,7 @@ def _check_stream(given: tuple[MakeProvider, str]) -> None:
     "A call has the name of the tool and its input; the result is sent with the next request.",
 )
 def _check_tool_calls(given: tuple[MakeProvider, str]) -> None:
-    async def ask(provider: Provider) -> tuple[ModelReply, list[ModelDelta], ModelReply]:
+    async def call_tool_and_send_result(provider: Provider) -> tuple[ModelReply, list[ModelDelta], ModelReply]:
         first = _make_request(provider, given[1], "How is it?", WEATHER)
         reply = await provider.complete(first)
         deltas = await _collect_stream(provider, first)
@@ -124,7 +124,7 @@ def _check_tool_calls(given: tuple[MakeProvider, str]) -> None:
         second = ModelRequest(first.model, messages=history, tools=(WEATHER,))
         return reply, deltas, await provider.complete(second)
 
-    reply, deltas, answer = _run_with_provider(given, "normal", ask)
+    reply, deltas, answer = _run_with_provider(given, "normal", call_tool_and_send_result)
     for one in (reply, _require_one_final_reply(deltas)):
         require_equal(["weather"], [call.tool_name for call in one.tool_calls], "names of the calls")
         require_equal(StopReason.TOOL_USE, one.stop_reason, "stop reason of a reply with a call")
@@ -154,15 +154,17 @@ def _check_agent_run(given: tuple[MakeProvider, str]) -> None:
 def _check_concurrency(given: tuple[MakeProvider, str]) -> None:
     names = [f"bird {number}" for number in range(8)]
 
-    async def stream(provider: Provider, request: ModelRequest) -> ModelReply:
+    async def stream_reply(provider: Provider, request: ModelRequest) -> ModelReply:
         return _require_one_final_reply(await _collect_stream(provider, request))
 
-    async def ask(provider: Provider) -> list[ModelReply]:
+    async def request_all_replies(provider: Provider) -> list[ModelReply]:
         requests = [_make_request(provider, given[1], name) for name in names]
         whole = [provider.complete(request) for request in requests[::2]]
-        return await asyncio.gather(*whole, *[stream(provider, request) for request in requests[1::2]])
+        return await asyncio.gather(*whole, *[stream_reply(provider, request) for request in requests[1::2]])
 
-    for name, reply in zip([*names[::2], *names[1::2]], _run_with_provider(given, "normal", ask), strict=True):
+    for name, reply in zip(
+        [*names[::2], *names[1::2]], _run_with_provider(given, "normal", request_all_replies), strict=True
+    ):
         _require_answer(reply, name)
 
 
@@ -173,7 +175,7 @@ def _check_concurrency(given: tuple[MakeProvider, str]) -> None:
 def _check_reuse_after_close(given: tuple[MakeProvider, str]) -> None:
     provider = _make_provider(given, "normal")
 
-    async def ask(name: str) -> ModelReply:
+    async def abandon_stream_and_complete(name: str) -> ModelReply:
         request = _make_request(provider, given[1], name)
         try:
             async with aclosing(_open_stream(provider, request)) as deltas:
@@ -184,7 +186,7 @@ def _check_reuse_after_close(given: tuple[MakeProvider, str]) -> None:
             await provider.close()
 
     for name in ("a heron", "a stork"):
-        _require_answer(asyncio.run(ask(name)), name)
+        _require_answer(asyncio.run(abandon_stream_and_complete(name)), name)
 
 
 @PROVIDER.add("refused", "A refusal raises a ModelError with retryable=True; the provider itself does not retry.")
@@ -209,7 +211,7 @@ def _check_unreachable_server(given: tuple[MakeProvider, str]) -> None:
 
 @PROVIDER.add("cancel", "A waiting request can be cancelled immediately and leaves no task behind.")
 def _check_request_cancellation(given: tuple[MakeProvider, str]) -> None:
-    async def cancel(
+    async def cancel_silent_request(
         ask: Callable[[Provider, ModelRequest], Awaitable[Any]], loop_runs: threading.Event, provider: Provider
     ) -> None:
         before = asyncio.all_tasks()
@@ -233,7 +235,9 @@ def _check_request_cancellation(given: tuple[MakeProvider, str]) -> None:
     for ask in (_request_whole_reply, _collect_stream):
         loop_runs = threading.Event()
         # In another thread, since a blocked event loop, or a task that ignores its cancellation, would never return.
-        ended = _has_ended_in_thread(partial(_run_with_provider, given, "silent", partial(cancel, ask, loop_runs)))
+        ended = _ends_in_thread_in_time(
+            partial(_run_with_provider, given, "silent", partial(cancel_silent_request, ask, loop_runs))
+        )
         require(ended or loop_runs.is_set(), BLOCKED)
         require(ended, NOT_CANCELLED)
 
@@ -242,6 +246,7 @@ def _check_request_cancellation(given: tuple[MakeProvider, str]) -> None:
 
 
 def _make_provider(given: tuple[MakeProvider, str], situation: Situation) -> Provider:
+    """Return the provider for *situation*; raise ``UncheckedPromise`` if there is none."""
     provider = given[0](situation)
     if provider is None:
         msg = f"make({situation!r}) returned None"
@@ -257,27 +262,27 @@ def _run_with_provider(
 ) -> T:
     """Return the result of *work* with a provider, in an event loop of its own."""
 
-    async def run() -> T:
+    async def run_and_close_provider() -> T:
         provider = _make_provider(given, situation)
         try:
             return await work(provider)
         finally:
             await provider.close()
 
-    return asyncio.run(run())
+    return asyncio.run(run_and_close_provider())
 
 
-def _has_ended_in_thread(work: Callable[[], None]) -> bool:
-    """Return whether *work* ends in time; raise its error."""
+def _ends_in_thread_in_time(work: Callable[[], None]) -> bool:
+    """Run *work* in another thread, and return True if it ends in time; raise its error."""
     errors: list[Exception] = []
 
-    def run() -> None:
+    def run_and_store_error() -> None:
         try:
             work()
         except Exception as error:  # noqa: BLE001 - the caller raises it
             errors.append(error)
 
-    thread = threading.Thread(target=run, daemon=True)
+    thread = threading.Thread(target=run_and_store_error, daemon=True)
     thread.start()
     thread.join(2 * CANCEL_SECONDS)
     if errors:
@@ -303,6 +308,7 @@ async def _collect_stream(provider: Provider, request: ModelRequest) -> list[Mod
 
 
 def _describe_task_end(task: asyncio.Future[Any]) -> str:
+    """Return the error or the result of a task that is done, as text."""
     return "CancelledError" if task.cancelled() else repr(task.exception() or task.result())
 
 
@@ -311,7 +317,7 @@ def _request_expecting_error(
 ) -> ModelError:
     """Return the ``ModelError`` of a request to a new provider; fail if the request raises none."""
 
-    async def fail(provider: Provider) -> ModelError:
+    async def request_error(provider: Provider) -> ModelError:
         try:
             found = await ask(provider, _make_request(provider, given[1], "a heron"))
         except ModelError as error:
@@ -319,17 +325,18 @@ def _request_expecting_error(
         msg = f"`{'complete' if ask is _request_whole_reply else 'stream'}` raised no ModelError and returned {found!r}"
         raise AssertionError(msg)
 
-    return _run_with_provider(given, situation, fail)
+    return _run_with_provider(given, situation, request_error)
 
 
 def _require_answer(reply: ModelReply, text: str) -> None:
+    """Raise ``AssertionError`` unless *reply* is a whole answer that contains *text*."""
     require(isinstance(reply, ModelReply), f"{reply!r} is not a ModelReply")
     require(text in reply.text, f"the server should repeat {text!r}, the reply is {reply.text!r}")
     require_equal(StopReason.END_TURN, reply.stop_reason, "stop reason of a whole answer")
 
 
 def _require_one_final_reply(deltas: list[ModelDelta]) -> ModelReply:
-    """Return the reply of the one ``ReplyDone``, which is last."""
+    """Return the reply of the only ``ReplyDone``; raise ``AssertionError`` unless it is the last delta."""
     done = [number for number, delta in enumerate(deltas, start=1) if isinstance(delta, ReplyDone)]
     require_equal([len(deltas)], done, "positions of ReplyDone in the stream")
     last = deltas[-1]
@@ -338,6 +345,7 @@ def _require_one_final_reply(deltas: list[ModelDelta]) -> ModelReply:
 
 
 def _require_matching_call_pieces(deltas: list[ModelDelta], reply: ModelReply) -> None:
+    """Raise ``AssertionError`` unless the streamed pieces of calls add up to the calls of *reply*."""
     started = {d.index: d.tool_name for d in deltas if isinstance(d, ToolCallStarted)}
     require_equal([call.tool_name for call in reply.tool_calls], list(started.values()), "calls that started")
     require_equal(sorted(started), sorted(d.index for d in deltas if isinstance(d, ToolCallEnded)), "calls that ended")

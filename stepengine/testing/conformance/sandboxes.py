@@ -72,6 +72,7 @@ def check_sandbox(make: MakeSandbox, *, only: str = "", skip: Collection[str] = 
 
 @contextlib.contextmanager
 def _use_sandbox(make: MakeSandbox) -> Iterator[Sandbox]:
+    """Yield a new sandbox; call its ``close`` behind the block, if it has one."""
     sandbox = make()
     try:
         yield sandbox
@@ -83,6 +84,7 @@ def _use_sandbox(make: MakeSandbox) -> Iterator[Sandbox]:
 
 @contextlib.contextmanager
 def _open_session(sandbox: Sandbox, **limits: Any) -> Iterator[ProgramSession]:
+    """Yield a session with generous limits and the tools ``look`` and ``shout``; close it behind the block."""
     options = {"seconds": SLOW_SECONDS, "memory": MEMORY, "printed": PRINTED, "seed": 7, **limits}
     session = sandbox.open(("look", "shout"), **options)
     try:
@@ -92,19 +94,21 @@ def _open_session(sandbox: Sandbox, **limits: Any) -> Iterator[ProgramSession]:
 
 
 def _expect_waiting(turn: ProgramTurn) -> ProgramWaiting:
+    """Return *turn* if the program waits for calls; raise ``AssertionError`` otherwise."""
     require(isinstance(turn, ProgramWaiting), f"the program does not wait for its calls: {turn!r}")
     assert isinstance(turn, ProgramWaiting)  # noqa: S101
     return turn
 
 
-def _expect_raised(turn: ProgramTurn, what: str) -> ProgramRaised:
-    require(isinstance(turn, ProgramRaised), f"{what} is not ended: {turn!r}")
+def _expect_raised(turn: ProgramTurn, program: str) -> ProgramRaised:
+    """Return *turn* if *program* ended with an exception; raise ``AssertionError`` otherwise."""
+    require(isinstance(turn, ProgramRaised), f"{program} is not ended: {turn!r}")
     assert isinstance(turn, ProgramRaised)  # noqa: S101
     return turn
 
 
 @SANDBOX.add("name", "It has a name for journals, always the same one.")
-def _check_name(make: MakeSandbox) -> None:
+def _check_stable_name(make: MakeSandbox) -> None:
     with _use_sandbox(make) as first, _use_sandbox(make) as second:
         require(first.name, "`name` is empty")
         require_equal(first.name, second.name, "name of a second object")
@@ -208,6 +212,7 @@ def _check_raised_exception(make: MakeSandbox) -> None:
 
 
 def _require_limit_error(make: MakeSandbox, kind: str, codes: Collection[str], **limits: Any) -> None:
+    """Check that each program ends with an error *kind*, prints no more than allowed, and does not break later sessions."""
     with _use_sandbox(make) as sandbox:
         for code in codes:
             with _open_session(sandbox, **limits) as session:
@@ -366,7 +371,7 @@ found
 
 @SANDBOX.add("equal", "Equal programs with equal seeds, times and answers give equal results, also in another session.")
 def _check_deterministic_results(make: MakeSandbox) -> None:
-    def run() -> list[Any]:
+    def run_program() -> list[Any]:
         came: list[Any] = []
         with _use_sandbox(make) as sandbox, _open_session(sandbox) as session:
             turn = session.feed(EQUAL, NOW)
@@ -376,7 +381,7 @@ def _check_deterministic_results(make: MakeSandbox) -> None:
             require_equal(ProgramEnded(["no 0", "no 1", "no 2"]), turn, "result")
             return [*came, turn, session.printed]
 
-    require_equal(run(), run(), "turns and output of the same program in another session")
+    require_equal(run_program(), run_program(), "turns and output of the same program in another session")
 
 
 @SANDBOX.add("many", "Many sessions wait at the same time, and each continues with its own variables.")
@@ -395,7 +400,7 @@ def _check_many_sessions(make: MakeSandbox) -> None:
 def _check_close_ends_program(make: MakeSandbox) -> None:
     came: list[ProgramTurn | ToolError] = []
 
-    def run(session: ProgramSession) -> None:
+    def run_until_closed(session: ProgramSession) -> None:
         try:
             came.append(session.feed(ENDLESS, NOW))
         except ToolError as error:
@@ -404,7 +409,7 @@ def _check_close_ends_program(make: MakeSandbox) -> None:
     with _use_sandbox(make) as sandbox:
         for seconds in (0.0, 0.2):
             with _open_session(sandbox) as session:
-                thread = threading.Thread(target=run, args=(session,), daemon=True)
+                thread = threading.Thread(target=run_until_closed, args=(session,), daemon=True)
                 thread.start()
                 time.sleep(seconds)
                 session.close()
@@ -421,7 +426,7 @@ def _check_close_ends_program(make: MakeSandbox) -> None:
             require_equal(ProgramEnded(2), session.feed("1 + 1", NOW), "result in a later session")
 
 
-def _count_resources() -> Mapping[str, int]:
+def _count_process_resources() -> Mapping[str, int]:
     """Return how many threads, descriptors and children this process has; without ``/proc``, threads alone."""
     counts = {"threads": threading.active_count()}
     with contextlib.suppress(OSError):
@@ -436,19 +441,19 @@ def _count_resources() -> Mapping[str, int]:
 
 @SANDBOX.add("left", "Closed sessions leave no threads, descriptors or processes behind.")
 def _check_no_leaked_resources(make: MakeSandbox) -> None:
-    def use(sandbox: Sandbox) -> None:
+    def use_three_sessions(sandbox: Sandbox) -> None:
         with _open_session(sandbox) as waiting, _open_session(sandbox, seconds=0.1) as late, _open_session(sandbox):
             _expect_waiting(waiting.feed("await look(1)", NOW))
             _expect_raised(late.feed(ENDLESS, NOW), "an endless program")
 
     with _use_sandbox(make) as sandbox:
         for _ in range(2):
-            use(sandbox)  # starts what the sandbox keeps for all sessions
-        before = _count_resources()
+            use_three_sessions(sandbox)  # starts what the sandbox keeps for all sessions
+        before = _count_process_resources()
         for _ in range(5):
-            use(sandbox)
+            use_three_sessions(sandbox)
         end = time.monotonic() + SLOW_SECONDS / 4
-        while (after := _count_resources()) != before and time.monotonic() < end:
+        while (after := _count_process_resources()) != before and time.monotonic() < end:
             time.sleep(0.05)
         more = {name: after[name] - before[name] for name in before if after[name] > before[name]}
         require(not more, f"15 sessions left behind: {more}")
@@ -456,7 +461,7 @@ def _check_no_leaked_resources(make: MakeSandbox) -> None:
 
 @SANDBOX.add("run", "In a run, a program calls tools, and a later process restores its variables.")
 def _check_agent_run(make: MakeSandbox) -> None:
-    def handle(_ctx: Any) -> Any:
+    def run_programs_and_ask(_ctx: Any) -> Any:
         yield from ToolCall(
             "run_code", {"code": "import random\nx = await look(4)\nmark = random.random()\nprint(mark)"}
         )
@@ -465,7 +470,7 @@ def _check_agent_run(make: MakeSandbox) -> None:
         return [answer, found.text]
 
     def make_agent(sandbox: Sandbox) -> AgentDefinition[Any]:
-        return AgentDefinition("caller", tools=[code_mode(LOOK, sandbox=sandbox)], handle_steps=handle)
+        return AgentDefinition("caller", tools=[code_mode(LOOK, sandbox=sandbox)], handle_steps=run_programs_and_ask)
 
     journal = MemoryJournal()
     with _use_sandbox(make) as sandbox, Engine([make_agent(sandbox)]) as engine:

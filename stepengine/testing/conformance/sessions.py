@@ -246,7 +246,7 @@ def _check_answer_in_next_message(make: MakeSessions) -> None:
 
 
 def _await_if_needed(value: Any) -> Any:
-    """Return a value, or the result of an awaitable."""
+    """Return *value*, or the result of an awaitable, run in a new event loop."""
     if not inspect.isawaitable(value):
         return value
 
@@ -257,5 +257,6 @@ def _await_if_needed(value: Any) -> Any:
 
 
 def _save_messages(store: Any, session_id: str, messages: Sequence[Message]) -> Any:
+    """Save *messages* as the whole history of a session, and return the saved session."""
     loaded = _await_if_needed(store.load(session_id))
     return _await_if_needed(store.save(attrs.evolve(loaded, messages=type(loaded.messages)(messages))))

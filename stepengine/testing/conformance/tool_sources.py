@@ -41,6 +41,8 @@ def check_tool_source(make: MakeSource, tool: str, input: Mapping[str, Any], *, 
 
 
 def _make_asking_agent(given: _Given) -> AgentDefinition[Any]:
+    """Return an agent that calls the tool, asks a person, and calls the tool again."""
+
     def call(_ctx: Any) -> Any:
         result = yield from ToolCall(given.tool, dict(given.input))
         answer = yield from Ask("Again?", options=["yes", "no"])
@@ -50,6 +52,8 @@ def _make_asking_agent(given: _Given) -> AgentDefinition[Any]:
 
 
 def _make_calling_agent(given: _Given, source: ToolSource) -> AgentDefinition[Any]:
+    """Return an agent that calls the tool of *source* once, and returns the text of the result."""
+
     def call(_ctx: Any) -> Any:
         return (yield from ToolCall(given.tool, dict(given.input))).text
 

@@ -91,14 +91,16 @@ def patch_clients(exchanges: Exchanges, name: str = "a cassette") -> Iterator[No
 
 
 def _record_unpatched_connection(event: str, args: tuple[Any, ...]) -> None:
+    """Report a TCP connection that no patched library has opened; ignore other audit events."""
     if event != "socket.connect" or not _active or PASSING.get():
         return
     address = args[1]
     if isinstance(address, tuple) and args[0].type == socket.SOCK_STREAM:
-        _active[0][1].leave_out_connection(f"{address[0]}:{address[1]}")
+        _active[0][1].report_unrecorded_connection(f"{address[0]}:{address[1]}")
 
 
 def _patch_library(library: str, module: Any, exchanges: Exchanges) -> Undo:
+    """Patch an imported *library*, and return the function that undoes it."""
     undo: Undo = import_module(f"{HERE}.{LIBRARIES[library]}").patch_library(module, exchanges)
     return undo
 
@@ -111,7 +113,7 @@ class _PatchOnImport(MetaPathFinder):
         self._undo = undo
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        """Return the spec of a library that is to be patched, and None for all others."""
+        """Return the spec of an HTTP library with a loader that patches it after its import; None for other modules."""
         if fullname not in LIBRARIES:
             return None
         for finder in sys.meta_path:
@@ -140,6 +142,7 @@ class _PatchingLoader(Loader):
         return self._loader.create_module(spec)
 
     def exec_module(self, module: Any) -> None:
+        """Execute the module, restore its own loader, and call the function that patches it."""
         self._loader.exec_module(module)
         module.__loader__ = module.__spec__.loader = self._loader
         self._then(module)

@@ -22,7 +22,7 @@ import attrs
 
 from stepengine.errors import DataError
 from stepengine.testing.cassette_files import Interaction, RecordedRequest
-from stepengine.testing.exchanges import PASSING, Exchange, Exchanges, bypass_patches, headers_from_raw
+from stepengine.testing.exchanges import PASSING, Exchange, Exchanges, bypass_patches, header_pairs_from_bytes
 from stepengine.testing.patching.wire import decode_chunks, has_body, is_chunked, make_reply_pieces
 from stepengine.testing.recorded_errors import wait_for_cancellation
 
@@ -53,7 +53,7 @@ class _Traffic:
     at_end: Callable[[], object] = lambda: None
 
     def end(self) -> None:
-        """Store that nothing more arrives."""
+        """Store that nothing more arrives, and call ``at_end``."""
         self.ended = True
         self.at_end()
 
@@ -76,7 +76,7 @@ def patch_library(module: Any, exchanges: Exchanges) -> Callable[[], None]:
     request = module.request
     restore_connections = _patch_connections(module)
 
-    def with_middleware(send: Any) -> Any:
+    def add_middleware(send: Any) -> Any:
         @wraps(send)
         def send_recorded(session: Any, *args: Any, **kwargs: Any) -> Any:
             given = kwargs.pop("middlewares", None)
@@ -87,12 +87,12 @@ def patch_library(module: Any, exchanges: Exchanges) -> Callable[[], None]:
         return send_recorded
 
     @wraps(request)
-    def request_once(*args: Any, **kwargs: Any) -> Any:
+    def request_with_middleware(*args: Any, **kwargs: Any) -> Any:
         return request(*args, middlewares=(*kwargs.pop("middlewares", ()), middleware), **kwargs)
 
     for name, send in originals.items():
-        setattr(module.ClientSession, name, with_middleware(send))
-    module.request = request_once
+        setattr(module.ClientSession, name, add_middleware(send))
+    module.request = request_with_middleware
 
     def restore() -> None:
         for name, send in originals.items():
@@ -104,14 +104,16 @@ def patch_library(module: Any, exchanges: Exchanges) -> Callable[[], None]:
 
 
 def _make_middleware(exchanges: Exchanges) -> Any:
-    async def middleware(request: Any, send: Any) -> Any:
+    """Return a client middleware that answers a request from a recording, or sends and records it."""
+
+    async def replay_or_record(request: Any, send: Any) -> Any:
         if PASSING.get():
             return await send(request)
         recorded = await _read_request(request)
         found = exchanges.find_interaction(recorded)
         if found is not None and not found.response.status:
             await wait_for_cancellation(found.error)
-            raise _restore_error(found, request)
+            raise _make_recorded_error(found, request)
         exchange = exchanges.start_recording(recorded) if found is None else None
         traffic = _Traffic(found)
         token = TRAFFIC.set(traffic)
@@ -128,11 +130,11 @@ def _make_middleware(exchanges: Exchanges) -> Any:
                 traffic.at_end()
         return response
 
-    return middleware
+    return replay_or_record
 
 
-def _restore_error(found: Interaction, request: Any) -> Exception:
-    """Return the recorded error in place of a reply. A connector error contains its request."""
+def _make_recorded_error(found: Interaction, request: Any) -> Exception:
+    """Return the error recorded in place of a reply; a connector error gets the connection key of *request*."""
     error = found.error or ConnectionError("the request got no reply")
     if not hasattr(error, "os_error"):
         return error
@@ -140,14 +142,15 @@ def _restore_error(found: Interaction, request: Any) -> Exception:
 
 
 async def _read_request(request: Any) -> RecordedRequest:
+    """Return *request* of aiohttp with its whole body."""
     body = request.body
     data = await body.as_bytes() if hasattr(body, "as_bytes") else bytes(body or b"")
     return RecordedRequest(request.method, str(request.url), [*request.headers.items()], data)
 
 
 def _record_response(response: Any, exchange: Exchange, traffic: _Traffic) -> None:
-    """Record a live reply, of which bytes may have arrived before."""
-    headers = headers_from_raw(response.raw_headers)
+    """Record a live reply while it is read, including bytes that have arrived before."""
+    headers = header_pairs_from_bytes(response.raw_headers)
     if response.status == UPGRADED:
         exchange.finish_with_error(ConnectionError("the connection was upgraded to a websocket"))
         return
@@ -156,13 +159,13 @@ def _record_response(response: Any, exchange: Exchange, traffic: _Traffic) -> No
         return
     exchange.pieces = traffic.arrived
 
-    def unframe(arrived: bytes) -> tuple[bytes, bool]:
+    def decode_arrived_body(arrived: bytes) -> tuple[bytes, bool]:
         body = _strip_reply_heads(arrived)
         return decode_chunks(body) if is_chunked(headers) else (body, response.content.is_eof())
 
-    exchange.unframe = unframe
+    exchange.unframe = decode_arrived_body
 
-    def end() -> None:
+    def finish_exchange() -> None:
         # What a time limit raises is not the stream's, and passes by where the response is closed.
         met = sys.exc_info()[1]
         error = met if isinstance(met, TimeoutError) else response.content.exception()
@@ -170,7 +173,7 @@ def _record_response(response: Any, exchange: Exchange, traffic: _Traffic) -> No
             error = None
         exchange.finish(read_to_end=response.content.is_eof(), error=error)
 
-    traffic.at_end = end
+    traffic.at_end = finish_exchange
     if traffic.ended:
         traffic.at_end()
 
@@ -195,7 +198,7 @@ def _patch_connections(module: Any) -> Callable[[], None]:
     connect, data_received = module.BaseConnector.connect, handler.data_received
     watched: WeakKeyDictionary[Any, _Traffic] = WeakKeyDictionary()
 
-    async def connect_by_traffic(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+    async def connect_live_or_played(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
         traffic = TRAFFIC.get()
         if traffic is not None and traffic.played is not None:
             loop = asyncio.get_running_loop()
@@ -208,12 +211,12 @@ def _patch_connections(module: Any) -> Callable[[], None]:
             connection.add_callback(traffic.end)
         return connection
 
-    def receive(self: Any, data: bytes) -> None:
+    def record_and_receive(self: Any, data: bytes) -> None:
         if (traffic := watched.get(self)) is not None and not traffic.ended:
             traffic.arrived.append(data)
         data_received(self, data)
 
-    module.BaseConnector.connect, handler.data_received = connect_by_traffic, receive
+    module.BaseConnector.connect, handler.data_received = connect_live_or_played, record_and_receive
 
     def restore() -> None:
         module.BaseConnector.connect, handler.data_received = connect, data_received
@@ -240,6 +243,7 @@ class _PlayedTransport(asyncio.Transport):
         self._loop.call_soon(self._deliver_pieces)
 
     def _deliver_pieces(self) -> None:
+        """Pass the remaining pieces to the protocol unless it has paused; close the connection behind the last if it was closed."""
         while self._pieces and not self._paused:
             self._protocol.data_received(self._pieces.popleft())
         if self._closes and not self._pieces and not self._paused:

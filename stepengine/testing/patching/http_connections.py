@@ -41,7 +41,7 @@ def patch_library(module: Any, exchanges: Exchanges) -> Callable[[], None]:
         for kind in _iter_subclasses(client.HTTPConnection):
             connect = kind.__dict__.get("connect")
             if connect is not None and not hasattr(connect, "__wrapped__"):
-                _replace_method(undo, kind, "connect", functools.partial(_postpone_connect, connect))
+                _replace_method(undo, kind, "connect", functools.partial(_connect_unless_postponed, connect))
         if module is client:
             ours = _Connections(exchanges)
             _replace_method(undo, client.HTTPConnection, "send", ours.send)
@@ -96,7 +96,7 @@ class _Connections:
         self._tunnels: WeakKeyDictionary[Any, tuple[str, int | None]] = WeakKeyDictionary()
 
     def set_tunnel(self, connection: Any, host: str, port: int | None = None, *args: Any, **kwargs: Any) -> None:
-        """Remember the host behind a proxy."""
+        """Store the host behind a proxy, and call the original method."""
         self._tunnels[connection] = (host, port)
         self._set_tunnel(connection, host, port, *args, **kwargs)
 
@@ -109,17 +109,18 @@ class _Connections:
         for piece in _read_pieces(connection, data):
             request.sent += piece
             if not self._exchanges.has_known_replies:
-                self._send_live(connection, request, piece)
+                self._send_live_or_store_error(connection, request, piece)
         if self._exchanges.has_known_replies and connection.sock is None:
             connection.sock = PlayedSocket()
         if not is_complete_request(request.sent):
             return
         if self._exchanges.has_known_replies:
-            self._find_or_send(connection, request)
+            self._find_reply_or_send(connection, request)
         if request.error is not None:
-            self._raise_sending_error(connection, request, request.error)
+            self._record_and_raise_error(connection, request, request.error)
 
-    def _send_live(self, connection: Any, request: _OutgoingRequest, piece: bytes) -> None:
+    def _send_live_or_store_error(self, connection: Any, request: _OutgoingRequest, piece: bytes) -> None:
+        """Send *piece* over the live connection; the first error is stored in *request*, and nothing is sent behind it."""
         # An error is raised when the request is known as a whole. A server that does not read it all may reply nevertheless.
         if request.error is None:
             try:
@@ -128,7 +129,7 @@ class _Connections:
             except Exception as error:  # noqa: BLE001 - it is raised later
                 request.error = error
 
-    def _find_or_send(self, connection: Any, request: _OutgoingRequest) -> None:
+    def _find_reply_or_send(self, connection: Any, request: _OutgoingRequest) -> None:
         """Set the recorded reply or error of *request*, or send the request if none is recorded."""
         request.looked_up = True
         asked = self._read_request(connection, request)
@@ -141,12 +142,12 @@ class _Connections:
         if request.found is None:
             if isinstance(connection.sock, PlayedSocket):
                 connection.sock = None
-            self._send_live(connection, request, bytes(request.sent))
+            self._send_live_or_store_error(connection, request, bytes(request.sent))
         elif request.found.has_failed_while_sending:
             request.error = request.found.error
 
-    def _raise_sending_error(self, connection: Any, request: _OutgoingRequest, error: Exception) -> None:
-        """Raise an error of a live or recorded connection; urllib3 may read a reply in spite of one."""
+    def _record_and_raise_error(self, connection: Any, request: _OutgoingRequest, error: Exception) -> None:
+        """Raise *error* of a live or recorded connection; record a live one, unless urllib3 may still read a reply."""
         if request.found is not None or connection.sock is None or not hasattr(connection, "is_verified"):
             del self._outgoing[connection]
             if request.found is None and (
@@ -161,7 +162,7 @@ class _Connections:
         if request is None:
             return self._getresponse(connection, *args, **kwargs)
         if self._exchanges.has_known_replies and not request.looked_up:
-            self._find_or_send(connection, request)
+            self._find_reply_or_send(connection, request)
         del self._outgoing[connection]
         asked, found = self._read_request(connection, request), request.found
         if found is not None:
@@ -178,12 +179,13 @@ class _Connections:
         return response
 
     def _read_request(self, connection: Any, request: _OutgoingRequest) -> RecordedRequest:
+        """Return the bytes that a connection has sent as a request with its whole URL."""
         method, target, headers, body = parse_request_bytes(bytes(request.sent))
         return RecordedRequest(method, _make_url(connection, target, self._tunnels.get(connection)), headers, body)
 
 
-def _postpone_connect(live: Callable[[Any], None], connection: Any) -> None:
-    """Connect when the first bytes of a request are sent: until then, its reply may be known, and an error has no request."""
+def _connect_unless_postponed(live: Callable[[Any], None], connection: Any) -> None:
+    """Connect inside ``bypass_patches``; otherwise only set ``is_verified``, because sending connects later."""
     if PASSING.get():
         live(connection)
     elif hasattr(connection, "is_verified"):
@@ -191,6 +193,7 @@ def _postpone_connect(live: Callable[[Any], None], connection: Any) -> None:
 
 
 def _iter_subclasses(base: Any) -> Iterator[Any]:
+    """Yield *base* and all its direct and indirect subclasses."""
     yield base
     for kind in base.__subclasses__():
         yield from _iter_subclasses(kind)
@@ -210,6 +213,7 @@ def _read_pieces(connection: Any, data: Any) -> Iterable[bytes]:
 
 
 def _make_url(connection: Any, target: str, tunnel: tuple[str, int | None] | None) -> str:
+    """Return the URL of a request *target*: absolute through a proxy, else with the host of the tunnel or the connection."""
     if not target.startswith("/"):  # through a proxy
         return target
     host, port = tunnel or (connection.host, connection.port)

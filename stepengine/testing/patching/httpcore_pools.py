@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from stepengine.testing.cassette_files import Interaction, RecordedRequest
-from stepengine.testing.exchanges import PASSING, Exchange, Exchanges, bypass_patches, headers_from_raw
+from stepengine.testing.exchanges import PASSING, Exchange, Exchanges, bypass_patches, header_pairs_from_bytes
 from stepengine.testing.httpx_exchanges import (
     PlayedBody,
     WatchedBody,
-    headers_to_raw,
+    header_pairs_to_bytes,
     make_cut_reply_error,
     split_body_into_events,
 )
@@ -62,11 +62,12 @@ def patch_library(module: Any, exchanges: Exchanges) -> Callable[[], None]:
 
 
 def _read_request(request: Any, body: bytes) -> RecordedRequest:
+    """Return a request of httpcore with its *body* and its whole URL."""
     url = request.url
     host = f"[{url.host.decode()}]" if b":" in url.host and not url.host.startswith(b"[") else url.host.decode()
     port = "" if url.port in (None, PORTS.get(url.scheme)) else f":{url.port}"
     address = f"{url.scheme.decode()}://{host}{port}{url.target.decode('latin-1')}"
-    return RecordedRequest(request.method.decode(), address, headers_from_raw(request.headers), body)
+    return RecordedRequest(request.method.decode(), address, header_pairs_from_bytes(request.headers), body)
 
 
 def _replace_body(module: Any, request: Any, body: bytes) -> Any:
@@ -85,12 +86,16 @@ def _make_played_response(module: Any, found: Interaction) -> Any:
     if reply.reason:
         extensions["reason_phrase"] = reply.reason.encode("latin-1", errors="replace")
     body = PlayedBody(split_body_into_events(reply), error or make_cut_reply_error(module, found))
-    return module.Response(reply.status, headers=headers_to_raw(reply.headers), content=body, extensions=extensions)
+    return module.Response(
+        reply.status, headers=header_pairs_to_bytes(reply.headers), content=body, extensions=extensions
+    )
 
 
 def _record_response_body(response: Any, exchange: Exchange | None) -> Any:
     """Return *response* with a body that records itself while it is read."""
     reason = response.extensions.get("reason_phrase", b"").decode("latin-1")
-    if exchange is not None and exchange.start_reply(response.status, reason, headers_from_raw(response.headers)):
+    if exchange is not None and exchange.start_reply(
+        response.status, reason, header_pairs_from_bytes(response.headers)
+    ):
         response.stream = WatchedBody(response.stream, exchange)
     return response

@@ -30,18 +30,18 @@ def patch_library(module: Any, exchanges: Exchanges) -> Callable[[], None]:
     clients = (module.Client, module.AsyncClient)
     before = [client._transport_for_url for client in clients]  # noqa: SLF001 - no public name stands between a client and its transport
 
-    def replace(client: Any, find: Any, wrap: Any) -> None:
-        def transport_for_url(self: Any, url: Any) -> Any:
+    def patch_client(client: Any, find: Any, wrap: Any) -> None:
+        def find_and_wrap_transport(self: Any, url: Any) -> Any:
             transport = find(self, url)
             kind = type(transport)
             if kind in plain or isinstance(transport, applications) or kind.__module__.startswith(APPLICATIONS):
                 return transport
             return wrap(transport, exchanges, module)
 
-        client._transport_for_url = transport_for_url  # noqa: SLF001
+        client._transport_for_url = find_and_wrap_transport  # noqa: SLF001
 
     for client, find, wrap in zip(clients, before, (_SyncTransportRecorder, _AsyncTransportRecorder), strict=True):
-        replace(client, find, wrap)
+        patch_client(client, find, wrap)
 
     def restore() -> None:
         for client, find in zip(clients, before, strict=True):
@@ -59,20 +59,21 @@ class _TransportRecorder:
         self._convert = HttpxExchanges(module)
 
     def _find_recorded_reply(self, request: Any) -> Interaction | None:
-        """Return the recorded reply of a transport that sent by itself; None if it is to be asked."""
+        """Return the recorded reply of this transport; None if it has none, so that the transport is asked."""
         if PASSING.get() or not self._exchanges.has_replies_of_transport(self._name):
             return None
         return self._exchanges.find_interaction(self._convert.read_request(request))
 
     def _make_played_response(self, found: Interaction, request: Any) -> Any:
+        """Return the recorded response, or raise the error that is recorded in place of one."""
         if found.error is not None and not found.response.status:
             raise found.error
         error = found.error or make_cut_reply_error(self._module, found)
         return self._convert.make_response(found.response, request, split_body_into_events(found.response), error)
 
-    def _record_response(self, request: Any, response: Any, seen: list[str]) -> Any:
-        """Return the response, recorded while it is read if nothing else has recorded it."""
-        if seen or PASSING.get():
+    def _record_unseen_response(self, request: Any, response: Any, seen_addresses: list[str]) -> Any:
+        """Return the response, recorded while it is read unless a patched library has seen the request; in a replay, the recorded one."""
+        if seen_addresses or PASSING.get():
             return response
         recorded = self._convert.read_request(request)
         if self._exchanges.is_replay_only:  # nothing says whether this transport has reached the network
@@ -80,8 +81,9 @@ class _TransportRecorder:
             return response if found is None else self._make_played_response(found, request)
         return self._convert.record_while_read(response, self._exchanges.start_recording(recorded, self._name))
 
-    def _record_error(self, request: Any, error: BaseException, seen: list[str]) -> None:
-        if seen or PASSING.get():
+    def _record_unseen_error(self, request: Any, error: BaseException, seen_addresses: list[str]) -> None:
+        """Record the error of a request, unless a patched library has seen that request."""
+        if seen_addresses or PASSING.get():
             return
         exchange = self._exchanges.start_recording(self._convert.read_request(request), self._name)
         if exchange is not None:
@@ -92,42 +94,42 @@ class _SyncTransportRecorder(_TransportRecorder):
     """A transport that a program made for a client, with its replies recorded or played."""
 
     def handle_request(self, request: Any) -> Any:
-        """Answer a request."""
+        """Return the recorded reply; without one, send by the program's transport and record the reply or the error."""
         request.read()
         found = self._find_recorded_reply(request)
         if found is not None:
             return self._make_played_response(found, request)
-        with _collect_seen() as seen:
+        with _collect_seen_addresses() as seen:
             try:
                 response = self._transport.handle_request(request)
             except BaseException as error:
-                self._record_error(request, error, seen)
+                self._record_unseen_error(request, error, seen)
                 raise
-        return self._record_response(request, response, seen)
+        return self._record_unseen_response(request, response, seen)
 
 
 class _AsyncTransportRecorder(_TransportRecorder):
     """A transport that a program made for an async client, with its replies recorded or played."""
 
     async def handle_async_request(self, request: Any) -> Any:
-        """Answer a request."""
+        """Return the recorded reply; without one, send by the program's transport and record the reply or the error."""
         await request.aread()
         found = self._find_recorded_reply(request)
         if found is not None:
             await wait_for_cancellation(None if found.response.status else found.error)
             return self._make_played_response(found, request)
-        with _collect_seen() as seen:
+        with _collect_seen_addresses() as seen:
             try:
                 response = await self._transport.handle_async_request(request)
             except BaseException as error:
-                self._record_error(request, error, seen)
+                self._record_unseen_error(request, error, seen)
                 raise
-        return self._record_response(request, response, seen)
+        return self._record_unseen_response(request, response, seen)
 
 
 @contextmanager
-def _collect_seen() -> Iterator[list[str]]:
-    """Inside the block, note requests and connections of patched libraries in the list."""
+def _collect_seen_addresses() -> Iterator[list[str]]:
+    """Yield a list that receives the addresses of requests and connections of patched libraries inside the block."""
     seen: list[str] = []
     token = SEEN.set(seen)
     try:

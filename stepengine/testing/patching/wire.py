@@ -28,7 +28,7 @@ def parse_request_bytes(sent: bytes) -> tuple[str, str, list[tuple[str, str]], b
 
 
 def is_complete_request(sent: bytes | bytearray) -> bool:
-    """Return whether nothing is missing of a request that a client writes."""
+    """Return True if *sent* contains the head and the whole body of a request."""
     end = sent.find(b"\r\n\r\n")
     if end < 0:
         return False
@@ -45,7 +45,7 @@ def is_chunked(headers: Iterable[tuple[str, str]]) -> bool:
 
 
 def decode_chunks(data: bytes) -> tuple[bytes, bool]:
-    """Return the body in chunked *data*, and whether its last chunk is there."""
+    """Return the body in *data* with the chunked encoding, and True if its last chunk is there."""
     pieces: list[bytes] = []
     at = 0
     while True:
@@ -63,7 +63,7 @@ def decode_chunks(data: bytes) -> tuple[bytes, bool]:
 
 
 def has_body(reply: RecordedResponse, method: str) -> bool:
-    """Return whether a reply has a body, if only an empty one."""
+    """Return True if a reply to *method* has a body, which can be empty."""
     return method != "HEAD" and reply.status not in WITHOUT_BODY
 
 
@@ -103,7 +103,7 @@ class PlayedSocket:
         self._error = error
 
     def makefile(self, mode: str = "rb", buffering: int | None = None) -> io.BufferedReader:
-        """Return the reply as a file; before it is known, a client asks here whether it may send the body."""
+        """Return the recorded reply as a file; before it is known, ``100 Continue``, with which a client sends its body."""
         return io.BufferedReader(_Pieces([*self._pieces], self._error))
 
     def fileno(self) -> int:

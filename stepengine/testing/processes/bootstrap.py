@@ -49,6 +49,7 @@ def patch_starting_process(folder: str) -> None:
 
 
 def _patch_process(folder: str) -> None:
+    """Block the network, freeze or observe functions and prepare the HTTP libraries, as the broker says."""
     channel = _load_module("channel", HERE / "channel.py")
     sys.path[:] = [entry for entry in sys.path if entry != folder]
     if channel.current_mode() == "":
@@ -68,6 +69,7 @@ def _patch_process(folder: str) -> None:
 
 
 def _load_module(name: str, path: Path) -> Any:
+    """Return the module in the file *path*, loaded under a name of its own."""
     spec = importlib.util.spec_from_file_location(f"_stepengine_{name}", path)
     if spec is None or spec.loader is None:
         msg = f"{path} is missing"
@@ -89,6 +91,7 @@ def _run_next_sitecustomize(folder: str) -> None:
 
 
 def _send_report(channel: Any, operation: str, **members: Any) -> None:
+    """Send a report to the broker; do nothing if it has ended."""
     try:
         channel.ask_broker(operation, **members)
     except channel.BrokerGone:
@@ -96,19 +99,20 @@ def _send_report(channel: Any, operation: str, **members: Any) -> None:
 
 
 def _block_network(channel: Any, allowed: list[str]) -> None:
+    """Block connections to all hosts but those *allowed*, and report each blocked one to the broker."""
     network = _load_module("network", HERE.parent.parent / "workspace" / "network.py")
     reason = "a program that replays a cassette must not use the network; allow a host with --allow-host"
     network.block_network(allowed, reason, lambda error: _send_report(channel, "blocked", message=str(error)))
 
 
-def _freeze_sources(channel: Any, told: dict[str, Any]) -> Callable[[], object]:
+def _freeze_sources(channel: Any, frozen: dict[str, Any]) -> Callable[[], object]:
     """Replace the frozen functions, and return a function that sends the values recorded so far."""
 
-    def send(key: str, values: dict[str, list[int]]) -> None:
+    def send_times(key: str, values: dict[str, list[int]]) -> None:
         _send_report(channel, "times", process=key, values=values)
 
     process = _load_module("frozen", HERE / "frozen.py").FrozenProcess(
-        told, send if channel.current_mode() == "record" else None
+        frozen, send_times if channel.current_mode() == "record" else None
     )
     flush: Callable[[], object] = process.flush
     return flush
@@ -124,9 +128,10 @@ def _observe_sources(channel: Any, frozen: dict[str, Any] | None) -> Callable[[]
 
 
 def _report_uncovered_children(channel: Any, folder: str) -> None:
+    """Report from now on each process that this one starts and that cannot be recorded or replayed."""
     uncovered_reason = _load_module("child_commands", HERE / "child_commands.py").find_uncovered_reason
 
-    def audit(event: str, args: tuple[Any, ...]) -> None:
+    def report_if_uncovered(event: str, args: tuple[Any, ...]) -> None:
         if event not in ("subprocess.Popen", "os.posix_spawn", "os.exec", "os.system"):
             return
         if event == "os.system":
@@ -140,7 +145,7 @@ def _report_uncovered_children(channel: Any, folder: str) -> None:
         if reason is not None:
             _send_report(channel, "uncovered", command=[os.fsdecode(word) for word in command], reason=reason)
 
-    sys.addaudithook(audit)
+    sys.addaudithook(report_if_uncovered)
 
 
 # --- HTTP libraries ---------------------------------------------------------------------------------------------------------

@@ -26,13 +26,13 @@ import attrs
 from stepengine.errors import DataError, DefinitionError
 from stepengine.redaction import make_redactor
 from stepengine.testing.cassette import Cassette, LeftOut, Slot
-from stepengine.testing.cassette_files import CASSETTE_FILE, parse_cassette, parse_extras, read_cassette
+from stepengine.testing.cassette_files import CASSETTE_FILE, parse_cassette, parse_extras, read_cassette_bytes
 from stepengine.testing.cassette_matching import find_mark_key
 from stepengine.testing.cassette_misses import CassetteMiss
 from stepengine.testing.placeholders import list_hosts, make_replay_variables
 from stepengine.testing.processes import bootstrap, channel
 from stepengine.testing.processes.child_commands import find_uncovered_reason
-from stepengine.testing.processes.doctor import ObservedRun, RequestDifference, compare_runs
+from stepengine.testing.processes.doctor import ObservedRun, RequestDifference, find_differing_requests
 from stepengine.testing.processes.forms import interaction_from_json, interaction_to_json, request_from_json
 from stepengine.testing.processes.frozen import KINDS
 from stepengine.testing.processes.frozen_values import FrozenValues
@@ -127,9 +127,9 @@ class Broker(AbstractContextManager["Broker"]):
         left_out = [left for left in self.run.cassette.left_out if left.reason != "other_client"]
         self.run.lost = max(0, len(self._slots) - self._finished - len(left_out))
 
-    def has_missed_request_for(self, seconds: float) -> bool:
-        """Return whether a request was missed at least so long ago."""
-        return self._missed_at is not None and time.monotonic() - self._missed_at >= seconds
+    def has_missed_request_since(self, seconds_ago: float) -> bool:
+        """Return True if the first missed request was at least *seconds_ago*."""
+        return self._missed_at is not None and time.monotonic() - self._missed_at >= seconds_ago
 
     @property
     def site_folder(self) -> str:
@@ -141,6 +141,7 @@ class Broker(AbstractContextManager["Broker"]):
         return str(Path(self._folder.name) / "s")
 
     def _write_site_folder(self) -> None:
+        """Write the ``sitecustomize`` module that makes a Python process record or replay."""
         folder = Path(self.site_folder)
         folder.mkdir()
         source = bootstrap.SITE.format(path=bootstrap.__file__, folder=self.site_folder)
@@ -157,41 +158,44 @@ class Broker(AbstractContextManager["Broker"]):
 
     # --- answers ------------------------------------------------------------------------------------------------------------
 
-    def execute_request(self, question: dict[str, Any]) -> dict[str, Any]:
-        """Execute a request of a process, and return the reply."""
+    def execute_operation(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Execute the operation in a *message* of a process, and return the reply."""
         operations: dict[str, Callable[[dict[str, Any]], dict[str, Any] | None]] = {
-            "hello": self._register_process, "take": self._take_interaction, "reserve": self._reserve_slot, "finish": self._finish_slot, "times": self._add_times,
+            "hello": self._register_process, "take": self._take_interaction_or_miss, "reserve": self._reserve_slot, "finish": self._finish_slot, "times": self._store_frozen_times,
             "has_transport": lambda asked: {"known": self.run.cassette.has_replies_of_transport(asked["name"])},
             "leave_out": lambda told: self.run.cassette.record_left_out(LeftOut(**told["left"])),
             "blocked": lambda told: self.run.blocked.append(told["message"]), "uncovered": self._record_uncovered,
-            "source": self._add_source,
+            "source": self._store_observed_source,
         }  # fmt: skip
-        return operations[question["operation"]](question) or {}
+        return operations[message["operation"]](message) or {}
 
-    def _register_process(self, question: dict[str, Any]) -> dict[str, Any]:
+    def _register_process(self, message: dict[str, Any]) -> dict[str, Any]:
         """Record the command of a process that has started, and return its allowed hosts and frozen values."""
         with self._lock:
-            self.run.processes.append(shlex.join(question["command"]))
-        frozen = None if self._frozen is None else self._frozen.register_process(question["command"])
+            self.run.processes.append(shlex.join(message["command"]))
+        frozen = None if self._frozen is None else self._frozen.register_process(message["command"])
         return {"allowed": self._allowed, "frozen": frozen, "observes": self._observed is not None}
 
-    def _add_times(self, question: dict[str, Any]) -> None:
+    def _store_frozen_times(self, message: dict[str, Any]) -> None:
+        """Store clock values that a process recorded, unless nothing is frozen."""
         if self._frozen is not None:
-            self._frozen.add_times(question["process"], question["values"])
+            self._frozen.add_times(message["process"], message["values"])
 
-    def _add_source(self, question: dict[str, Any]) -> None:
+    def _store_observed_source(self, message: dict[str, Any]) -> None:
+        """Store a call of a nondeterministic function, if the run is observed."""
         if self._observed is not None:
-            self._observed.add_source(question["name"], question["line"])
+            self._observed.add_source(message["name"], message["line"])
 
-    def _take_interaction(self, question: dict[str, Any]) -> dict[str, Any]:
-        request = request_from_json(question["request"])
+    def _take_interaction_or_miss(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Return the recorded interaction of a request, or its miss; in an observed run the nearest interaction replaces a miss."""
+        request = request_from_json(message["request"])
         if self._observed is not None:
-            self._observed.add_request(request, question["line"] or "")
+            self._observed.add_request(request, message["line"] or "")
         try:
             found = self.run.cassette.take(request)
         except CassetteMiss as miss:
             nearest = (
-                None if self._observed is None else self._observed.use_nearest_interaction(self.run.cassette, miss)
+                None if self._observed is None else self._observed.pop_nearest_interaction(self.run.cassette, miss)
             )
             if nearest is not None:
                 return {"interaction": interaction_to_json(nearest)}
@@ -199,18 +203,21 @@ class Broker(AbstractContextManager["Broker"]):
             return {"miss": str(miss), "reason": miss.reason}
         return {"interaction": interaction_to_json(found)}
 
-    def _reserve_slot(self, question: dict[str, Any]) -> dict[str, Any]:
+    def _reserve_slot(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Reserve the next position of the cassette for a request, and return its number."""
         with self._lock:
-            self._slots.append(self.run.cassette.reserve(question["secrets"]))
+            self._slots.append(self.run.cassette.reserve(message["secrets"]))
             return {"slot": len(self._slots) - 1}
 
-    def _finish_slot(self, question: dict[str, Any]) -> None:
-        self.run.cassette.finish(self._slots[question["slot"]], interaction_from_json(question["interaction"]))
+    def _finish_slot(self, message: dict[str, Any]) -> None:
+        """Store a recorded interaction at its reserved position."""
+        self.run.cassette.finish(self._slots[message["slot"]], interaction_from_json(message["interaction"]))
         with self._lock:
             self._finished += 1
 
-    def _record_uncovered(self, question: dict[str, Any]) -> None:
-        found = f"{shlex.join(question['command'])} ({question['reason']})"
+    def _record_uncovered(self, message: dict[str, Any]) -> None:
+        """Store the command and the reason of a process that is neither recorded nor replayed, once."""
+        found = f"{shlex.join(message['command'])} ({message['reason']})"
         with self._lock:
             if found not in self.run.uncovered:
                 self.run.uncovered.append(found)
@@ -231,7 +238,7 @@ class _Handler(socketserver.StreamRequestHandler):
     def handle(self) -> None:
         question = json.loads(self.rfile.readline() or b"null")
         if question is not None:
-            self.wfile.write(json.dumps(self.server.broker.execute_request(question)).encode() + b"\n")
+            self.wfile.write(json.dumps(self.server.broker.execute_operation(question)).encode() + b"\n")
 
     def finish(self) -> None:
         try:
@@ -267,7 +274,7 @@ def record_program(path: Path | str, command: Sequence[str], *, freeze: Iterable
     CASSETTE_FILE.check(path)  # before the program, whose recording would be lost
     existed = Path(path).exists()
     frozen = FrozenValues(kinds) if kinds else None
-    key = find_mark_key(parse_cassette(read_cassette(path), str(path))) if existed else None
+    key = find_mark_key(parse_cassette(read_cassette_bytes(path), str(path))) if existed else None
     cassette = Cassette(path=path, mark_key=key or None, redactor=make_redactor("all", os.environ))
     with Broker(cassette, replays=False, frozen=frozen) as broker:
         _run_program(broker, command, {})
@@ -311,18 +318,18 @@ def replay_program(
         changes = make_replay_variables(os.environ, list_hosts([i.request.url for i in cassette.interactions]))
         if twice:
             changes["PYTHONHASHSEED"] = str(number)
-        frozen = FrozenValues.from_extras(parse_extras(read_cassette(path), str(path)), str(path))
+        frozen = FrozenValues.from_extras(parse_extras(read_cassette_bytes(path), str(path)), str(path))
         with Broker(cassette, replays=True, allowed=allow_hosts, frozen=frozen, observed=one) as broker:
             _run_program(broker, command, changes)
         runs.append(broker.run)
     if twice:
         runs[-1].requests = [len(one.requests) for one in observed]
-        runs[-1].differences = [*compare_runs(*observed)]
+        runs[-1].differences = [*find_differing_requests(*observed)]
     return runs[-1]
 
 
 def _check_command(command: Sequence[str]) -> None:
-    """Raise if the command cannot be recorded, or its program does not exist."""
+    """Raise ``DefinitionError`` if the command cannot be recorded, or its program does not exist."""
     reason = find_uncovered_reason(command, None, "")
     if reason is not None:
         msg = f"{shlex.join(command)} cannot be recorded or replayed: {reason}. Start it without this option"
@@ -338,7 +345,7 @@ def _wait_for_program(process: subprocess.Popen[bytes], broker: Broker) -> int:
         try:
             return process.wait(GRACE_SECONDS)
         except subprocess.TimeoutExpired:
-            if not broker.has_missed_request_for(GRACE_SECONDS):
+            if not broker.has_missed_request_since(GRACE_SECONDS):
                 continue
         broker.run.ended = True
         process.terminate()

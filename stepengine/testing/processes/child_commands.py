@@ -23,7 +23,7 @@ SHELLS = frozenset({"sh", "bash", "dash", "zsh"})
 
 
 def find_uncovered_reason(
-    command: Sequence[object], variables: Mapping[object, object] | None, wanted: str
+    command: Sequence[object], variables: Mapping[object, object] | None, site_folder: str
 ) -> str | None:
     """
     Return why a command starts a Python that does not record or replay; ``None`` if it does, or starts no Python.
@@ -31,7 +31,7 @@ def find_uncovered_reason(
     Args:
         command: The program and its arguments. The words of ``sh -c`` are searched, too.
         variables: The environment of the new process; None if it inherits that of this one.
-        wanted: The entry of ``PYTHONPATH`` that covers a process.
+        site_folder: The entry of ``PYTHONPATH`` that covers a process.
     """
     words = _split_command_words(command)
     starts = [i for i, word in enumerate(words) if PYTHON.fullmatch(os.path.basename(word))]  # noqa: PTH119 - runs at start-up
@@ -41,12 +41,13 @@ def find_uncovered_reason(
             return reason
     if starts and variables is not None:
         given = {os.fsdecode(name): os.fsdecode(value) for name, value in variables.items()}  # type: ignore[arg-type]
-        if wanted not in given.get("PYTHONPATH", "").split(os.pathsep):
+        if site_folder not in given.get("PYTHONPATH", "").split(os.pathsep):
             return "its environment has another PYTHONPATH"
     return None
 
 
 def _split_command_words(command: Sequence[object]) -> list[str]:
+    """Return the words of a command that starts Python, or of the script of a shell; nothing for other programs."""
     words = [os.fsdecode(word) for word in command if isinstance(word, (str, bytes, os.PathLike))]
     if not words or os.path.basename(words[0]) not in SHELLS:  # noqa: PTH119
         # Only the program itself is a Python: its arguments may name another one without starting it.
@@ -58,6 +59,7 @@ def _split_command_words(command: Sequence[object]) -> list[str]:
 
 
 def _find_option_reason(words: list[str]) -> str | None:
+    """Return why an option before the script makes Python ignore the recorder; None if no option does."""
     position = 0
     while position < len(words) and words[position].startswith("-") and words[position] not in ("-", "--"):
         word = words[position]

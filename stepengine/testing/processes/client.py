@@ -84,14 +84,14 @@ class RemoteCassette:
         """Do nothing: in a replay every miss is reported."""
 
     def has_replies_of_transport(self, name: str) -> bool:
-        """Return whether replies were recorded that a transport of the program's own gave."""
+        """Return True if replies are recorded that the program's own transport *name* gave."""
         try:
             return bool(ask_broker("has_transport", name=name)["known"])
         except BrokerGone:
             return False
 
     def reserve(self, secrets: dict[str, str] | None = None) -> Slot:
-        """Reserve the next position for a request that starts now."""
+        """Reserve the next position in the broker's cassette, after a call of ``before_request``."""
         self._before_request()
         try:
             number = ask_broker("reserve", secrets=secrets or {})["slot"]
@@ -100,7 +100,7 @@ class RemoteCassette:
         return _RemoteSlot(secrets=secrets or {}, number=number)
 
     def finish(self, slot: Slot, interaction: Interaction) -> None:
-        """Send a recorded interaction; one whose reply was not read to its end was already reported."""
+        """Send a recorded interaction to the broker; one of another process or without its end is dropped."""
         if not isinstance(slot, _RemoteSlot) or slot.process != os.getpid() or not interaction.is_playable:
             return
         with contextlib.suppress(BrokerGone):

@@ -51,7 +51,7 @@ class ObservedRun:
     _lock: threading.Lock = attrs.field(factory=threading.Lock)
 
     def add_source(self, name: str, line: str) -> None:
-        """Store a call of a source."""
+        """Store the function and the line of a call of a source of nondeterminism, once."""
         with self._lock:
             if (name, line) not in self.sources:
                 self.sources.append((name, line))
@@ -62,8 +62,8 @@ class ObservedRun:
         with self._lock:
             self.requests.append(_SentRequest(clean, line, tuple(reversed(self.sources))))
 
-    def use_nearest_interaction(self, cassette: Cassette, miss: CassetteMiss) -> Interaction | None:
-        """Return the recorded interaction most similar to a missed request, each at most once, so that the program continues."""
+    def pop_nearest_interaction(self, cassette: Cassette, miss: CassetteMiss) -> Interaction | None:
+        """Return the interaction nearest to a missed request, each at most once; None if all its candidates were returned."""
         with self._lock:
             for candidate in miss.candidates:
                 if candidate.index not in self._played:
@@ -72,8 +72,8 @@ class ObservedRun:
         return None
 
 
-def compare_runs(first: ObservedRun, second: ObservedRun) -> Iterator[RequestDifference]:
-    """Yield the requests of the first run that the second one did not send; their order does not matter."""
+def find_differing_requests(first: ObservedRun, second: ObservedRun) -> Iterator[RequestDifference]:
+    """Yield each request of the first run that the second did not send, with its differences from one that only the second sent."""
     matcher = Matcher()
     rest = [(matcher.extract_compared_parts(sent.request), sent) for sent in second.requests]
     alone: list[_SentRequest] = []

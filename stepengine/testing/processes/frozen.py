@@ -46,10 +46,10 @@ class FrozenProcess:
         self._last = (0, self._real())
         self._forks = 0
         if "time" in told["kinds"]:
-            time.time, time.time_ns = self._time, self._time_ns
+            time.time, time.time_ns = self._frozen_time, self._frozen_time_ns
             atexit.register(self.flush)
         if "uuid" in told["kinds"]:
-            uuid.uuid4 = self._uuid4
+            uuid.uuid4 = self._derive_uuid4
         if "random" in told["kinds"]:
             random.seed(self._derive_number("random"))
         os.register_at_fork(before=self._count_fork, after_in_child=lambda: self._reset_after_fork(told["kinds"]))
@@ -62,23 +62,26 @@ class FrozenProcess:
                 self._send(self._key, pending)
 
     def _derive_number(self, *names: object) -> int:
+        """Return a number of 128 bits that follows from the seed, the process and *names*."""
         text = "\n".join(map(str, (self._seed, self._key, *names)))
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:16])
 
-    def _next_call_number(self, site: str) -> int:
+    def _count_call(self, site: str) -> int:
+        """Return the number of this call from *site*, and count it."""
         number = self._counts.get(site, 0)
         self._counts[site] = number + 1
         return number
 
-    def _time(self) -> float:
-        return self._next_time(_format_caller("time")) / NANOSECONDS
+    def _frozen_time(self) -> float:
+        return self._record_or_replay_time(_format_caller("time")) / NANOSECONDS
 
-    def _time_ns(self) -> int:
-        return self._next_time(_format_caller("time_ns"))
+    def _frozen_time_ns(self) -> int:
+        return self._record_or_replay_time(_format_caller("time_ns"))
 
-    def _next_time(self, site: str) -> int:
+    def _record_or_replay_time(self, site: str) -> int:
+        """Return the time in nanoseconds for the caller *site*: the real time, which is recorded, or the recorded one."""
         with self._lock:
-            number = self._next_call_number(site)
+            number = self._count_call(site)
             if self._send is not None:
                 now = self._real()
                 if number < MAX_VALUES:
@@ -95,15 +98,17 @@ class FrozenProcess:
             # A call that was not recorded: the clock continues from the last value, so that loops with a deadline end.
             return value + now - at if value else now
 
-    def _uuid4(self) -> uuid.UUID:
+    def _derive_uuid4(self) -> uuid.UUID:
+        """Return a UUID that follows from the seed, the caller and the number of its call."""
         site = _format_caller("uuid4")
         with self._lock:
-            return uuid.UUID(int=self._derive_number(site, self._next_call_number(site)), version=4)
+            return uuid.UUID(int=self._derive_number(site, self._count_call(site)), version=4)
 
     def _count_fork(self) -> None:
         self._forks += 1
 
     def _reset_after_fork(self, kinds: list[str]) -> None:
+        """Give a forked process a key, counts and random numbers of its own."""
         self._lock = threading.RLock()
         self._key = f"{self._key}/{self._forks}"
         self._forks, self._pending, self._counts = 0, {}, {}

@@ -61,7 +61,7 @@ class FrozenValues:
         return {MEMBER: {"kinds": self.kinds, "seed": self.seed, "times": self._times}}
 
     def register_process(self, command: Sequence[str]) -> dict[str, Any]:
-        """Return the values of a new process. Equal commands are numbered in the order in which they start."""
+        """Return key, seed and recorded times of a process that starts. Equal commands are numbered in order."""
         text = TEMPORARY.sub("0", "\n".join(command[1:]))
         digest = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:12]
         with self._lock:
@@ -71,7 +71,7 @@ class FrozenValues:
             return {"key": key, "seed": self.seed, "kinds": self.kinds, "times": times}
 
     def add_times(self, process: str, values: dict[str, list[int]]) -> None:
-        """Store recorded values of the clock."""
+        """Append clock values that *process* recorded, by calling function."""
         with self._lock:
             sites = self._times.setdefault(process, {})
             for site, found in values.items():

@@ -35,13 +35,14 @@ _foreign = tuple({
 def find_program_line(frame: FrameType | None) -> str:
     """Return the file and line of the program that *frame* was called from; ``""`` if there is none."""
     while frame is not None:
-        if _is_author_frame(frame):
+        if _is_program_frame(frame):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
 
 
-def _is_author_frame(frame: FrameType) -> bool:
+def _is_program_frame(frame: FrameType) -> bool:
+    """Return True if a frame runs a file of the program: neither the standard library, an installed package nor stepengine."""
     name = frame.f_code.co_filename
     return not name.startswith(("<", *_foreign))
 
@@ -57,22 +58,22 @@ def report_source_calls(frozen: Iterable[str], report: Callable[[str, str], obje
     ignored = tuple([name for kind in frozen for name in FROZEN.get(kind, ())])
     seen: set[tuple[str, str]] = set()
 
-    def profile(frame: FrameType, event: str, arg: Any) -> None:
+    def report_source_call(frame: FrameType, event: str, arg: Any) -> None:
         if event == "c_call":
             caller, name = frame, _find_c_source_name(arg)
         elif event == "call" and frame.f_back is not None:
             caller, name = frame.f_back, _find_python_source_name(frame)
         else:
             return
-        if not name or name.partition(".")[0] in ignored or not _is_author_frame(caller):
+        if not name or name.partition(".")[0] in ignored or not _is_program_frame(caller):
             return
         found = name, f"{caller.f_code.co_filename}:{caller.f_lineno}"
         if found not in seen:
             seen.add(found)
             report(*found)
 
-    threading.setprofile(profile)
-    sys.setprofile(profile)
+    threading.setprofile(report_source_call)
+    sys.setprofile(report_source_call)
 
 
 def _find_c_source_name(function: Any) -> str:
