@@ -24,7 +24,7 @@ from stepengine.server import Tokens, app, reports, routes
 from stepengine.server.ledger import Ledger, RunRow, make_detach_runs_act, make_register_run_act
 from stepengine.server.reports import Reports
 from stepengine.server.run_reader import RunReader
-from stepengine.server.run_requests import session_key
+from stepengine.server.run_requests import make_owner_session_key
 from stepengine.sessions import MemorySessions
 from stepengine.testing import ScriptedModel
 from stepengine.tools.bundled import file_tools
@@ -291,7 +291,7 @@ def test_session_deletion_is_refused_while_a_run_starts(tmp_path: Path) -> None:
 def test_session_deletion_refused_for_a_new_run_keeps_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run is registered after the check of the others."""
     request = {"prompt": "", "params": None, "metadata": None}
-    new = RunRow("new", "anna", "asker", "suspended", 1.0, 1.0, request, session_key("anna", "s"))
+    new = RunRow("new", "anna", "asker", "suspended", 1.0, 1.0, request, make_owner_session_key("anna", "s"))
     list_runs = Ledger.list_runs
 
     def list_then_register(self: Ledger, **options: Any) -> list[RunRow]:

@@ -767,7 +767,7 @@ async def test_resumes_after_a_failed_one_start_one_at_a_time(
         await runs.close()
         runs = Runs(engine, tmp_path / place, wait_for_answers=60, drain=0)
         await runs.start()
-        row, waiting = await runs.reader.find(caller, run), list[asyncio.Task[None]]()
+        row, waiting = await runs.reader.get_run(caller, run), list[asyncio.Task[None]]()
 
         async def fail(*_: Any, **__: Any) -> RunHandle:
             monkeypatch.undo()
