@@ -122,7 +122,7 @@ class Stepper:
             self._call_and_store_divergence(partial(self._tree.apply_results_until, end))
 
     def _call_and_store_divergence(self, act: Callable[[], object]) -> None:
-        """Call *act*, and store the divergence that it raises, or that shows after it because records are left over."""
+        """Call *act*; store and raise its divergence, or the one for records that the ended run did not reach."""
         try:
             act()
             if (unused := self._tree.find_unused_record_error()) is not None:
@@ -202,7 +202,7 @@ class Stepper:
 
         After a divergence it is the effect that differs, and at the end of the record the waiting effect; ``None`` without one.
         """
-        address = self._find_divergence_address() or self.tape.address_at(self.position)
+        address = self._find_divergence_address() or self.tape.find_address_at(self.position)
         if address is not None and address[0] not in self._tree.runs:
             self._call_and_store_divergence(partial(self._tree.get_or_start_run, address[0]))
         return address
