@@ -376,6 +376,7 @@ class DeploymentMaintenance:
             await asyncio.sleep(LOOK_AGAIN_SECONDS)
 
     async def _requeue_runs(self, executor: str, *, dry_run: bool) -> list[TakeoverResult]:
+        """Put the pending runs of a worker back on their queues, or cancel them as poison; children come first."""
         operator = self._operator
         left = await operator.client.list_workflows_async(
             status="PENDING", executor_id=executor, application_name=operator.app, load_input=False, load_output=False
@@ -492,7 +493,7 @@ class DeploymentMaintenance:
 
 
 def _is_wait_step(name: str) -> bool:
-    """Return whether the last step of a run waits for an answer or for a child run."""
+    """Return whether a step waits: for an answer, a child, or something of the database package."""
     return parse_kind(name) in (ASK, SPAWN, CHILD) or name.startswith("DBOS.")
 
 
@@ -502,6 +503,7 @@ async def _fetch_all(connection: Any, sql: str, *given: Any) -> list[Any]:
 
 
 async def _is_lock_held(connection: object, name: str) -> bool:
+    """Return whether a process holds the advisory lock of this name."""
     return bool(await fetch_value(connection, HELD, name))
 
 

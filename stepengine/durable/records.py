@@ -212,7 +212,7 @@ BEGINNINGS = {INTENT: INTENT, SPAWN: CHILD, BODY: TOOL, WAIT: WAIT}
 
 def decode_outcome(form: Mapping[str, Any]) -> Single:
     """
-    Return the outcome that is stored, also of a question that was answered.
+    Return the outcome in a stored form; for questions, the answers stored with them.
 
     Raises:
         DataError: when it does not fit the codec any more.
@@ -350,11 +350,11 @@ def _remove_unstarted_effects(journal: Journal, archive: Archive) -> None:
         if record.seq < 0 or address in results or address in archive.entries or child_path(*address) in paths:
             last[record.path] = max(record.seq, last.get(record.path, record.seq))
 
-    def has_begun(record: Intent) -> bool:
+    def has_started(record: Intent) -> bool:
         # Of effects that run at once, a later one may be recorded first; a journal has no gaps.
         return record.seq <= last.get(record.path, -1)
 
-    kept = [record for record in records if not isinstance(record, Intent) or has_begun(record)]
+    kept = [record for record in records if not isinstance(record, Intent) or has_started(record)]
     if len(kept) < len(records):
         replace_with_derived(journal, kept, journal)
 
@@ -411,10 +411,14 @@ class Playback:
         return self.session.wrap_services(mine)
 
     def _wrap_planner(self, inner: ChildPlanner) -> ChildPlanner:
-        def planned(parent: RunPlan, effect: Spawn | CallBody, path: str) -> tuple[RunPlan, AgentState]:
+        """Return a planner whose plans have the recorded prompts and context windows."""
+
+        def plan_with_recorded_lookups(
+            parent: RunPlan, effect: Spawn | CallBody, path: str
+        ) -> tuple[RunPlan, AgentState]:
             return self.with_recorded_lookups(*inner(parent, effect, path))
 
-        return planned
+        return plan_with_recorded_lookups
 
     def with_recorded_lookups(self, plan: RunPlan, state: AgentState) -> tuple[RunPlan, AgentState]:
         """Return plan and state with the recorded prompt and context window."""
@@ -441,6 +445,7 @@ class Playback:
             raise self.fatal
 
     def _make_divergence(self, item: Item, entry: EffectRecord) -> ReplayDivergence:
+        """Return the error for an effect whose fingerprint differs from its record."""
         where = format_address(*item.address)
         form = encode_effect(item)
         now = "model" if isinstance(form, CallModel) else str(form["type"])
@@ -459,13 +464,13 @@ class Playback:
         entry = self._archive.entries.get(item.address)
         return None if entry is None or entry.form is None else decode_outcome(entry.form)
 
-    def get_attempts(self, item: Item) -> Sequence[Mapping[str, Any]]:
+    def get_failed_attempts(self, item: Item) -> Sequence[Mapping[str, Any]]:
         """Return the failed attempts before an outcome."""
         form = self._archive.entries[item.address].form
         found: Sequence[Mapping[str, object]] = (form or {}).get("attempts", ())
         return found
 
-    def make_stop(self, path: str) -> Stop:
+    def make_stop_at_record_end(self, path: str) -> Stop:
         """Return the stop of a run where its record ends."""
         if self.has_ended_elsewhere(path):
             return Stop("cancelled")
@@ -490,7 +495,7 @@ class Playback:
         return False
 
     def find_end_time(self, path: str) -> int:
-        """Return when a background child ended, or for a cancelled one its last recorded time."""
+        """Return when a background child ended; without a recorded end, the last recorded time of its tree, or 0."""
         known = self._archive.ends.get(path)
         if known is not None:
             return known
@@ -552,10 +557,10 @@ class _PlaybackPerformer:
             return await self._replay_run(item, io)
         known = await self._wait_for_outcome(item)
         if known is None:
-            return await self._make_stop(item, io)
+            return await self._stop_before_effect(item, io)
         if isinstance(known, Value) and isinstance(item.effect, (Spawn, *CHILD_ENDS)):
             return await self._replay_background_effect(item, io, known)
-        for attempt in self._played.get_attempts(item):
+        for attempt in self._played.get_failed_attempts(item):
             error = decode_stored({"type": "failure", "error": attempt["error"]}).error
             io.report_failed_attempt(Failure(error), decode_stored(attempt["usage"]) if "usage" in attempt else None)
         return known
@@ -570,15 +575,15 @@ class _PlaybackPerformer:
             return Stop("cancelled")
         return attrs.evolve(known, value=attrs.evolve(known.value, ended=ended))
 
-    async def _make_stop(self, item: Item, io: IO) -> Single:
-        """Return the stop before an effect without an outcome: suspended if it waits there."""
+    async def _stop_before_effect(self, item: Item, io: IO) -> Single:
+        """Return the stop before an effect without an outcome; for a wait or open question, it is recorded as a suspension."""
         if isinstance(item.effect, WAITS) and not self._played.has_ended_elsewhere(item.path):
             io.record_suspension(item)
             return Stop("suspended")
         if isinstance(item.effect, AskPerson) and not self._played.has_ended_elsewhere(item.path):
             stopped = await self._inner.perform(item, io)
-            return stopped if isinstance(stopped, Stop) else self._played.make_stop(item.path)
-        return self._played.make_stop(item.path)
+            return stopped if isinstance(stopped, Stop) else self._played.make_stop_at_record_end(item.path)
+        return self._played.make_stop_at_record_end(item.path)
 
     async def _wait_for_outcome(self, item: Item) -> Single | None:
         """Return the recorded outcome of an effect; wait for it while the run is active."""
@@ -599,6 +604,7 @@ class _PlaybackPerformer:
         return attrs.evolve(outcome, value=child, at=self._played.find_end_time(item.path))
 
     async def _replay_run(self, item: Item, io: IO) -> Single:
+        """Replay a child or tool body at its recorded time; one that was refused has its recorded outcome alone."""
         known = self._played.find_outcome(item)
         if known is not None and not _was_run_started(item, known):
             return known
