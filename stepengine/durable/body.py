@@ -170,7 +170,7 @@ async def _make_execution(launcher: Launcher, order: SubmittedRun, run: DurableR
     services = attrs.evolve(
         root.services,
         machine=seen.wrap_machine_maker(root.services.machine if failed is None else make_failing_machine(failed)),
-        planner=_seed_tool_bodies(root.services.planner, order.seed),
+        planner=_wrap_planner_with_seed(root.services.planner, order.seed),
         middlewares=(*root.services.middlewares, partial(Steps, run=run)),
         seed=order.seed,
         clock=launcher.services.clock,
@@ -189,15 +189,15 @@ async def _make_execution(launcher: Launcher, order: SubmittedRun, run: DurableR
 
 
 async def _load_turn_order(run: DurableRun, order: SubmittedRun) -> SubmittedRun:
-    """Return the order of a turn with the state that it continues from, which is looked up once and recorded."""
+    """Return the order of a turn with the state from which it continues; that state is looked up once and recorded."""
 
-    async def look() -> dict[str, Any]:
+    async def load_turn_state() -> dict[str, Any]:
         run.workflow.is_live = True
         return await load_previous_turn(await run.sessions, order)
 
     print_ = run.prints.value({"session": order.info.session_id, "turn": order.turn})
     return add_previous_turn(
-        order, await run.workflow.reserve_and_perform_step(f"{ENTERED}:{print_}", look, "its turn")
+        order, await run.workflow.reserve_and_perform_step(f"{ENTERED}:{print_}", load_turn_state, "its turn")
     )
 
 
@@ -212,7 +212,7 @@ async def _record_prompt_and_window(
         return plan, resolve_system_prompt(plan, state) if plan.sent is None else state, None
 
     # A computed prompt may differ on another worker an hour later, so the run keeps the prompt that it started with.
-    async def look() -> dict[str, Any]:
+    async def compute_prompt_and_window() -> dict[str, Any]:
         run.workflow.is_live = True
         try:
             text = resolve_system_prompt(plan, state).system_prompt if own else state.system_prompt
@@ -222,7 +222,9 @@ async def _record_prompt_and_window(
 
     known = run.seed.lookups.get(plan.path)
     print_ = definition_fingerprint(plan.definition, [plan.tools[name].spec for name in plan.offered])
-    found = known or await run.workflow.reserve_and_perform_step(f"{LOOKUP}:{print_}", look, "its start")
+    found = known or await run.workflow.reserve_and_perform_step(
+        f"{LOOKUP}:{print_}", compute_prompt_and_window, "its start"
+    )
     if "error" in found:
         return plan, state, parse_error(found["error"])
     if found["prompt"] is not None:
@@ -243,7 +245,7 @@ class _Execution:
     def wrap_machine_maker(self, inner: MachineMaker) -> MachineMaker:
         """Return a function that creates the machines of the run and of its tool bodies, and observes the end of the run."""
 
-        def run_machine(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:
+        def run_and_observe_machine(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:
             end = self._run.end
             around, end.machine = end.machine, inner(plan, state)
             try:
@@ -254,14 +256,14 @@ class _Execution:
                 self.finished = finished
             return finished
 
-        return run_machine
+        return run_and_observe_machine
 
 
-def _seed_tool_bodies(inner: ChildPlanner, seed: str) -> ChildPlanner:
-    """Return a planner whose tool bodies draw random numbers from the *seed* of the order."""
+def _wrap_planner_with_seed(inner: ChildPlanner, seed: str) -> ChildPlanner:
+    """Return a planner whose tool bodies draw random numbers from the *seed* of the order and their path."""
 
-    def child(parent: RunPlan, effect: Any, path: str) -> tuple[RunPlan, AgentState]:
+    def plan_with_seed(parent: RunPlan, effect: Any, path: str) -> tuple[RunPlan, AgentState]:
         plan, state = inner(parent, effect, path)
         return attrs.evolve(plan, random=partial(Random, f"{seed}:{path}")), state
 
-    return child
+    return plan_with_seed

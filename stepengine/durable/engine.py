@@ -163,7 +163,7 @@ class DurableEngine:
 
     @property
     def live(self) -> int:
-        """The number of root runs that this process executes, with those that wait."""
+        """The number of root runs that this process executes, waiting ones included."""
         return 0 if self._process is None else sum(1 for run in self._process.runs if not run.order.path)
 
     def shared_events(self, run: str, *, tries: int = 0) -> SharedEvents:

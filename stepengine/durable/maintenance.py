@@ -406,7 +406,7 @@ class DeploymentMaintenance:
             tree = [view.id for view in await operator.tree(run) if not view.is_over]
             await operator.client.cancel_workflows_async(tree)
             return TakeoverResult(run, executor, "poison", times)
-        await operator.client.resume_workflow_async(run, queue_name=status.queue_name or operator.find_queue_name(run))
+        await operator.client.resume_workflow_async(run, queue_name=status.queue_name or operator.get_queue_name(run))
         return TakeoverResult(run, executor, "resumed", times)
 
     async def watch(self, *, grace: float = GRACE_SECONDS, look: float = LOOK_SECONDS) -> AsyncIterator[TakeoverResult]:

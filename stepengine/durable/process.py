@@ -63,7 +63,7 @@ SHARED_LOCK = "select pg_advisory_lock_shared(hashtextextended(%s, 0))"
 
 
 def worker_lock_name(executor: str) -> str:
-    """Return the name of the lock that an executor holds for as long as it lives."""
+    """Return the name of the lock by which a live executor is recognised."""
     return f"stepengine:{executor}"
 
 
@@ -221,6 +221,7 @@ class WorkerProcess:
         self._keeper = asyncio.create_task(self._poll_queues_and_watch_runs(queues))
 
     async def _connect_and_lock(self) -> None:
+        """Open a connection and acquire this worker's locks over it; close it if that fails."""
         lock = await open_connection(self.setting.url)
         try:
             with convert_database_errors(self.setting.url):
@@ -279,6 +280,7 @@ class WorkerProcess:
             raise StepEngineError(msg)
 
     async def _launch_dbos(self, package: Any) -> Queues:
+        """Configure and launch DBOS, and return the queues of this worker, one for each depth."""
         setting = self.setting
         config: dict[str, object] = {
             "name": setting.app,
@@ -310,7 +312,7 @@ class WorkerProcess:
                 polling_interval_sec=pause,
                 on_conflict="update_if_latest_version",
             )
-            queues.add(queue, pause)
+            queues.add_queue(queue, pause)
         self._queues = queues
         return queues
 

@@ -88,7 +88,7 @@ class ResultReader:
 
     async def _make_ended_result(self, run: str, state: str, *, waits: bool) -> RunResult:
         """
-        Return the result of a run that is over in *state*; for a turn that was an answer, wait for that of the answered run.
+        Return the result of a run that is over in *state*; for a turn that was an answer, wait for the answered run.
 
         Raises:
             ReplayDivergence: when the run stopped because of one.

@@ -461,8 +461,8 @@ class Sessions:
         noted = {"answered": move.asking, "replies": replies}
         await client.update_workflow_attributes_async(turn.run, noted, merge=True)
         for reply in move.replies:
-            await self._answers.send(reply)
-        if not await self._answers.is_accepted(move.replies[0]):
+            await self._answers.send_reply(reply)
+        if not await self._answers.is_reply_accepted(move.replies[0]):
             # Somebody else answered at the same moment.
             forgotten = {"answered": None, "replies": None}
             await client.update_workflow_attributes_async(turn.run, forgotten, merge=True)

@@ -41,7 +41,7 @@ def parse_fingerprint(name: str) -> str:
 
 
 def get_effect_step_kind(form: CallModel | Mapping[str, Any]) -> str:
-    """Return the kind of step that holds the outcome of the effect that *form* describes."""
+    """Return the kind of the step with the outcome of an effect; *form* is the encoded effect."""
     if isinstance(form, CallModel):
         return MODEL
     return START if form.get("background") else KINDS.get(form["type"], form["type"])
