@@ -22,7 +22,7 @@ from stepengine.data.outcomes import Outcome
 from stepengine.data.state import AgentState
 from stepengine.data.tools import Yielding
 from stepengine.durable.executions import DurableRun
-from stepengine.durable.sessions import ENTERED, add_previous_turn, load_previous_turn, make_turn_record
+from stepengine.durable.sessions import ENTERED, load_previous_turn, make_turn_record, with_previous_turn
 from stepengine.durable.step_names import END, LOOKUP
 from stepengine.durable.steps import Steps
 from stepengine.durable.wire import (
@@ -33,11 +33,11 @@ from stepengine.durable.wire import (
     encode_error,
     encode_result,
     parse_error,
-    parse_values,
+    parse_hook_values,
 )
 from stepengine.engine.launcher import Launcher
 from stepengine.engine.run import EngineRun, make_failing_machine
-from stepengine.engine.run_plans import PlannedRun, RunRequest, resolve_system_prompt, separate_earlier_answers
+from stepengine.engine.run_plans import PlannedRun, RunRequest, separate_earlier_answers, with_resolved_system_prompt
 from stepengine.errors import StepEngineError
 from stepengine.journal.encoding import to_comparable_form
 from stepengine.journal.fingerprints import definition_fingerprint
@@ -111,11 +111,13 @@ def _make_start_effect(ancestor: Ancestor, parent: AgentState) -> Spawn | CallBo
         )  # fmt: skip
     return CallBody(
         seq=ancestor.seq, tool_name=ancestor.tool_name, input=ancestor.input, tool_call_id=ancestor.tool_call_id,
-        source=ancestor.source, at=ancestor.at, state=get_parent, values=parse_values(ancestor.values),
+        source=ancestor.source, at=ancestor.at, state=get_parent, values=parse_hook_values(ancestor.values),
     )  # fmt: skip
 
 
-async def execute_run(launcher: Launcher, order: SubmittedRun, run: DurableRun, *, depth: int) -> dict[str, Any]:
+async def execute_run_and_encode_result(
+    launcher: Launcher, order: SubmittedRun, run: DurableRun, *, depth: int
+) -> dict[str, Any]:
     """
     Drive a run to its end and return its stored result; *depth* is how many levels of children have queues.
 
@@ -196,7 +198,7 @@ async def _load_turn_order(run: DurableRun, order: SubmittedRun) -> SubmittedRun
         return await load_previous_turn(await run.sessions, order)
 
     print_ = run.prints.value({"session": order.info.session_id, "turn": order.turn})
-    return add_previous_turn(
+    return with_previous_turn(
         order, await run.workflow.reserve_and_perform_step(f"{ENTERED}:{print_}", load_turn_state, "its turn")
     )
 
@@ -209,13 +211,13 @@ async def _record_prompt_and_window(
         return plan, state, None  # its caller has looked
     own = not isinstance(plan.definition.system_prompt, str) and plan.sent is None
     if not own and plan.context_window is None:
-        return plan, resolve_system_prompt(plan, state) if plan.sent is None else state, None
+        return plan, with_resolved_system_prompt(plan, state) if plan.sent is None else state, None
 
     # A computed prompt may differ on another worker an hour later, so the run keeps the prompt that it started with.
     async def compute_prompt_and_window() -> dict[str, Any]:
         run.workflow.is_live = True
         try:
-            text = resolve_system_prompt(plan, state).system_prompt if own else state.system_prompt
+            text = with_resolved_system_prompt(plan, state).system_prompt if own else state.system_prompt
         except StepEngineError as error:
             return {"error": encode_error(error)}
         return {"prompt": text if own else None, "window": plan.context_window}

@@ -31,7 +31,7 @@ from stepengine.durable.wire import (
     Ancestor,
     SubmittedRun,
     encode_body_end,
-    encode_values,
+    encode_hook_values,
     parse_body_end,
     parse_child_end,
     parse_inline_end,
@@ -86,7 +86,7 @@ class ChildRuns:
             body = parse_body_end(form["body"])
             run.started += form["started"]
             self._budgets.count_child_usage(item, body.spending.usage, body.spending.cost, form["started"])
-            return add_body_end(outcome, body)
+            return with_body_end(outcome, body)
         left = parse_inline_end(form["left"]) if "left" in form else None
         return self.count_and_decode_child_end(item, outcome, started=form.get("started", 0), left=left)
 
@@ -296,7 +296,7 @@ class _RemoteIO(ForwardingIO):
 
     async def _cancel_child_once_queued(self, child: str, stop: Stop, waiting: asyncio.Task[Any]) -> None:
         """Cancel the child once it is on its queue; if only this execution ends, leave the child alone."""
-        if not self._run.end.ends_children(stop):
+        if not self._run.end.does_stop_end_children(stop):
             raise asyncio.CancelledError
         queued = asyncio.ensure_future(self._queued.wait())
         await asyncio.wait((waiting, queued), return_when=asyncio.FIRST_COMPLETED)
@@ -357,7 +357,7 @@ def make_ancestor(item: Item, agent_id: str = "") -> Ancestor:
     if isinstance(effect, CallBody):
         return Ancestor(
             seq=effect.seq, agent_id=agent_id or item.plan.definition.id, tool_call_id=effect.tool_call_id, at=effect.at,
-            tool_name=effect.tool_name, input=effect.input, source=effect.source, values=encode_values(effect.values),
+            tool_name=effect.tool_name, input=effect.input, source=effect.source, values=encode_hook_values(effect.values),
         )  # fmt: skip
     return Ancestor(
         seq=effect.seq, agent_id=agent_id, prompt=effect.prompt, params=effect.params,
@@ -365,7 +365,7 @@ def make_ancestor(item: Item, agent_id: str = "") -> Ancestor:
     )  # fmt: skip
 
 
-def add_body_end(ended: Single, body: BodyEnd | None) -> Single:
+def with_body_end(ended: Single, body: BodyEnd | None) -> Single:
     """Return the outcome of a call with the end of its body; one that failed before it started has none."""
     return ended if isinstance(ended, Failure) else attrs.evolve(cast("Value", ended), body=body)
 

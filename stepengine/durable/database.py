@@ -113,7 +113,7 @@ def check_deployment_name(name: str, label: str) -> str:
     return name
 
 
-def import_dbos() -> Any:
+def import_patched_dbos() -> Any:
     """
     Import and return ``dbos``, with pickling refused, retries extended and logging limited.
 
@@ -222,7 +222,7 @@ def migrate_dbos_tables(url: str, *, role: str | None = None) -> None:
         DatabaseUnavailable: when the database cannot be reached.
         StepEngineError: when the extra is not installed.
     """
-    dbos = import_dbos()
+    dbos = import_patched_dbos()
     with convert_database_errors(url):
         dbos.DBOS.migrate(parse_database_url(url), application_role=role)
 
@@ -235,7 +235,7 @@ def make_dbos_client(url: str, *, app: str) -> Any:
         DatabaseUnavailable: when the database cannot be reached.
         StepEngineError: when the extra is not installed.
     """
-    dbos = import_dbos()
+    dbos = import_patched_dbos()
     logger = logging.getLogger("dbos")
     level = logger.level
     # The raised error reports a failure, so DBOS need not log it.
@@ -389,7 +389,7 @@ async def open_connection(url: str) -> Any:
         DatabaseUnavailable: when the database cannot be reached.
         StepEngineError: when the extra is not installed.
     """
-    import_dbos()
+    import_patched_dbos()
     import psycopg
 
     with convert_database_errors(url):
@@ -486,7 +486,7 @@ def open_transaction(url: str) -> Iterator[Any]:
         DatabaseUnavailable: when the database cannot be reached, or does not have the tables.
         StepEngineError: when the extra is not installed.
     """
-    import_dbos()
+    import_patched_dbos()
     import psycopg
 
     with (

@@ -81,7 +81,7 @@ class EventOrder:
                 self._ordered.extend(some)
                 del self._unplaced[: len(some)]
 
-    def pop_ready(self, *, is_last: bool) -> list[Record]:
+    def pop_ready_records(self, *, is_last: bool) -> list[Record]:
         """Return the next records in the agreed order, up to the first one that has not arrived here; the *last* time all."""
         ready: list[Record] = []
         while self._ordered:

@@ -72,7 +72,7 @@ class ExecutionEnd:
         if self.is_leaving or self.parked is not None:
             raise asyncio.CancelledError
 
-    def ends_children(self, stop: Stop) -> bool:
+    def does_stop_end_children(self, stop: Stop) -> bool:
         """Return whether children in other processes end with *stop*; if only this execution ends, they continue."""
         continues_elsewhere = self.is_leaving or self.parked is not None or self.fatal is not None
         return not continues_elsewhere and stop.kind in ("cancelled", "limit")

@@ -37,7 +37,7 @@ from stepengine.durable.process import LOCK, release_lock_name, worker_lock_name
 from stepengine.durable.rates import create_rate_tables
 from stepengine.durable.register import create_register_tables_over
 from stepengine.durable.schedule_book import create_schedule_tables
-from stepengine.durable.step_names import ASK, CHILD, SPAWN, parse_kind
+from stepengine.durable.step_names import ASK, CHILD, SPAWN, parse_step_kind
 from stepengine.durable.workers import create_worker_table, list_workers
 from stepengine.errors import DatabaseUnavailable, DefinitionError, ExecutorBusy
 from stepengine.runtime.logs import LOGGER
@@ -494,7 +494,7 @@ class DeploymentMaintenance:
 
 def _is_wait_step(name: str) -> bool:
     """Return whether a step waits: for an answer, a child, or something of the database package."""
-    return parse_kind(name) in (ASK, SPAWN, CHILD) or name.startswith("DBOS.")
+    return parse_step_kind(name) in (ASK, SPAWN, CHILD) or name.startswith("DBOS.")
 
 
 async def _fetch_all(connection: Any, sql: str, *given: Any) -> list[Any]:

@@ -19,14 +19,14 @@ from attrs import frozen
 
 from stepengine.data.json import canonical
 from stepengine.data.tools import Yielding
-from stepengine.durable.body import execute_run
+from stepengine.durable.body import execute_run_and_encode_result
 from stepengine.durable.database import (
     WORKFLOW,
     check_deployment_name,
     close_locking_connection,
     convert_database_errors,
     fetch_value,
-    import_dbos,
+    import_patched_dbos,
     make_serializer,
     open_connection,
     queue_name,
@@ -119,7 +119,7 @@ class WorkerSetting:
                 raise DefinitionError(msg)
 
 
-def compute_release(catalog: Catalog) -> str:
+def compute_release_id(catalog: Catalog) -> str:
     """Return the version of the agents: a hash of definitions, tool specs, and the source of handlers and of tools that yield."""
     known = {}
     for agent in map(catalog.get_agent, catalog.definitions):
@@ -198,7 +198,7 @@ class WorkerProcess:
         if WorkerProcess.current is not None:
             msg = "a process can run only one worker: close the other DurableEngine first"
             raise StepEngineError(msg)
-        package = import_dbos()
+        package = import_patched_dbos()
         self._errors = package.error
         self._dbos = package.DBOS
         await self._connect_and_lock()
@@ -341,7 +341,7 @@ class WorkerProcess:
             raise asyncio.CancelledError
         self._under_way[task] = run
         try:
-            return await execute_run(self._launcher, order, run, depth=self.setting.depth)
+            return await execute_run_and_encode_result(self._launcher, order, run, depth=self.setting.depth)
         finally:
             del self._under_way[task]
 

@@ -222,7 +222,7 @@ class Register:
                 return str(run)
         return None
 
-    async def has_key(self, owner: str, key: str, now: float) -> bool:
+    async def has_recent_key(self, owner: str, key: str, now: float) -> bool:
         """Return whether *owner* started a run under an idempotency key within the day before *now*."""
         return bool(await self._database.fetch_rows(HAS_KEY, self._app, owner, key, now - IDEMPOTENCY_KEY_SECONDS))
 
@@ -231,7 +231,7 @@ class Register:
         found = await self._database.fetch_rows(USAGE, {"app": self._app, "owner": owner})
         return int(found[0][0]), int(found[0][1])
 
-    async def add_bytes(self, run: str, size: int) -> None:
+    async def count_client_bytes(self, run: str, size: int) -> None:
         """Count bytes that a client sent to a run."""
         await self._database.fetch_rows(MORE_BYTES, size, run)
 

@@ -583,7 +583,7 @@ def _get_state_after_turn(form: Mapping[str, Any]) -> object:
     return left["state"] if "state" in left else form["state"]
 
 
-def add_previous_turn(order: SubmittedRun, found: Mapping[str, Any]) -> SubmittedRun:
+def with_previous_turn(order: SubmittedRun, found: Mapping[str, Any]) -> SubmittedRun:
     """Return the order of a turn with the state and rules after the turn before; a state from the caller takes precedence."""
     stored = found["state"]
     return attrs.evolve(

@@ -128,7 +128,7 @@ class SharedEvents:
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
-    async def find_index(self, after: str | None) -> int:
+    async def find_index_after(self, after: str | None) -> int:
         """
         Return the index after the event *after*; -1 if it is of another epoch.
 
@@ -320,7 +320,7 @@ class SharedEvents:
             else:
                 has_arrived |= self._order.add_record(record)
         await self._order.read_and_append_positions()
-        self._append_record_events(follower, self._order.pop_ready(is_last=is_last))
+        self._append_record_events(follower, self._order.pop_ready_records(is_last=is_last))
         # With the end itself, and not when its driver has ended, too: a client that has the last event may ask in between.
         self.is_over = self._projection.is_over
         was_caught_up = self._is_caught_up

@@ -29,13 +29,13 @@ NAMES = re.compile(r"recorded|expected|(?P<name>[a-z]{1,16}:[0-9a-f]{32}|DBOS\.[
 """The names of steps in an error of DBOS."""
 
 
-def parse_kind(name: str) -> str:
+def parse_step_kind(name: str) -> str:
     """Return the kind of a step by its name, ``""`` for one of the database's own."""
     kind, _, print_ = name.partition(":")
     return kind if print_ else ""
 
 
-def parse_fingerprint(name: str) -> str:
+def parse_step_fingerprint(name: str) -> str:
     """Return the fingerprint in a step's name."""
     return name.partition(":")[2]
 

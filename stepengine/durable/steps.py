@@ -31,7 +31,7 @@ from stepengine.data.effects import (
 from stepengine.data.events import Warned
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.questions import Question
-from stepengine.durable.child_runs import ChildRuns, add_body_end, make_ancestor
+from stepengine.durable.child_runs import ChildRuns, make_ancestor, with_body_end
 from stepengine.durable.executions import DurableRun
 from stepengine.durable.outcome_records import (
     OutcomeRecorder,
@@ -40,7 +40,7 @@ from stepengine.durable.outcome_records import (
     UnrecordedStop,
     find_race_bounds,
 )
-from stepengine.durable.step_names import BODY, CHILD, INTENT, SPAWN, WAIT, get_effect_step_kind, parse_fingerprint
+from stepengine.durable.step_names import BODY, CHILD, INTENT, SPAWN, WAIT, get_effect_step_kind, parse_step_fingerprint
 from stepengine.durable.step_records import ReservedStep
 from stepengine.durable.wire import mark_usage_uncertain, parse_answers
 from stepengine.errors import DataError, StepEngineError, UnknownOutcome
@@ -102,12 +102,12 @@ class Steps:
             started.append((item, await self._reserve_effect_steps(item, reserved, marks, together)))
             # One mark of a group has the numbers: in each of thousands they would fill the database.
             together = [] if isinstance(item.effect, (AskPerson, *WAITS)) else together
-        await self._record_marks(reserved, marks, item)
+        await self._compare_steps_and_record_marks(reserved, marks, item)
         for item, steps in started:
             if steps.intent is not None:
                 token = marks[steps.intent.number]["token"]
                 steps = steps._replace(is_doubtful=token != self._token)  # noqa: PLW2901
-            race = self._find_race_record(item)
+            race = self._find_or_create_race_record(item)
             self._reserved[item.address] = steps._replace(is_early=is_early, race=race)
         await self._inner.begin(batch)
 
@@ -119,7 +119,7 @@ class Steps:
         # One that is cut off by others of its group may have no outcome. Of those in a race it is known when that is over.
         return isinstance(item.effect, (AskPerson, *WAITS)) or not item.gather.fail_fast
 
-    def _find_race_record(self, item: Item) -> RaceRecord | None:
+    def _find_or_create_race_record(self, item: Item) -> RaceRecord | None:
         """Return the record that the members of a race share; ``None`` for an effect in no race."""
         race = find_race_bounds(item)
         if race is None or item.gather is None:
@@ -139,7 +139,9 @@ class Steps:
         LOGGER.warning(message)
         self._run.tree.emit(Warned(message=message))
 
-    async def _record_marks(self, reserved: list[ReservedStep], marks: dict[int, Any], item: Item) -> None:
+    async def _compare_steps_and_record_marks(
+        self, reserved: list[ReservedStep], marks: dict[int, Any], item: Item
+    ) -> None:
         """Compare the steps reserved so far, up to *item*, record their marks and add them to *marks* by number."""
         if reserved:
             where = format_address(*item.address)
@@ -173,8 +175,8 @@ class Steps:
                 return steps
         if isinstance(effect, AskPerson):
             # How many numbers it draws follows from its record, so the steps before it are compared first.
-            await self._record_marks(reserved, marks, item)
-            return await self._record_questions(item, name, together)
+            await self._compare_steps_and_record_marks(reserved, marks, item)
+            return await self._record_questions_and_start_waits(item, name, together)
         intent: ReservedStep | None = None
         # A wait has a marker before it, since the wait itself is recorded only when it is over, and
         # `stepengine deploy status` has to see it meanwhile. A repeatable effect needs no mark: the step with its outcome
@@ -197,7 +199,7 @@ class Steps:
         """Reserve the steps for the start of a child or tool body, and for the end of one driven elsewhere."""
         # The marker comes before the child is enqueued: the database compares names of steps and nothing else, and a
         # child's row is found by its id alone, so a changed spawn would be given another child's result (durable:U15).
-        run, print_ = self._run, parse_fingerprint(name)
+        run, print_ = self._run, parse_step_fingerprint(name)
         known = None if seeded is None else seeded[2]
         mark = {"seq": item.effect.seq, **run.make_path_member(item)}
         if not _is_body_in_this_run(item):
@@ -226,7 +228,7 @@ class Steps:
         # No journal has the changes of an inline child or a tool body: it is driven over its own part of the seed.
         return None if _has_unrecorded_changes(item, form) else ReservedSteps(name, seeded=form, is_settled=True)
 
-    async def _record_questions(self, item: Item, name: str, together: Sequence[int]) -> ReservedSteps:
+    async def _record_questions_and_start_waits(self, item: Item, name: str, together: Sequence[int]) -> ReservedSteps:
         """Record questions, and start to wait for those without an answer."""
         run = self._run
         effect = cast("AskPerson", item.effect)
@@ -375,7 +377,7 @@ class Steps:
         # spent) are in no record, and follow from its effects alone.
         known = steps.seeded or await run.workflow.reserve_and_perform_step(steps.name, make_result_record, where)
         self._outcomes.compare_body_results(item, known, now)
-        return add_body_end(self._outcomes.load_outcome(known, where), getattr(outcome, "body", None))
+        return with_body_end(self._outcomes.load_outcome(known, where), getattr(outcome, "body", None))
 
     # --- waits --------------------------------------------------------------------------------------------------------
 

@@ -415,7 +415,7 @@ def _encode_change(change: Change | SetOutput | UserMessage) -> dict[str, object
         return {"output": change.value}
     if isinstance(change, UserMessage):
         return {"said": encode_stored(change)}
-    values = {} if change.values is None else {"values": encode_values(change.values)}
+    values = {} if change.values is None else {"values": encode_hook_values(change.values)}
     return {"change": encode_stored(change), **values}
 
 
@@ -427,10 +427,10 @@ def _parse_change(form: Mapping[str, Any]) -> Change | SetOutput | UserMessage:
         said: UserMessage = decode_stored(form["said"])
         return said
     change: Change = decode_stored(form["change"])
-    return attrs.evolve(change, values=parse_values(form["values"])) if "values" in form else change
+    return attrs.evolve(change, values=parse_hook_values(form["values"])) if "values" in form else change
 
 
-def encode_values(values: Mapping[str, Any]) -> dict[str, Any]:
+def encode_hook_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the storable part of the values that hooks share; other objects stay in their process."""
     kept: dict[str, object] = {}
     for name, value in values.items():
@@ -441,7 +441,7 @@ def encode_values(values: Mapping[str, Any]) -> dict[str, Any]:
     return to_portable_json(kept)
 
 
-def parse_values(form: Mapping[str, Any] | None) -> dict[str, Any]:
+def parse_hook_values(form: Mapping[str, Any] | None) -> dict[str, Any]:
     """Parse the values that hooks share."""
     return {name: decode_stored_or_json(value) for name, value in (form or {}).items()}
 

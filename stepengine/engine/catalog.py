@@ -234,7 +234,7 @@ class Catalog:
         self._hooks = hooks
         given = list(tools)
         self._met_sources: dict[int, tuple[ToolSource, ToolSource]] = {}
-        self._sources = {t.name: self._register_source(t) for t in given if isinstance(t, ToolSource)}
+        self._sources = {t.name: self._register_source_for_engine(t) for t in given if isinstance(t, ToolSource)}
         self._tools = _index_tools("the engine", [t for t in given if not isinstance(t, ToolSource)])
         self._refuse_policy_file_writers("the engine", self._tools.values())
         self._workspace_tools = WorkspaceTools(
@@ -483,7 +483,7 @@ class Catalog:
                 )
                 raise DefinitionError(msg)
 
-    def _register_source(self, source: ToolSource) -> ToolSource:
+    def _register_source_for_engine(self, source: ToolSource) -> ToolSource:
         """Return *source*, or the result of its ``for_engine()``, which is called once; register it to be closed with the engine."""
         for_engine = getattr(source, "for_engine", None)
         if id(source) not in self._met_sources:
@@ -493,7 +493,7 @@ class Catalog:
 
     def _find_sources(self, definition: AgentDefinition) -> dict[str, ToolSource]:
         """Return the sources of an agent by name: its own, and those of the engine that it lists."""
-        own = {t.name: self._register_source(t) for t in definition.tools if isinstance(t, ToolSource)}
+        own = {t.name: self._register_source_for_engine(t) for t in definition.tools if isinstance(t, ToolSource)}
         return own | {t: self._sources[t] for t in definition.tools if isinstance(t, str) and t in self._sources}
 
     def _combine_hooks(

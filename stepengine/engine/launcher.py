@@ -37,8 +37,8 @@ from stepengine.engine.run_plans import (
     RunRequest,
     make_random_run_id,
     pop_run_info,
-    resolve_system_prompt,
     separate_earlier_answers,
+    with_resolved_system_prompt,
 )
 from stepengine.errors import InputError, StepEngineError
 from stepengine.machine.plan import RunPlan
@@ -327,7 +327,7 @@ class Launcher:
         # A prompt that is computed is the author's code, and it fails like a handler: as a failed run, with events and
         # a record, and not as an exception out of `start`.
         try:
-            state = resolve_system_prompt(plan, state)
+            state = with_resolved_system_prompt(plan, state)
         except StepEngineError as error:
             services = attrs.evolve(services, machine=make_failing_machine(error))
         # In this order: the journal may replace plan and state (its id, its time, its seed), and only then builds

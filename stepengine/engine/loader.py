@@ -461,7 +461,7 @@ def load_agents_from_source(file: Path, source: bytes) -> tuple[AgentDefinition,
     )
 
 
-def find_schedules(module: ModuleType, name: str) -> tuple[Schedule, ...]:
+def get_module_schedules(module: ModuleType, name: str) -> tuple[Schedule, ...]:
     """
     Return the schedules of a module, which is called *name* in messages; most have none.
 
@@ -492,9 +492,9 @@ def load_schedules_of_file(file: Path) -> tuple[Schedule, ...]:
     Return the schedules of an agent file; a file in the sandbox has none, since they are the host's.
 
     Raises:
-        DefinitionError: when loading the file fails, or as ``find_schedules`` does.
+        DefinitionError: when loading the file fails, or as ``get_module_schedules`` does.
     """
-    return () if trust.is_sandboxed(file) else find_schedules(load_module(file), str(file))
+    return () if trust.is_sandboxed(file) else get_module_schedules(load_module(file), str(file))
 
 
 def load_tools_of_file(file: Path) -> tuple[ToolLike | ToolSource, ...]:
@@ -504,10 +504,10 @@ def load_tools_of_file(file: Path) -> tuple[ToolLike | ToolSource, ...]:
     Raises:
         DefinitionError: when loading the file fails.
     """
-    return () if trust.is_sandboxed(file) else find_tools(load_module(file))
+    return () if trust.is_sandboxed(file) else get_module_tools(load_module(file))
 
 
-def find_tools(module: ModuleType) -> tuple[ToolLike | ToolSource, ...]:
+def get_module_tools(module: ModuleType) -> tuple[ToolLike | ToolSource, ...]:
     """Return the tool objects in the ``tools`` list of a module; none if the list holds only names."""
     given = getattr(module, "tools", ())
     has_tools = isinstance(given, list | tuple) and any(isinstance(one, ToolLike | ToolSource) for one in given)

@@ -49,9 +49,9 @@ class LoopThread:
         """Whether the thread was started and not closed."""
         return self._thread is not None
 
-    def run(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    def run(self, make_coroutine: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """
-        Run ``make()`` in the loop and return its result; Ctrl-C cancels it and waits for its end.
+        Run ``make_coroutine()`` in the loop and return its result; Ctrl-C cancels it and waits for its end.
 
         Raises:
             StepEngineError: when called from a signal handler, which must not wait.
@@ -62,10 +62,10 @@ class LoopThread:
         if here is not None:
             blocked |= {id(here)}
         if id(self) not in blocked:
-            return self._run_and_wait(make, blocked)
+            return self._run_and_wait(make_coroutine, blocked)
         other = LoopThread()
         try:
-            return other._run_and_wait(make, blocked)
+            return other._run_and_wait(make_coroutine, blocked)
         finally:
             other.close()
 
@@ -81,15 +81,15 @@ class LoopThread:
         if thread is not threading.current_thread():
             thread.join(JOIN_SECONDS)
 
-    def _run_and_wait(self, make: Callable[[], Coroutine[Any, Any, T]], blocked: frozenset[int]) -> T:
-        """Run ``make()`` in the loop and wait for its result, with *blocked* as the waiting threads; Ctrl-C cancels it."""
+    def _run_and_wait(self, make_coroutine: Callable[[], Coroutine[Any, Any, T]], blocked: frozenset[int]) -> T:
+        """Run ``make_coroutine()`` in the loop and wait for its result, with *blocked* as the waiting threads; Ctrl-C cancels it."""
         future: Future[T] = Future()
         tasks: list[asyncio.Task[None]] = []
         loop = self._get_or_start_loop()
 
         def start_task() -> None:
             if not future.done():
-                tasks.append(loop.create_task(_run_into_future(make, future)))
+                tasks.append(loop.create_task(_run_into_future(make_coroutine, future)))
 
         def cancel_task() -> None:
             if tasks:
@@ -135,10 +135,10 @@ def close_threads(loop_thread: LoopThread, threads: ThreadPool) -> None:
     threads.close()
 
 
-async def _run_into_future(make: Callable[[], Coroutine[object, Any, T]], future: Future[T]) -> None:
-    """Set the result or the error of ``make()`` in *future*."""
+async def _run_into_future(make_coroutine: Callable[[], Coroutine[object, Any, T]], future: Future[T]) -> None:
+    """Set the result or the error of ``make_coroutine()`` in *future*."""
     try:
-        result = await make()
+        result = await make_coroutine()
     except BaseException as error:  # noqa: BLE001  (a KeyboardInterrupt out of a tool belongs to the caller, not to the loop)
         future.set_exception(error)
     else:

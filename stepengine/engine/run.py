@@ -149,7 +149,7 @@ class EngineRun:
             return finished
         from stepengine.journal.run_end import finish_run  # a run that is not recorded loads no journal
 
-        recorded = finish_run(self.journaled_run, finished, self._find_waits(finished))
+        recorded = finish_run(self.journaled_run, finished, self._list_waits(finished))
         return await self._await_despite_cancel(recorded)
 
     async def _run_in_session(self, turn: Turn) -> RunResult:
@@ -164,7 +164,7 @@ class EngineRun:
                 return attrs.evolve(
                     self._make_result(await self._run_and_record_end(records_end=False)), session_saved=False
                 )
-            await turn.start_run(self)
+            await turn.load_session_and_start(self)
             result = self._make_result(await self._run_and_record_end())
             return await self._await_despite_cancel(turn.save_result(result, tree.root.plan, began=self.began))
         finally:
@@ -180,7 +180,7 @@ class EngineRun:
                 self.tree.root.cancelled = True
         return work.result()
 
-    def _find_waits(self, finished: Finished) -> tuple[Waits, ...]:
+    def _list_waits(self, finished: Finished) -> tuple[Waits, ...]:
         """Return all that a suspended run waits for, the questions first."""
         if finished.status is not RunStatus.SUSPENDED:
             return ()
@@ -198,7 +198,7 @@ class EngineRun:
             self.journaled_run.writer.close()
 
     def _make_result(self, finished: Finished) -> RunResult:
-        tree, waits = self.tree, self._find_waits(finished)
+        tree, waits = self.tree, self._list_waits(finished)
         return finished.to_run_result(
             pending_questions=tuple([one.question for one in waits if one.question is not None]),
             waits_for=waits,

@@ -386,7 +386,7 @@ class Planner:
         state = _make_child_state(plan, agent, inherited)
         # A child that inherits its parent's system prompt has it already; its own is not even resolved, since that may
         # call code of the author.
-        return plan, state if inherits else resolve_system_prompt(plan, state)
+        return plan, state if inherits else with_resolved_system_prompt(plan, state)
 
     def _make_plan(
         self,
@@ -618,7 +618,7 @@ def make_random_run_id() -> str:
     return secrets.token_hex(6)  # 48 bits: of a million runs, two share an id with a probability of 0.2 %
 
 
-def resolve_system_prompt(plan: RunPlan, state: AgentState) -> AgentState:
+def with_resolved_system_prompt(plan: RunPlan, state: AgentState) -> AgentState:
     """
     Return *state* with the agent's system prompt resolved.
 

@@ -100,7 +100,7 @@ class ScheduleBook:
         self.path = Path(runs) if parse_database_path(str(runs)) is not None else Path(runs) / FILE
         self._status: os.stat_result | None = None
 
-    def register_schedules(self, lines: Mapping[str, str], now: datetime) -> dict[str, datetime]:
+    def register_and_get_decided_times(self, lines: Mapping[str, str], now: datetime) -> dict[str, datetime]:
         """
         Return up to when each schedule's times are decided; for a new or changed schedule, store and return *now*.
 

@@ -113,7 +113,7 @@ class ScheduleStatus:
 class AnyScheduleBook(Protocol):
     """The methods of a ``ScheduleBook``, which may be in another store."""
 
-    def register_schedules(self, lines: Mapping[str, str], now: datetime) -> dict[str, datetime]:
+    def register_and_get_decided_times(self, lines: Mapping[str, str], now: datetime) -> dict[str, datetime]:
         """Return up to when each schedule's times are decided; for a new or changed schedule that is *now*."""
 
     def claim_time(self, schedule: str, at: datetime, *, run: str, missed: tuple[datetime, ...] = ()) -> bool:
@@ -201,7 +201,7 @@ class Scheduler:
         Raises:
             JournalError: when the book of what was started cannot be used.
         """
-        passed = self.book.register_schedules({s.id: f"{s.line} {s.timezone}" for s in self.schedules}, now)
+        passed = self.book.register_and_get_decided_times({s.id: f"{s.line} {s.timezone}" for s in self.schedules}, now)
         return sorted(
             [due for s in self.schedules for due in self._find_due_and_skip_missed(s, passed[s.id], now)],
             key=lambda due: due.at,

@@ -342,7 +342,7 @@ class Turn:
         self._name: str | None = None
         self._continues = False
 
-    async def start_run(self, live: RunInSession) -> None:
+    async def load_session_and_start(self, live: RunInSession) -> None:
         """
         Load the session, and start *live* as a new run or resume the session's waiting run in it.
 

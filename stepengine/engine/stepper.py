@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 
 from stepengine.data.effects import Leaf
 from stepengine.data.outcomes import Failure, Value
-from stepengine.engine.moments import TOPS, Frame, Moment, describe_effect, describe_end, iterate_frames
+from stepengine.engine.moments import TOPS, Frame, Moment, describe_effect, describe_end, iterate_author_frames
 from stepengine.engine.options import AgentLike
 from stepengine.engine.replayed_tree import ReplayedRun, ReplayedTree
 from stepengine.engine.tape import Tape
@@ -170,11 +170,11 @@ class Stepper:
 
     def frames(self) -> tuple[Frame, ...]:
         """Return ``moment().frames`` without the rest of the moment; raises as ``moment``."""
-        return tuple(iterate_frames(self._get_run(self._get_address_and_start_run()).machine))
+        return tuple(iterate_author_frames(self._get_run(self._get_address_and_start_run()).machine))
 
     def outermost_frame(self) -> Frame | None:
         """Return the frame of the waiting handler, hook or tool, without its helpers; raises as ``moment``."""
-        frames = iterate_frames(self._get_run(self._get_address_and_start_run()).machine)
+        frames = iterate_author_frames(self._get_run(self._get_address_and_start_run()).machine)
         return next((frame for frame in frames if frame.kind in TOPS), None)
 
     def variables(self) -> Mapping[str, str]:
