@@ -163,7 +163,7 @@ async def execute_run_and_encode_result(
 
 
 async def _make_execution(launcher: Launcher, order: SubmittedRun, run: DurableRun, *, depth: int) -> _Execution:
-    """Return the execution of a run, ready to start; the plan of its root is not kept."""
+    """Plan a run, record its prompt and context window, and return its execution, ready to start."""
     root = launcher.plan_root_run(make_root_request(launcher, order))
     plan, state = plan_submitted_run(root, order, depth=depth)
     plan, state, failed = await _record_prompt_and_window(run, plan, state)
@@ -206,7 +206,7 @@ async def _load_turn_order(run: DurableRun, order: SubmittedRun) -> SubmittedRun
 async def _record_prompt_and_window(
     run: DurableRun, plan: RunPlan, state: AgentState
 ) -> tuple[RunPlan, AgentState, StepEngineError | None]:
-    """Return plan and state with the prompt and context window, which are computed once and recorded."""
+    """Return plan and state with the prompt and context window, computed once and recorded; and the error of the prompt, if any."""
     if plan.body is not None:
         return plan, state, None  # its caller has looked
     own = not isinstance(plan.definition.system_prompt, str) and plan.sent is None

@@ -103,7 +103,7 @@ class ChildRuns:
         return attrs.evolve(cast("Value", outcome), value=child)
 
     def _decode_output(self, item: Item, child: ChildResult) -> Any:
-        """Return a child's output as its agent's own type."""
+        """Return a child's output as its agent's own type; as JSON if the child cannot be planned here any more."""
         if child.output is None or not child.run_id:
             return child.output
         effect = cast("Spawn", item.effect)

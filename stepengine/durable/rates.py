@@ -352,7 +352,7 @@ class SharedLimiter:
             raise
 
     def _leave_queue(self, turn: _WaitingRequest) -> None:
-        """Remove a request that no longer waits, even if it was just admitted."""
+        """Remove a cancelled request from the queue; if it was just admitted, report its end."""
         ticket = turn.ticket
         if ticket.done() and not ticket.cancelled() and ticket.exception() is None:
             self.leave(ticket.result(), 0)

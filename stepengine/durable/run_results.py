@@ -114,7 +114,7 @@ class ResultReader:
         return ended(status=RunStatus.FAILED, error=StepEngineError(msg))
 
     def _decode_output(self, order: SubmittedRun, form: Mapping[str, Any]) -> Any:
-        """Decode the output into the agent's own type, if this engine knows the agent."""
+        """Return the output as the agent's own type; ``None`` if this engine does not know the agent, or for plain JSON."""
         output = form["output"]
         try:
             plan, _ = plan_submitted_run(self._launcher.plan_root_run(make_root_request(self._launcher, order)), order)

@@ -286,7 +286,7 @@ class Catalog:
         return known
 
     def _find_published_agent(self, agent_id: str) -> Agent | None:
-        """Return the agent for ``publisher/name[@version]``: that of a package, else of the engine, else a bundled one."""
+        """Return the agent for ``publisher/name[@version]``: of a package, or, with a log line, of the engine or a bundled one."""
         name = find_published_name(agent_id)
         if name is None:
             return None
@@ -367,7 +367,7 @@ class Catalog:
 
     def _compile_packaged_agent(self, definition: AgentDefinition) -> Agent | None:
         """
-        Return an agent of a package, ``None`` for any other.
+        Return the compiled agent of a package, with the other agents that it names; ``None`` for an agent of no package.
 
         A package is a space of its own: ids without a publisher that its agents name are those of their package, or come
         with the engine. So two packages may have an agent of the same name, and none takes the place of one of the engine's.
@@ -634,7 +634,7 @@ def _expand_offered_names(names: Sequence[str], tools: Mapping[str, ToolBinding]
 def _add_carried_tool(
     definition: AgentDefinition, carrier: str, used: ToolLike, tools: dict[str, ToolBinding]
 ) -> list[str]:
-    """Add a tool that the tool *carrier* carries to *tools*; return its name where it yields and was not there."""
+    """Add a tool that *carrier* carries; return its name, in a list, if it is new and yields; raise if its name is taken."""
     name, binding = used.spec.name, used.binding()
     if name not in tools:
         tools[name] = binding
@@ -651,7 +651,7 @@ def _add_carried_tool(
 def _resolve_used_agent_id(
     definition: AgentDefinition, carrier: str, wanted: str, tools: Iterable[str], ids: Mapping[str, object]
 ) -> str:
-    """Return the normalised id of an agent that the tool *carrier* carries."""
+    """Return the normalised id of an agent that *carrier* carries; raise ``DefinitionError`` if there is none."""
     key = find_matching_id(wanted, ids)
     if key is None:
         msg = (
@@ -665,7 +665,7 @@ def _resolve_used_agent_id(
 def _make_agent_tools(
     definition: AgentDefinition, children: Mapping[str, Agent | AgentDefinition], known: Mapping[str, object]
 ) -> dict[str, ToolBinding]:
-    """Return a tool for each agent that the model of *definition* may spawn."""
+    """Return a tool for each spawnable agent if ``spawn_agents`` is among the tools; raise ``DefinitionError`` for a taken name."""
     made: dict[str, ToolBinding] = {}
     for key, child in children.items() if "spawn_agents" in definition.tool_names else ():
         # The definitions are all that is needed, so one may be offered whose own `Agent` is not made yet: families have

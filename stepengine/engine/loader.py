@@ -82,7 +82,7 @@ class AgentLocation:
 
     def load_all(self) -> tuple[AgentDefinition, ...]:
         """
-        Return the agents of the file.
+        Return the agents of the file, loaded for the sandbox if the location says so.
 
         Raises:
             DefinitionError: naming the file and what it should hold.

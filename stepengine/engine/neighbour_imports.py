@@ -47,7 +47,7 @@ def load_module_at(file: Path) -> ModuleType:
 
 
 def _register_folder_package(folder: Path) -> str:
-    """Return the name of the package that the modules of a folder are loaded below."""
+    """Create the made-up package of a folder and the finder for it, unless they exist, and return the package's name."""
     package = f"{PREFIX}{sha256(str(folder).encode()).hexdigest()[:8]}"  # a process loads some dozen folders
     if package not in sys.modules:
         module = ModuleType(package)

@@ -328,7 +328,7 @@ def _read_package_metadata(entry: metadata.EntryPoint) -> Package:
 
 
 def _find_code_folder(dist: metadata.Distribution, module: str) -> Path:
-    """Return the folder of a package's code without importing it; only folders of the distribution itself count."""
+    """Return the folder with a package's code and declaration, without importing it; raise if the distribution has none."""
     top, *below = module.split(".")
     try:
         spec = importlib.util.find_spec(top)
@@ -531,7 +531,7 @@ def published_id(definition: AgentDefinition) -> str:
 
 
 def _load_and_verify_agents(package: Package) -> PackageAgents:
-    """Return the agents of a package, compared with its metadata. They are imported, or loaded for the sandbox, once."""
+    """Return a package's agents, imported or loaded for the sandbox once; raise ``DefinitionError`` if its declaration differs."""
     is_sandboxed = trust.is_package_sandboxed(package.name) or trust.is_sandboxed(package.folder)
     key = (package.name, package.version, package.value, package.folder, is_sandboxed)
     if key not in _HELD:
@@ -565,7 +565,7 @@ def _report_unknown_sandboxed_names() -> None:
 
 
 def _load_sandboxed_agents(package: Package) -> PackageAgents:
-    """Return the agents of a package without importing it: from those of its files that hold some."""
+    """Return the agents in a package's files, which are not imported; raise ``DefinitionError`` if no file has one."""
     agents, problems = list[AgentDefinition](), list[str]()
     for file in sorted(package.folder.glob("*.py")):
         if not file.name.startswith("_"):

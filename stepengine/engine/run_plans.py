@@ -568,7 +568,7 @@ OVERRIDDEN = frozenset({"model", "tools", "settings", "limits"})
 
 def _require_listed_variant(parent_id: str, given: AgentDefinition, listed: AgentDefinition) -> None:
     """
-    Raise unless *given* is the listed agent, with another model, tools, settings or limits at most.
+    Raise ``AgentError`` unless *given* differs from the listed agent in model, tools, settings and limits only.
 
     Raises:
         AgentError: naming the fields in which they differ.

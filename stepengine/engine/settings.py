@@ -479,7 +479,7 @@ def _find_user_settings_file(environ: Mapping[str, str]) -> Path | None:
 
 
 def _find_project_file(cwd: Path) -> Path | None:
-    """Return the project's file: in the working folder or above, up to the top of the repository."""
+    """Return the project's settings file, in the working folder or above, within the repository; raise if a folder has two."""
     folder = cwd.absolute()
     for place in (folder, *folder.parents):
         found = [place / name for name in PROJECT_FILES if _has_stepengine_settings(place / name)]
