@@ -46,14 +46,14 @@ async def test_records_are_shown_in_the_order_of_the_first_process():
     one, other = order(positions), order(positions)
     for place, records in ((one, (second, first)), (other, (first,))):
         for record in records:
-            assert place.add(record)
+            assert place.add_record(record)
         await place.read_and_append_positions()
 
     assert [second, first] == one.pop_ready_records(is_last=False)
     assert one.is_empty
     # The other process has not met the record that comes first.
     assert [] == other.pop_ready_records(is_last=False)
-    other.add(second)
+    other.add_record(second)
     await other.read_and_append_positions()
     assert [second, first] == other.pop_ready_records(is_last=False)
 
@@ -62,8 +62,8 @@ async def test_stop_of_a_run_is_shown_last():
     positions, result, stop = Positions(), Result("", 1, 0), Input("", -1, 0, {"type": "stop", "kind": "shutdown"})
     shown = order(positions)
 
-    assert not shown.add(stop)
-    assert shown.add(result)
+    assert not shown.add_record(stop)
+    assert shown.add_record(result)
     assert [] == shown.pop_ready_records(is_last=True)
     await shown.read_and_append_positions()
     assert [result, stop] == shown.pop_ready_records(is_last=True)
