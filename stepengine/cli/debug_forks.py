@@ -84,7 +84,7 @@ def fork_run(screen: DebugScreen, typed: str, forked: ForkedWalk | None) -> str:
         told = json.loads(said)
     if told.get("error"):
         raise RefusedCommand(told["error"])
-    place = screen.debugger.stepper.tape.address_at(screen.debugger.position)
+    place = screen.debugger.stepper.tape.find_address_at(screen.debugger.position)
     at = "" if place is None else f"{place[0]}#{place[1]}"
     screen.print_result(
         f" new journal {into}, parent at {at}; {format_count(told['steps'], 'step')}, {told['status']}"
@@ -99,7 +99,7 @@ def _confirm_live_cost(screen: DebugScreen, request: ForkRequest) -> None:
     from stepengine.evaluation.samples import summarize_run_from
 
     stepper = screen.debugger.stepper
-    history, place = stepper.tape.history, stepper.tape.address_at(stepper.position)
+    history, place = stepper.tape.history, stepper.tape.find_address_at(stepper.position)
     left = None if place is None else summarize_run_from(history, format_address(*place)).cost
     models = sorted({history.model(i) for i in history.intents.values() if i.type == "model_call"})
     price = (

@@ -474,7 +474,7 @@ class Debugger:
             JournalError: as ``Engine.fork``; when no effect waits here, or a needed *edit* is missing.
         """
         tape, engine = self.stepper.tape, engine or self._engine
-        address = tape.address_at(self.position)
+        address = tape.find_address_at(self.position)
         if address is None:
             msg = "the run has ended at this position; go back to an effect and fork there"
             raise JournalError(msg)

@@ -585,7 +585,7 @@ def _outcome_lines(moment: Moment, texts: SafeTexts) -> list[str]:
 
 def _replaceable_outcome(moment: Moment, debugger: Debugger) -> dict[str, Any]:
     """Return kind and value of the outcome that a fork may replace here; the value is ``None`` if it is an error, too long, or redacted."""
-    address = debugger.stepper.tape.address_at(moment.position)
+    address = debugger.stepper.tape.find_address_at(moment.position)
     intent = None if address is None else debugger.stepper.tape.history.intents.get(address)
     kind = (
         None

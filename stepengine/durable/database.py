@@ -100,7 +100,7 @@ def queue_name(pool: str, depth: int) -> str:
     return f"se.{pool}.d{depth}"
 
 
-def check_deployment_name(name: str, what: str) -> str:
+def check_deployment_name(name: str, label: str) -> str:
     """
     Return *name* if it is valid as a name in the database.
 
@@ -108,14 +108,14 @@ def check_deployment_name(name: str, what: str) -> str:
         DefinitionError: for any other name.
     """
     if NAME.fullmatch(name) is None:
-        msg = f"{what} must have 3 to 64 characters of a-z, 0-9, - and _, such as 'stepengine', not {name!r}"
+        msg = f"{label} must have 3 to 64 characters of a-z, 0-9, - and _, such as 'stepengine', not {name!r}"
         raise DefinitionError(msg)
     return name
 
 
-def import_dbos() -> Any:
+def import_patched_dbos() -> Any:
     """
-    Import ``dbos`` with pickled rows disabled.
+    Import and return ``dbos``, with pickling refused, retries extended and logging limited.
 
     Raises:
         StepEngineError: when the extra is not installed, or what has to be replaced is not where it was.
@@ -156,16 +156,17 @@ def _patch_retries() -> None:
     if getattr(known, "is_ours", False):
         return
 
-    def is_away(error: Exception) -> bool:
+    def is_retriable(error: Exception) -> bool:
         cause = error.orig if isinstance(error, DBAPIError) else None
         # Without a code of the server's, it is the connection that failed.
         return bool(known(error)) or (isinstance(cause, psycopg.OperationalError) and cause.sqlstate is None)
 
-    is_away.is_ours = True  # type: ignore[attr-defined]
-    vars(_sys_db)["retriable_postgres_exception"] = is_away
+    is_retriable.is_ours = True  # type: ignore[attr-defined]
+    vars(_sys_db)["retriable_postgres_exception"] = is_retriable
 
 
 def _refuse_pickle(_: object) -> object:
+    """Raise ``StepEngineError``: it takes the place of the functions that pickle and unpickle rows."""
     msg = "a row of the database contains pickled Python, which is never read; use stepengine's own clients in every process"
     raise StepEngineError(msg)
 
@@ -202,6 +203,7 @@ class _LogThrottle(logging.Filter):
 
 
 def _limit_dbos_logging() -> None:
+    """Let ``dbos`` log only warnings, each call site once in ten seconds."""
     logger = logging.getLogger("dbos")
     logger.setLevel(logging.WARNING)
     if not any(isinstance(known, _LogThrottle) for known in logger.filters):
@@ -220,7 +222,7 @@ def migrate_dbos_tables(url: str, *, role: str | None = None) -> None:
         DatabaseUnavailable: when the database cannot be reached.
         StepEngineError: when the extra is not installed.
     """
-    dbos = import_dbos()
+    dbos = import_patched_dbos()
     with convert_database_errors(url):
         dbos.DBOS.migrate(parse_database_url(url), application_role=role)
 
@@ -233,7 +235,7 @@ def make_dbos_client(url: str, *, app: str) -> Any:
         DatabaseUnavailable: when the database cannot be reached.
         StepEngineError: when the extra is not installed.
     """
-    dbos = import_dbos()
+    dbos = import_patched_dbos()
     logger = logging.getLogger("dbos")
     level = logger.level
     # The raised error reports a failure, so DBOS need not log it.
@@ -387,7 +389,7 @@ async def open_connection(url: str) -> Any:
         DatabaseUnavailable: when the database cannot be reached.
         StepEngineError: when the extra is not installed.
     """
-    import_dbos()
+    import_patched_dbos()
     import psycopg
 
     with convert_database_errors(url):
@@ -444,6 +446,7 @@ class ReopeningConnection:
                     yield self._execute
 
     async def _execute_or_reopen(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
+        """Execute a statement and return its rows; if an open connection was lost, reopen it and try once more."""
         was_open = self._is_open
         try:
             return await self._execute(statement, *values)
@@ -459,6 +462,7 @@ class ReopeningConnection:
         return self._connection is not None and not (self._connection.broken or self._connection.closed)
 
     async def _execute(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
+        """Execute a statement over the connection, which is opened if necessary, and return its rows."""
         if not self._is_open:
             self._connection = await open_connection(self._url)
         with convert_database_errors(self._url):
@@ -482,7 +486,7 @@ def open_transaction(url: str) -> Iterator[Any]:
         DatabaseUnavailable: when the database cannot be reached, or does not have the tables.
         StepEngineError: when the extra is not installed.
     """
-    import_dbos()
+    import_patched_dbos()
     import psycopg
 
     with (
@@ -543,11 +547,11 @@ def start_embedded_postgres(folder: str | Path) -> Any:
     except Exception as error:
         msg = f"the private database in {place} could not be started: {type(error).__name__}: {error}"
         raise StepEngineError(msg) from error
-    _remove_dead_users(server)
+    _remove_dead_processes(server)
     return server
 
 
-def _remove_dead_users(server: Any) -> None:
+def _remove_dead_processes(server: Any) -> None:
     """Remove dead processes from the users of a private database, so that it can be stopped."""
     users = server.global_process_id_list
     for pid in users.get_and_add(os.getpid()):

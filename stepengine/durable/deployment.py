@@ -123,6 +123,7 @@ class Step:
 
 
 def _parse_step(run: str, number: int, name: str, output: str | None, serialization: str | None) -> Step:
+    """Return a step from its row; raise ``JournalCorrupt`` if the result is not portable JSON."""
     if output is None:
         return Step(number, name, None)
     if serialization != "portable_json":
@@ -156,11 +157,11 @@ class _AsyncClient:
     def __getattr__(self, name: str) -> Callable[..., object]:
         method = getattr(self._client, name)
 
-        async def asked(*args: Any, **kwargs: Any) -> Any:
+        async def call_method(*args: Any, **kwargs: Any) -> Any:
             with convert_database_errors(self._url):
                 return await method(*args, **kwargs)
 
-        return asked
+        return call_method
 
 
 class _EndWatcher:
@@ -171,7 +172,7 @@ class _EndWatcher:
         self._waiting: dict[str, set[asyncio.Future[str]]] = {}
         self._looking: asyncio.Task[None] | None = None
 
-    async def wait(self, run: str, seconds: float) -> str | None:
+    async def wait_for_end(self, run: str, seconds: float) -> str | None:
         """Return the state of a run once it is over, ``None`` when it is not after *seconds*."""
         future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(run, set()).add(future)
@@ -188,6 +189,7 @@ class _EndWatcher:
                 del self._waiting[run]
 
     async def _poll_states(self) -> None:
+        """Query the awaited runs until none is left; notify the waiters of ended and missing runs, and of errors."""
         while self._waiting:
             runs = list(self._waiting)
             try:
@@ -205,6 +207,7 @@ class _EndWatcher:
             await asyncio.sleep(WAIT_SECONDS)
 
     def _notify_waiters(self, run: str, news: str | StepEngineError) -> None:
+        """Resume all waiters of a run with its state or an error."""
         for future in self._waiting.get(run, ()):
             if future.done():
                 continue
@@ -387,7 +390,7 @@ class Deployment:
             DatabaseUnavailable: when the database cannot be reached.
             JournalError: when there is no such run.
         """
-        return await self._watch.wait(run, seconds)
+        return await self._watch.wait_for_end(run, seconds)
 
 
 def make_run_view(status: Any) -> DurableRunView:

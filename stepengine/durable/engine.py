@@ -19,7 +19,7 @@ from stepengine.durable.database import parse_database_url
 from stepengine.durable.journals import export_run, find_divergence, fork_run, move_run, submit_unfinished_journal
 from stepengine.durable.message_delivery import deliver_messages_until_cancelled
 from stepengine.durable.operator import Operator
-from stepengine.durable.process import WorkerProcess, WorkerSetting, compute_release
+from stepengine.durable.process import WorkerProcess, WorkerSetting, compute_release_id
 from stepengine.durable.rates import SharedRates
 from stepengine.durable.records import follow_run
 from stepengine.durable.run_results import ResultReader, refuse_child
@@ -115,7 +115,7 @@ class DurableEngine:
         )  # fmt: skip
         self.setting = attrs.evolve(
             setting,
-            release=release or compute_release(self._launcher.catalog),
+            release=release or compute_release_id(self._launcher.catalog),
         )
         self._results = ResultReader(self._launcher, lambda: self.operator)
         self._works = works
@@ -163,7 +163,7 @@ class DurableEngine:
 
     @property
     def live(self) -> int:
-        """The number of root runs that this process executes, with those that wait."""
+        """The number of root runs that this process executes, waiting ones included."""
         return 0 if self._process is None else sum(1 for run in self._process.runs if not run.order.path)
 
     def shared_events(self, run: str, *, tries: int = 0) -> SharedEvents:

@@ -44,7 +44,7 @@ class EventOrder:
         """Whether all added records with a place in the order have been returned; records of a stop have none."""
         return not self._unplaced and not self._ordered
 
-    def add(self, record: Record) -> bool:
+    def add_record(self, record: Record) -> bool:
         """
         Add a record that arrived; return whether it needs a position.
 
@@ -53,7 +53,7 @@ class EventOrder:
         if isinstance(record, Input) and record.input.get("type") == "stop":
             self._stops.append(record)
             return False
-        key = _find_key(record)
+        key = _find_order_key(record)
         if key is None:
             return False
         self._arrived[key] = record
@@ -81,7 +81,7 @@ class EventOrder:
                 self._ordered.extend(some)
                 del self._unplaced[: len(some)]
 
-    def pop_ready(self, *, is_last: bool) -> list[Record]:
+    def pop_ready_records(self, *, is_last: bool) -> list[Record]:
         """Return the next records in the agreed order, up to the first one that has not arrived here; the *last* time all."""
         ready: list[Record] = []
         while self._ordered:
@@ -98,7 +98,7 @@ class EventOrder:
         return ready
 
 
-def _find_key(record: Record) -> str | None:
+def _find_order_key(record: Record) -> str | None:
     """Return the key of a record in the order; ``None`` for a record that shows nothing."""
     if isinstance(record, Intent):
         return f"i{record.path}#{record.seq}"

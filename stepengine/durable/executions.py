@@ -72,7 +72,7 @@ class ExecutionEnd:
         if self.is_leaving or self.parked is not None:
             raise asyncio.CancelledError
 
-    def ends_children(self, stop: Stop) -> bool:
+    def does_stop_end_children(self, stop: Stop) -> bool:
         """Return whether children in other processes end with *stop*; if only this execution ends, they continue."""
         continues_elsewhere = self.is_leaving or self.parked is not None or self.fatal is not None
         return not continues_elsewhere and stop.kind in ("cancelled", "limit")
@@ -135,7 +135,7 @@ class WorkflowSteps:
         )
 
     def is_new_event(self, event: Event) -> bool:
-        """Return whether an event is new to observers."""
+        """Return whether an event is new to observers, and does not repeat the recorded part of a resumed run."""
         # A run that was resumed repeats its recorded part, whose events were shown by an earlier execution.
         return self.is_live or not self.was_replayed
 
@@ -154,7 +154,7 @@ class WorkflowSteps:
             )
         return self._is_repeated
 
-    async def await_or_stop_execution(self, acting: Awaitable[T], where: str) -> T:
+    async def await_or_stop_execution(self, operation: Awaitable[T], where: str) -> T:
         """
         Await a database operation; turn divergences and lost databases into stops of this execution.
 
@@ -163,7 +163,7 @@ class WorkflowSteps:
             asyncio.CancelledError: when this execution must go no further; ``ExecutionEnd.parked`` is the reason.
         """
         try:
-            return await acting
+            return await operation
         # The package compares the name of a step with what is recorded at that number, and a name holds the fingerprint
         # of the effect: so a changed handler is found here, before anything of it is performed (durable:UT9).
         except self._diverges as error:
@@ -181,15 +181,15 @@ class WorkflowSteps:
 
     async def compare_recorded_steps(self, steps: Sequence[ReservedStep], where: str) -> None:
         """Read the records of reserved steps, and compare their names; errors as for ``await_or_stop_execution``."""
-        self.was_replayed |= await self.await_or_stop_execution(self._records.has_recorded(steps), where)
+        self.was_replayed |= await self.await_or_stop_execution(self._records.read_and_compare_steps(steps), where)
 
     async def record_mark(self, step: ReservedStep, where: str) -> Any:
         """Record the mark of a reserved step and return it, or return the record of an earlier execution."""
 
-        async def marked() -> Mapping[str, object] | None:
+        async def get_mark() -> Mapping[str, object] | None:
             return step.mark
 
-        return await self.load_or_perform_step(step, marked, where, preemptible=False)
+        return await self.load_or_perform_step(step, get_mark, where, preemptible=False)
 
     async def reserve_and_perform_step(self, name: str, act: Callable[[], Coroutine[Any, Any, Any]], where: str) -> Any:
         """Return the recorded result of a step of this name, or perform it now."""
@@ -218,13 +218,13 @@ class WorkflowSteps:
             return known
         is_performed = False
 
-        async def perform() -> object:
+        async def perform_and_mark() -> object:
             nonlocal is_performed
             is_performed = True
             return await act()
 
         result = await self.await_or_stop_execution(
-            step.reservation.run_async({"name": step.name, "preemptible": preemptible}, perform), where
+            step.reservation.run_async({"name": step.name, "preemptible": preemptible}, perform_and_mark), where
         )
         self.was_replayed |= not is_performed
         return result
@@ -259,7 +259,7 @@ class Activity:
 
     @contextlib.contextmanager
     def count_waiting(self) -> Iterator[None]:
-        """Count an effect as waiting while the block runs. A worker that stops does not wait for such effects, because they may take a year."""
+        """Count an effect as waiting while the block runs. A worker that stops does not wait for it."""
         self.waits += 1
         try:
             yield

@@ -17,17 +17,17 @@ LOCK = "stepengine-indexes"
 
 
 def turn_condition_sql(row: str = "") -> str:
-    """Return the condition for a turn of a session; *row* is the table's name with its dot."""
+    """Return the SQL condition for a turn of a session; *row* is the table's name with its dot."""
     return f"{row}name = '{WORKFLOW}' and {row}attributes ? 'session'"
 
 
 def child_condition_sql(row: str = "") -> str:
-    """Return the condition for a run that another one spawned."""
+    """Return the SQL condition for a run that another run started."""
     return f"{row}name = '{WORKFLOW}' and position('/' in {row}workflow_uuid) > 0"
 
 
 def root_id_sql(row: str = "") -> str:
-    """Return the id of a run's root."""
+    """Return the SQL expression for the id of a run's root."""
     return f"split_part({row}workflow_uuid, '/', 1)"
 
 
@@ -37,7 +37,7 @@ def session_key_sql(session: str) -> str:
 
 
 def session_turns_sql(app: str, session: str, row: str = "") -> str:
-    """Return the condition for the turns of a session; *app* and *session* are expressions."""
+    """Return the SQL condition for the turns of a session; *app* and *session* are expressions."""
     own = f"({row}attributes->>'session')"
     return (
         f"{turn_condition_sql(row)} and {row}application_name = {app} and {session_key_sql(own)} = {session_key_sql(session)}"
@@ -47,7 +47,7 @@ def session_turns_sql(app: str, session: str, row: str = "") -> str:
 
 def turn_kind_sql(row: str = "") -> str:
     """
-    Return of which kind a turn is: ``line``, ``open``, ``done``, ``gone``.
+    Return the SQL expression for the kind of a turn: ``line``, ``open``, ``done``, ``gone``.
 
     As ``TurnView`` has it: it waits for a turn before it; those after it wait for it; it has a result; nobody waits for it.
     """
@@ -61,7 +61,7 @@ def turn_kind_sql(row: str = "") -> str:
 
 
 def turn_number_sql(row: str = "") -> str:
-    """Return the number of a turn."""
+    """Return the SQL expression for the number of a turn."""
     return f"(({row}attributes->>'turn')::int)"
 
 

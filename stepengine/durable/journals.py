@@ -8,7 +8,7 @@ import attrs
 
 from stepengine.durable.deployment import Deployment
 from stepengine.durable.operator import Operator, make_run_id, require_run_id
-from stepengine.durable.records import make_order_from_journal, read_archive, replay_archive_into_journal
+from stepengine.durable.records import order_and_seed_from_journal, read_archive, replay_archive_into_journal
 from stepengine.durable.run_results import ResultReader
 from stepengine.engine.launcher import Launcher
 from stepengine.errors import JournalError, ReplayDivergence
@@ -44,7 +44,7 @@ async def submit_unfinished_journal(
     """Submit the run of an unfinished journal with its messages, and return its id; see ``DurableEngine.submit_journal``."""
     source = as_journal(journal)
     refuse_unknown_calls(source, trust=trust)
-    order, seed = make_order_from_journal(source, make_redactor("known", os.environ), pool=operator.pool)
+    order, seed = order_and_seed_from_journal(source, make_redactor("known", os.environ), pool=operator.pool)
     if await operator.deployment.has_run(order.root):
         msg = f"the database already has a run {order.root!r}; a journal can be submitted only once"
         raise JournalError(msg)
@@ -86,7 +86,7 @@ async def fork_run(
     made = branch(
         await export_run(launcher, operator.deployment, results, run, None), at, edit, allow_repeat=allow_repeat
     )
-    order, seed = make_order_from_journal(made, make_redactor("known", os.environ), pool=operator.pool)
+    order, seed = order_and_seed_from_journal(made, make_redactor("known", os.environ), pool=operator.pool)
     own = release or (await operator.run(run)).release
     await operator.deployment.enqueue(attrs.evolve(order, root=new), seed=seed, release=own)
     return new

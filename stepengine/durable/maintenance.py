@@ -37,7 +37,7 @@ from stepengine.durable.process import LOCK, release_lock_name, worker_lock_name
 from stepengine.durable.rates import create_rate_tables
 from stepengine.durable.register import create_register_tables_over
 from stepengine.durable.schedule_book import create_schedule_tables
-from stepengine.durable.step_names import ASK, CHILD, SPAWN, parse_kind
+from stepengine.durable.step_names import ASK, CHILD, SPAWN, parse_step_kind
 from stepengine.durable.workers import create_worker_table, list_workers
 from stepengine.errors import DatabaseUnavailable, DefinitionError, ExecutorBusy
 from stepengine.runtime.logs import LOGGER
@@ -376,6 +376,7 @@ class DeploymentMaintenance:
             await asyncio.sleep(LOOK_AGAIN_SECONDS)
 
     async def _requeue_runs(self, executor: str, *, dry_run: bool) -> list[TakeoverResult]:
+        """Put the pending runs of a worker back on their queues, or cancel them as poison; children come first."""
         operator = self._operator
         left = await operator.client.list_workflows_async(
             status="PENDING", executor_id=executor, application_name=operator.app, load_input=False, load_output=False
@@ -405,7 +406,7 @@ class DeploymentMaintenance:
             tree = [view.id for view in await operator.tree(run) if not view.is_over]
             await operator.client.cancel_workflows_async(tree)
             return TakeoverResult(run, executor, "poison", times)
-        await operator.client.resume_workflow_async(run, queue_name=status.queue_name or operator.find_queue_name(run))
+        await operator.client.resume_workflow_async(run, queue_name=status.queue_name or operator.get_queue_name(run))
         return TakeoverResult(run, executor, "resumed", times)
 
     async def watch(self, *, grace: float = GRACE_SECONDS, look: float = LOOK_SECONDS) -> AsyncIterator[TakeoverResult]:
@@ -492,8 +493,8 @@ class DeploymentMaintenance:
 
 
 def _is_wait_step(name: str) -> bool:
-    """Return whether the last step of a run waits for an answer or for a child run."""
-    return parse_kind(name) in (ASK, SPAWN, CHILD) or name.startswith("DBOS.")
+    """Return whether a step waits: for an answer, a child, or something of the database package."""
+    return parse_step_kind(name) in (ASK, SPAWN, CHILD) or name.startswith("DBOS.")
 
 
 async def _fetch_all(connection: Any, sql: str, *given: Any) -> list[Any]:
@@ -502,6 +503,7 @@ async def _fetch_all(connection: Any, sql: str, *given: Any) -> list[Any]:
 
 
 async def _is_lock_held(connection: object, name: str) -> bool:
+    """Return whether a process holds the advisory lock of this name."""
     return bool(await fetch_value(connection, HELD, name))
 
 

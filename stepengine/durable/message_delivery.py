@@ -59,6 +59,7 @@ async def deliver_messages_until_cancelled(
 
 
 async def _deliver_user_input(database: Deployment, runs_by_root: Mapping[str, DurableRun]) -> None:
+    """Deliver unread user input to root runs, except messages that they have recorded or that contain no text."""
     # Messages stay in the database: those that were received are not read again at every look.
     received = [key for listening in runs_by_root.values() for key in listening.messages.known_keys]
     for run, key, said in await database.fetch_rows(WAITING, list(runs_by_root), TOPIC, received):

@@ -51,7 +51,7 @@ class ReceivedMessages:
         return self._known
 
     def mark_received(self, key: str) -> None:
-        """Add a message that was received before, or that cannot be delivered."""
+        """Add the key of a message to the known ones, without delivering the message."""
         self._known.add(key)
 
     def deliver_user_text(self, tree: RunTree, key: str, text: str, path: str = "") -> None:
@@ -67,8 +67,8 @@ class ReceivedMessages:
         self._posted[message.id] = key
         tree.mail.deliver(message)
 
-    def pop_received(self, outcome: Single) -> dict[str, Any]:
-        """Return the member with the keys of the messages that an outcome consumed, and of those refused since the last one."""
+    def pop_consumed_message_keys(self, outcome: Single) -> dict[str, Any]:
+        """Return and forget the keys of messages that an outcome consumed, or that were refused, as the member ``heard``."""
         inputs = () if isinstance(outcome, Stop) else outcome.inputs
         keys = [self._waiting.pop(id(message))[0] for message in inputs if id(message) in self._waiting]
         if isinstance(outcome, Value) and isinstance(outcome.value, Received):

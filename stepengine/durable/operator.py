@@ -215,7 +215,7 @@ class Operator:
             JournalError: when there is no such run.
         """
         for reply in await self._answers.make_replies(root, answers):
-            await self._answers.send(reply)
+            await self._answers.send_reply(reply)
 
     async def answer_first(self, root: str, answers: Mapping[str, AnswerLike]) -> None:
         """
@@ -227,9 +227,9 @@ class Operator:
         """
         replies = await self._answers.make_replies(root, answers, sender=secrets.token_hex(8))
         for reply in replies:
-            await self._answers.send(reply)
+            await self._answers.send_reply(reply)
         for reply in replies:
-            if not await self._answers.is_accepted(reply):
+            if not await self._answers.is_reply_accepted(reply):
                 msg = f"somebody else has answered {' or '.join(map(repr, answers))} in the meantime"
                 raise AnswerRejected(msg)
 
@@ -353,7 +353,7 @@ class Operator:
         async with self.sessions.lock_retryable_turn(tree[0]):
             for each in reversed(stopped):
                 is_turn = "turn" in each.attributes
-                queue = waiting_queue_name(pool) if is_turn else self.find_queue_name(each.id, pool)
+                queue = waiting_queue_name(pool) if is_turn else self.get_queue_name(each.id, pool)
                 await self._requeue_stopped_run(each.id, release=release, queue=queue)
         return [each.id for each in stopped]
 
@@ -396,7 +396,7 @@ class Operator:
         for topic, message, key in unread:
             await self.client.send_async(run, message, topic, idempotency_key=key.removesuffix(f"::{run}"))
 
-    def find_queue_name(self, run: str, pool: str | None = None) -> str:
+    def get_queue_name(self, run: str, pool: str | None = None) -> str:
         """Return the queue of a run by its depth, in *pool* or that of this operator."""
         path = run.partition("/")[2]
         return queue_name(pool or self.pool, path.count(".") + 1 if path else 0)

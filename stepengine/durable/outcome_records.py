@@ -74,12 +74,12 @@ class RaceRecord:
         self._is_won = False
         self._news = asyncio.Event()
 
-    def start_lookup(self, item: Item) -> None:
-        """Add a member to those whose records are being looked up; the caller does the look-up."""
+    def add_pending_lookup(self, item: Item) -> None:
+        """Mark the record of a member as being looked up; the caller does the look-up."""
         self._looking.add(item.effect.seq)
 
     def record_member_end(self, item: Item, *, is_won: bool) -> None:
-        """Note in memory that a member has ended and whether it won the race, and wake the members that wait."""
+        """Store in memory that a member has ended and whether it won the race, and wake the waiting members."""
         self._looking.discard(item.effect.seq)
         self._is_won = self._is_won or is_won
         self._news.set()
@@ -126,7 +126,7 @@ class OutcomeRecorder:
         self, item: Item, outcome: Single, attempts: Sequence[object] = (), *, at: int | None = None
     ) -> dict[str, Any]:
         """
-        Return the stored form of an outcome that was just received, with the messages that it consumed.
+        Return the stored form of a newly received outcome, with the keys of the messages that it consumed.
 
         Args:
             item: The effect.
@@ -143,7 +143,9 @@ class OutcomeRecorder:
             raise UnrecordedStop(outcome)
         run = self._run
         time = run.clock.advance_time(outcome.at) if at is None else at
-        return self.encode(item, attrs.evolve(outcome, at=time), attempts) | run.messages.pop_received(outcome)
+        return self.encode(item, attrs.evolve(outcome, at=time), attempts) | run.messages.pop_consumed_message_keys(
+            outcome
+        )
 
     def encode_race_loss(self, item: Item) -> dict[str, Any]:
         """Return the stored form of the outcome of an effect that lost its race."""
@@ -155,7 +157,7 @@ class OutcomeRecorder:
         """Return the outcome of an effect and its stored form, which is empty if the run only stopped there."""
         run, where = self._run, format_address(*item.address)
         if steps.race is not None:
-            steps.race.start_lookup(item)
+            steps.race.add_pending_lookup(item)
         try:
             only_waits = isinstance(item.effect, WAITS)
             assert steps.step is not None  # noqa: S101 - only a question and a body in this run have none

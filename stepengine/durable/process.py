@@ -19,14 +19,14 @@ from attrs import frozen
 
 from stepengine.data.json import canonical
 from stepengine.data.tools import Yielding
-from stepengine.durable.body import execute_run
+from stepengine.durable.body import execute_run_and_encode_result
 from stepengine.durable.database import (
     WORKFLOW,
     check_deployment_name,
     close_locking_connection,
     convert_database_errors,
     fetch_value,
-    import_dbos,
+    import_patched_dbos,
     make_serializer,
     open_connection,
     queue_name,
@@ -63,7 +63,7 @@ SHARED_LOCK = "select pg_advisory_lock_shared(hashtextextended(%s, 0))"
 
 
 def worker_lock_name(executor: str) -> str:
-    """Return the name of the lock that an executor holds for as long as it lives."""
+    """Return the name of the lock by which a live executor is recognised."""
     return f"stepengine:{executor}"
 
 
@@ -119,7 +119,7 @@ class WorkerSetting:
                 raise DefinitionError(msg)
 
 
-def compute_release(catalog: Catalog) -> str:
+def compute_release_id(catalog: Catalog) -> str:
     """Return the version of the agents: a hash of definitions, tool specs, and the source of handlers and of tools that yield."""
     known = {}
     for agent in map(catalog.get_agent, catalog.definitions):
@@ -198,7 +198,7 @@ class WorkerProcess:
         if WorkerProcess.current is not None:
             msg = "a process can run only one worker: close the other DurableEngine first"
             raise StepEngineError(msg)
-        package = import_dbos()
+        package = import_patched_dbos()
         self._errors = package.error
         self._dbos = package.DBOS
         await self._connect_and_lock()
@@ -221,6 +221,7 @@ class WorkerProcess:
         self._keeper = asyncio.create_task(self._poll_queues_and_watch_runs(queues))
 
     async def _connect_and_lock(self) -> None:
+        """Open a connection and acquire this worker's locks over it; close it if that fails."""
         lock = await open_connection(self.setting.url)
         try:
             with convert_database_errors(self.setting.url):
@@ -279,6 +280,7 @@ class WorkerProcess:
             raise StepEngineError(msg)
 
     async def _launch_dbos(self, package: Any) -> Queues:
+        """Configure and launch DBOS, and return the queues of this worker, one for each depth."""
         setting = self.setting
         config: dict[str, object] = {
             "name": setting.app,
@@ -310,7 +312,7 @@ class WorkerProcess:
                 polling_interval_sec=pause,
                 on_conflict="update_if_latest_version",
             )
-            queues.add(queue, pause)
+            queues.add_queue(queue, pause)
         self._queues = queues
         return queues
 
@@ -339,7 +341,7 @@ class WorkerProcess:
             raise asyncio.CancelledError
         self._under_way[task] = run
         try:
-            return await execute_run(self._launcher, order, run, depth=self.setting.depth)
+            return await execute_run_and_encode_result(self._launcher, order, run, depth=self.setting.depth)
         finally:
             del self._under_way[task]
 

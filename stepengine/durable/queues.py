@@ -86,7 +86,7 @@ class Queues:
         self._at_rest = asyncio.Event()
         self._at_rest.set()
 
-    def add(self, queue: Any, pause: float) -> None:
+    def add_queue(self, queue: Any, pause: float) -> None:
         """Add a registered queue, from which runs are taken at most every *pause* seconds."""
         self._queues[queue.name] = queue
         self._pauses[queue.name] = pause
@@ -113,6 +113,7 @@ class Queues:
             ).start()
 
     def _run_queue_loop_once(self, name: str, loop: asyncio.AbstractEventLoop) -> None:
+        """Take runs from a queue once, in this thread, and mark it as idle in *loop*."""
         try:
             self._turn(_StopAfterOneTurn(), self._instance(), self._queues[name])
         finally:

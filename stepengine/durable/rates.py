@@ -339,7 +339,7 @@ class SharedLimiter:
         """
         turn = _WaitingRequest(tokens)
         self._waiting.append(turn)
-        self._start_admission_task()
+        self._start_or_wake_admission_task()
         try:
             await turn.news.wait()
             if turn.obstacle is None:
@@ -352,7 +352,7 @@ class SharedLimiter:
             raise
 
     def _leave_queue(self, turn: _WaitingRequest) -> None:
-        """Remove a request that no longer waits, even if it was just admitted."""
+        """Remove a cancelled request from the queue; if it was just admitted, report its end."""
         ticket = turn.ticket
         if ticket.done() and not ticket.cancelled() and ticket.exception() is None:
             self.leave(ticket.result(), 0)
@@ -361,7 +361,7 @@ class SharedLimiter:
         with contextlib.suppress(ValueError):
             self._waiting.remove(turn)
         self._owes = True
-        self._start_admission_task()
+        self._start_or_wake_admission_task()
 
     def leave(self, ticket: _AdmittedRequest, used: int | None) -> None:
         """Report the end of a request and its *used* tokens; ``None`` if unknown."""
@@ -370,9 +370,10 @@ class SharedLimiter:
             self._corrections[ticket.second] = self._corrections.get(ticket.second, 0) + used - ticket.tokens
         if self._limit.max_concurrency is not None or self._corrections:
             self._owes = True
-            self._start_admission_task(is_news=bool(self._waiting))
+            self._start_or_wake_admission_task(is_news=bool(self._waiting))
 
-    def _start_admission_task(self, *, is_news: bool = True) -> None:
+    def _start_or_wake_admission_task(self, *, is_news: bool = True) -> None:
+        """Start the task that asks for admissions if it does not run; with *is_news*, end its pause."""
         if is_news:
             self._changed.set()
         if self._asker is None or self._asker.done():
@@ -398,6 +399,7 @@ class SharedLimiter:
                 self._waiting.popleft().admit_or_fail(StepEngineError(msg))
 
     async def _wait_for_change(self, seconds: float) -> None:
+        """Wait for news of this worker's requests, up to *seconds*."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._changed.wait()

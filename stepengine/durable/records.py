@@ -23,7 +23,7 @@ from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.state import AgentState, ChildResult, RunResult, RunStatus
 from stepengine.durable.body import make_root_request
 from stepengine.durable.deployment import Deployment, DurableRunView, Step
-from stepengine.durable.sessions import ENTERED, add_previous_turn, resolve_answered_run
+from stepengine.durable.sessions import ENTERED, resolve_answered_run, with_previous_turn
 from stepengine.durable.step_names import (
     ASK,
     BODY,
@@ -37,8 +37,8 @@ from stepengine.durable.step_names import (
     TOOL,
     WAIT,
     get_effect_step_kind,
-    parse_fingerprint,
-    parse_kind,
+    parse_step_fingerprint,
+    parse_step_kind,
 )
 from stepengine.durable.wire import (
     StartOutcomes,
@@ -50,7 +50,7 @@ from stepengine.durable.wire import (
 )
 from stepengine.engine.launcher import Launcher
 from stepengine.engine.run import EngineRun, make_failing_machine, stream_run
-from stepengine.engine.run_plans import resolve_system_prompt
+from stepengine.engine.run_plans import with_resolved_system_prompt
 from stepengine.errors import AgentError, JournalError, ReplayDivergence, StepEngineError
 from stepengine.journal.encoding import changes_world_again, decode_stored, encode_effect, to_comparable_form
 from stepengine.journal.fingerprints import Fingerprints
@@ -123,7 +123,7 @@ class Archive:
                 self.sizes[view.id] = size
                 # By their numbers: of effects that run at once, one with a smaller number may be recorded later.
                 known = self.known.setdefault(view.id, set())
-                known |= _add_steps(self, path, await deployment.load_steps(view.id, known))
+                known |= _apply_steps(self, path, await deployment.load_steps(view.id, known))
 
 
 async def read_archive(deployment: Deployment, root: str) -> Archive:
@@ -172,13 +172,13 @@ async def read_archive_once_started(
     return archive if answered == root else await read_archive(deployment, answered)
 
 
-def _add_steps(archive: Archive, path: str, steps: Sequence[Step]) -> set[int]:
+def _apply_steps(archive: Archive, path: str, steps: Sequence[Step]) -> set[int]:
     """Apply the steps of one run to the archive; return their numbers, except open questions, which are read again."""
     taken = {step.number for step in steps}
     received = {step.number: step.form for step in steps if step.name == "DBOS.recv"}
     for step in steps:
         name, form = step.name, step.form
-        kind, fp = parse_kind(name), parse_fingerprint(name)
+        kind, fp = parse_step_kind(name), parse_step_fingerprint(name)
         if not isinstance(form, Mapping):
             continue
         # What belongs to the body of a tool in this run says so.
@@ -186,7 +186,7 @@ def _add_steps(archive: Archive, path: str, steps: Sequence[Step]) -> set[int]:
         if kind == LOOKUP:
             archive.lookups[path] = form
         elif kind == ENTERED:
-            archive.order, archive.is_begun = add_previous_turn(archive.order, form), True
+            archive.order, archive.is_begun = with_previous_turn(archive.order, form), True
         elif kind == END:
             archive.ends[path] = form["at"]
         elif kind == ASK and "questions" in form:
@@ -194,11 +194,11 @@ def _add_steps(archive: Archive, path: str, steps: Sequence[Step]) -> set[int]:
             taken -= set() if said is not None else {step.number}
             archive.entries[address] = EffectRecord(kind, fp, None if said is None else {**form, "said": said})
         else:
-            _add_effect(archive, address, kind, fp, form)
+            _apply_effect(archive, address, kind, fp, form)
     return taken
 
 
-def _add_effect(archive: Archive, address: Address, kind: str, fp: str, form: Mapping[str, Any]) -> None:
+def _apply_effect(archive: Archive, address: Address, kind: str, fp: str, form: Mapping[str, Any]) -> None:
     """Apply the start or the outcome of an effect to the archive."""
     if kind in BEGINNINGS:
         archive.entries.setdefault(address, EffectRecord(BEGINNINGS[kind], fp))
@@ -210,9 +210,9 @@ BEGINNINGS = {INTENT: INTENT, SPAWN: CHILD, BODY: TOOL, WAIT: WAIT}
 """Kinds of steps by which it is known that something has begun, and what it is."""
 
 
-def decode_outcome(form: Mapping[str, Any]) -> Single:
+def decode_outcome_or_answers(form: Mapping[str, Any]) -> Single:
     """
-    Return the outcome that is stored, also of a question that was answered.
+    Return the outcome in a stored form; for questions, the answers stored with them.
 
     Raises:
         DataError: when it does not fit the codec any more.
@@ -324,7 +324,7 @@ def create_replayed_run(launcher: Launcher, played: Playback) -> EngineRun:
 
     try:
         made = at_that_time.plan_root_run(make_root_request(launcher, order))
-        plan, state = played.with_recorded_lookups(made.plan, made.state)
+        plan, state = played.with_recorded_prompt_and_window(made.plan, made.state)
         plan, state = start_run(
             session, plan, state, limits=order.limits, models=launcher.models.by_agent, own_models=order.models
         )
@@ -350,11 +350,11 @@ def _remove_unstarted_effects(journal: Journal, archive: Archive) -> None:
         if record.seq < 0 or address in results or address in archive.entries or child_path(*address) in paths:
             last[record.path] = max(record.seq, last.get(record.path, record.seq))
 
-    def has_begun(record: Intent) -> bool:
+    def has_started(record: Intent) -> bool:
         # Of effects that run at once, a later one may be recorded first; a journal has no gaps.
         return record.seq <= last.get(record.path, -1)
 
-    kept = [record for record in records if not isinstance(record, Intent) or has_begun(record)]
+    kept = [record for record in records if not isinstance(record, Intent) or has_started(record)]
     if len(kept) < len(records):
         replace_with_derived(journal, kept, journal)
 
@@ -411,19 +411,25 @@ class Playback:
         return self.session.wrap_services(mine)
 
     def _wrap_planner(self, inner: ChildPlanner) -> ChildPlanner:
-        def planned(parent: RunPlan, effect: Spawn | CallBody, path: str) -> tuple[RunPlan, AgentState]:
-            return self.with_recorded_lookups(*inner(parent, effect, path))
+        """Return a planner whose plans have the recorded prompts and context windows."""
 
-        return planned
+        def plan_with_recorded_lookups(
+            parent: RunPlan, effect: Spawn | CallBody, path: str
+        ) -> tuple[RunPlan, AgentState]:
+            return self.with_recorded_prompt_and_window(*inner(parent, effect, path))
 
-    def with_recorded_lookups(self, plan: RunPlan, state: AgentState) -> tuple[RunPlan, AgentState]:
+        return plan_with_recorded_lookups
+
+    def with_recorded_prompt_and_window(self, plan: RunPlan, state: AgentState) -> tuple[RunPlan, AgentState]:
         """Return plan and state with the recorded prompt and context window."""
         if plan.body is not None:
             return plan, state
         known = self._archive.lookups.get(plan.path)
         if known is None:
             prompt = plan.definition.system_prompt
-            return plan, resolve_system_prompt(plan, state) if isinstance(prompt, str) and plan.sent is None else state
+            return plan, with_resolved_system_prompt(plan, state) if isinstance(
+                prompt, str
+            ) and plan.sent is None else state
         if known.get("prompt") is not None:
             state = attrs.evolve(state, system_prompt=known["prompt"])
         return attrs.evolve(plan, context_window=known.get("window")), state
@@ -441,6 +447,7 @@ class Playback:
             raise self.fatal
 
     def _make_divergence(self, item: Item, entry: EffectRecord) -> ReplayDivergence:
+        """Return the error for an effect whose fingerprint differs from its record."""
         where = format_address(*item.address)
         form = encode_effect(item)
         now = "model" if isinstance(form, CallModel) else str(form["type"])
@@ -457,15 +464,15 @@ class Playback:
     def find_outcome(self, item: Item) -> Single | None:
         """Return the recorded outcome of an effect, if it has one."""
         entry = self._archive.entries.get(item.address)
-        return None if entry is None or entry.form is None else decode_outcome(entry.form)
+        return None if entry is None or entry.form is None else decode_outcome_or_answers(entry.form)
 
-    def get_attempts(self, item: Item) -> Sequence[Mapping[str, Any]]:
+    def get_failed_attempts(self, item: Item) -> Sequence[Mapping[str, Any]]:
         """Return the failed attempts before an outcome."""
         form = self._archive.entries[item.address].form
         found: Sequence[Mapping[str, object]] = (form or {}).get("attempts", ())
         return found
 
-    def make_stop(self, path: str) -> Stop:
+    def make_stop_at_record_end(self, path: str) -> Stop:
         """Return the stop of a run where its record ends."""
         if self.has_ended_elsewhere(path):
             return Stop("cancelled")
@@ -489,8 +496,8 @@ class Playback:
             path = address[0]
         return False
 
-    def find_end_time(self, path: str) -> int:
-        """Return when a background child ended, or for a cancelled one its last recorded time."""
+    def get_end_time(self, path: str) -> int:
+        """Return when a background child ended; without a recorded end, the last recorded time of its tree, or 0."""
         known = self._archive.ends.get(path)
         if known is not None:
             return known
@@ -549,13 +556,13 @@ class _PlaybackPerformer:
         if isinstance(item.effect, RunInBackground):
             return await self._replay_child_to_end(item, io)
         if isinstance(item.effect, RUNS) and not getattr(item.effect, "is_background", False):
-            return await self._replay_run(item, io)
+            return await self._replay_child_or_body(item, io)
         known = await self._wait_for_outcome(item)
         if known is None:
-            return await self._make_stop(item, io)
+            return await self._stop_before_effect(item, io)
         if isinstance(known, Value) and isinstance(item.effect, (Spawn, *CHILD_ENDS)):
             return await self._replay_background_effect(item, io, known)
-        for attempt in self._played.get_attempts(item):
+        for attempt in self._played.get_failed_attempts(item):
             error = decode_stored({"type": "failure", "error": attempt["error"]}).error
             io.report_failed_attempt(Failure(error), decode_stored(attempt["usage"]) if "usage" in attempt else None)
         return known
@@ -570,15 +577,15 @@ class _PlaybackPerformer:
             return Stop("cancelled")
         return attrs.evolve(known, value=attrs.evolve(known.value, ended=ended))
 
-    async def _make_stop(self, item: Item, io: IO) -> Single:
-        """Return the stop before an effect without an outcome: suspended if it waits there."""
+    async def _stop_before_effect(self, item: Item, io: IO) -> Single:
+        """Return the stop before an effect without an outcome; for a wait or open question, it is recorded as a suspension."""
         if isinstance(item.effect, WAITS) and not self._played.has_ended_elsewhere(item.path):
             io.record_suspension(item)
             return Stop("suspended")
         if isinstance(item.effect, AskPerson) and not self._played.has_ended_elsewhere(item.path):
             stopped = await self._inner.perform(item, io)
-            return stopped if isinstance(stopped, Stop) else self._played.make_stop(item.path)
-        return self._played.make_stop(item.path)
+            return stopped if isinstance(stopped, Stop) else self._played.make_stop_at_record_end(item.path)
+        return self._played.make_stop_at_record_end(item.path)
 
     async def _wait_for_outcome(self, item: Item) -> Single | None:
         """Return the recorded outcome of an effect; wait for it while the run is active."""
@@ -596,11 +603,12 @@ class _PlaybackPerformer:
         why, child = self._played.find_cancel_reason(item.path), outcome.value
         if why and child.status is RunStatus.CANCELLED:
             child = attrs.evolve(child, error=AgentError(why))
-        return attrs.evolve(outcome, value=child, at=self._played.find_end_time(item.path))
+        return attrs.evolve(outcome, value=child, at=self._played.get_end_time(item.path))
 
-    async def _replay_run(self, item: Item, io: IO) -> Single:
+    async def _replay_child_or_body(self, item: Item, io: IO) -> Single:
+        """Replay a child or tool body at its recorded time; one that was refused has its recorded outcome alone."""
         known = self._played.find_outcome(item)
-        if known is not None and not _was_run_started(item, known):
+        if known is not None and not _was_child_or_body_started(item, known):
             return known
         outcome = await self._inner.perform(item, io)
         known = known if isinstance(outcome, Stop) else await self._wait_for_outcome(item)
@@ -611,7 +619,7 @@ class _PlaybackPerformer:
         return attrs.evolve(outcome, at=known.at, inputs=known.inputs)
 
 
-def _was_run_started(item: Item, known: Single) -> bool:
+def _was_child_or_body_started(item: Item, known: Single) -> bool:
     """Return whether the child or body of an effect ran, and was not refused before its start."""
     if isinstance(item.effect, CallBody):
         return not isinstance(known, Failure)
@@ -622,7 +630,9 @@ def _was_run_started(item: Item, known: Single) -> bool:
 # --- in -----------------------------------------------------------------------------------------------------------------
 
 
-def make_order_from_journal(journal: Journal, redactor: Redactor, *, pool: str) -> tuple[SubmittedRun, StartOutcomes]:
+def order_and_seed_from_journal(
+    journal: Journal, redactor: Redactor, *, pool: str
+) -> tuple[SubmittedRun, StartOutcomes]:
     """
     Return the order and the seed that continue the run of a journal.
 

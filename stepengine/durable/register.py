@@ -222,7 +222,7 @@ class Register:
                 return str(run)
         return None
 
-    async def has_key(self, owner: str, key: str, now: float) -> bool:
+    async def has_recent_key(self, owner: str, key: str, now: float) -> bool:
         """Return whether *owner* started a run under an idempotency key within the day before *now*."""
         return bool(await self._database.fetch_rows(HAS_KEY, self._app, owner, key, now - IDEMPOTENCY_KEY_SECONDS))
 
@@ -231,7 +231,7 @@ class Register:
         found = await self._database.fetch_rows(USAGE, {"app": self._app, "owner": owner})
         return int(found[0][0]), int(found[0][1])
 
-    async def add_bytes(self, run: str, size: int) -> None:
+    async def count_client_bytes(self, run: str, size: int) -> None:
         """Count bytes that a client sent to a run."""
         await self._database.fetch_rows(MORE_BYTES, size, run)
 
@@ -247,25 +247,25 @@ class Register:
         """Record that a registered run cannot be submitted: it has failed."""
         await self._database.fetch_rows(REFUSE, why.replace("\0", ""), run)
 
-    async def record_cancellation(self, run: str, text: str) -> None:
+    async def record_cancellation(self, run: str, reason: str) -> None:
         """Store why a run was cancelled."""
-        await self._database.fetch_rows(NOTE, text.replace("\0", ""), run)
+        await self._database.fetch_rows(NOTE, reason.replace("\0", ""), run)
 
     async def count_retry(self, run: str) -> None:
         """Count a retry of a stopped run."""
         await self._database.fetch_rows(COUNT_TRY, run)
 
-    async def list_unsubmitted(self) -> list[RegisteredRun]:
+    async def list_late_unsubmitted(self) -> list[RegisteredRun]:
         """Return up to 100 registered runs that were not submitted within ``MAX_LATE_SECONDS``, the oldest first."""
         late = f"select {COLUMNS} {REGISTERED_RUNS} and not v.is_submitted and v.ended is null and v.created < %(late)s order by v.created limit 100"
         given = {"app": self._app, "late": time.time() - MAX_LATE_SECONDS}
-        return [_parse_row(row) for row in await self._database.fetch_rows(late, given)]
+        return [_registered_run_from_row(row) for row in await self._database.fetch_rows(late, given)]
 
     async def find_run(self, run: str) -> RegisteredRun | None:
         """Return the root run with this id, of any owner; ``None`` if there is none."""
         one = f"select {COLUMNS} {REGISTERED_RUNS} and v.run = %(run)s union all select {COLUMNS} {OTHER_RUNS} and s.workflow_uuid = %(run)s"
         rows = await self._database.fetch_rows(one, {"app": self._app, "run": run})
-        return _parse_row(rows[0]) if rows else None
+        return _registered_run_from_row(rows[0]) if rows else None
 
     async def list_runs(
         self,
@@ -314,7 +314,7 @@ class Register:
             ]
             found += f" union all (select {COLUMNS} {_join_conditions(OTHER_RUNS, others)} order by s.created_at desc, s.workflow_uuid desc limit %(limit)s)"
         every = f"select * from ({found}) {NAMES} order by created desc, run desc limit %(limit)s"  # noqa: S608 - of names of ours
-        return [_parse_row(row) for row in await self._database.fetch_rows(every, given)]
+        return [_registered_run_from_row(row) for row in await self._database.fetch_rows(every, given)]
 
     async def count_by_agent_and_status(self) -> list[tuple[str, str, int]]:
         """Return how many registered runs there are of each agent in each state."""
@@ -324,7 +324,7 @@ class Register:
         found = await self._database.fetch_rows(every, {"app": self._app})
         return [(agent, status, count) for agent, status, count in found]
 
-    async def remove_stale_entries(self) -> None:
+    async def store_ends_and_remove_stale(self) -> None:
         """Store the ends of runs for listing, and delete the entries of deleted runs."""
         await self._database.fetch_rows(SETTLE, self._app)
         await self._database.fetch_rows(FORGET, self._app, time.time() - IDEMPOTENCY_KEY_SECONDS)
@@ -335,7 +335,7 @@ def _join_conditions(source: str, conditions: Sequence[str]) -> str:
     return " and ".join([source, *conditions])
 
 
-def _parse_row(row: tuple[Any, ...]) -> RegisteredRun:
+def _registered_run_from_row(row: tuple[Any, ...]) -> RegisteredRun:
     run, owner, agent, status, created, request, session, tries, error, is_submitted = row
     return RegisteredRun(
         run=run, owner=owner, agent=agent, status=status, created=created, request=json.loads(request), session=session,

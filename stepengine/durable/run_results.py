@@ -88,7 +88,7 @@ class ResultReader:
 
     async def _make_ended_result(self, run: str, state: str, *, waits: bool) -> RunResult:
         """
-        Return the result of a run that is over in *state*; for a turn that was an answer, wait for that of the answered run.
+        Return the result of a run that is over in *state*; for a turn that was an answer, wait for the answered run.
 
         Raises:
             ReplayDivergence: when the run stopped because of one.
@@ -114,7 +114,7 @@ class ResultReader:
         return ended(status=RunStatus.FAILED, error=StepEngineError(msg))
 
     def _decode_output(self, order: SubmittedRun, form: Mapping[str, Any]) -> Any:
-        """Decode the output into the agent's own type, if this engine knows the agent."""
+        """Return the output as the agent's own type; ``None`` if this engine does not know the agent, or for plain JSON."""
         output = form["output"]
         try:
             plan, _ = plan_submitted_run(self._launcher.plan_root_run(make_root_request(self._launcher, order)), order)

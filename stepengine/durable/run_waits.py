@@ -222,6 +222,7 @@ class RunWaits:
     async def _find_suspended_trees(
         self, roots: Sequence[str], beyond: float
     ) -> dict[str, tuple[list[Waiting], list[Waits]]]:
+        """Return the open questions and other waits of each suspended tree, as the database has them at one moment."""
         # At one moment: a run that continues between two of these would look suspended in a group that it has only begun.
         async with self._deployment.open_snapshot() as fetch_rows:
             asked = _parse_questions(await fetch_rows(OPEN_QUESTIONS, list(roots), list(roots)))
@@ -299,12 +300,12 @@ class AnswerSender:
             for asked in chosen
         ]
 
-    async def send(self, reply: Reply) -> None:
-        """Send a message to the run that waits for it; the same one counts once."""
+    async def send_reply(self, reply: Reply) -> None:
+        """Send the answers to the run that waits for them; a repeated one has no effect."""
         await self._deployment.client.send_async(reply.run, reply.message, reply.topic, idempotency_key=reply.key)
 
-    async def is_accepted(self, reply: Reply) -> bool:
-        """Return whether a message that was sent is the one that counts: of several answers the first does."""
+    async def is_reply_accepted(self, reply: Reply) -> bool:
+        """Return whether a sent reply counts: of several, only the first does."""
         found = await self._deployment.find_message(reply.run, reply.key) or {}
         return bool(found.get("of") == reply.message["of"])
 
@@ -372,6 +373,7 @@ def _resolve_question_ids(answers: Mapping[str, AnswerLike], open_: Sequence[Wai
 def _require_valid_answers(
     answers: Mapping[str, AnswerLike], open_: Sequence[Waiting], chosen: Sequence[Waiting]
 ) -> None:
+    """Raise ``AnswerRejected`` for an unknown or invalid answer, or for an unanswered question of a *chosen* group."""
     known = {question.id: question for asked in open_ for question in asked.questions}
     for key, value in answers.items():
         if key not in known:

@@ -97,8 +97,8 @@ class DatabaseBook:
         self._url = url
         self._app = app
 
-    def register_schedules(self, lines: Mapping[str, str], now: datetime) -> dict[str, datetime]:
-        """Return the time until which each schedule was decided; see ``ScheduleBook.register_schedules``."""
+    def register_and_get_decided_times(self, lines: Mapping[str, str], now: datetime) -> dict[str, datetime]:
+        """Return the time until which each schedule was decided; see ``ScheduleBook.register_and_get_decided_times``."""
         with self._connect() as own:
             known = {
                 id_: own.execute(

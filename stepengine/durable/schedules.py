@@ -65,6 +65,7 @@ class DurableScheduler(Scheduler):
         return None
 
     async def _submit_due_run(self, due: DueTime) -> None:
+        """Submit the run of a due time and store its status; log errors, and leave the time claimed if the database is unreachable."""
         schedule = due.schedule
         metadata = make_run_metadata(schedule, due.at, len(due.missed))
         try:
@@ -96,7 +97,11 @@ async def load_durable_schedule_statuses(
     runs = [known.last.run for known in told.values() if known.last is not None]
     states = {view.id: view.state for view in await operator.deployment.find_runs(runs)}
 
-    def as_it_stands(ran: ClaimedTime) -> ClaimedTime:
-        return attrs.evolve(ran, status=states.get(ran.run, ran.status)) if ran.status == STARTED else ran
+    def with_run_state(claimed: ClaimedTime) -> ClaimedTime:
+        return (
+            attrs.evolve(claimed, status=states.get(claimed.run, claimed.status))
+            if claimed.status == STARTED
+            else claimed
+        )
 
-    return make_schedule_statuses(schedules, told, now, as_it_stands)
+    return make_schedule_statuses(schedules, told, now, with_run_state)

@@ -216,7 +216,7 @@ class Sessions:
         self._locks = ReopeningConnection(deployment.url)
 
     async def close(self) -> None:
-        """Close the connection that holds the locks of sessions."""
+        """Close the connection that has the locks of sessions."""
         await self._locks.close()
 
     @contextlib.asynccontextmanager
@@ -239,6 +239,7 @@ class Sessions:
             await asyncio.sleep(LOCK_PAUSE_SECONDS)
 
     async def _execute_lock_statement(self, statement: str, name: str) -> bool:
+        """Return the result of a statement for a lock; close the connection, and so release its locks, if it is interrupted."""
         try:
             ((said,),) = await self._locks.fetch_rows(statement, name)
             return bool(said)
@@ -290,8 +291,8 @@ class Sessions:
         info = attrs.evolve(
             empty.info,
             agent_id=turns[-1].agent,
-            created_at=_parse_time(turns[0].created),
-            updated_at=_parse_time(max([turn.updated for turn in turns])),
+            created_at=_time_from_milliseconds(turns[0].created),
+            updated_at=_time_from_milliseconds(max([turn.updated for turn in turns])),
         )
         journal = None if under_way is None else under_way.run
         if form is None:
@@ -354,7 +355,7 @@ class Sessions:
                     queue=waiting_queue_name(order.pool),
                     attributes={"session": session, "turn": number},
                 )
-            await self._advance_locked(session)
+            await self._advance_locked_session(session)
         view = await deployment.get_run(order.root)
         if view.attributes.get("rejected"):
             raise AnswerRejected(view.attributes["rejected"])
@@ -397,9 +398,10 @@ class Sessions:
             return False
         # Whoever has the lock moves it on.
         async with self._lock_session(session, waits=False) as is_mine:
-            return is_mine and await self._advance_locked(session)
+            return is_mine and await self._advance_locked_session(session)
 
-    async def _advance_locked(self, session: str) -> bool:
+    async def _advance_locked_session(self, session: str) -> bool:
+        """Apply the actions for waiting turns until the first one has to wait; return whether any was applied."""
         moved = False
         while (move := await self._find_next_action(session)) is not None and await self._apply_action(move):
             moved = True
@@ -414,7 +416,7 @@ class Sessions:
         before = [turn for turn in turns if turn.blocks and turn.place < first.place]
         if first.answered is not None:
             # Whoever began to deliver it did not come to the end.
-            return await self._make_delivery_action(first)
+            return await self._make_redelivery_action(first)
         if not before:
             return _TurnAction(turn=first)
         return await self._make_answer_action(first, before[0]) if len(before) == 1 else None
@@ -437,7 +439,8 @@ class Sessions:
             return _TurnAction(turn=turn, problem=error.message)
         return _TurnAction(turn=turn, asking=asking.run, replies=tuple(replies))
 
-    async def _make_delivery_action(self, turn: TurnView) -> _TurnAction:
+    async def _make_redelivery_action(self, turn: TurnView) -> _TurnAction:
+        """Return the action that sends the stored replies of a turn again, after a process died while sending them."""
         view = await self._deployment.get_run(turn.run)
         replies = tuple([Reply(**json.loads(reply)) for reply in view.attributes["replies"]])
         return _TurnAction(turn=turn, asking=turn.answered, replies=replies)
@@ -458,8 +461,8 @@ class Sessions:
         noted = {"answered": move.asking, "replies": replies}
         await client.update_workflow_attributes_async(turn.run, noted, merge=True)
         for reply in move.replies:
-            await self._answers.send(reply)
-        if not await self._answers.is_accepted(move.replies[0]):
+            await self._answers.send_reply(reply)
+        if not await self._answers.is_reply_accepted(move.replies[0]):
             # Somebody else answered at the same moment.
             forgotten = {"answered": None, "replies": None}
             await client.update_workflow_attributes_async(turn.run, forgotten, merge=True)
@@ -524,6 +527,7 @@ class Sessions:
 
 
 def _parse_turn(row: Sequence[Any]) -> TurnView:
+    """Return the view of a turn from a row with ``COLUMNS``."""
     run, state, attributes, queue, created, updated = row
     _, _, rest = (queue or "").partition("se.")
     pool, _, last = rest.rpartition(".")
@@ -543,12 +547,12 @@ def _parse_turn(row: Sequence[Any]) -> TurnView:
     )
 
 
-def _parse_time(milliseconds: int) -> datetime:
+def _time_from_milliseconds(milliseconds: int) -> datetime:
     return datetime.fromtimestamp(milliseconds / 1000, UTC)
 
 
 async def resolve_answered_run(deployment: Deployment, run: str) -> str:
-    """Return the run that has the result of *run*: itself, or the run that it answered."""
+    """Return the id of the run with the result of *run*: the run that it answered, else *run* itself."""
     attributes = (await deployment.get_run(run)).attributes
     answered: str = attributes.get("answered") or run
     return answered
@@ -558,7 +562,7 @@ async def resolve_answered_run(deployment: Deployment, run: str) -> str:
 
 
 async def load_previous_turn(sessions: Sessions, order: SubmittedRun) -> dict[str, Any]:
-    """Return the stored state that a turn continues from."""
+    """Return the stored state from which a turn continues; retry while the database is unreachable."""
     session = order.info.session_id or ""
     after = form = None
     is_known = False
@@ -579,8 +583,8 @@ def _get_state_after_turn(form: Mapping[str, Any]) -> object:
     return left["state"] if "state" in left else form["state"]
 
 
-def add_previous_turn(order: SubmittedRun, found: Mapping[str, Any]) -> SubmittedRun:
-    """Return the order of a turn with the state of the turn before it; a state that the caller gave replaces that of the session."""
+def with_previous_turn(order: SubmittedRun, found: Mapping[str, Any]) -> SubmittedRun:
+    """Return the order of a turn with the state and rules after the turn before; a state from the caller takes precedence."""
     stored = found["state"]
     return attrs.evolve(
         order,

@@ -128,7 +128,7 @@ class SharedEvents:
 
     # --- reading ------------------------------------------------------------------------------------------------------
 
-    async def find_index(self, after: str | None) -> int:
+    async def find_index_after(self, after: str | None) -> int:
         """
         Return the index after the event *after*; -1 if it is of another epoch.
 
@@ -215,8 +215,9 @@ class SharedEvents:
     # --- looking ------------------------------------------------------------------------------------------------------
 
     async def _follow_until_end(self, launcher: Launcher) -> None:
+        """Follow the run to its end, store the error that prevents it, and notify all readers."""
         try:
-            await self._replay_archive(launcher)
+            await self._replay_and_collect_events(launcher)
         except asyncio.CancelledError:
             raise
         except StepEngineError as error:
@@ -243,10 +244,12 @@ class SharedEvents:
             return archive
 
     def _mark_caught_up(self) -> None:
+        """Mark the events as complete up to now, and notify readers."""
         self._is_caught_up = True
         self._notify_readers()
 
-    async def _replay_archive(self, launcher: Launcher) -> None:
+    async def _replay_and_collect_events(self, launcher: Launcher) -> None:
+        """Wait until the run has started, replay its record, and append its events; raise a divergence."""
         archive = await self._read_started_archive()
         journal = MemoryJournal()
         session = JournaledRun.record(journal, dict(archive.order.answers), seed=archive.order.seed)
@@ -263,6 +266,7 @@ class SharedEvents:
             raise played.fatal
 
     async def _collect_events(self, archive: Archive, follower: Follower, driving: asyncio.Future[RunResult]) -> None:
+        """Append new events and read the record again, with pauses, until the replay has ended and all events are appended."""
         pause = FIRST_PAUSE_SECONDS
         while True:
             await asyncio.sleep(SETTLE_SECONDS)
@@ -284,6 +288,7 @@ class SharedEvents:
             await self._looks.sleep(0 if is_done else pause)
 
     async def _update_suspended_state(self, *, has_news: bool) -> None:
+        """Query whether all of the run is suspended, unless there is news, and notify readers of a change."""
         was_suspended = self.is_suspended
         if has_news:
             self.is_suspended = False
@@ -313,9 +318,9 @@ class SharedEvents:
             if isinstance(record, Head):
                 self._append_record_events(follower, [record])
             else:
-                has_arrived |= self._order.add(record)
+                has_arrived |= self._order.add_record(record)
         await self._order.read_and_append_positions()
-        self._append_record_events(follower, self._order.pop_ready(is_last=is_last))
+        self._append_record_events(follower, self._order.pop_ready_records(is_last=is_last))
         # With the end itself, and not when its driver has ended, too: a client that has the last event may ask in between.
         self.is_over = self._projection.is_over
         was_caught_up = self._is_caught_up
@@ -326,6 +331,7 @@ class SharedEvents:
         return has_arrived or len(self.events) > shown
 
     def _append_record_events(self, follower: Follower, records: Sequence[Record]) -> None:
+        """Append the events of records; after a retry, with an epoch of their own."""
         for event in self._projection.project_records(follower.history, records):
             if self.tries:
                 again = hashlib.blake2b(f"{event.epoch} {self.tries}".encode(), digest_size=4).hexdigest()

@@ -29,19 +29,19 @@ NAMES = re.compile(r"recorded|expected|(?P<name>[a-z]{1,16}:[0-9a-f]{32}|DBOS\.[
 """The names of steps in an error of DBOS."""
 
 
-def parse_kind(name: str) -> str:
+def parse_step_kind(name: str) -> str:
     """Return the kind of a step by its name, ``""`` for one of the database's own."""
     kind, _, print_ = name.partition(":")
     return kind if print_ else ""
 
 
-def parse_fingerprint(name: str) -> str:
+def parse_step_fingerprint(name: str) -> str:
     """Return the fingerprint in a step's name."""
     return name.partition(":")[2]
 
 
 def get_effect_step_kind(form: CallModel | Mapping[str, Any]) -> str:
-    """Return the kind of step that holds the outcome of the effect that *form* describes."""
+    """Return the kind of the step with the outcome of an effect; *form* is the encoded effect."""
     if isinstance(form, CallModel):
         return MODEL
     return START if form.get("background") else KINDS.get(form["type"], form["type"])

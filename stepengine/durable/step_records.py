@@ -62,9 +62,9 @@ class StepRecords:
         self._is_complete = False
         self._reading = asyncio.Lock()
 
-    async def has_recorded(self, steps: Sequence[ReservedStep]) -> bool:
+    async def read_and_compare_steps(self, steps: Sequence[ReservedStep]) -> bool:
         """
-        Return whether any of these steps is recorded.
+        Read the records of these steps and compare their names; return whether any of the steps is recorded.
 
         Args:
             steps: Steps in the order of their numbers.
@@ -82,6 +82,7 @@ class StepRecords:
         return bool(known)
 
     async def _read_next_page(self) -> None:
+        """Read the next page of recorded steps into memory."""
         query = self._dbos.list_workflow_steps_async(self._run, limit=PAGE_STEPS, offset=self._read)
         page = await run_outside_workflow(query)
         self._known.update({step["function_id"]: step for step in page})

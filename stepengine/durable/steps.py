@@ -31,7 +31,7 @@ from stepengine.data.effects import (
 from stepengine.data.events import Warned
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.questions import Question
-from stepengine.durable.child_runs import ChildRuns, add_body_end, make_ancestor
+from stepengine.durable.child_runs import ChildRuns, make_ancestor, with_body_end
 from stepengine.durable.executions import DurableRun
 from stepengine.durable.outcome_records import (
     OutcomeRecorder,
@@ -40,7 +40,7 @@ from stepengine.durable.outcome_records import (
     UnrecordedStop,
     find_race_bounds,
 )
-from stepengine.durable.step_names import BODY, CHILD, INTENT, SPAWN, WAIT, get_effect_step_kind, parse_fingerprint
+from stepengine.durable.step_names import BODY, CHILD, INTENT, SPAWN, WAIT, get_effect_step_kind, parse_step_fingerprint
 from stepengine.durable.step_records import ReservedStep
 from stepengine.durable.wire import mark_usage_uncertain, parse_answers
 from stepengine.errors import DataError, StepEngineError, UnknownOutcome
@@ -102,12 +102,12 @@ class Steps:
             started.append((item, await self._reserve_effect_steps(item, reserved, marks, together)))
             # One mark of a group has the numbers: in each of thousands they would fill the database.
             together = [] if isinstance(item.effect, (AskPerson, *WAITS)) else together
-        await self._record_marks(reserved, marks, item)
+        await self._compare_steps_and_record_marks(reserved, marks, item)
         for item, steps in started:
             if steps.intent is not None:
                 token = marks[steps.intent.number]["token"]
                 steps = steps._replace(is_doubtful=token != self._token)  # noqa: PLW2901
-            race = self._find_race_record(item)
+            race = self._find_or_create_race_record(item)
             self._reserved[item.address] = steps._replace(is_early=is_early, race=race)
         await self._inner.begin(batch)
 
@@ -119,7 +119,7 @@ class Steps:
         # One that is cut off by others of its group may have no outcome. Of those in a race it is known when that is over.
         return isinstance(item.effect, (AskPerson, *WAITS)) or not item.gather.fail_fast
 
-    def _find_race_record(self, item: Item) -> RaceRecord | None:
+    def _find_or_create_race_record(self, item: Item) -> RaceRecord | None:
         """Return the record that the members of a race share; ``None`` for an effect in no race."""
         race = find_race_bounds(item)
         if race is None or item.gather is None:
@@ -139,7 +139,9 @@ class Steps:
         LOGGER.warning(message)
         self._run.tree.emit(Warned(message=message))
 
-    async def _record_marks(self, reserved: list[ReservedStep], marks: dict[int, Any], item: Item) -> None:
+    async def _compare_steps_and_record_marks(
+        self, reserved: list[ReservedStep], marks: dict[int, Any], item: Item
+    ) -> None:
         """Compare the steps reserved so far, up to *item*, record their marks and add them to *marks* by number."""
         if reserved:
             where = format_address(*item.address)
@@ -173,8 +175,8 @@ class Steps:
                 return steps
         if isinstance(effect, AskPerson):
             # How many numbers it draws follows from its record, so the steps before it are compared first.
-            await self._record_marks(reserved, marks, item)
-            return await self._record_questions(item, name, together)
+            await self._compare_steps_and_record_marks(reserved, marks, item)
+            return await self._record_questions_and_start_waits(item, name, together)
         intent: ReservedStep | None = None
         # A wait has a marker before it, since the wait itself is recorded only when it is over, and
         # `stepengine deploy status` has to see it meanwhile. A repeatable effect needs no mark: the step with its outcome
@@ -197,10 +199,10 @@ class Steps:
         """Reserve the steps for the start of a child or tool body, and for the end of one driven elsewhere."""
         # The marker comes before the child is enqueued: the database compares names of steps and nothing else, and a
         # child's row is found by its id alone, so a changed spawn would be given another child's result (durable:U15).
-        run, print_ = self._run, parse_fingerprint(name)
+        run, print_ = self._run, parse_step_fingerprint(name)
         known = None if seeded is None else seeded[2]
         mark = {"seq": item.effect.seq, **run.make_path_member(item)}
-        if not _is_part_of_run(item):
+        if not _is_body_in_this_run(item):
             spawning = run.workflow.reserve_next_step(f"{SPAWN}:{print_}", mark)
             step = run.workflow.reserve_next_step(f"{CHILD}:{print_}")
             reserved += [spawning, step]
@@ -226,12 +228,12 @@ class Steps:
         # No journal has the changes of an inline child or a tool body: it is driven over its own part of the seed.
         return None if _has_unrecorded_changes(item, form) else ReservedSteps(name, seeded=form, is_settled=True)
 
-    async def _record_questions(self, item: Item, name: str, together: Sequence[int]) -> ReservedSteps:
+    async def _record_questions_and_start_waits(self, item: Item, name: str, together: Sequence[int]) -> ReservedSteps:
         """Record questions, and start to wait for those without an answer."""
         run = self._run
         effect = cast("AskPerson", item.effect)
 
-        async def asked() -> dict[str, Any]:
+        async def ask_and_encode() -> dict[str, Any]:
             outcome = await self._inner.perform(item, run.tree)
             run.workflow.is_live = True
             if not isinstance(outcome, Stop):
@@ -243,7 +245,7 @@ class Steps:
             form |= _make_group_form(item, together)
             return cast("dict[str, Any]", run.redactor.value(form))
 
-        found = await run.workflow.reserve_and_perform_step(name, asked, format_address(*item.address))
+        found = await run.workflow.reserve_and_perform_step(name, ask_and_encode, format_address(*item.address))
         if "questions" not in found:
             return ReservedSteps(name, asked=found)
         topic = f"ask:{item.path}:{effect.seq}"
@@ -267,27 +269,29 @@ class Steps:
         if isinstance(effect, (*WAITS, EndRuns)):
             return self._perform_wait(item, io, steps)
         if isinstance(effect, SendToRun):
-            return self._children.send_message(item, steps)
+            return self._children.send_message_to_child(item, steps)
         if _starts_background_child(item):
-            return self._children.start_in_background(item, io, steps)
+            return self._children.start_background_child(item, io, steps)
         if isinstance(effect, RUNS):
             return (
                 self._perform_tool_body(item, io, steps)
-                if _is_part_of_run(item)
+                if _is_body_in_this_run(item)
                 else self._children.perform_child_run(item, io, steps)
             )
         return self._perform_leaf(item, io, steps)
 
     async def _read_seed_outcome(self, item: Item, form: Mapping[str, object]) -> Single:
+        """Return the outcome of an effect in the seed, after counting what its child used."""
         outcome = self._outcomes.load_outcome(form, format_address(*item.address))
         self._run.workflow.was_replayed = True
         return self._children.count_and_decode_child_end(item, outcome)
 
     async def _perform_leaf(self, item: Item, io: IO, steps: ReservedSteps) -> Single:
+        """Perform an effect that starts no run, once, as a recorded step; one that is in doubt fails with ``UnknownOutcome``."""
         run = self._run
         attempts: list[object] = []
 
-        async def act() -> dict[str, Any]:
+        async def perform_and_encode() -> dict[str, Any]:
             run.workflow.is_live = True
             # First of all: a race that is recorded as won must not be run for once more by a member whose own end was
             # not recorded.
@@ -315,9 +319,10 @@ class Steps:
             return self._outcomes.encode_new_outcome(item, outcome, attempts)
 
         with run.activity.count_running():
-            return (await self._outcomes.perform_and_record(item, steps, act))[0]
+            return (await self._outcomes.perform_and_record(item, steps, perform_and_encode))[0]
 
     async def _wait_for_answers(self, item: Item, steps: ReservedSteps) -> Single:
+        """Return the answers to an effect's questions, recorded or once they arrive; ``Failure`` for a message that is no answer."""
         run, where = self._run, format_address(*item.address)
         asked = cast("Mapping[str, Any]", steps.asked)
         if steps.answer is None:
@@ -364,15 +369,15 @@ class Steps:
             return outcome
         now = self._outcomes.encode(item, outcome)
 
-        async def act() -> dict[str, Any]:
+        async def make_result_record() -> dict[str, Any]:
             run.workflow.is_live = True
-            return now | {"at": run.clock.advance_time(outcome.at)} | run.messages.pop_received(outcome)
+            return now | {"at": run.clock.advance_time(outcome.at)} | run.messages.pop_consumed_message_keys(outcome)
 
         # The result is recorded, and still a resumed run repeats the body: its changes (of the conversation, of what was
         # spent) are in no record, and follow from its effects alone.
-        known = steps.seeded or await run.workflow.reserve_and_perform_step(steps.name, act, where)
+        known = steps.seeded or await run.workflow.reserve_and_perform_step(steps.name, make_result_record, where)
         self._outcomes.compare_body_results(item, known, now)
-        return add_body_end(self._outcomes.load_outcome(known, where), getattr(outcome, "body", None))
+        return with_body_end(self._outcomes.load_outcome(known, where), getattr(outcome, "body", None))
 
     # --- waits --------------------------------------------------------------------------------------------------------
 
@@ -385,7 +390,7 @@ class Steps:
         run = self._run
         found: list[Single] = []
 
-        async def act() -> dict[str, Any]:
+        async def wait_and_encode() -> dict[str, Any]:
             run.workflow.is_live = True
             if steps.race is not None and await steps.race.has_lost_after_lookups(item):
                 return self._outcomes.encode_race_loss(item)
@@ -395,7 +400,7 @@ class Steps:
             return form
 
         with run.activity.count_waiting():
-            outcome, _ = await self._outcomes.perform_and_record(item, steps, act)
+            outcome, _ = await self._outcomes.perform_and_record(item, steps, wait_and_encode)
         if not isinstance(item.effect, CHILD_ENDS) or not isinstance(outcome, Value):
             return outcome
         if found:
@@ -412,7 +417,7 @@ class Steps:
         return attrs.evolve(outcome, value=attrs.evolve(outcome.value, ended=ended))
 
 
-def _is_part_of_run(item: Item) -> bool:
+def _is_body_in_this_run(item: Item) -> bool:
     """
     Return whether the work of an effect is part of this run: the body of a tool that was called alone.
 
@@ -453,7 +458,7 @@ def _make_wait_form(item: Item, together: Sequence[int]) -> dict[str, Any]:
     form: dict[str, Any] = {"seq": item.effect.seq, "path": item.path, "kind": wait.kind, "wakes_at": until}
     form |= {"topic": wait.topic} if wait.topic else {}
     race = find_race_bounds(item)
-    form |= {} if race is None or item.gather is None else {"race": _get_member_numbers(item.gather, race)}
+    form |= {} if race is None or item.gather is None else {"race": _get_first_and_last_number(item.gather, race)}
     form |= _make_group_form(item, together)
     return form | ({"children": list(wait.children)} if wait.children else {})
 
@@ -462,11 +467,11 @@ def _make_group_form(item: Item, together: Sequence[int]) -> dict[str, Any]:
     """Return the numbers of the effects that start *together* with *item*, and those of their races; empty if it starts alone."""
     if not together or item.gather is None:
         return {}
-    races = [_get_member_numbers(item.gather, race) for race in item.gather.races]
+    races = [_get_first_and_last_number(item.gather, race) for race in item.gather.races]
     return {"together": together} | ({"races": races} if races else {})
 
 
-def _get_member_numbers(group: Gather, race: tuple[int, int]) -> list[int]:
+def _get_first_and_last_number(group: Gather, race: tuple[int, int]) -> list[int]:
     """Return the numbers of the first and the last member of a race."""
     start, end = race
     return [group.effects[start].seq, group.effects[end - 1].seq]

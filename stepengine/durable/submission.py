@@ -42,7 +42,7 @@ def refuse_engine_options(options: Mapping[str, Any]) -> None:
 
 
 def get_durable_options(engine: Engine) -> dict[str, Any]:
-    """Return the rate limits of an engine, and its options that ``refuse_engine_options`` refuses; ``None`` for one that is not set."""
+    """Return an engine's rate limits and the options that ``refuse_engine_options`` refuses; ``None`` for each unset one."""
     launcher = engine._launcher  # noqa: SLF001 - this is the same engine, on another ground
     rates = launcher.services.rates
     return {

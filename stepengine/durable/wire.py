@@ -281,7 +281,7 @@ def parse_outcome(form: Mapping[str, Any]) -> Single:
 
 
 def mark_usage_uncertain(outcome: Single) -> Single:
-    """Mark the usage of a model reply as a lower bound, because a crash may have hidden an earlier call."""
+    """Return an outcome whose model usage is marked as a lower bound, because a crash may have hidden a call."""
     if not isinstance(outcome, Value) or not isinstance(outcome.value, ModelReply):
         return outcome
     usage = attrs.evolve(outcome.value.usage or Usage(), at_least=True)
@@ -303,7 +303,7 @@ def encode_error(error: BaseException) -> dict[str, Any]:
 
 
 def parse_error(form: Mapping[str, object] | None) -> StepEngineError | None:
-    """Parse the stored form of an error."""
+    """Parse the stored form of an error; ``None`` for none."""
     if form is None:
         return None
     error: StepEngineError = decode_stored({"type": "failure", "error": form}).error
@@ -363,14 +363,17 @@ def parse_child_end(form: Mapping[str, Any]) -> ChildResult:
 
 
 def _encode_inline_end(left: EndedRun, plan: RunPlan) -> dict[str, object]:
+    """Return the stored form of the data that an inline child returns to its parent; its calls only after a hand-off."""
     # Only after a hand-off the parent lists the calls. Those of another inline child may contain a whole conversation.
     listed = left if plan.is_hand_off else attrs.evolve(left, tool_calls=(), thinking=(), children=())
-    return {"status": left.status.value, "state": encode_stored(left.state), **_encode_log(listed)}
+    return {"status": left.status.value, "state": encode_stored(left.state), **_encode_calls_and_children(listed)}
 
 
 def parse_inline_end(form: Mapping[str, Any]) -> EndedRun:
     """Parse the data that an inline child returns to its parent."""
-    return EndedRun(status=RunStatus(form["status"]), state=decode_stored(form["state"]), **_parse_log(form))
+    return EndedRun(
+        status=RunStatus(form["status"]), state=decode_stored(form["state"]), **_parse_calls_and_children(form)
+    )
 
 
 def encode_body_end(
@@ -407,25 +410,27 @@ def parse_body_end(form: Mapping[str, Any]) -> BodyEnd:
 
 
 def _encode_change(change: Change | SetOutput | UserMessage) -> dict[str, object]:
+    """Return the stored form of a change that a tool body made: a ``Change``, an output or a message."""
     if isinstance(change, SetOutput):
         return {"output": change.value}
     if isinstance(change, UserMessage):
         return {"said": encode_stored(change)}
-    values = {} if change.values is None else {"values": encode_values(change.values)}
+    values = {} if change.values is None else {"values": encode_hook_values(change.values)}
     return {"change": encode_stored(change), **values}
 
 
 def _parse_change(form: Mapping[str, Any]) -> Change | SetOutput | UserMessage:
+    """Parse the stored form of a change that a tool body made."""
     if "output" in form:
         return SetOutput(freeze(form["output"]))
     if "said" in form:
         said: UserMessage = decode_stored(form["said"])
         return said
     change: Change = decode_stored(form["change"])
-    return attrs.evolve(change, values=parse_values(form["values"])) if "values" in form else change
+    return attrs.evolve(change, values=parse_hook_values(form["values"])) if "values" in form else change
 
 
-def encode_values(values: Mapping[str, Any]) -> dict[str, Any]:
+def encode_hook_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the storable part of the values that hooks share; other objects stay in their process."""
     kept: dict[str, object] = {}
     for name, value in values.items():
@@ -436,12 +441,13 @@ def encode_values(values: Mapping[str, Any]) -> dict[str, Any]:
     return to_portable_json(kept)
 
 
-def parse_values(form: Mapping[str, Any] | None) -> dict[str, Any]:
+def parse_hook_values(form: Mapping[str, Any] | None) -> dict[str, Any]:
     """Parse the values that hooks share."""
     return {name: decode_stored_or_json(value) for name, value in (form or {}).items()}
 
 
-def _encode_log(ended: EndedRun) -> dict[str, object]:
+def _encode_calls_and_children(ended: EndedRun) -> dict[str, object]:
+    """Return the stored stop reason, tool calls, thinking and children of an ended run."""
     return {
         "stop_reason": ended.stop_reason and ended.stop_reason.value,
         "tool_calls": [encode_stored(call) for call in ended.tool_calls],
@@ -450,7 +456,8 @@ def _encode_log(ended: EndedRun) -> dict[str, object]:
     }
 
 
-def _parse_log(form: Mapping[str, Any]) -> dict[str, Any]:
+def _parse_calls_and_children(form: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the members of an ended run: stop reason, tool calls, thinking and children."""
     return {
         "stop_reason": None if form["stop_reason"] is None else StopReason(form["stop_reason"]),
         "tool_calls": tuple([decode_stored(call) for call in form["tool_calls"]]),
@@ -468,7 +475,11 @@ def encode_result(result: RunResult) -> dict[str, Any]:
         "text": result.text,
         "output": output,
     }
-    form |= {"state": encode_stored(result.state), "spending": encode_stored(result.spending), **_encode_log(result)}
+    form |= {
+        "state": encode_stored(result.state),
+        "spending": encode_stored(result.spending),
+        **_encode_calls_and_children(result),
+    }
     form |= {"session_id": result.session_id, "warnings": list(result.warnings), "leaked": list(result.leaked)}
     form |= {} if result.error is None else {"error": encode_error(result.error)}
     return to_portable_json(form)
@@ -482,7 +493,7 @@ def parse_result(form: Mapping[str, Any], output: object = None) -> RunResult:
         output=freeze(form["output"]) if output is None else output,
         text=form["text"],
         spending=decode_stored(form["spending"]),
-        **_parse_log(form),
+        **_parse_calls_and_children(form),
         session_id=form["session_id"],
         error=parse_error(form.get("error")),
         warnings=tuple(form["warnings"]),

@@ -136,7 +136,7 @@ class Agent:
 
     @property
     def known_agents(self) -> Iterable[Agent]:
-        """All agents that were compiled together with it, and those of its engine; for a packaged agent, those that its package names."""
+        """All agents compiled together with this one, and those of its engine; for a packaged agent, those that its package names."""
         return self._family.values()
 
     def _collect_reachable(self) -> list[Agent]:
@@ -188,7 +188,7 @@ class Agent:
 
     @cached_property
     def tool_body_hooks(self) -> Hooks:
-        """The hooks that see the calls which the body of a tool makes; those of runs and steps see none of it."""
+        """The ``pre_tool`` and ``post_tool`` hooks, which also apply to calls from the body of a tool."""
         return Hooks(pre_tool=self.hooks.pre_tool, post_tool=self.hooks.post_tool)
 
     @cached_property
@@ -234,7 +234,7 @@ class Catalog:
         self._hooks = hooks
         given = list(tools)
         self._met_sources: dict[int, tuple[ToolSource, ToolSource]] = {}
-        self._sources = {t.name: self._register_source(t) for t in given if isinstance(t, ToolSource)}
+        self._sources = {t.name: self._register_source_for_engine(t) for t in given if isinstance(t, ToolSource)}
         self._tools = _index_tools("the engine", [t for t in given if not isinstance(t, ToolSource)])
         self._refuse_policy_file_writers("the engine", self._tools.values())
         self._workspace_tools = WorkspaceTools(
@@ -280,13 +280,13 @@ class Catalog:
         known = self._agents.get(normalised_id(agent)) or self._find_published_agent(agent)
         if known is None:
             ids = list_names([d.id for d in self.definitions], agent, quoted=True)
-            hint = "" if is_for_model else _unknown_agent_hint(agent, self._agents)
+            hint = "" if is_for_model else _make_unknown_agent_hint(agent, self._agents)
             msg = f"no agent has the id {agent!r}; known are: {ids}{hint}"
             raise AgentError(msg)
         return known
 
     def _find_published_agent(self, agent_id: str) -> Agent | None:
-        """Return the agent for ``publisher/name[@version]``: that of a package, else of the engine, else a bundled one."""
+        """Return the agent for ``publisher/name[@version]``: of a package, or, with a log line, of the engine or a bundled one."""
         name = find_published_name(agent_id)
         if name is None:
             return None
@@ -367,7 +367,7 @@ class Catalog:
 
     def _compile_packaged_agent(self, definition: AgentDefinition) -> Agent | None:
         """
-        Return an agent of a package, ``None`` for any other.
+        Return the compiled agent of a package, with the other agents that it names; ``None`` for an agent of no package.
 
         A package is a space of its own: ids without a publisher that its agents name are those of their package, or come
         with the engine. So two packages may have an agent of the same name, and none takes the place of one of the engine's.
@@ -397,6 +397,7 @@ class Catalog:
         family: Mapping[str, Agent],
         ids: Mapping[str, Agent | AgentDefinition],
     ) -> Agent:
+        """Return an agent with its tools, schemas and hooks; raise ``DefinitionError`` if one of them cannot be used."""
         named = [t for t in definition.tools if not isinstance(t, str | ToolSource)]
         own = _index_tools(f"agent {definition.id!r}", named)
         self._refuse_policy_file_writers(f"agent {definition.id!r}", own.values())
@@ -410,7 +411,7 @@ class Catalog:
         for name, tool in self._workspace_tools.build_tools([name for name in wanted if name not in tools]).items():
             tools[name] = tool.binding()
         if missing := [name for name in listed if name not in tools]:
-            raise _unknown_tools_error(definition, missing, [*tools, *self._sources], self._workspace_tools)
+            raise _make_unknown_tools_error(definition, missing, [*tools, *self._sources], self._workspace_tools)
         require_sync_hooks(f"agent {definition.id!r}", definition.hooks)
         spawnable = tuple([_resolve_spawnable_id(definition, wanted, ids) for wanted in definition.spawnable_ids])
         notes = [describe_substitution(*pair) for pair in zip(definition.spawnable_ids, spawnable, strict=True)]
@@ -418,7 +419,7 @@ class Catalog:
         for name, binding in direct.items():
             tools[name] = binding
         uses = _collect_uses_and_add_tools(definition, tools, ids)
-        offered = _add_offered_names([*listed, *direct], tools)
+        offered = _expand_offered_names([*listed, *direct], tools)
         schemas = compile_schemas(definition)
         # The tool is made for each agent, since its parameters are the agent's own output schema: a provider can hold
         # the model to it then.
@@ -450,7 +451,7 @@ class Catalog:
         )
 
     def _refuse_policy_file_writers(self, whose: str, tools: Iterable[ToolLike]) -> None:
-        """Refuse tools that can change the policy file that restricts them."""
+        """Raise ``DefinitionError`` for tools that can write the policy file that restricts them."""
         file = self.policy_file
         if file is None or file.below_root:
             return
@@ -482,7 +483,7 @@ class Catalog:
                 )
                 raise DefinitionError(msg)
 
-    def _register_source(self, source: ToolSource) -> ToolSource:
+    def _register_source_for_engine(self, source: ToolSource) -> ToolSource:
         """Return *source*, or the result of its ``for_engine()``, which is called once; register it to be closed with the engine."""
         for_engine = getattr(source, "for_engine", None)
         if id(source) not in self._met_sources:
@@ -492,7 +493,7 @@ class Catalog:
 
     def _find_sources(self, definition: AgentDefinition) -> dict[str, ToolSource]:
         """Return the sources of an agent by name: its own, and those of the engine that it lists."""
-        own = {t.name: self._register_source(t) for t in definition.tools if isinstance(t, ToolSource)}
+        own = {t.name: self._register_source_for_engine(t) for t in definition.tools if isinstance(t, ToolSource)}
         return own | {t: self._sources[t] for t in definition.tools if isinstance(t, str) and t in self._sources}
 
     def _combine_hooks(
@@ -527,10 +528,10 @@ def _check_schema_references(definition: AgentDefinition, specs: Mapping[str, To
 def _make_source_hook(
     definition: AgentDefinition, source: ToolSource, known: Mapping[str, ToolBinding]
 ) -> Callable[[HookContext], Generator[object, Any, Change]]:
-    """Return the ``pre_run`` hook that adds the tools of *source* to a run; *known* are the tools that the agent has already."""
+    """Return the ``pre_run`` hook that adds the tools of *source* to a run; it raises for names in *known*, the agent's own tools."""
     own = frozenset(known)
 
-    def opening(ctx: HookContext) -> Generator[Any, Any, Change]:
+    def add_source_tools(ctx: HookContext) -> Generator[Any, Any, Change]:
         change = yield from source.pre_run(ctx)
         for tool in change.tools:
             # Found when the run begins, because only then it is known what a server has. An error and no second name:
@@ -544,11 +545,11 @@ def _make_source_hook(
                 raise DefinitionError(msg)
         return change
 
-    return opening
+    return add_source_tools
 
 
 def _split_policy_and_file(permissions: Policy | PolicyFile | None) -> tuple[Policy | None, PolicyFile | None]:
-    """Return the policy that judges calls, and the file that holds it, if there is one."""
+    """Return the policy of *permissions*, and its policy file; ``None`` for one that does not exist."""
     if permissions is None:
         return None, None
     from stepengine.permissions import PolicyFile
@@ -557,15 +558,16 @@ def _split_policy_and_file(permissions: Policy | PolicyFile | None) -> tuple[Pol
 
 
 def _find_tool_spec(known: Mapping[str, ToolBinding], ctx: HookContext, name: str) -> ToolSpec | None:
-    """Return the specification of a tool; that of a tool which a source added at the start is in the state of the run."""
+    """Return the specification of a tool among *known* or the tools that sources added to the run; ``None`` for others."""
     binding = known.get(name)
     return ctx.state.tool_definitions.get(name) if binding is None else binding.spec
 
 
 def _resolve_spawnable_id(definition: AgentDefinition, wanted: str, ids: Mapping[str, object]) -> str:
+    """Return the normalised id for an entry of ``spawnable_agents``; raise ``DefinitionError`` if no agent has it."""
     key = find_matching_id(wanted, ids)
     if key is None:
-        known = f"known agents: {list_names(ids, wanted)}{_unknown_agent_hint(wanted, ids)}"
+        known = f"known agents: {list_names(ids, wanted)}{_make_unknown_agent_hint(wanted, ids)}"
         msg = f"agent {definition.id!r} lists {wanted!r} in spawnable_agents, but no agent has that id; {known}"
         raise DefinitionError(msg)
     return key
@@ -617,12 +619,13 @@ def _make_provider_programs_variant(definition: AgentDefinition) -> AgentDefinit
 
 
 def _find_body_run_at_provider(tool: object) -> Yielding | None:
+    """Return the yielding body of a tool whose programs the provider runs; ``None`` for any other value."""
     runs = tool.binding().runs if isinstance(tool, ToolLike) else None
     return runs if isinstance(runs, Yielding) and runs.at_provider else None
 
 
-def _add_offered_names(names: Sequence[str], tools: Mapping[str, ToolBinding]) -> tuple[str, ...]:
-    """Return the names of the tools that a model is offered: *names*, and the tools that these offer in addition."""
+def _expand_offered_names(names: Sequence[str], tools: Mapping[str, ToolBinding]) -> tuple[str, ...]:
+    """Return the names of the tools offered to a model: *names*, and those that yielding tools among them offer, too."""
     runs = [tools[name].runs for name in names]
     more = [name for one in runs if isinstance(one, Yielding) for name in one.offers]
     return tuple(dict.fromkeys([*names, *more])) if more else tuple(names)
@@ -631,7 +634,7 @@ def _add_offered_names(names: Sequence[str], tools: Mapping[str, ToolBinding]) -
 def _add_carried_tool(
     definition: AgentDefinition, carrier: str, used: ToolLike, tools: dict[str, ToolBinding]
 ) -> list[str]:
-    """Add a tool that the tool *carrier* carries to *tools*; return its name where it yields and was not there."""
+    """Add a tool that *carrier* carries; return its name, in a list, if it is new and yields; raise if its name is taken."""
     name, binding = used.spec.name, used.binding()
     if name not in tools:
         tools[name] = binding
@@ -648,7 +651,7 @@ def _add_carried_tool(
 def _resolve_used_agent_id(
     definition: AgentDefinition, carrier: str, wanted: str, tools: Iterable[str], ids: Mapping[str, object]
 ) -> str:
-    """Return the normalised id of an agent that the tool *carrier* carries."""
+    """Return the normalised id of an agent that *carrier* carries; raise ``DefinitionError`` if there is none."""
     key = find_matching_id(wanted, ids)
     if key is None:
         msg = (
@@ -662,7 +665,7 @@ def _resolve_used_agent_id(
 def _make_agent_tools(
     definition: AgentDefinition, children: Mapping[str, Agent | AgentDefinition], known: Mapping[str, object]
 ) -> dict[str, ToolBinding]:
-    """Return a tool for each agent that the model of *definition* may spawn."""
+    """Return a tool for each spawnable agent if ``spawn_agents`` is among the tools; raise ``DefinitionError`` for a taken name."""
     made: dict[str, ToolBinding] = {}
     for key, child in children.items() if "spawn_agents" in definition.tool_names else ():
         # The definitions are all that is needed, so one may be offered whose own `Agent` is not made yet: families have
@@ -708,15 +711,15 @@ def _collect_reachable_definitions(
             # Equal definitions are one agent: a module may be loaded twice, and a tool carry a copy of what is listed
             # as well.
             elif found[key] is not child and found[key] != child:
-                raise _duplicate_agent_error(child.id)
+                raise _make_duplicate_agent_error(child.id)
         met = []
         if waiting and not _is_in_other_package(last := waiting.pop(0), within):
-            met = [(_catalog_key(child), child) for child in _child_definitions(last)]
+            met = [(_catalog_key(child), child) for child in _list_child_definitions(last)]
     return found
 
 
 def _catalog_key(definition: AgentDefinition) -> str:
-    """Return the id by which an engine finds an agent; that of a package's agent has the publisher in front."""
+    """Return the id by which an engine finds an agent; for an agent of a package, ``publisher/name``."""
     return normalised_id(packages.published_id(definition))
 
 
@@ -764,7 +767,7 @@ def _find_spawnable_bundled_agents(
     found: Mapping[str, AgentDefinition], others: Mapping[str, object], within: packages.PackagedAgent | None
 ) -> list[tuple[str, AgentDefinition]]:
     """
-    Return the bundled agents that *found* may spawn, except ids that are in *found* or *others*.
+    Return the bundled agents that agents in *found* may spawn, without ids in *found* or *others*.
 
     An id without a publisher in an agent of a package is not looked up here: ``_find_spawnable_packaged_agents`` has it.
     """
@@ -782,7 +785,8 @@ def _find_spawnable_bundled_agents(
     return [(normalised_id(agent.id), agent) for agent in bundled if agent is not None]
 
 
-def _child_definitions(definition: AgentDefinition) -> list[AgentDefinition]:
+def _list_child_definitions(definition: AgentDefinition) -> list[AgentDefinition]:
+    """Return the definitions that an agent may spawn as objects, and those that its tools carry; ids are left out."""
     return [
         *[c for c in definition.spawnable_agents if not isinstance(c, str)],
         *find_agents_of_tools(definition.tools),
@@ -790,13 +794,14 @@ def _child_definitions(definition: AgentDefinition) -> list[AgentDefinition]:
 
 
 def _index_definitions(given: Iterable[object]) -> dict[str, AgentDefinition]:
+    """Return definitions by catalog id; raise ``DefinitionError`` for other objects and repeated ids."""
     found: dict[str, AgentDefinition] = {}
     for definition in given:
         if not isinstance(definition, AgentDefinition):
             msg = f"agents must contain AgentDefinition objects, not {definition!r}"
             raise DefinitionError(msg)
         if _catalog_key(definition) in found:
-            raise _duplicate_agent_error(definition.id)
+            raise _make_duplicate_agent_error(definition.id)
         found[_catalog_key(definition)] = definition
     return found
 
@@ -824,6 +829,7 @@ def require_sync_hooks(owner: str, hooks: Hooks) -> None:
 
 
 def _index_tools(owner: str, tools: Iterable[object]) -> dict[str, ToolLike]:
+    """Return tools by name; raise ``DefinitionError`` for other objects and repeated names."""
     named: dict[str, ToolLike] = {}
     for tool in tools:
         if not isinstance(tool, ToolLike):
@@ -841,15 +847,15 @@ def _index_tools(owner: str, tools: Iterable[object]) -> dict[str, ToolLike]:
     return named
 
 
-def _duplicate_agent_error(agent_id: str) -> DefinitionError:
+def _make_duplicate_agent_error(agent_id: str) -> DefinitionError:
     msg = f"two agents have the id {agent_id!r} ('_' counts as '-'); ids must be unique in an engine"
     return DefinitionError(msg)
 
 
-def _unknown_tools_error(
+def _make_unknown_tools_error(
     definition: AgentDefinition, names: Sequence[str], known: Iterable[str], workspace: WorkspaceTools
 ) -> DefinitionError:
-    """Return the error for tools that an agent lists and the engine lacks; for bundled ones it has the line that adds them."""
+    """Return the error for tools that the engine does not have; for bundled tools, it shows the argument that adds them."""
     of_workspace = [n for n in names if n in WORKSPACE_TOOLS]
     bundled = [n for n in names if n in MAKERS and n not in WORKSPACE_TOOLS]
     all_known = [*known, *MAKERS, *WORKSPACE_TOOLS]
@@ -869,10 +875,11 @@ def _unknown_tools_error(
 
 
 def _format_names_with_verb(names: Sequence[str]) -> str:
+    """Return the quoted names, followed by "come", or "comes" for a single name."""
     return f"{', '.join(map(repr, names))} come{'s' * (len(names) == 1)}"
 
 
-def _unknown_agent_hint(agent_id: str, known: Iterable[str]) -> str:
+def _make_unknown_agent_hint(agent_id: str, known: Iterable[str]) -> str:
     """Return a hint for an unknown agent id: that the agent is bundled, or a similar id."""
     found = find_bundled_id(agent_id)
     if found is not None:
@@ -936,6 +943,7 @@ def _describe_child(key: str, child: AgentDefinition[object]) -> str:
 
 
 def _describe_own_tools(agent: Agent, inherited: Sequence[ToolSpec]) -> str:
+    """Return a text with the tools that an agent may call, and with the specifications of those missing in *inherited*."""
     own = [*agent.offered, *(["set_output"] if agent.schemas.output_schema is not None else [])]
     names = ", ".join(dict.fromkeys(own)) or "none"
     shown = {spec.name for spec in inherited}

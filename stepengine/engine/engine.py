@@ -234,7 +234,7 @@ class Engine:
 
     def add_observer(self, observer: ObserverLike) -> None:
         """
-        Show the events of every run that begins from now on to one more observer.
+        Add an observer, which receives the events of all runs that start after this call.
 
         Args:
             observer: A function of an event, or an object with ``on_event``.
@@ -332,7 +332,7 @@ class Engine:
         live = self._launcher.create_requested_run(agent, prompt, first)
         live.tree.questions.patience = patience
 
-        def turn(last: RunResult, text: str) -> tuple[RunTree, ResultMaker]:
+        def create_next_turn(last: RunResult, text: str) -> tuple[RunTree, ResultMaker]:
             following = {**asked, "answers": None, "session_id": handle.session_id}
             following["previous"] = None if self._launcher.sessions is not None else last.state
             known = self._launcher.create_requested_run(agent, text, following, hub=live.tree.hub)
@@ -340,7 +340,7 @@ class Engine:
             known.handle = handle
             return known.tree, known
 
-        handle = self._launcher.runs.start_in_background(live, turn if keeps_open else None)
+        handle = self._launcher.runs.start_in_background(live, create_next_turn if keeps_open else None)
         return handle
 
     async def step(self, state: AgentState, agent: str | AgentDefinition | None = None) -> StepResult:

@@ -116,7 +116,7 @@ def check_engine_arguments(arguments: Mapping[str, Any]) -> None:
 
 def make_watcher(observer: ObserverLike) -> Watcher:
     """
-    Return a ``Watcher`` that passes events to *observer*, which is a plain function or has one.
+    Return a ``Watcher`` for *observer*: a plain function of an event, or an object with ``on_event``.
 
     Raises:
         DefinitionError: when it cannot be called, or is async.

@@ -149,6 +149,7 @@ def _names_for_tool_body(
 
 
 def _warn_about_tool_source(tool: Tool[..., Any], names: AllowedNames) -> None:
+    """Warn about the source of a tool's body, and about a tool without a description."""
     name, function = tool.spec.name, _find_python_function(tool.body.fn)
     remedy = f"uses=[...] of the tool {name!r}"
     # The body of a tool that does not yield calls no other tool.
@@ -188,6 +189,7 @@ def _is_stepengine_function(function: FunctionType) -> bool:
 
 
 def _emit_source_warning(text: str, file: str, line: int) -> None:
+    """Emit a ``SourceWarning`` for a line; the same warning about a line is shown once, however many agents have it."""
     # The registry of the file, as `warnings.warn` has it: one line is reported once, however many agents have it.
     warnings.warn_explicit(text, SourceWarning, file, line, registry=SHOWN.setdefault(file, {}))
 
@@ -195,6 +197,7 @@ def _emit_source_warning(text: str, file: str, line: int) -> None:
 def _find_source_problems(
     function: FunctionType, owner: str, scope: _FunctionScope | None
 ) -> Iterator[tuple[int, str]]:
+    """Yield line and text of each problem of a function: values without effect, and, with *scope*, wrong tool and agent names."""
     for one in _find_name_uses(function):
         value = _resolve_name(function, one.name)
         problems = [_find_unused_value_problem(one, value) if one.is_statement else ""]
@@ -224,6 +227,7 @@ def _find_unused_value_problem(one: _NameUse, value: object) -> str:
 
 
 def _find_tool_name_problem(tool: Any, scope: _FunctionScope, *, is_kept: bool) -> str:
+    """Return why a call may not name this tool; ``""`` if it may, or if its name is not known here."""
     try:
         name = tool_name_of(tool)
     except BadYield:
@@ -242,6 +246,7 @@ def _find_tool_name_problem(tool: Any, scope: _FunctionScope, *, is_kept: bool) 
 
 
 def _find_agent_name_problem(agent: object, scope: _FunctionScope) -> str:
+    """Return why a call may not name this agent; ``""`` if it may, or if its name is not known here."""
     if not isinstance(agent, str) or find_matching_id(agent, dict.fromkeys(scope.names.agents)) is not None:
         return ""
     near = did_you_mean(agent, scope.names.agents) or f". List it in {scope.for_agents}."
@@ -277,7 +282,7 @@ def _find_name_uses(function: FunctionType) -> tuple[_NameUse, ...]:
 
 
 def _read_function_file(function: FunctionType) -> str:
-    """Return the text that the file of a function had when it was loaded, as far as that is known."""
+    """Return the text of a function's file as it was loaded, if its loader has it; else the text of the file."""
     loader: Any = function.__globals__.get("__loader__")
     file = function.__code__.co_filename
     # A module that is loaded from other text than its file holds knows that text; the file would show other lines.
@@ -298,23 +303,24 @@ def _parse_name_uses(text: str) -> Mapping[tuple[int, str], tuple[_NameUse, ...]
         return {}
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     return {
-        (min([node.lineno, *[d.lineno for d in node.decorator_list]]), node.name): tuple(_name_uses_in_node(node))
+        (min([node.lineno, *[d.lineno for d in node.decorator_list]]), node.name): tuple(_iterate_name_uses(node))
         for node in functions
     }
 
 
-def _name_uses_in_node(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[_NameUse]:
+def _iterate_name_uses(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[_NameUse]:
+    """Yield the calls by name, and the statements that consist of a name, in a function."""
     nodes = [inner for part in (*function.body, function.args) for inner in ast.walk(part)]
     dropped = {id(node.value): node.value for node in nodes if isinstance(node, ast.Expr)}
     for node in nodes:
         if isinstance(node, ast.Call) and (name := _dotted_name(node.func)):
-            yield _make_call_use(node, name, is_statement=id(node) in dropped)
+            yield _name_use_from_call(node, name, is_statement=id(node) in dropped)
     for value in dropped.values():
         if name := _dotted_name(value):
             yield _NameUse(value.lineno, name, is_statement=True)
 
 
-def _make_call_use(node: ast.Call, name: _Dotted, *, is_statement: bool) -> _NameUse:
+def _name_use_from_call(node: ast.Call, name: _Dotted, *, is_statement: bool) -> _NameUse:
     named = {keyword.arg: keyword.value for keyword in node.keywords}
     first = node.args[0] if node.args else named.get("tool", named.get("agent"))
     # Whatever is passed on with `*` or `**` may hold it.

@@ -37,8 +37,8 @@ from stepengine.engine.run_plans import (
     RunRequest,
     make_random_run_id,
     pop_run_info,
-    resolve_system_prompt,
     separate_earlier_answers,
+    with_resolved_system_prompt,
 )
 from stepengine.errors import InputError, StepEngineError
 from stepengine.machine.plan import RunPlan
@@ -327,7 +327,7 @@ class Launcher:
         # A prompt that is computed is the author's code, and it fails like a handler: as a failed run, with events and
         # a record, and not as an exception out of `start`.
         try:
-            state = resolve_system_prompt(plan, state)
+            state = with_resolved_system_prompt(plan, state)
         except StepEngineError as error:
             services = attrs.evolve(services, machine=make_failing_machine(error))
         # In this order: the journal may replace plan and state (its id, its time, its seed), and only then builds
@@ -374,7 +374,7 @@ class Launcher:
 
 
 def _with_hook_session_id(plan: RunPlan) -> RunPlan:
-    """Return *plan* with the session that its own ``session_hooks`` start, which the run id names, if it has no other one."""
+    """Return *plan* with its run id as session id if it has none and its own ``session_hooks`` start a session."""
     if plan.info.session_id is not None or not plan.hooks.pre_run:
         return plan
     from stepengine.sessions.run_hooks import has_session_hooks
@@ -453,21 +453,23 @@ class StepRun:
         return attrs.evolve(step, agent_state=state)
 
     def _make_one_step_agent(self, agent: Agent) -> Agent:
+        """Return *agent* with a handler of one step, without instructions and without the hooks around a run."""
         # One step is run as a whole run whose handler yields one `STEP`: a second way through the machine would have to
         # be kept equal to the first.
-        definition = attrs.evolve(agent.definition, handle_steps=self._yield_one_step, instructions_prompt="")
+        definition = attrs.evolve(agent.definition, handle_steps=self._run_and_store_step, instructions_prompt="")
         hooks = attrs.evolve(agent.hooks, pre_run=agent.openings, post_run=()) if agent.hooks else Hooks()
         # The plan of the run may choose it.
         other = None if agent.at_provider is None else self._make_one_step_agent(agent.at_provider)
         return attrs.evolve(agent, definition=definition, hooks=hooks, at_provider=other)
 
-    def _yield_one_step(self, _: object) -> Generator[object, StepResult, None]:
+    def _run_and_store_step(self, _: object) -> Generator[object, StepResult, None]:
+        """Run one step as the handler of the agent, and store its result."""
         self._step = yield STEP
 
 
 def _increase_limits_to_record(limits: Limits, session: JournaledRun) -> Limits:
     """
-    Return *limits*, increased to the recorded steps and actions, since lower ones apply only to what is new.
+    Return *limits*, increased to the recorded steps and actions, so that they end nothing that is recorded.
 
     If the run asked for more steps, it asks again in the same places and receives the recorded answers.
     """

@@ -82,7 +82,7 @@ class AgentLocation:
 
     def load_all(self) -> tuple[AgentDefinition, ...]:
         """
-        Return the agents of the file.
+        Return the agents of the file, loaded for the sandbox if the location says so.
 
         Raises:
             DefinitionError: naming the file and what it should hold.
@@ -170,9 +170,7 @@ def locate_agent(path_or_id: str | Path, *, folders: Iterable[Path] = ()) -> Age
             raise DefinitionError(msg)
         return place
     if Path(path_or_id).is_dir():
-        example = (
-            f"{Path(path_or_id).as_posix()}/{next((f.name for f in _agent_files(Path(path_or_id))), 'reviewer.py')}"
-        )
+        example = f"{Path(path_or_id).as_posix()}/{next((f.name for f in _iterate_agent_files(Path(path_or_id))), 'reviewer.py')}"
         example = example if Path(path_or_id).is_absolute() else f"./{example}"
         msg = (
             f"{str(path_or_id)!r} is a folder; name a file in it, such as {example!r}; load_agents(...) loads them all"
@@ -187,6 +185,7 @@ def find_agent_location(agent_id: str, *, folders: Iterable[Path] = ()) -> Agent
 
 
 def _find_agent_in_folders(wanted: str, places: Iterable[Path], broken: list[str]) -> AgentLocation | None:
+    """Return the location in the first folder that has the agent, and warn of files skipped there; ``None`` if no folder has it."""
     for folder in places:
         found = _find_agent_in_folder(folder, wanted, broken)
         if found is not None:
@@ -198,11 +197,12 @@ def _find_agent_in_folders(wanted: str, places: Iterable[Path], broken: list[str
 
 
 def _locate_by_id(agent_id: str, places: tuple[Path, ...]) -> AgentLocation:
+    """Return the location of the agent with this id; raise ``DefinitionError`` that lists the searched folders."""
     wanted = normalised_id(_strip_versioned_publisher(agent_id))
     broken: list[str] = []
     if (found := _find_agent_in_folders(wanted, places, broken)) is not None:
         return found
-    names = [normalised_id(file.stem) for folder in places for file in _agent_files(folder)]
+    names = [normalised_id(file.stem) for folder in places for file in _iterate_agent_files(folder)]
     searched = ", ".join([str(f) for f in places]) or "no folder, because ./agents does not exist"
     beside = Path(f"{agent_id}.py")
     near = (
@@ -224,7 +224,7 @@ def _report_shadowed_bundled_agent(found: AgentLocation, wanted: str) -> None:
     if (
         found.file.parent == trust.LOCAL
         and find_bundled_id(wanted)
-        and found.file.resolve().parent not in _resolved_bundled_folders()
+        and found.file.resolve().parent not in _list_resolved_bundled_folders()
     ):
         trust.print_or_log_message(f"the agent {wanted!r} is loaded from {found.file}, not from stepengine")
 
@@ -254,7 +254,7 @@ def load_agents(path: str | Path, *, sandboxed: bool = False) -> tuple[AgentDefi
         DefinitionError: when there is no such file or folder, or nothing of it can be loaded.
     """
     if sandboxed:
-        return _load_all_sandboxed(Path(path))
+        return _load_sandboxed_file_or_folder(Path(path))
     place = AgentLocation.from_text(path)
     if place is not None:
         if not place.sandboxed:
@@ -266,7 +266,8 @@ def load_agents(path: str | Path, *, sandboxed: bool = False) -> tuple[AgentDefi
     return loaded.agents
 
 
-def _load_all_sandboxed(path: Path) -> tuple[AgentDefinition, ...]:
+def _load_sandboxed_file_or_folder(path: Path) -> tuple[AgentDefinition, ...]:
+    """Return the agents of a file or folder for the sandbox; warn of broken files, and raise if no file can be loaded."""
     place = AgentLocation.from_text(path)
     if place is not None:
         place = attrs.evolve(place, sandboxed=True)
@@ -276,7 +277,7 @@ def _load_all_sandboxed(path: Path) -> tuple[AgentDefinition, ...]:
         raise DefinitionError(msg)
     found: list[AgentDefinition] = []
     broken: dict[Path, DefinitionError] = {}
-    for file in _agent_files(path):
+    for file in _iterate_agent_files(path):
         try:
             found += load_sandboxed_agents(file)
         except DefinitionError as error:
@@ -284,7 +285,7 @@ def _load_all_sandboxed(path: Path) -> tuple[AgentDefinition, ...]:
     if not found:
         raise next(iter(broken.values()), None) or DefinitionError(f"there are no agent files in {str(path)!r}")
     for file, problem in broken.items():
-        warn_of_skipped_file(_load_error_text(file, problem))
+        warn_of_skipped_file(_format_load_error(file, problem))
     return tuple(found)
 
 
@@ -325,7 +326,7 @@ def load_folder(folder: Path) -> LoadedFolder:
     agents: list[AgentDefinition] = []
     schedules: dict[str, tuple[Schedule, Path]] = {}
     broken: dict[Path, DefinitionError] = {}
-    for file in _agent_files(folder):
+    for file in _iterate_agent_files(folder):
         try:
             found = load_agents_of_file(file), load_schedules_of_file(file)
         except DefinitionError as error:
@@ -339,8 +340,8 @@ def load_folder(folder: Path) -> LoadedFolder:
                 raise DefinitionError(msg)
     if broken and not agents:
         raise next(iter(broken.values()))
-    problems = tuple([_load_error_text(file, error) for file, error in broken.items()])
-    tools = merge_tools({file: load_tools_of_file(file) for file in _agent_files(folder) if file not in broken})
+    problems = tuple([_format_load_error(file, error) for file, error in broken.items()])
+    tools = merge_tools({file: load_tools_of_file(file) for file in _iterate_agent_files(folder) if file not in broken})
     return LoadedFolder(tuple(agents), problems, tuple([schedule for schedule, _ in schedules.values()]), tuple(tools))
 
 
@@ -352,11 +353,11 @@ def find_agent_folders(more: Iterable[Path] = ()) -> tuple[Path, ...]:
     """
     given = to_tuple(more)
     named = {f.resolve() for f in given if f.is_absolute() or trust.GATE.get() is None}
-    known = {*named, *_resolved_bundled_folders()}
+    known = {*named, *_list_resolved_bundled_folders()}
     searched = [
         f for f in (trust.LOCAL, *given) if f.is_dir() and (f.resolve() in known or trust.may_run_agent_files(f))
     ]
-    return (*searched, *[f for f in _bundled_folders() if f.is_dir()])
+    return (*searched, *[f for f in _list_bundled_folders() if f.is_dir()])
 
 
 @frozen
@@ -387,7 +388,7 @@ def list_agents(folders: Iterable[Path] = ()) -> list[ListedAgent]:
     listed: list[ListedAgent] = []
     seen: dict[str, Path] = {}
     for folder in dict.fromkeys([f.resolve() for f in find_agent_folders(folders)]):
-        for file in _agent_files(folder):
+        for file in _iterate_agent_files(folder):
             try:
                 found = load_agents_of_file(file)
             except DefinitionError as error:
@@ -399,13 +400,13 @@ def list_agents(folders: Iterable[Path] = ()) -> list[ListedAgent]:
     return listed
 
 
-def _resolved_bundled_folders() -> set[Path]:
-    return {folder.resolve() for folder in _bundled_folders()}
+def _list_resolved_bundled_folders() -> set[Path]:
+    return {folder.resolve() for folder in _list_bundled_folders()}
 
 
 def list_bundled_ids() -> list[str]:
     """Return the ids of the bundled agents from the names of their files, without loading them."""
-    return [file.stem.replace("_", "-") for folder in _bundled_folders() for file in _agent_files(folder)]
+    return [file.stem.replace("_", "-") for folder in _list_bundled_folders() for file in _iterate_agent_files(folder)]
 
 
 def find_bundled_id(agent_id: str) -> str | None:
@@ -417,7 +418,7 @@ def find_bundled_id(agent_id: str) -> str | None:
 def find_bundled_agent(agent_id: str) -> AgentDefinition | None:
     """Return the bundled agent with this id, or ``None``."""
     wanted = find_bundled_id(agent_id)
-    places = [folder / f"{(wanted or '').replace('-', '_')}.py" for folder in _bundled_folders()]
+    places = [folder / f"{(wanted or '').replace('-', '_')}.py" for folder in _list_bundled_folders()]
     return next((AgentLocation(file, wanted).load() for file in places if wanted and file.is_file()), None)
 
 
@@ -430,7 +431,7 @@ def _strip_versioned_publisher(agent_id: str) -> str:
     return name
 
 
-def _bundled_folders() -> list[Path]:
+def _list_bundled_folders() -> list[Path]:
     """Return the folders of the bundled agents: inside the package in a wheel, next to it in a checkout."""
     package = Path(__file__).resolve().parent.parent
     checkout = package.parent
@@ -460,7 +461,7 @@ def load_agents_from_source(file: Path, source: bytes) -> tuple[AgentDefinition,
     )
 
 
-def find_schedules(module: ModuleType, name: str) -> tuple[Schedule, ...]:
+def get_module_schedules(module: ModuleType, name: str) -> tuple[Schedule, ...]:
     """
     Return the schedules of a module, which is called *name* in messages; most have none.
 
@@ -491,9 +492,9 @@ def load_schedules_of_file(file: Path) -> tuple[Schedule, ...]:
     Return the schedules of an agent file; a file in the sandbox has none, since they are the host's.
 
     Raises:
-        DefinitionError: when loading the file fails, or as ``find_schedules`` does.
+        DefinitionError: when loading the file fails, or as ``get_module_schedules`` does.
     """
-    return () if trust.is_sandboxed(file) else find_schedules(load_module(file), str(file))
+    return () if trust.is_sandboxed(file) else get_module_schedules(load_module(file), str(file))
 
 
 def load_tools_of_file(file: Path) -> tuple[ToolLike | ToolSource, ...]:
@@ -503,10 +504,10 @@ def load_tools_of_file(file: Path) -> tuple[ToolLike | ToolSource, ...]:
     Raises:
         DefinitionError: when loading the file fails.
     """
-    return () if trust.is_sandboxed(file) else find_tools(load_module(file))
+    return () if trust.is_sandboxed(file) else get_module_tools(load_module(file))
 
 
-def find_tools(module: ModuleType) -> tuple[ToolLike | ToolSource, ...]:
+def get_module_tools(module: ModuleType) -> tuple[ToolLike | ToolSource, ...]:
     """Return the tool objects in the ``tools`` list of a module; none if the list holds only names."""
     given = getattr(module, "tools", ())
     has_tools = isinstance(given, list | tuple) and any(isinstance(one, ToolLike | ToolSource) for one in given)
@@ -546,6 +547,7 @@ def load_module(file: Path) -> ModuleType:
 
 
 def _load_with_definition_errors(file: Path, load: Callable[[], ModuleType]) -> ModuleType:
+    """Return the module that *load* loads; any error becomes a ``DefinitionError`` with the file."""
     try:
         return load()
     except DefinitionError as error:
@@ -560,7 +562,7 @@ def _load_with_definition_errors(file: Path, load: Callable[[], ModuleType]) -> 
         raise DefinitionError(msg) from error
 
 
-def _agent_files(folder: Path) -> Iterator[Path]:
+def _iterate_agent_files(folder: Path) -> Iterator[Path]:
     return (f for f in sorted(folder.glob("*.py")) if not f.name.startswith("_"))
 
 
@@ -568,7 +570,7 @@ def find_file_named_like(agent_id: str, folder: Path) -> Path | None:
     """Return the agent file of a folder whose name is an id with ``_`` for ``-``, or ``None``."""
     file = folder / f"{agent_id.replace('-', '_')}.py"
     # An id such as '../name', 'sub/name' or '_name' leads to files that whoever trusted the folder was not shown.
-    return file if file.is_file() and file in _agent_files(folder) else None
+    return file if file.is_file() and file in _iterate_agent_files(folder) else None
 
 
 def _find_agent_in_folder(folder: Path, wanted: str, broken: list[str]) -> AgentLocation | None:
@@ -583,22 +585,22 @@ def _find_agent_in_folder(folder: Path, wanted: str, broken: list[str]) -> Agent
     named = find_file_named_like(wanted, folder)
     if named is not None:
         return AgentLocation(named, wanted if len(load_agents_of_file(named)) > 1 else "")
-    for file in _agent_files(folder):
+    for file in _iterate_agent_files(folder):
         try:
             found = load_agents_of_file(file)
         except DefinitionError as error:
-            broken.append(_load_error_text(file, error))
+            broken.append(_format_load_error(file, error))
             continue
         if wanted in [normalised_id(agent.id) for agent in found]:
             return AgentLocation(file, wanted if len(found) > 1 else "")
     return None
 
 
-def _load_error_text(file: Path, error: DefinitionError) -> str:
+def _format_load_error(file: Path, error: DefinitionError) -> str:
     """Return why a file cannot be loaded, beginning with the file, which the error of a definition does not name."""
     return error.message if error.message.startswith(f"{file}:") else f"{file}: {error.message}"
 
 
 def warn_of_skipped_file(problem: str) -> None:
-    """Warn that a file of a folder cannot be loaded, with a ``BrokenFile`` warning that says why."""
+    """Emit a ``BrokenFile`` warning with the problem of a file that is skipped."""
     warnings.warn(f"{problem}; this file is skipped", BrokenFile, stacklevel=3)

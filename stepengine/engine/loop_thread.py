@@ -49,9 +49,9 @@ class LoopThread:
         """Whether the thread was started and not closed."""
         return self._thread is not None
 
-    def run(self, make: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    def run(self, make_coroutine: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """
-        Run ``make()`` in the loop and return its result; Ctrl-C cancels it and waits for its end.
+        Run ``make_coroutine()`` in the loop and return its result; Ctrl-C cancels it and waits for its end.
 
         Raises:
             StepEngineError: when called from a signal handler, which must not wait.
@@ -62,10 +62,10 @@ class LoopThread:
         if here is not None:
             blocked |= {id(here)}
         if id(self) not in blocked:
-            return self._run_and_wait(make, blocked)
+            return self._run_and_wait(make_coroutine, blocked)
         other = LoopThread()
         try:
-            return other._run_and_wait(make, blocked)
+            return other._run_and_wait(make_coroutine, blocked)
         finally:
             other.close()
 
@@ -81,16 +81,17 @@ class LoopThread:
         if thread is not threading.current_thread():
             thread.join(JOIN_SECONDS)
 
-    def _run_and_wait(self, make: Callable[[], Coroutine[Any, Any, T]], blocked: frozenset[int]) -> T:
+    def _run_and_wait(self, make_coroutine: Callable[[], Coroutine[Any, Any, T]], blocked: frozenset[int]) -> T:
+        """Run ``make_coroutine()`` in the loop and wait for its result, with *blocked* as the waiting threads; Ctrl-C cancels it."""
         future: Future[T] = Future()
         tasks: list[asyncio.Task[None]] = []
-        loop = self._ensure_started()
+        loop = self._get_or_start_loop()
 
-        def begin() -> None:
+        def start_task() -> None:
             if not future.done():
-                tasks.append(loop.create_task(_run_into_future(make, future)))
+                tasks.append(loop.create_task(_run_into_future(make_coroutine, future)))
 
-        def cancel() -> None:
+        def cancel_task() -> None:
             if tasks:
                 tasks[0].cancel()
             elif not future.done():
@@ -98,18 +99,18 @@ class LoopThread:
 
         token = _blocked.set(blocked)
         try:
-            loop.call_soon_threadsafe(begin)
+            loop.call_soon_threadsafe(start_task)
             return future.result()
         except KeyboardInterrupt:
             if not future.done():
-                loop.call_soon_threadsafe(cancel)
+                loop.call_soon_threadsafe(cancel_task)
                 with contextlib.suppress(BaseException):
                     future.result()
             raise
         finally:
             _blocked.reset(token)
 
-    def _ensure_started(self) -> asyncio.AbstractEventLoop:
+    def _get_or_start_loop(self) -> asyncio.AbstractEventLoop:
         with self._lock:
             if self._loop is None or self._thread is None or not self._thread.is_alive():
                 ready: Future[asyncio.AbstractEventLoop] = Future()
@@ -134,9 +135,10 @@ def close_threads(loop_thread: LoopThread, threads: ThreadPool) -> None:
     threads.close()
 
 
-async def _run_into_future(make: Callable[[], Coroutine[object, Any, T]], future: Future[T]) -> None:
+async def _run_into_future(make_coroutine: Callable[[], Coroutine[object, Any, T]], future: Future[T]) -> None:
+    """Set the result or the error of ``make_coroutine()`` in *future*."""
     try:
-        result = await make()
+        result = await make_coroutine()
     except BaseException as error:  # noqa: BLE001  (a KeyboardInterrupt out of a tool belongs to the caller, not to the loop)
         future.set_exception(error)
     else:
@@ -144,6 +146,7 @@ async def _run_into_future(make: Callable[[], Coroutine[object, Any, T]], future
 
 
 def _refuse_in_signal_handler() -> None:
+    """Raise ``StepEngineError`` if a signal handler of the main thread is the caller."""
     if threading.current_thread() is not threading.main_thread():
         return
     codes = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()} - {None}

@@ -178,7 +178,7 @@ def _iterate_delegation_chain(generator: object) -> Iterator[object]:
         generator = getattr(generator, "gi_yieldfrom", None)
 
 
-def iterate_frames(machine: object) -> Iterator[Frame]:
+def iterate_author_frames(machine: object) -> Iterator[Frame]:
     """Yield the frames of the author's generator that a machine waits for, outermost first; of a hook while one runs."""
     if not isinstance(machine, Machine) or not machine.authors:
         return

@@ -47,7 +47,7 @@ def load_module_at(file: Path) -> ModuleType:
 
 
 def _register_folder_package(folder: Path) -> str:
-    """Return the name of the package that the modules of a folder are loaded below."""
+    """Create the made-up package of a folder and the finder for it, unless they exist, and return the package's name."""
     package = f"{PREFIX}{sha256(str(folder).encode()).hexdigest()[:8]}"  # a process loads some dozen folders
     if package not in sys.modules:
         module = ModuleType(package)
@@ -99,6 +99,7 @@ def load_fresh_module(file: Path) -> ModuleType:
 
 
 def _execute_source(package: str, file: Path, source: bytes) -> ModuleType:
+    """Return a new module of the made-up *package* that has executed *source*; it stays in ``sys.modules``."""
     name = f"{package}.{file.resolve().stem}_{sha256(source).hexdigest()[:12]}"
     loader = _SourceTextLoader(name, str(file.resolve()))
     loader.source = source
@@ -135,7 +136,7 @@ class _AgentFileLoader(SourceFileLoader):
 
     def get_data(self, path: str) -> bytes:
         """
-        Return the bytes of a source file; cached bytecode is refused, so that the code that runs is the code a person can read.
+        Return the bytes of a source file; raise for cached bytecode, so that only readable source is executed.
 
         Raises:
             OSError: when it cannot be read, and for bytecode.
@@ -223,6 +224,7 @@ class _NeighbourImportRewriter(ast.NodeTransformer):
         ]
 
     def _rewrite_import(self, alias: ast.alias, line: int) -> Iterator[ast.stmt]:
+        """Yield the statements that replace one imported name; the same import if it is not of the folder."""
         if not self._must_rewrite(alias.name, line):
             yield ast.Import([alias])
             return
@@ -234,6 +236,7 @@ class _NeighbourImportRewriter(ast.NodeTransformer):
             yield ast.ImportFrom(self._package, [ast.alias(top)], 0)
 
     def _must_rewrite(self, name: str, line: int) -> bool:
+        """Return whether an import names a module of the folder, and record it; raise if the standard library has the name, too."""
         top = name.partition(".")[0]
         if top not in self._beside:
             return False

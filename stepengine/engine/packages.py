@@ -189,10 +189,10 @@ def find_installed_agent_packages() -> InstalledPackages:
 
     packages: list[Package] = []
     problems: dict[tuple[str, str], str] = {}
-    for entry in sorted(metadata.entry_points(group=GROUP), key=lambda e: (_package_name(e), e.name)):
-        key = (entry.name[:ID_CHARS], _package_name(entry))
+    for entry in sorted(metadata.entry_points(group=GROUP), key=lambda e: (_get_package_name(e), e.name)):
+        key = (entry.name[:ID_CHARS], _get_package_name(entry))
         try:
-            packages.append(_read_package(entry))
+            packages.append(_read_package_metadata(entry))
         except (DefinitionError, ValueError, OSError) as error:
             problems[key] = f"the agents of {key[1]!r} cannot be used: {error}"
     twice = {p.name for p in packages if sum(other.name == p.name for other in packages) > 1}
@@ -280,25 +280,27 @@ def find_published_agent(agent_id: str) -> PackagedAgent | None:
     return member
 
 
-def _matches_version(version: str, member: PackagedAgent, wanted: str) -> bool:
+def _matches_version(version: str, member: PackagedAgent, agent_id: str) -> bool:
+    """Return whether a package has this version; raise ``DefinitionError`` if *version* is not one."""
     from packaging.version import InvalidVersion, Version
 
     try:
         return Version(version) == Version(member.package.version)
     except InvalidVersion:
-        msg = f"{version[:ID_CHARS]!r} in {wanted[:TEXT_CHARS]!r} is not a version; write one like '1.2'"
+        msg = f"{version[:ID_CHARS]!r} in {agent_id[:TEXT_CHARS]!r} is not a version; write one like '1.2'"
         raise DefinitionError(msg) from None
 
 
-def _package_name(entry: metadata.EntryPoint) -> str:
+def _get_package_name(entry: metadata.EntryPoint) -> str:
     name = None if entry.dist is None else entry.dist.metadata["Name"]
     return str(name or "a package without a name")[:ID_CHARS]
 
 
-def _read_package(entry: metadata.EntryPoint) -> Package:
+def _read_package_metadata(entry: metadata.EntryPoint) -> Package:
+    """Return the package of an entry point with its declared agents; raise ``DefinitionError`` for invalid metadata."""
     from packaging.version import InvalidVersion, Version
 
-    name, value = _package_name(entry), VALUE.fullmatch(entry.value.strip()[:TEXT_CHARS])
+    name, value = _get_package_name(entry), VALUE.fullmatch(entry.value.strip()[:TEXT_CHARS])
     _require(
         ID.fullmatch(entry.name) is not None and len(entry.name) <= ID_CHARS,
         f"its publisher must be lower-case letters, digits and single hyphens, not {entry.name[:ID_CHARS]!r}",
@@ -326,7 +328,7 @@ def _read_package(entry: metadata.EntryPoint) -> Package:
 
 
 def _find_code_folder(dist: metadata.Distribution, module: str) -> Path:
-    """Return the folder of a package's code without importing it; only folders of the distribution itself count."""
+    """Return the folder with a package's code and declaration, without importing it; raise if the distribution has none."""
     top, *below = module.split(".")
     try:
         spec = importlib.util.find_spec(top)
@@ -335,7 +337,7 @@ def _find_code_folder(dist: metadata.Distribution, module: str) -> Path:
     if spec is None:
         msg = f"there is no module {top!r}"
         raise DefinitionError(msg)
-    roots = [Path(str(dist.locate_file(""))).resolve(), *_editable_folder(dist)]
+    roots = [Path(str(dist.locate_file(""))).resolve(), *_find_editable_folder(dist)]
     for place in spec.submodule_search_locations or ():
         folder = Path(place).resolve()
         for part in below:
@@ -346,7 +348,7 @@ def _find_code_folder(dist: metadata.Distribution, module: str) -> Path:
     raise DefinitionError(msg)
 
 
-def _editable_folder(dist: metadata.Distribution) -> Iterator[Path]:
+def _find_editable_folder(dist: metadata.Distribution) -> Iterator[Path]:
     """Yield the project folder of an editable installation."""
     try:
         told: Any = json.loads((dist.read_text("direct_url.json") or "{}")[:MAX_FILE_BYTES])
@@ -398,7 +400,7 @@ def parse_declaration(content: bytes, where: str = FILE) -> dict[str, Any]:
         for key, value in agents.items()
     ]
     lists = {name: _require_texts(told.get(name, []), f"{where}: {name}") for name in ("reads", "writes", "hosts")}
-    lists["hosts"] = tuple([_ascii_host(host, f"{where}: hosts") for host in lists["hosts"]])
+    lists["hosts"] = tuple([_host_to_ascii(host, f"{where}: hosts") for host in lists["hosts"]])
     declared = {"agents": {each.id: each for each in found}, **lists}
     wanted = len({name for each in found for name in (*each.tools, *each.spawns)}) + sum(map(len, lists.values()))
     _require(
@@ -408,8 +410,8 @@ def parse_declaration(content: bytes, where: str = FILE) -> dict[str, Any]:
     return declared
 
 
-def _ascii_host(host: str, where: str) -> str:
-    """Return a host in ASCII: letters of other scripts look like those of the host that a person knows."""
+def _host_to_ascii(host: str, where: str) -> str:
+    """Return a host in ASCII, with IDNA for other letters, which may look like those of a known host; raise if it is not a host."""
     found = host.lower()
     if not host.isascii():
         import idna
@@ -429,6 +431,7 @@ def _ascii_host(host: str, where: str) -> str:
 
 
 def _parse_declared_agent(agent_id: str, value: object, where: str) -> DeclaredAgent:
+    """Return the declaration of one agent; raise ``DefinitionError`` if it is not valid."""
     _require(
         ID.fullmatch(agent_id) is not None and len(agent_id) <= ID_CHARS,
         f"{where} is not an id such as 'code-reviewer'",
@@ -459,6 +462,7 @@ def _parse_declared_agent(agent_id: str, value: object, where: str) -> DeclaredA
 
 
 def _require_object(value: object, where: str, *known: str) -> dict[str, Any]:
+    """Return *value* if it is an object with *known* members only; raise ``DefinitionError`` for anything else."""
     if not isinstance(value, dict):
         msg = f"{where} must be an object, not {_short_repr(value)}"
         raise DefinitionError(msg)
@@ -471,6 +475,7 @@ def _require_object(value: object, where: str, *known: str) -> dict[str, Any]:
 
 
 def _require_texts(value: object, where: str) -> tuple[str, ...]:
+    """Return a list of short printable texts as a tuple; raise ``DefinitionError`` for anything else."""
     texts = value if isinstance(value, list) else [value]
     fits = [
         isinstance(one, str) and 0 < len(one) <= TEXT_CHARS and one.isprintable() for one in texts[: 2 * MAX_MEMBERS]
@@ -481,8 +486,9 @@ def _require_texts(value: object, where: str) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _require(is_so: bool, problem: str) -> None:  # noqa: FBT001 - it reads as an assertion
-    if not is_so:
+def _require(condition: bool, problem: str) -> None:  # noqa: FBT001 - it reads as an assertion
+    """Raise ``DefinitionError`` with the text *problem* unless *condition* is true."""
+    if not condition:
         raise DefinitionError(problem)
 
 
@@ -506,7 +512,7 @@ _MEMBERS: dict[int, tuple[AgentDefinition, PackagedAgent]] = {}
 
 
 def packaged_agent_from_definition(definition: AgentDefinition) -> PackagedAgent | None:
-    """Return the packaged agent from which *definition* was loaded; ``None`` for one that is not of a package."""
+    """Return the packaged agent from which *definition* was loaded; ``None`` for a definition from elsewhere."""
     found = _MEMBERS.get(id(definition))
     return None if found is None else found[1]
 
@@ -525,7 +531,7 @@ def published_id(definition: AgentDefinition) -> str:
 
 
 def _load_and_verify_agents(package: Package) -> PackageAgents:
-    """Return the agents of a package, compared with its metadata. They are imported, or loaded for the sandbox, once."""
+    """Return a package's agents, imported or loaded for the sandbox once; raise ``DefinitionError`` if its declaration differs."""
     is_sandboxed = trust.is_package_sandboxed(package.name) or trust.is_sandboxed(package.folder)
     key = (package.name, package.version, package.value, package.folder, is_sandboxed)
     if key not in _HELD:
@@ -542,7 +548,7 @@ def _load_and_verify_agents(package: Package) -> PackageAgents:
 
 
 def _report_unknown_sandboxed_names() -> None:
-    """Report each name in ``SANDBOXED`` without an installed package, a file or a folder: a slip would import what it is about."""
+    """Report each name in ``SANDBOXED`` without an installed package, a file or a folder, since a misspelt one has no effect."""
     listed = trust.SANDBOXED.get()
     if not listed:
         return
@@ -559,7 +565,7 @@ def _report_unknown_sandboxed_names() -> None:
 
 
 def _load_sandboxed_agents(package: Package) -> PackageAgents:
-    """Return the agents of a package without importing it: from those of its files that hold some."""
+    """Return the agents in a package's files, which are not imported; raise ``DefinitionError`` if no file has one."""
     agents, problems = list[AgentDefinition](), list[str]()
     for file in sorted(package.folder.glob("*.py")):
         if not file.name.startswith("_"):
@@ -615,6 +621,7 @@ def _load_agents_of_module(module: ModuleType) -> PackageAgents:
 
 
 def _import_module(module: str) -> ModuleType:
+    """Import a module; raise ``DefinitionError`` for whatever its code raises."""
     try:
         return importlib.import_module(module)
     except (Exception, SystemExit) as error:  # a module that ends the process has no agents, and is nothing to end over
@@ -625,6 +632,7 @@ def _import_module(module: str) -> ModuleType:
 
 
 def _index_by_id(agents: Iterable[AgentDefinition], where: str) -> dict[str, AgentDefinition]:
+    """Return agents by normalised id; raise ``DefinitionError`` if two have the same id."""
     found: dict[str, AgentDefinition] = {}
     for agent in agents:
         if found.setdefault(normalised_id(agent.id), agent) is not agent:
@@ -634,21 +642,21 @@ def _index_by_id(agents: Iterable[AgentDefinition], where: str) -> dict[str, Age
 
 
 def make_declaration(agent: AgentDefinition) -> DeclaredAgent:
-    """Return the declaration of an agent: its tools and the agents that it may spawn, with all that these carry."""
+    """Return the declaration of an agent: its tools and spawnable agents, including those that its tools and children bring along."""
     tools, spawns = dict[str, str](), dict[str, None]()
     waiting, met = [agent], list[AgentDefinition]()
     for each in waiting:
         if any(each is one for one in met):
             continue
         met.append(each)
-        tools |= dict(_tools_with_categories(each))
+        tools |= dict(_list_tools_with_categories(each))
         spawns |= dict.fromkeys([child for child in each.spawnable_agents if isinstance(child, str)])
         held = [child for child in each.spawnable_agents if not isinstance(child, str)]
         waiting += [*held, *find_agents_of_tools(each.tools)]
     return DeclaredAgent(normalised_id(agent.id), agent.description, tools, tuple(spawns))
 
 
-def _tools_with_categories(agent: AgentDefinition) -> Iterator[tuple[str, str]]:
+def _list_tools_with_categories(agent: AgentDefinition) -> Iterator[tuple[str, str]]:
     kinds = {**CATEGORIES, **{name: tool.spec.category for name, tool in BUILT_IN.items()}}
     own = [tool for tool in agent.tools if isinstance(tool, ToolLike)]
     for name in agent.tool_names:

@@ -84,6 +84,7 @@ def _find_templates(*, package: bool) -> Iterator[tuple[str, Path]]:
 
 
 def _fill_template(text: str, replacements: Mapping[str, str]) -> str:
+    """Return *text* with each word of *replacements* replaced."""
     for word, meant in replacements.items():
         text = text.replace(word, meant)
     return text

@@ -228,6 +228,7 @@ class ReplayedTree:
             self._send_outcomes(run)
 
     def _advance_position(self, known: Result) -> None:
+        """Count a result as applied, and advance the time to it."""
         self.position += 1
         self.at = max(self.at, known.at)
 
@@ -361,7 +362,7 @@ class ReplayedTree:
             child: ChildResult = ChildResult(agent_id=effect.agent_id, status=RunStatus.FAILED, error=error)  # type: ignore[union-attr]
             given = Value(child, known.at)
         else:
-            given = _outcome_of_run(self._finish_run(run), item, known.at)
+            given = _outcome_from_run_end(self._finish_run(run), item, known.at)
             del self.runs[path]
         return self._confirm_child_outcome(known, given, item)
 
@@ -395,6 +396,7 @@ class ReplayedTree:
         return ended
 
     def _make_recorded_stop(self, item: Item) -> Stop:
+        """Return the stop of an effect without a recorded result; a child or tool body is first replayed to its own stop."""
         address = item.address
         if isinstance(item.effect, AskPerson):
             return self._replayer.ends.make_record_end_stop(item.path, render_questions(item))
@@ -413,7 +415,7 @@ class ReplayedTree:
         return attrs.evolve(self._replayer.ends.make_record_end_stop(item.path, child.questions), child=child)
 
 
-def _outcome_of_run(ended: Finished, item: Item, at: int) -> Value:
+def _outcome_from_run_end(ended: Finished, item: Item, at: int) -> Value:
     """Return the outcome of an effect from the end of the run that it started."""
     effect = item.effect
     if isinstance(effect, CallBody):
@@ -437,29 +439,35 @@ def _with_recorded_calls(hooks: Hooks, record_call: Callable[[HookCall], None]) 
 class _RecordedHook:
     """A hook that reports its return values; it has the original's name and location, which messages contain."""
 
-    def __init__(self, hook: Callable[..., object], point: str, note: Callable[[HookCall], None]) -> None:
+    def __init__(self, hook: Callable[..., object], point: str, record_call: Callable[[HookCall], None]) -> None:
         self._hook = hook
         self._point = point
-        self._note = note
+        self._record_call = record_call
 
     def __call__(self, *args: object) -> Any:
         try:
-            said = self._hook(*args)
+            returned = self._hook(*args)
         except BaseException as error:
-            self._record_return(error)
+            self._report_return(error)
             raise
-        return self._run_and_record(said) if isinstance(said, GeneratorType) else self._record_return(said)
+        return (
+            self._run_and_report_return(returned)
+            if isinstance(returned, GeneratorType)
+            else self._report_return(returned)
+        )
 
-    def _run_and_record(self, steps: Generator[object, Any, object]) -> Generator[object, Any, object]:
-        said = yield from steps
-        return self._record_return(said)
+    def _run_and_report_return(self, steps: Generator[object, Any, object]) -> Generator[object, Any, object]:
+        """Run the generator of a hook to its end, and report its return value."""
+        returned = yield from steps
+        return self._report_return(returned)
 
-    def _record_return(self, said: object) -> object:
+    def _report_return(self, returned: object) -> object:
+        """Report a return value or error and return it; ``None`` from a hook of this package is not reported."""
         # A hook of the engine's own that changed nothing is no part of what an author wrote.
         is_ours = str(getattr(self._hook, "__module__", "")).startswith("stepengine.")
-        if said is not None or not is_ours:
-            self._note(HookCall(self._point, self.__qualname__, said))
-        return said
+        if returned is not None or not is_ours:
+            self._record_call(HookCall(self._point, self.__qualname__, returned))
+        return returned
 
     def __getattr__(self, name: str) -> Any:
         if name == "__qualname__":

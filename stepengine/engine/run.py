@@ -77,10 +77,12 @@ class EngineRun:
         return handle
 
     def _mark_active(self) -> None:
+        """Add the run to the active ones, and remember its event loop."""
         self.loop = asyncio.get_running_loop()
         self._active.add(self)
 
     def _mark_ended(self) -> None:
+        """Remove the run from the active ones, close a journal that was not used, and wake those that wait for its end."""
         self._active.discard(self)
         self.handle = None
         self.close_journal_if_unstarted()
@@ -139,6 +141,7 @@ class EngineRun:
         return result
 
     async def _run_and_record_end(self, *, records_end: bool = True) -> Finished:
+        """Run the tree, and record its end in the journal unless it never started, was broken off, or *records_end* is false."""
         finished = self._add_tree_warnings(await self.tree.run())
         self.began = finished.began
         # What never began or was broken off has no end that could be written down: who resumes it goes on where it was.
@@ -146,10 +149,11 @@ class EngineRun:
             return finished
         from stepengine.journal.run_end import finish_run  # a run that is not recorded loads no journal
 
-        recorded = finish_run(self.journaled_run, finished, self._find_waits(finished))
+        recorded = finish_run(self.journaled_run, finished, self._list_waits(finished))
         return await self._await_despite_cancel(recorded)
 
     async def _run_in_session(self, turn: Turn) -> RunResult:
+        """Wait for access to the session, run, and save the result in it; if stopped before, return an unsaved result."""
         tree = self.tree
         try:
             if not await tree.wait_before_run(turn.access.enter):
@@ -160,7 +164,7 @@ class EngineRun:
                 return attrs.evolve(
                     self._make_result(await self._run_and_record_end(records_end=False)), session_saved=False
                 )
-            await turn.start_run(self)
+            await turn.load_session_and_start(self)
             result = self._make_result(await self._run_and_record_end())
             return await self._await_despite_cancel(turn.save_result(result, tree.root.plan, began=self.began))
         finally:
@@ -176,7 +180,7 @@ class EngineRun:
                 self.tree.root.cancelled = True
         return work.result()
 
-    def _find_waits(self, finished: Finished) -> tuple[Waits, ...]:
+    def _list_waits(self, finished: Finished) -> tuple[Waits, ...]:
         """Return all that a suspended run waits for, the questions first."""
         if finished.status is not RunStatus.SUSPENDED:
             return ()
@@ -194,7 +198,7 @@ class EngineRun:
             self.journaled_run.writer.close()
 
     def _make_result(self, finished: Finished) -> RunResult:
-        tree, waits = self.tree, self._find_waits(finished)
+        tree, waits = self.tree, self._list_waits(finished)
         return finished.to_run_result(
             pending_questions=tuple([one.question for one in waits if one.question is not None]),
             waits_for=waits,
@@ -248,24 +252,24 @@ async def stream_run(live: EngineRun) -> AsyncGenerator[Event, None]:
 
 def make_failing_machine(error: StepEngineError | None) -> MachineMaker:
     """
-    Return a maker of machines that end at once, for a run that cannot start.
+    Return a maker of machines that fail at once with *error*, or end as cancelled; author code is not called.
 
     Args:
         error: Why the run fails; ``None`` if it was cancelled.
     """
 
-    def machine(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:
+    def end_at_once(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:
         yield Notify(RunStarted(path=plan.path, own_id=plan.run_id, agent_id=plan.definition.id, prompt=plan.prompt))
         if error is not None:
             yield Notify(RunFailed(path=plan.path, error=error.message, kind=type(error).__name__))
         status = RunStatus.CANCELLED if error is None else RunStatus.FAILED
         return Finished(status=status, state=state, error=error, began=False)
 
-    return machine
+    return end_at_once
 
 
 def warn_of_abandoned_runs(unused: Sequence[EngineRun], still_running: Sequence[EngineRun]) -> None:
-    """Warn of background runs that were ended without a use of their handles, and of runs that could not be ended."""
+    """Warn of background runs whose handles were not used before they were ended, and of runs that are still running."""
     if unused:
         ids = ", ".join([live.tree.root.state.run_id for live in unused])
         msg = f"the engine was closed before the result of {ids} was read; await handle.result() or use `async with`"

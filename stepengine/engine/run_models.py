@@ -71,6 +71,7 @@ class EngineModels:
         self.by_agent = self._normalise_agent_models(self.by_agent)
 
     def _normalise_agent_models(self, models: Mapping[str, str]) -> dict[str, str]:
+        """Return models by normalised agent id, with their providers unless names are kept."""
         # Ids are written with `-` or `_`, and a model with or without its provider; both are brought into one form
         # here, once, or a choice for `code_searcher` would silently not hold for `code-searcher`.
         return {

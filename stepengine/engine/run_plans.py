@@ -67,9 +67,9 @@ def _require_answers_mapping(_: Any, __: Any, answers: Any) -> None:
         raise InputError(msg, issues=("answers should be a mapping",))
 
 
-def _check_on_divergence(_: object, __: object, given: object) -> None:
-    if given not in ("raise", "stop", "keep"):
-        msg = f"on_divergence must be one of raise, stop, keep, not {given!r}"
+def _check_on_divergence(_: object, __: object, value: object) -> None:
+    if value not in ("raise", "stop", "keep"):
+        msg = f"on_divergence must be one of raise, stop, keep, not {value!r}"
         raise InputError(msg, issues=(msg,))
 
 
@@ -386,7 +386,7 @@ class Planner:
         state = _make_child_state(plan, agent, inherited)
         # A child that inherits its parent's system prompt has it already; its own is not even resolved, since that may
         # call code of the author.
-        return plan, state if inherits else resolve_system_prompt(plan, state)
+        return plan, state if inherits else with_resolved_system_prompt(plan, state)
 
     def _make_plan(
         self,
@@ -405,6 +405,7 @@ class Planner:
         is_inline: bool = False,
         provenance: Provenance | None = None,
     ) -> RunPlan:
+        """Return the plan of a run; raise if its prompt or params are invalid, or a sandbox of its tools is not installed."""
         definition, schemas = agent.definition, agent.schemas
         if not self._models.recorded.is_whole:
             for get_sandbox_name in agent.sandbox_name_getters:
@@ -534,6 +535,7 @@ class Planner:
         return repaired
 
     def _get_allowed_child(self, parent: RunPlan, effect: Spawn) -> Agent:
+        """Return the agent that an effect spawns; raise if its parent may not spawn it."""
         given = effect.definition
         # The author of the tool decides what it spawns, and put the definition into it; the list of the agent is about
         # what its model and handler may name.
@@ -566,7 +568,7 @@ OVERRIDDEN = frozenset({"model", "tools", "settings", "limits"})
 
 def _require_listed_variant(parent_id: str, given: AgentDefinition, listed: AgentDefinition) -> None:
     """
-    Raise unless *given* is the listed agent, with another model, tools, settings or limits at most.
+    Raise ``AgentError`` unless *given* differs from the listed agent in model, tools, settings and limits only.
 
     Raises:
         AgentError: naming the fields in which they differ.
@@ -616,7 +618,7 @@ def make_random_run_id() -> str:
     return secrets.token_hex(6)  # 48 bits: of a million runs, two share an id with a probability of 0.2 %
 
 
-def resolve_system_prompt(plan: RunPlan, state: AgentState) -> AgentState:
+def with_resolved_system_prompt(plan: RunPlan, state: AgentState) -> AgentState:
     """
     Return *state* with the agent's system prompt resolved.
 
@@ -739,7 +741,7 @@ def _cap_limits_to_parent(limits: Limits, parent_limits: Limits, depth: int | No
 
 @lru_cache(KEPT_LIMITS)
 def _without_time_limit(limits: Limits) -> Limits:
-    """Return *limits* without a time: that of its caller holds for the body of a tool."""
+    """Return *limits* without ``max_seconds``: the time limit of its caller applies to the body of a tool."""
     return limits if limits.max_seconds is None else attrs.evolve(limits, max_seconds=None)
 
 
@@ -803,7 +805,7 @@ def _constant_system_prompt(agent: Agent) -> str:
 
 
 def _inherited_history(parent: AgentState, *, has_same_prompt: bool) -> tuple[Transcript, Transcript]:
-    """Return record and view as a child inherits them; *has_same_prompt* where it sends its parent's prompt as well."""
+    """Return record and view as a child inherits them; without the parent's system prompt, instructions notes are removed."""
     # Byte for byte with the parent's prompt, for the provider's cache. Without it nothing is cached, and the child would
     # take its parent's agents for its own.
     if has_same_prompt:
@@ -813,6 +815,7 @@ def _inherited_history(parent: AgentState, *, has_same_prompt: bool) -> tuple[Tr
 
 
 def _make_child_state(plan: RunPlan, agent: Agent, parent: AgentState) -> AgentState:
+    """Return the first state of a child, with the parts of its parent's state that it inherits."""
     definition = agent.definition
     inherits = definition.include_message_history or plan.is_inline
     same_prompt = plan.sent is not None

@@ -100,7 +100,7 @@ class ScheduleBook:
         self.path = Path(runs) if parse_database_path(str(runs)) is not None else Path(runs) / FILE
         self._status: os.stat_result | None = None
 
-    def register_schedules(self, lines: Mapping[str, str], now: datetime) -> dict[str, datetime]:
+    def register_and_get_decided_times(self, lines: Mapping[str, str], now: datetime) -> dict[str, datetime]:
         """
         Return up to when each schedule's times are decided; for a new or changed schedule, store and return *now*.
 
@@ -184,12 +184,14 @@ class ScheduleBook:
 
     @contextmanager
     def _write_transaction(self) -> Iterator[sqlite3.Connection]:
+        """Yield a connection in a writing transaction, with the tables created."""
         with self._open_database() as known, known.lock, known.writing() as database:
             _create_tables(database)
             yield database
 
     @contextmanager
     def _read_transaction(self) -> Iterator[sqlite3.Connection]:
+        """Yield a connection in a reading transaction; missing tables are created before."""
         with self._open_database() as known:
             with known.reading() as database:
                 found = database.execute("SELECT 1 FROM sqlite_master WHERE name = 'schedule_times_open'").fetchone()
@@ -201,6 +203,7 @@ class ScheduleBook:
 
     @contextmanager
     def _open_database(self) -> Iterator[Database]:
+        """Open the database for the block; create its file once, and raise its errors as ``JournalError``."""
         import sqlite3
 
         known: Database | None = None
@@ -229,6 +232,7 @@ def _create_tables(database: sqlite3.Connection) -> None:
 def _advance_passed_time(
     database: sqlite3.Connection, schedule: str, until: datetime, missed: tuple[datetime, ...]
 ) -> bool:
+    """Set the time until which a schedule is decided, and count *missed*; return ``False`` if it was decided until then."""
     newest = seconds_from_time(missed[-1]) if missed else None
     moved = database.execute(
         "UPDATE schedules SET passed = ?, missed = missed + ?, newest_missed = coalesce(?, newest_missed) WHERE id = ? AND passed < ?",

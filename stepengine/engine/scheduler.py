@@ -113,7 +113,7 @@ class ScheduleStatus:
 class AnyScheduleBook(Protocol):
     """The methods of a ``ScheduleBook``, which may be in another store."""
 
-    def register_schedules(self, lines: Mapping[str, str], now: datetime) -> dict[str, datetime]:
+    def register_and_get_decided_times(self, lines: Mapping[str, str], now: datetime) -> dict[str, datetime]:
         """Return up to when each schedule's times are decided; for a new or changed schedule that is *now*."""
 
     def claim_time(self, schedule: str, at: datetime, *, run: str, missed: tuple[datetime, ...] = ()) -> bool:
@@ -201,13 +201,14 @@ class Scheduler:
         Raises:
             JournalError: when the book of what was started cannot be used.
         """
-        passed = self.book.register_schedules({s.id: f"{s.line} {s.timezone}" for s in self.schedules}, now)
+        passed = self.book.register_and_get_decided_times({s.id: f"{s.line} {s.timezone}" for s in self.schedules}, now)
         return sorted(
             [due for s in self.schedules for due in self._find_due_and_skip_missed(s, passed[s.id], now)],
             key=lambda due: due.at,
         )
 
     def _find_due_and_skip_missed(self, schedule: Schedule, passed: datetime, now: datetime) -> Sequence[DueTime]:
+        """Return the due times of one schedule to start now; skip its times while it is disabled, or as ``catch_up`` says."""
         if not schedule.enabled:
             self.book.skip_times_until(schedule.id, now)
             return ()
@@ -268,6 +269,7 @@ class Scheduler:
     # --- starting -----------------------------------------------------------------------------------------------------
 
     async def _start_due_run(self, due: DueTime) -> ScheduledRun | None:
+        """Start the run of a due time and record its end in the background; return ``None``, and log the error, if it fails to start."""
         # While it is under way its journal is locked, and a waker that comes too early puts it off.
         await asyncio.to_thread(self._store_or_remove_wake_time, due, self._clock.now() + LEASE)
         schedule, journal = due.schedule, _make_run_journal(self._runs, due.run)
@@ -281,7 +283,7 @@ class Scheduler:
             watch = self._report_run_error(due, journal, "", error)
         else:
             started = ScheduledRun(due, journal, handle)
-            watch = self._record_run_end(started)
+            watch = self._wait_and_record_run_end(started)
         self._under_way[due.run] = asyncio.create_task(watch)
         self._under_way[due.run].add_done_callback(lambda _: self._forget_run(due.run))
         if started is not None:
@@ -326,7 +328,8 @@ class Scheduler:
         self._under_way.pop(run, None)
         self._changed.set()
 
-    async def _record_run_end(self, started: ScheduledRun) -> None:
+    async def _wait_and_record_run_end(self, started: ScheduledRun) -> None:
+        """Wait for the end of a run, log its error, store its status, and remove its wake time unless it is suspended."""
         due = started.due
         try:
             result: RunResult = await started.handle.result()
@@ -354,6 +357,7 @@ class Scheduler:
         await self._store_run_status(due, "failed", str(error))
 
     async def _store_run_status(self, due: DueTime, status: str, error: str = "") -> None:
+        """Store the status of a run in the book; log a book that cannot be used."""
         try:
             await asyncio.to_thread(self.book.set_run_status, due.schedule.id, due.at, status, error)
         except JournalError as problem:  # the journal says the same
@@ -375,7 +379,7 @@ class Scheduler:
             await self._wait_for_next_time(now)
 
     async def wait_until_idle(self) -> None:
-        """Wait until no run that was started here is under way."""
+        """Wait until all runs that this scheduler started have ended."""
         while self._under_way:
             await asyncio.wait(list(self._under_way.values()))
             await asyncio.sleep(0)
@@ -386,7 +390,7 @@ class Scheduler:
         return min(times, default=None)
 
     async def _wait_for_next_time(self, looked: datetime) -> None:
-        """Wait for the next time after *looked*, a change of schedules, the end of a run, or one minute at most."""
+        """Wait until the next time after *looked*, a change of schedules, or the end of a run, for one minute at most."""
         # From when it was looked: a time that came since then is one, too.
         comes, seconds = self.next_after(looked), MAX_LOOK_SECONDS
         if comes is not None:
@@ -441,15 +445,15 @@ def make_schedule_statuses(
     return found
 
 
-def _with_journal_status(ran: ClaimedTime, runs: Path) -> ClaimedTime:
+def _with_journal_status(claimed: ClaimedTime, runs: Path) -> ClaimedTime:
     """Return a time with the status in its journal: a run that waited for a person may have been resumed."""
-    journal = _make_run_journal(runs, ran.run)
+    journal = _make_run_journal(runs, claimed.run)
     try:
-        if ran.status not in LIVE or not _read_run_id(journal):
-            return ran
-        return attrs.evolve(ran, status=status_of(journal.history()))
+        if claimed.status not in LIVE or not _read_run_id(journal):
+            return claimed
+        return attrs.evolve(claimed, status=status_of(journal.history()))
     except JournalError as error:
-        return attrs.evolve(ran, status="unreadable", error=error.message)
+        return attrs.evolve(claimed, status="unreadable", error=error.message)
 
 
 def _make_run_journal(runs: Path, run: str) -> Journal:

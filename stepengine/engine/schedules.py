@@ -64,6 +64,7 @@ SECOND, WEEK = timedelta(seconds=1), timedelta(days=7)
 
 
 def _freeze_params(given: Any) -> JsonDict | None:
+    """Return params as immutable JSON; raise ``DefinitionError`` if they are not a JSON object."""
     if given is None:
         return None
     try:
@@ -114,7 +115,7 @@ class Schedule:
 
     def __attrs_post_init__(self) -> None:
         fill = object.__setattr__
-        fill(self, "line", _parse_cron(self.cron))
+        fill(self, "line", _validate_and_normalise_cron(self.cron))
         fill(self, "_zone", _load_time_zone(self.timezone))
         if not self.id:
             fill(self, "id", self._make_id())
@@ -128,6 +129,7 @@ class Schedule:
         return self.agent if isinstance(self.agent, str) else self.agent.id
 
     def _make_id(self) -> str:
+        """Return an id from the agent's id and a digest of line, time zone, prompt and params."""
         what = [self.line, self.timezone, self.prompt, None if self.params is None else thaw(self.params)]
         digest = sha256(json.dumps([self.agent_id, *what], sort_keys=True).encode("utf-8", "replace")).hexdigest()[:8]
         name = normalised_id(find_published_name(self.agent_id) or self.agent_id).lower()
@@ -173,6 +175,7 @@ class Schedule:
         return tuple(found)
 
     def _find_next_time(self, moment: datetime) -> datetime:
+        """Return the first time after *moment* in UTC, across changes of the clock; raise ``StopIteration`` if there is none."""
         offset = self._utc_offset(moment)
         while True:
             wall = next(_iterate_times_after(self.line, (moment + offset).replace(tzinfo=None)))
@@ -191,6 +194,7 @@ class Schedule:
 
     @property
     def _runs_in_both_passes(self) -> bool:
+        """Whether a time that the clock passes twice counts twice: for a line with ``*`` first in its minute or hour."""
         minute, hour, *_ = self.line.split()
         return minute.startswith("*") or hour.startswith("*")
 
@@ -251,6 +255,7 @@ def require_unique_ids(schedules: Iterable[Schedule]) -> tuple[Schedule, ...]:
 
 
 def _to_utc(given: Any) -> datetime:
+    """Return a time in UTC; raise ``InputError`` for anything but a ``datetime`` with a time zone."""
     if not isinstance(given, datetime) or given.utcoffset() is None:
         msg = f"a time must be a datetime with a time zone, such as datetime.now(UTC), not {format_literal(given)}"
         raise InputError(msg, issues=("datetime without a zone",))
@@ -264,8 +269,8 @@ def _iterate_times_after(line: str, wall: datetime) -> CronSim:
     return CronSim(line, wall)
 
 
-def _parse_cron(cron: str) -> str:
-    """Return the line for ``cronsim``; raise for a line that is invalid or never due."""
+def _validate_and_normalise_cron(cron: str) -> str:
+    """Return a cron line as five fields, with words such as ``@daily`` replaced; raise if it is invalid or never due."""
     from cronsim import CronSimError
 
     if len(cron) > MAX_CRON_CHARS or not cron.isascii():
@@ -283,7 +288,7 @@ def _parse_cron(cron: str) -> str:
     try:
         next(_iterate_times_after(line, LOOKED_FROM))
     except CronSimError as error:
-        msg = f"Schedule(cron={cron!r}) {_cron_error_text(str(error), fields)}. It needs five fields ({FIELDS}), {EXAMPLE}"
+        msg = f"Schedule(cron={cron!r}) {_format_cron_error(str(error), fields)}. It needs five fields ({FIELDS}), {EXAMPLE}"
         raise DefinitionError(msg) from None
     except StopIteration:
         msg = f"Schedule(cron={cron!r}) never runs: no day in 50 years matches"
@@ -291,7 +296,8 @@ def _parse_cron(cron: str) -> str:
     return line
 
 
-def _cron_error_text(said: str, fields: Sequence[str]) -> str:
+def _format_cron_error(said: str, fields: Sequence[str]) -> str:
+    """Return the rest of an error message from the text of ``cronsim``, with the reason for an impossible day."""
     if "day-of-month" not in said:
         return f"cannot be read: {said.lower()}"
     if "W" in fields[2].upper():
@@ -300,6 +306,7 @@ def _cron_error_text(said: str, fields: Sequence[str]) -> str:
 
 
 def _load_time_zone(name: str) -> tzinfo:
+    """Return the time zone of this name; raise ``DefinitionError`` if there is none."""
     if name == "UTC":
         return timezone.utc  # noqa: UP017 - `UTC` is a name of this module, too, and this says what is meant
     import zoneinfo

@@ -106,6 +106,7 @@ def _make_params_repairer(agent: AgentDefinition) -> Callable[[Any], Any]:
 
 
 def _require_model_class(schema: object, where: str) -> Any:
+    """Return a pydantic model class; raise ``DefinitionError`` for anything else, or for fields that can be read only once."""
     if isinstance(schema, type) and hasattr(schema, "model_validate"):
         raise_for_one_shot_fields(schema, where)
         return schema
@@ -114,6 +115,7 @@ def _require_model_class(schema: object, where: str) -> Any:
 
 
 def _make_issue_finder(schema: Mapping[str, object], where: str) -> Callable[[Any], list[str]]:
+    """Return a function that lists where a value does not fit a JSON Schema; raise ``DefinitionError`` for an invalid schema."""
     try:
         issues = JsonSchema(where, schema).issues
     except DefinitionError as error:
@@ -126,6 +128,7 @@ def _make_issue_finder(schema: Mapping[str, object], where: str) -> Callable[[An
 
 
 def _make_params_validator(agent_id: str, schema: object) -> Callable[[Any], Params]:
+    """Return a function that validates params, and raises ``InputError`` with every problem."""
     where = f"agent {agent_id!r}: input_schema"
     if schema is None or isinstance(schema, Mapping):
         issues = None if schema is None else _make_issue_finder(schema, where)
@@ -134,7 +137,8 @@ def _make_params_validator(agent_id: str, schema: object) -> Callable[[Any], Par
     return lambda given: _validate_model_params(agent_id, model, given)
 
 
-def _params_as_json(agent_id: str, given: object) -> JsonDict:
+def _params_to_json(agent_id: str, given: object) -> JsonDict:
+    """Return params as immutable JSON, ``{}`` for ``None``; raise ``InputError`` if they are not a JSON object."""
     if given is None:
         return JsonDict()
     try:
@@ -149,15 +153,16 @@ def _params_as_json(agent_id: str, given: object) -> JsonDict:
 
 def _validate_json_params(agent_id: str, find_issues: Callable[[Any], list[str]] | None, given: object) -> Params:
     """Return params that fit a JSON Schema, or any JSON object where there is none."""
-    value = _params_as_json(agent_id, given)
+    value = _params_to_json(agent_id, given)
     if find_issues is not None and (found := find_issues(value)):
         raise _make_params_error(agent_id, found)
     return Params(value, None if given is None else value)
 
 
 def _validate_model_params(agent_id: str, model: Any, given: Any) -> Params:
+    """Return params as an instance of *model* and as JSON; raise ``InputError`` with every problem."""
     is_fresh = not isinstance(given, model)
-    value = _parse_or_list_problems(model, _params_as_json(agent_id, given)) if is_fresh else given
+    value = _parse_or_list_problems(model, _params_to_json(agent_id, given)) if is_fresh else given
     if isinstance(value, list):
         raise _make_params_error(agent_id, value)
     try:
@@ -189,6 +194,7 @@ def _make_output_error(agent_id: str, issues: list[str]) -> OutputMissing:
 
 
 def _make_json_output_validator(agent_id: str, schema: Mapping[str, object], where: str) -> Callable[[Any], JsonValue]:
+    """Return a function that returns a valid output as JSON, and raises ``OutputMissing`` with every problem."""
     issues = _make_issue_finder(schema, where)
 
     def validate(value: object) -> JsonValue:
@@ -202,6 +208,8 @@ def _make_json_output_validator(agent_id: str, schema: Mapping[str, object], whe
 
 
 def _make_model_output_validator(agent_id: str, model: Any) -> Callable[[Any], JsonValue]:
+    """Return a function that returns a valid output of a pydantic model as JSON, and raises ``OutputMissing`` otherwise."""
+
     def validate(value: Any) -> JsonValue:
         is_fresh = not isinstance(value, model)
         made = _parse_or_list_problems(model, _freeze_output(agent_id, value)) if is_fresh else value
@@ -216,6 +224,7 @@ def _make_model_output_validator(agent_id: str, model: Any) -> Callable[[Any], J
 
 
 def _freeze_output(agent_id: str, value: object) -> JsonValue:
+    """Return an output as immutable JSON; raise ``OutputMissing`` if it is not JSON."""
     try:
         frozen: JsonValue = model_to_json(value) if is_model(value) else freeze(value, "output")
     except DataError as error:

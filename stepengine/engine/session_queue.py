@@ -164,6 +164,7 @@ class SessionAccess:
                 _inside.reset(self._token)
 
     def _refuse_deadlock(self) -> None:
+        """Raise ``SessionError`` if this run would wait for a run that waits for it, directly or through others."""
         # Found before it happens: two runs that wait for each other's session wait without a word, and for ever.
         places, seen = [self.place], set[SessionAccess]()
         while places:

@@ -115,7 +115,7 @@ class ChildSessions:
             return services
         inner = services.machine
 
-        def machine(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:
+        def run_and_collect_end(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:
             finished = yield from inner(plan, state)
             if plan.path:
                 place = tuple([int(number) for number in plan.path.split(".")])
@@ -123,7 +123,7 @@ class ChildSessions:
                 self._ended.append(EndedChild(place, call, plan.model, finished.status, finished.state))
             return finished
 
-        return attrs.evolve(services, machine=machine)
+        return attrs.evolve(services, machine=run_and_collect_end)
 
     def list_child_session_ids(self, run_id: str) -> tuple[str, ...]:
         """Return the sessions of the children of a run, in the order in which they were spawned."""
@@ -131,7 +131,7 @@ class ChildSessions:
         return tuple([self._make_child_session_id(child) for _, child in own])
 
     async def save_children(self, sessions: SessionStoreAdapter) -> None:
-        """Save each conversation as a session that names its parent's session and the call in which it began."""
+        """Save the conversation of each ended child as a session that refers to its parent's session and the spawning call."""
         known = {child.state.run_id for child in self._ended}
         for child in self._ended:
             state, parent = child.state, child.state.parent_id
@@ -181,10 +181,11 @@ class LoadedSession:
         Raises:
             SessionError: when the store fails.
         """
-        self._replace_session(await self._sessions.load(self._session_id))
+        self._replace_session_and_warn(await self._sessions.load(self._session_id))
         self.journals = self._sessions.make_session_journals(self.before)
 
-    def _replace_session(self, session: Session) -> None:
+    def _replace_session_and_warn(self, session: Session) -> None:
+        """Replace the loaded session, and add a warning for each repair that the store made."""
         self.before = session
         self.warnings += [f"the session {self._session_id!r} was repaired: {repair}" for repair in session.repairs]
 
@@ -194,19 +195,27 @@ class LoadedSession:
         self.warnings.append(text)
 
     async def save_earlier_run(
-        self, result: RunResult, plan: RunPlan, name: str, metadata: Mapping[str, object]
+        self, result: RunResult, plan: RunPlan, journal_name: str, metadata: Mapping[str, object]
     ) -> None:
         """
-        Save the end of an earlier run that was recorded in the journal *name*, as ``save_run`` does.
+        Save the end of an earlier run that was recorded in the journal *journal_name*, as ``save_run`` does.
 
         Raises:
             SessionConflict: when another process saved the session since it was loaded, and the store detects that.
         """
-        turns = self.before.turns + (name != self.before.journal)
-        self._replace_session(await self._sessions.save(self._make_saved_session(result, plan, name, turns, metadata)))
+        turns = self.before.turns + (journal_name != self.before.journal)
+        self._replace_session_and_warn(
+            await self._sessions.save(self._make_saved_session(result, plan, journal_name, turns, metadata))
+        )
 
     async def save_run(
-        self, result: RunResult, plan: RunPlan, name: str | None, metadata: Mapping[str, object], *, is_new: bool
+        self,
+        result: RunResult,
+        plan: RunPlan,
+        journal_name: str | None,
+        metadata: Mapping[str, object],
+        *,
+        is_new: bool,
     ) -> bool:
         """
         Save the end of this run; return whether the store has it. A store that fails leaves a warning.
@@ -214,28 +223,29 @@ class LoadedSession:
         Args:
             result: The result.
             plan: The plan of the run.
-            name: The name of its journal, if the store has that.
+            journal_name: The name of its journal, if the store has that.
             metadata: Added to the metadata of the session.
             is_new: Whether the run is a turn of its own, and not the continuation of the last one.
         """
         turns = self.before.turns + is_new
         try:
-            await self._sessions.save(self._make_saved_session(result, plan, name, turns, metadata))
+            await self._sessions.save(self._make_saved_session(result, plan, journal_name, turns, metadata))
         # A store that fails must not take away a result that was paid for: the result says that it was not saved
         # (reliability:SS03). A store also raises `CancelledError` when its own work was cancelled; `EngineRun` records a
         # cancellation of the run itself.
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  (whatever the store does, the result is not lost)
             if not await self._was_saved_elsewhere_or_warn(error, result.state, turns):
                 return False
-        await self._remove_old_and_save_children(name)
+        await self._prune_journals_and_save_children(journal_name)
         return True
 
     def _make_saved_session(
-        self, result: RunResult, plan: RunPlan, name: str | None, turns: int, metadata: Mapping[str, object]
+        self, result: RunResult, plan: RunPlan, journal_name: str | None, turns: int, metadata: Mapping[str, object]
     ) -> Session:
+        """Return the session with the end of a run; for a suspended run, it also refers to the run's journal."""
         before, journal = self.before, None
-        if result.status is RunStatus.SUSPENDED and name is not None and self.journals is not None:
-            journal = self.journals.make_session_reference(name)
+        if result.status is RunStatus.SUSPENDED and journal_name is not None and self.journals is not None:
+            journal = self.journals.make_session_reference(journal_name)
         # A run that continues has counted its usage before, and the session with it.
         counted = before.state.usage if turns == before.turns and before.state is not None else Usage()
         return make_next_session(
@@ -266,11 +276,11 @@ class LoadedSession:
         self.add_warning(f"the session {self._session_id!r} was not saved: {type(error).__name__}: {error}", error)
         return False
 
-    async def _remove_old_and_save_children(self, name: str | None) -> None:
-        """Remove journals older than *name*, and save the sessions of children; the session itself is saved by now."""
+    async def _prune_journals_and_save_children(self, journal_name: str | None) -> None:
+        """Remove journals older than *journal_name*, and save the sessions of children; the session itself is saved by now."""
         try:
             if self.journals is not None:
-                await asyncio.to_thread(self.journals.remove_old_journals, name)
+                await asyncio.to_thread(self.journals.remove_old_journals, journal_name)
             await self._children.save_children(self._sessions)
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001  (as in `save_run`)
             self.add_warning(
@@ -332,7 +342,7 @@ class Turn:
         self._name: str | None = None
         self._continues = False
 
-    async def start_run(self, live: RunInSession) -> None:
+    async def load_session_and_start(self, live: RunInSession) -> None:
         """
         Load the session, and start *live* as a new run or resume the session's waiting run in it.
 
@@ -489,6 +499,7 @@ class Turn:
                 )
 
     async def _save_unsaved_run(self, journal: Journal, name: str) -> None:
+        """Replay an unsaved run from its journal and save its end; ignore one that did not start from the stored session."""
         from stepengine.journal.journaled_run import JournaledRun
 
         recording = JournaledRun.resume(journal)
@@ -506,5 +517,6 @@ class Turn:
 
 
 def _subtract_usage(usage: Usage, other: Usage) -> Usage:
+    """Return *usage* with the numbers of *other* subtracted."""
     numbers = {name: getattr(usage, name) - getattr(other, name) for name in NUMBERS}
     return attrs.evolve(usage, **numbers)

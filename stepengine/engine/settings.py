@@ -120,15 +120,18 @@ def _require_positive_number(value: Any) -> float:
 
 
 def _make_choice_check(*words: str) -> Callable[[Any], str]:
-    def read(value: Any) -> str:
+    """Return a function that returns one of *words*, and raises ``ValueError`` for any other value."""
+
+    def require_choice(value: Any) -> str:
         if value not in words:
             raise ValueError
         return str(value)
 
-    return read
+    return require_choice
 
 
 def _parse_key_variable(value: object) -> str:
+    """Return the variable's name in ``{ env = "NAME" }``; raise ``ValueError`` for any other value."""
     if not isinstance(value, dict) or list(value) != ["env"] or not VARIABLE.fullmatch(str(value["env"])):
         raise ValueError
     return str(value["env"])
@@ -141,6 +144,7 @@ def _parse_paths(value: object) -> tuple[str, ...]:
 
 
 def _parse_policy(value: object) -> JsonDict:
+    """Return a table of permissions, frozen; raise ``DefinitionError`` if it is not a valid policy."""
     if not isinstance(value, dict):
         raise ValueError  # noqa: TRY004  (one kind of refusal)
     from stepengine.permissions import Policy
@@ -388,6 +392,7 @@ def get_setting_definition(name: str, origin: SettingOrigin | None = None) -> Se
 
 
 def _parse_setting_value(key: SettingDefinition, given: _GivenValue) -> object:
+    """Return a setting's value; raise ``DefinitionError`` with its origin if it is invalid, without secrets."""
     try:
         return key.read(given.value)
     except DefinitionError as error:
@@ -465,6 +470,7 @@ def _make_cloud_provider(prefix: str, address: str | None, variable: str | None)
 
 
 def _find_user_settings_file(environ: Mapping[str, str]) -> Path | None:
+    """Return the path of the user's settings, which may not exist; ``None`` without a home folder."""
     folder = environ.get("XDG_CONFIG_HOME", "")
     if folder.startswith("/"):
         return Path(folder, "stepengine", "config.toml")
@@ -473,7 +479,7 @@ def _find_user_settings_file(environ: Mapping[str, str]) -> Path | None:
 
 
 def _find_project_file(cwd: Path) -> Path | None:
-    """Return the project's file: in the working folder or above, up to the top of the repository."""
+    """Return the project's settings file, in the working folder or above, within the repository; raise if a folder has two."""
     folder = cwd.absolute()
     for place in (folder, *folder.parents):
         found = [place / name for name in PROJECT_FILES if _has_stepengine_settings(place / name)]
@@ -488,12 +494,14 @@ def _find_project_file(cwd: Path) -> Path | None:
 
 
 def _has_stepengine_settings(path: Path) -> bool:
+    """Return whether a file exists and is a settings file; a ``pyproject.toml`` needs a ``tool.stepengine`` table."""
     if not path.is_file():
         return False
     return path.name != "pyproject.toml" or "[tool.stepengine" in _read_settings_file(path, strict=False)
 
 
 def _read_settings_file(path: Path, *, strict: bool = True) -> str:
+    """Return a file's text; raise ``DefinitionError`` if it cannot be read, or, with *strict*, is too long or not UTF-8."""
     try:
         content = read_regular_file(path, FILE_BYTES)
         if len(content) > FILE_BYTES and strict:
@@ -557,12 +565,12 @@ def _make_line_finder(text: str) -> Callable[[str], int]:
             name = _strip_quotes_and_spaces(bare.partition("=")[0])
             found.setdefault(f"{table}.{name}" if table else name, number)
 
-    def line_of(name: str) -> int:
+    def find_line(name: str) -> int:
         while name and name not in found:
             name = name.rpartition(".")[0]
         return found.get(name, 1)
 
-    return line_of
+    return find_line
 
 
 def _strip_quotes_and_spaces(text: str) -> str:

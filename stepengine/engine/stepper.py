@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 
 from stepengine.data.effects import Leaf
 from stepengine.data.outcomes import Failure, Value
-from stepengine.engine.moments import TOPS, Frame, Moment, describe_effect, describe_end, iterate_frames
+from stepengine.engine.moments import TOPS, Frame, Moment, describe_effect, describe_end, iterate_author_frames
 from stepengine.engine.options import AgentLike
 from stepengine.engine.replayed_tree import ReplayedRun, ReplayedTree
 from stepengine.engine.tape import Tape
@@ -122,7 +122,7 @@ class Stepper:
             self._call_and_store_divergence(partial(self._tree.apply_results_until, end))
 
     def _call_and_store_divergence(self, act: Callable[[], object]) -> None:
-        """Call *act*, and store the divergence that it raises, or that shows after it because records are left over."""
+        """Call *act*; store and raise its divergence, or the one for records that the ended run did not reach."""
         try:
             act()
             if (unused := self._tree.find_unused_record_error()) is not None:
@@ -170,11 +170,11 @@ class Stepper:
 
     def frames(self) -> tuple[Frame, ...]:
         """Return ``moment().frames`` without the rest of the moment; raises as ``moment``."""
-        return tuple(iterate_frames(self._get_run(self._get_address_and_start_run()).machine))
+        return tuple(iterate_author_frames(self._get_run(self._get_address_and_start_run()).machine))
 
     def outermost_frame(self) -> Frame | None:
         """Return the frame of the waiting handler, hook or tool, without its helpers; raises as ``moment``."""
-        frames = iterate_frames(self._get_run(self._get_address_and_start_run()).machine)
+        frames = iterate_author_frames(self._get_run(self._get_address_and_start_run()).machine)
         return next((frame for frame in frames if frame.kind in TOPS), None)
 
     def variables(self) -> Mapping[str, str]:
@@ -202,7 +202,7 @@ class Stepper:
 
         After a divergence it is the effect that differs, and at the end of the record the waiting effect; ``None`` without one.
         """
-        address = self._find_divergence_address() or self.tape.address_at(self.position)
+        address = self._find_divergence_address() or self.tape.find_address_at(self.position)
         if address is not None and address[0] not in self._tree.runs:
             self._call_and_store_divergence(partial(self._tree.get_or_start_run, address[0]))
         return address

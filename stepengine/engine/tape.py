@@ -70,7 +70,7 @@ class Tape:
         # What was cancelled with a run that has ended never finishes.
         return next((a for a in [*asked, *left] if not history.tree.has_ended(a[0])), None)
 
-    def address_at(self, position: int) -> Address | None:
+    def find_address_at(self, position: int) -> Address | None:
         """Return the address of the next outcome at a position; at the last one that of the waiting effect, if there is one."""
         return self.order[position] if position < self.last_position else self.find_waiting_effect()
 
@@ -94,7 +94,7 @@ class Tape:
 
     def get_step_at(self, position: int) -> int:
         """Return the step of the run that waits at a position; 0 before its first."""
-        address = self.address_at(position)
+        address = self.find_address_at(position)
         return self.count_steps() if address is None else self.get_step_number(address)
 
     def find_step_position(self, step: int, path: str = "") -> int | None:

@@ -63,7 +63,7 @@ class UntrustedFolder:
 
     @property
     def project(self) -> Path:
-        """The folder that holds it."""
+        """The parent folder."""
         return self.folder.parent
 
     @property
@@ -157,7 +157,7 @@ def may_run_agent_files(folder: Path) -> bool:
     gate = GATE.get()
     if gate is not None:
         return gate.allows(foreign)
-    if _is_running_code_of(foreign):
+    if _is_project_code_running(foreign):
         return True
     log_once(f"{foreign} was not run: it is not trusted; to trust it, run `{foreign.trust_command}`")
     return False
@@ -170,12 +170,13 @@ def print_or_log_message(message: str) -> None:
 
 
 def mark_folder_as_run(file: Path) -> None:
-    """Record that code of a file's folder runs in this process, so that the folder needs no more trust; not for a sandboxed file."""
+    """Record that code of a file's folder runs in this process, which makes the folder trusted here; ignore a sandboxed file."""
     if not is_sandboxed(file):
         _RAN.add(file.resolve().parent)
 
 
-def _is_running_code_of(foreign: UntrustedFolder) -> bool:
+def _is_project_code_running(foreign: UntrustedFolder) -> bool:
+    """Return whether this process already runs code from a folder or its project, or runs tests."""
     if PLUGIN in sys.modules:
         return True
     if foreign.owner not in (0, os.geteuid()):
@@ -258,6 +259,7 @@ def _find_trust_record_folder(real: Path) -> Path | None:
 
 
 def _explain_unsafe_state_folder(real: Path) -> str:
+    """Return why the state folder cannot hold a trust record for the folder *real*; ``""`` if it can."""
     from stepengine.workspace.skills import find_project_root
 
     state = state_folder()
@@ -273,6 +275,7 @@ def _explain_unsafe_state_folder(real: Path) -> str:
 
 
 def _read_trust_record(file: Path) -> dict[str, Any] | None:
+    """Return the trust record in a file; ``None`` if it is missing or invalid."""
     record = _read_json_object(file) or {}
     known = isinstance(record.get("path"), str) and type(record.get("owner")) is int
     return record if known else None
@@ -316,6 +319,7 @@ def withdraw_approval(package: str) -> bool:
 
 
 def _find_approvals_folder() -> Path | None:
+    """Return the folder of approvals, existing or not; ``None`` without a state folder, or if other users can write there."""
     state = state_folder()
     if state is None or any(f.exists() and not is_writable_only_by_user(f) for f in (state, state / AGREED)):
         return None

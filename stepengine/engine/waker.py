@@ -116,13 +116,13 @@ class Waker:
         try:
             while True:
                 due = await asyncio.to_thread(self._index.list_due, now, BATCH_RUNS + len(seen))
-                new = [one for one in due if one.run not in seen]
+                new = [sleeping for sleeping in due if sleeping.run not in seen]
                 if not new:
                     break
-                for one in new:
+                for sleeping in new:
                     await self._wait_until_fewer_than(self._at_once)
-                    seen.add(one.run)
-                    self._start_resuming(one)
+                    seen.add(sleeping.run)
+                    self._start_resuming(sleeping)
                 # Those that begun have put themselves off before the next look, or are in `seen`.
             await self._wait_until_fewer_than(1)
         finally:
@@ -156,24 +156,25 @@ class Waker:
         if room <= 0:
             return every
         now = self._clock.now()
-        for one in await asyncio.to_thread(self._index.list_due, now, room + len(self._under_way)):
-            if one.run in self._under_way:
+        for sleeping in await asyncio.to_thread(self._index.list_due, now, room + len(self._under_way)):
+            if sleeping.run in self._under_way:
                 # It takes long, or something came for it that it takes in by itself.
-                await self._set_wake_time(one.run, LEASE)
+                await self._set_wake_time(sleeping.run, LEASE)
             elif len(self._under_way) < self._at_once:
-                self._start_resuming(one)
+                self._start_resuming(sleeping)
         next_at = await asyncio.to_thread(self._index.find_next_wake_time)
         if next_at is None or len(self._under_way) >= self._at_once:
             return every
         return min(every, max(MIN_PAUSE_SECONDS, (next_at - self._clock.now()).total_seconds()))
 
-    def _start_resuming(self, one: Sleeping) -> None:
-        task = asyncio.create_task(self._resume_run(one), name=f"wakes {one.run}")
-        self._under_way[one.run] = task
-        task.add_done_callback(lambda _: self._under_way.pop(one.run, None))
+    def _start_resuming(self, sleeping: Sleeping) -> None:
+        """Resume a run in a task, which counts as under way until it ends."""
+        task = asyncio.create_task(self._resume_run(sleeping), name=f"wakes {sleeping.run}")
+        self._under_way[sleeping.run] = task
+        task.add_done_callback(lambda _: self._under_way.pop(sleeping.run, None))
 
     async def _wait_until_fewer_than(self, count: int) -> None:
-        """Wait until fewer than *count* runs are under way."""
+        """Wait until this waker resumes fewer than *count* runs."""
         while len(self._under_way) >= count:
             await asyncio.wait(list(self._under_way.values()), return_when=asyncio.FIRST_COMPLETED)
             await asyncio.sleep(0)
@@ -187,27 +188,28 @@ class Waker:
 
     # --- one run ------------------------------------------------------------------------------------------------------
 
-    async def _resume_run(self, one: Sleeping) -> None:
-        about = WakeResult(run=one.run, agent_id=one.agent_id, state="woken", due=one.wakes_at)
+    async def _resume_run(self, sleeping: Sleeping) -> None:
+        """Resume a run, update the index, and report the result with ``tell``; after an error, only this run is postponed."""
+        about = WakeResult(run=sleeping.run, agent_id=sleeping.agent_id, state="woken", due=sleeping.wakes_at)
         try:
-            await self._set_wake_time(one.run, LEASE)
-            journal = await asyncio.to_thread(open_journal, self._place, one.run, self._journals)
-            result = await self._resume(journal, one)
-            again_at = await self._update_index_after_resume(one, journal, result)
+            await self._set_wake_time(sleeping.run, LEASE)
+            journal = await asyncio.to_thread(open_journal, self._place, sleeping.run, self._journals)
+            result = await self._resume(journal, sleeping)
+            again_at = await self._update_index_after_resume(sleeping, journal, result)
             outcome = attrs.evolve(about, result=result, again_at=again_at)
         except asyncio.CancelledError:
             # This waker ends, and not the run: the next one resumes it.
-            await asyncio.to_thread(self._record_as_due_now, one)
+            await asyncio.to_thread(self._record_as_due_now, sleeping)
             raise
         except JournalMissing:
-            await asyncio.to_thread(self._index.remove_run, one.run)
+            await asyncio.to_thread(self._index.remove_run, sleeping.run)
             outcome = attrs.evolve(about, state="gone")
         except JournalLocked as error:
             # Whoever has it may be killed at any time, and then it is due within the time that he was given himself.
-            again_at = await self._postpone_run(one.run, LEASE.total_seconds())
+            again_at = await self._postpone_run(sleeping.run, LEASE.total_seconds())
             outcome = attrs.evolve(about, state="held", error=error, again_at=again_at)
         except Exception as error:  # noqa: BLE001 - an agent file, a hook, whatever: it stops no other run
-            outcome = attrs.evolve(about, state="failed", error=error, again_at=await self._postpone_run(one.run))
+            outcome = attrs.evolve(about, state="failed", error=error, again_at=await self._postpone_run(sleeping.run))
         self._notify(outcome)
 
     def _notify(self, outcome: WakeResult) -> None:
@@ -217,18 +219,20 @@ class Waker:
         except Exception as error:  # noqa: BLE001 - whatever it is, it is not an error of the run
             LOGGER.error("run %s: `tell` of the Waker raised %s: %s", outcome.run, type(error).__name__, error)
 
-    async def _update_index_after_resume(self, one: Sleeping, journal: Journal, result: RunResult) -> datetime | None:
+    async def _update_index_after_resume(
+        self, sleeping: Sleeping, journal: Journal, result: RunResult
+    ) -> datetime | None:
         """Update the index after a run was resumed; return when it is retried, ``None`` if it made progress."""
         if result.status is RunStatus.SUSPENDED:
             stands_still = result.wakes_at is not None and result.wakes_at <= self._clock.now()
         else:
             # One whose end could not be written goes on from where it was.
-            stands_still = await asyncio.to_thread(read_wake_row, journal, one.run) is not None
+            stands_still = await asyncio.to_thread(read_wake_row, journal, sleeping.run) is not None
             if not stands_still:
-                await asyncio.to_thread(self._index.remove_run, one.run)
+                await asyncio.to_thread(self._index.remove_run, sleeping.run)
         if stands_still:
-            return await self._postpone_run(one.run)
-        self._tries.pop(one.run, None)
+            return await self._postpone_run(sleeping.run)
+        self._tries.pop(sleeping.run, None)
         return None
 
     async def _postpone_run(self, run: str, longest: float = MAX_PAUSE_SECONDS) -> datetime | None:
@@ -240,10 +244,12 @@ class Waker:
         return None
 
     async def _set_wake_time(self, run: str, pause: timedelta) -> datetime:
+        """Set the wake time of a run to *pause* from now, and return it."""
         until = self._clock.now().astimezone(UTC) + pause
         await asyncio.to_thread(self._index.postpone, run, until)
         return until
 
-    def _record_as_due_now(self, one: Sleeping) -> None:
+    def _record_as_due_now(self, sleeping: Sleeping) -> None:
+        """Record that a run is due now; ignore an index that cannot be used."""
         with contextlib.suppress(StepEngineError):
-            self._index.record_sleep(one.run, self._clock.now(), one.kinds, one.agent_id)
+            self._index.record_sleep(sleeping.run, self._clock.now(), sleeping.kinds, sleeping.agent_id)

@@ -57,7 +57,7 @@ class DurableLauncher(RunStarts[RegisteredRun]):
         return _make_new_run_row(caller, plan.agent, plan.request, plan.session, plan.created)
 
     async def _has_idempotency_key(self, owner: str, key: str, now: float) -> bool:
-        return await self._store.register.has_key(owner, key, now)
+        return await self._store.register.has_recent_key(owner, key, now)
 
     async def _is_registered(self, run: str) -> bool:
         return await self._store.register.find_run(run) is not None

@@ -176,7 +176,7 @@ class DurableRuns:
         try:
             if setting.migrate:
                 await create_register_tables(setting.url)
-            await self._store.register.list_unsubmitted()
+            await self._store.register.list_late_unsubmitted()
             if self._schedules:
                 await self._stack.enter_async_context(DurableScheduler(engine, self._schedules))
         except BaseException:
@@ -209,9 +209,9 @@ class DurableRuns:
         while True:
             try:
                 async with asyncio.timeout(ANSWER_SECONDS):
-                    unsubmitted = await self._store.register.list_unsubmitted()
+                    unsubmitted = await self._store.register.list_late_unsubmitted()
                     if time.monotonic() - tidied >= TIDY_SECONDS:
-                        await self._store.register.remove_stale_entries()
+                        await self._store.register.store_ends_and_remove_stale()
                         tidied = time.monotonic()
                 self.state.is_ready, self.state.is_away = True, False
                 for row in unsubmitted:

@@ -373,7 +373,7 @@ class World:
 
     def _start_run(self, run: JournaledRun) -> tuple[RunPlan, AgentState, Services]:
         """Return the plan and state of the root, and the services of a process that records or replays it."""
-        from stepengine.engine.run_plans import Planner, RunModels, RunRequest, resolve_system_prompt
+        from stepengine.engine.run_plans import Planner, RunModels, RunRequest, with_resolved_system_prompt
         from stepengine.models import Models
 
         setting, opening, models = self.setting, run.opening, Models.from_value(cast("Any", ScriptedModel()))
@@ -390,7 +390,7 @@ class World:
             RunRequest(agent=agent, prompt=prompt, params=params, run_id="run", **setting.more)
         )
         try:
-            plan, state = start_run(run, plan, resolve_system_prompt(plan, state))
+            plan, state = start_run(run, plan, with_resolved_system_prompt(plan, state))
         except ReplayDivergence as error:
             raise_violation("I3", f"{self.effects.repetition_prefix} {error.message}")
         return plan, state, run.wrap_services(Services(machine=run_agent, models=models, planner=planner.plan_child))

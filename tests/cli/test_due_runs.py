@@ -242,7 +242,7 @@ def test_resume_due_starts_schedules_of_its_agents(work: Path) -> None:
 
     (schedule,) = load_schedules(work / "agents/hourly.py")
     lines = {"hourly": f"{schedule.line} {schedule.timezone}"}
-    ScheduleBook(work / "R.db").register_schedules(lines, datetime.now(UTC) - timedelta(hours=1))
+    ScheduleBook(work / "R.db").register_and_get_decided_times(lines, datetime.now(UTC) - timedelta(hours=1))
     SqliteJournal(work / "R.db").runs()
     command("resume", "--due", "R.db", "--agents", "agents/hourly.py")
 

@@ -297,9 +297,9 @@ def test_only_connection_errors_are_retried():
     from dbos import _sys_db
     from sqlalchemy.exc import DBAPIError
 
-    from stepengine.durable.database import import_dbos
+    from stepengine.durable.database import import_patched_dbos
 
-    import_dbos()
+    import_patched_dbos()
     gone = psycopg.OperationalError(
         "connection is bad: connection to server on socket failed: No such file or directory"
     )

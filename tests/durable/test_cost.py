@@ -224,9 +224,9 @@ async def test_migration_sets_fillfactor_and_autovacuum(db: str):
 def test_database_package_logs_one_line_without_traceback():
     from dbos._error import DBOSAwaitedWorkflowCancelledError, DBOSWorkflowCancelledError
 
-    from stepengine.durable.database import import_dbos
+    from stepengine.durable.database import import_patched_dbos
 
-    import_dbos()
+    import_patched_dbos()
     logger, heard = logging.getLogger("dbos"), list[logging.LogRecord]()
     handler = logging.Handler()
     handler.emit = heard.append  # type: ignore[method-assign]

@@ -91,7 +91,7 @@ async def test_worker_that_resumes_after_takeover_changes_nothing(workers: Worke
 
         await until(began)
         zombie.send_signal(signal.SIGSTOP)
-        await operator.client.resume_workflow_async(run, queue_name=operator.find_queue_name(run))
+        await operator.client.resume_workflow_async(run, queue_name=operator.get_queue_name(run))
         workers.start("worker-2")
 
         async def is_over():

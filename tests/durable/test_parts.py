@@ -46,27 +46,27 @@ async def test_records_are_shown_in_the_order_of_the_first_process():
     one, other = order(positions), order(positions)
     for place, records in ((one, (second, first)), (other, (first,))):
         for record in records:
-            assert place.add(record)
+            assert place.add_record(record)
         await place.read_and_append_positions()
 
-    assert [second, first] == one.pop_ready(is_last=False)
+    assert [second, first] == one.pop_ready_records(is_last=False)
     assert one.is_empty
     # The other process has not met the record that comes first.
-    assert [] == other.pop_ready(is_last=False)
-    other.add(second)
+    assert [] == other.pop_ready_records(is_last=False)
+    other.add_record(second)
     await other.read_and_append_positions()
-    assert [second, first] == other.pop_ready(is_last=False)
+    assert [second, first] == other.pop_ready_records(is_last=False)
 
 
 async def test_stop_of_a_run_is_shown_last():
     positions, result, stop = Positions(), Result("", 1, 0), Input("", -1, 0, {"type": "stop", "kind": "shutdown"})
     shown = order(positions)
 
-    assert not shown.add(stop)
-    assert shown.add(result)
-    assert [] == shown.pop_ready(is_last=True)
+    assert not shown.add_record(stop)
+    assert shown.add_record(result)
+    assert [] == shown.pop_ready_records(is_last=True)
     await shown.read_and_append_positions()
-    assert [result, stop] == shown.pop_ready(is_last=True)
+    assert [result, stop] == shown.pop_ready_records(is_last=True)
 
 
 async def test_look_that_runs_already_answers_no_later_question():
@@ -99,16 +99,16 @@ def test_first_divergence_of_an_execution_is_kept():
 @pytest.mark.parametrize("leaves", [False, True])
 def test_execution_that_ends_alone_leaves_its_children_alone(leaves: bool):
     end = ExecutionEnd("run")
-    assert end.ends_children(Stop("cancelled"))
-    assert end.ends_children(Stop("limit"))
-    assert not end.ends_children(Stop("shutdown"))
+    assert end.does_stop_end_children(Stop("cancelled"))
+    assert end.does_stop_end_children(Stop("limit"))
+    assert not end.does_stop_end_children(Stop("shutdown"))
     if leaves:
         end.is_leaving = True
     else:
         end.end_without_result(RuntimeError("the database is away"))
     with pytest.raises(asyncio.CancelledError):
         end.raise_if_stopping()
-    assert not end.ends_children(Stop("cancelled"))
+    assert not end.does_stop_end_children(Stop("cancelled"))
 
 
 async def test_worker_waits_for_running_effects_and_not_for_waits():

@@ -84,7 +84,7 @@ async def test_clock_once_far_ahead_blocks_no_schedule(tmp_path: Path) -> None:
 async def test_claim_of_a_process_dead_before_journaling_is_taken_over(tmp_path: Path, place: str) -> None:
     schedule = Schedule(agent, cron="0 7 * * *", id="daily")
     book = ScheduleBook(tmp_path / place)
-    book.register_schedules({"daily": "0 7 * * * UTC"}, at("2026-05-01T00:00"))
+    book.register_and_get_decided_times({"daily": "0 7 * * * UTC"}, at("2026-05-01T00:00"))
     assert book.claim_time("daily", at("2026-05-01T07:00"), run="daily-20260501T070000Z")
 
     async with Engine([agent]) as engine:
@@ -142,7 +142,7 @@ async def test_one_of_two_schedulers_of_one_place_starts_a_time(tmp_path: Path) 
 
 def test_slow_scheduler_does_not_start_a_time_reported_as_missed(tmp_path: Path) -> None:
     book = ScheduleBook(tmp_path)
-    book.register_schedules({"s": "x"}, at("2026-05-01T00:00"))
+    book.register_and_get_decided_times({"s": "x"}, at("2026-05-01T00:00"))
     times = [at("2026-05-01T00:01"), at("2026-05-01T00:02")]
 
     assert book.claim_time("s", times[1], run="s-2", missed=(times[0],))
@@ -417,7 +417,7 @@ def test_a_look_makes_nothing(tmp_path: Path) -> None:
 def test_the_newest_thousand_times_are_remembered(tmp_path: Path) -> None:
     book = ScheduleBook(tmp_path)
     begin = at("2026-05-01T00:00")
-    book.register_schedules({"s": "x"}, begin)
+    book.register_and_get_decided_times({"s": "x"}, begin)
     with book._write_transaction() as database:
         rows = [("s", int((begin + n * HOUR).timestamp()), f"s-{n}", 0, "completed") for n in range(1, 1_500)]
         database.executemany(
@@ -477,7 +477,7 @@ async def test_any_failed_look_is_followed_by_the_next_one(
     clock = NotingClock(at("2026-05-01T06:59"), waits=True)
     async with Engine([agent]) as engine:
         scheduler = Scheduler(engine, [Schedule(agent, cron="0 7 * * *", id="daily")], runs=tmp_path, clock=clock)
-        monkeypatch.setattr(scheduler.book, "register_schedules", lambda *_: 1 / 0)
+        monkeypatch.setattr(scheduler.book, "register_and_get_decided_times", lambda *_: 1 / 0)
         async with scheduler:
             await until_async(
                 lambda: "the scheduler failed to check its schedules; it retries within a minute" in caplog.text

@@ -166,7 +166,7 @@ def test_lost_sessions_are_not_replaced_by_an_empty_store(path: Path) -> None:
 
 def test_lost_schedules_are_not_replaced_by_an_empty_store(path: Path) -> None:
     book, now = ScheduleBook(path), datetime(2026, 1, 1, tzinfo=UTC)
-    book.register_schedules({"daily": "0 0 * * *"}, now)
+    book.register_and_get_decided_times({"daily": "0 0 * * *"}, now)
     delete(path)
 
     with pytest.raises(JournalError, match=CHANGED):

@@ -302,7 +302,7 @@ class DebugSession:
             commands = self._asked.commands
             return commands[number] if number < len(commands) else None
         tape, position = self._debugger.stepper.tape, self._debugger.position
-        path, seq = tape.address_at(position) or ("", -1)
+        path, seq = tape.find_address_at(position) or ("", -1)
         # The body of a tool has no steps.
         prompt = f"({path}#{seq}) " if path and not tape.count_steps(path) else f"(step {tape.get_step_at(position)}) "
         return _read_terminal_line(prompt) if sys.stdin.isatty() else _read_pipe_line()

@@ -231,7 +231,7 @@ def load_module_contents(module: str, on_skipped_file: Callable[[str], object] |
         UsageProblem: when there is no such thing, or it cannot be imported; it says what would have been fine.
         DefinitionError: when it cannot be loaded, or names no agent.
     """
-    from stepengine.engine.loader import AgentLocation, find_schedules, find_tools, load_folder, load_module
+    from stepengine.engine.loader import AgentLocation, get_module_schedules, get_module_tools, load_folder, load_module
     from stepengine.engine.modules import get_module_agents
 
     path, place = Path(module), AgentLocation.from_text(module)
@@ -251,12 +251,12 @@ def load_module_contents(module: str, on_skipped_file: Callable[[str], object] |
         return ModuleContents((place.load(),) if place.id else place.load_all())
     loaded = _import_module(module) if place is None else load_module(place.file)
     agents = (place.load(),) if place is not None and place.id else get_module_agents(loaded, module)
-    schedules = find_schedules(loaded, module)
+    schedules = get_module_schedules(loaded, module)
     options = getattr(loaded, "options", {})
     if not isinstance(options, dict):
         msg = f"options in {module} must be a dict of options of Engine, such as {{'limits': Limits(max_steps=20)}}"
         raise UsageProblem(msg)
-    return ModuleContents(agents, find_tools(loaded), getattr(loaded, "models", None), dict(options), schedules)
+    return ModuleContents(agents, get_module_tools(loaded), getattr(loaded, "models", None), dict(options), schedules)
 
 
 def _print_skipped_file(problem: str) -> None:
