@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 import subprocess
 import sys
 import threading
@@ -165,6 +166,27 @@ def test_a_stream_that_is_left_early_is_not_recorded(tmp_path):
         reply.close()
 
     assert (0, ["not_read"]) == (len(early.fresh.complete), [left.reason for left in early.fresh.left_out])
+
+
+@pytest.mark.spec("replay:Y20", "replay:C6")
+@pytest.mark.parametrize("size", [b"-10", b"0x3", b"3_0", b"", b"f" * 40])
+def test_a_reply_with_an_invalid_chunk_size_is_recorded_as_broken(size, tmp_path):
+    damaged = CassetteFixture(tmp_path / "damaged.yaml", "once")
+    with socket.create_server(("127.0.0.1", 0)) as server, damaged.patch():
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(65_536)
+                connection.sendall(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n%s\r\nabc" % size)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with contextlib.suppress(OSError, ValueError):
+            requests.get(f"http://127.0.0.1:{server.getsockname()[1]}/", timeout=5)
+        thread.join()
+
+    assert [(False, b"abc")] == [(one.complete, one.response.body) for one in damaged.fresh.complete]
 
 
 @pytest.mark.spec("replay:K15", "replay:Y11")

@@ -44,6 +44,10 @@ def is_chunked(headers: Iterable[tuple[str, str]]) -> bool:
     return any(name.lower() == "transfer-encoding" and "chunked" in value.lower() for name, value in headers)
 
 
+CHUNK_SIZE = re.compile(rb"[0-9A-Fa-f]{1,16}")
+"""Python also reads a sign, an underscore and ``0x``; with a negative size the reading would never end."""
+
+
 def decode_chunks(data: bytes) -> tuple[bytes, bool]:
     """Return the body in *data* with the chunked encoding, and True if its last chunk is there."""
     pieces: list[bytes] = []
@@ -52,10 +56,10 @@ def decode_chunks(data: bytes) -> tuple[bytes, bool]:
         end = data.find(b"\r\n", at)
         if end < 0:
             return b"".join(pieces), False
-        try:
-            size = int(data[at:end].partition(b";")[0], 16)
-        except ValueError:
+        digits = data[at:end].partition(b";")[0].strip()
+        if not CHUNK_SIZE.fullmatch(digits):
             return b"".join(pieces), False
+        size = int(digits, 16)
         if size == 0:
             return b"".join(pieces), True
         pieces.append(data[end + 2 : end + 2 + size])
