@@ -89,7 +89,7 @@ def find_program_problems(code: str, stubs: Stubs, known: Collection[str] = ()) 
     tree = parse_program(code)
     if isinstance(tree, ProgramProblem):
         return (tree,)
-    return _Walk(code, tree, stubs, known).find_problems() if tree is not None else ()
+    return _ProgramAnalyzer(code, tree, stubs, known).find_problems() if tree is not None else ()
 
 
 def find_defined_names(code: str) -> frozenset[str]:
@@ -104,7 +104,7 @@ def find_defined_names(code: str) -> frozenset[str]:
     if tree is None:
         words = frozenset(re.findall(r"[^\W\d]\w*", code)) - frozenset(keyword.kwlist)
         return words | {ANY_NAME} if RUNS_TEXT in words else words
-    walk = _Walk(code, tree, NO_STUBS, ())
+    walk = _ProgramAnalyzer(code, tree, NO_STUBS, ())
     return frozenset([*walk.module.bindings, *([ANY_NAME] if walk.runs_text else ())])
 
 
@@ -298,7 +298,7 @@ INSTEAD = {
 }
 
 
-class _Walk:
+class _ProgramAnalyzer:
     """Analyzes a program in two passes: one collects bindings and uses, the other finds the problems of the uses."""
 
     def __init__(self, code: str, tree: ast.Module, stubs: Stubs, known: Collection[str]) -> None:
@@ -323,22 +323,22 @@ class _Walk:
         """The kind, start and end of each span where such a problem is harmless: in annotations, and where errors are caught."""
         for name in known:
             self.module.bind(name, _Binding("known"))
-        self._collect_uses(tree)
+        self._collect_bindings_and_uses(tree)
 
     def find_problems(self) -> tuple[ProgramProblem, ...]:
         """Return the problems of the program in order."""
         if not self._problems or not self._is_too_deep:
             for attribute, place in self._attributes:
-                self._judge_attribute(attribute, place)
+                self._check_attribute(attribute, place)
             for call, place in self._calls:
-                self._judge_call(call, place)
+                self._check_call(call, place)
             for node, place in self._nonlocals:
-                self._judge_nonlocal(node, place)
+                self._check_nonlocal(node, place)
             for name, place in self._loads:
-                self._judge_name(name, place)
+                self._check_name(name, place)
         return _sort_distinct_problems(self._problems)
 
-    def has_stub(self, name: str) -> bool:
+    def refers_to_stub(self, name: str) -> bool:
         """Return True if a module-level name refers to the stub function of that name."""
         return name in self._stubs.functions and name not in self.module.bindings
 
@@ -351,7 +351,8 @@ class _Walk:
 
     _is_too_deep = False
 
-    def _collect_uses(self, tree: ast.Module) -> None:
+    def _collect_bindings_and_uses(self, tree: ast.Module) -> None:
+        """Visit all nodes, record bindings and uses of names, and stop with a problem at a node that is nested too deeply."""
         waiting: list[tuple[ast.AST, _NodePlace, int]] = [(tree, _NodePlace(self.module, frozenset()), 0)]
         while waiting:
             node, place, depth = waiting.pop()
@@ -368,17 +369,20 @@ class _Walk:
             waiting += [(child, there, depth + 1) for child, there in inner]
 
     def _add_problem(self, node: ast.AST, text: str) -> None:
+        """Record a problem at the start of a node; further ones are dropped when there are 200."""
         if len(self._problems) < MOST_PROBLEMS:
-            place = self._character_position(getattr(node, "lineno", 1), getattr(node, "col_offset", 0))
+            place = self._position_from_byte_offset(getattr(node, "lineno", 1), getattr(node, "col_offset", 0))
             self._problems.append(ProgramProblem(*place, text))
 
-    def _mark_exempt(self, kind: str, first: ast.AST | None, last: ast.AST | None = None) -> None:
+    def _mark_span_exempt(self, kind: str, first: ast.AST | None, last: ast.AST | None = None) -> None:
+        """Mark the span from *first* to *last* as one where problems of this kind are harmless."""
         if first is not None:
             span: Any = (first, last or first)
             start, end = (span[0].lineno, span[0].col_offset), (span[1].end_lineno, span[1].end_col_offset)
-            self._exempt.append((kind, self._character_position(*start), self._character_position(*end)))
+            self._exempt.append((kind, self._position_from_byte_offset(*start), self._position_from_byte_offset(*end)))
 
-    def _character_position(self, line: int, offset: int) -> tuple[int, int]:
+    def _position_from_byte_offset(self, line: int, offset: int) -> tuple[int, int]:
+        """Return the line and the column in characters, from 1, of a byte offset in a line."""
         source = self._lines[line - 1] if line <= len(self._lines) else ""
         if source.isascii():
             return line, offset + 1
@@ -397,6 +401,7 @@ class _Walk:
         return ()
 
     def _on_namedexpr(self, node: ast.NamedExpr, place: _NodePlace) -> Inner:
+        """Bind the target of ``:=`` in the scope around the comprehensions."""
         scope = place.scope
         while scope.kind == "comprehension" and scope.parent is not None:
             scope = scope.parent
@@ -411,7 +416,7 @@ class _Walk:
 
     def _on_annassign(self, node: ast.AnnAssign, place: _NodePlace) -> Inner:
         """Skip the annotation, whose names need not exist. A target without a value counts as bound, too."""
-        self._mark_exempt("name", node.annotation)
+        self._mark_span_exempt("name", node.annotation)
         return _pair_with_place([node.target, *([node.value] if node.value is not None else [])], place)
 
     def _on_augassign(self, node: ast.AugAssign, place: _NodePlace) -> Inner:
@@ -423,7 +428,7 @@ class _Walk:
     def _on_import(self, node: ast.Import, place: _NodePlace) -> Inner:
         for alias in node.names:
             top = alias.name.partition(".")[0]
-            self._judge_module(node, alias.name, place)
+            self._check_module_exists(node, alias.name, place)
             module = alias.name if alias.asname else top
             place.scope.bind(alias.asname or top, _Binding("module", node, module))
         return ()
@@ -432,8 +437,8 @@ class _Walk:
         module = node.module or ""
         if node.level:
             self._add_problem(node, "there is nothing to import from; a program stands alone")
-        elif module == "__future__" or self._judge_module(node, module, place):
-            self._judge_members(node, module, place)
+        elif module == "__future__" or self._check_module_exists(node, module, place):
+            self._check_imported_members(node, module, place)
         for alias in node.names:
             if alias.name == "*":
                 self._add_problem(node, f"programs have no `import *`; name what you need of `{module}`")
@@ -443,7 +448,8 @@ class _Walk:
             place.scope.bind(alias.asname or alias.name, _Binding(kind, node, whole))
         return ()
 
-    def _judge_module(self, node: ast.stmt, module: str, place: _NodePlace) -> bool:
+    def _check_module_exists(self, node: ast.stmt, module: str, place: _NodePlace) -> bool:
+        """Return True if a module exists in the sandbox; record a problem if not, unless the import's errors are caught."""
         if module in MODULES or "import" in place.caught:
             self._mark_good_import(node)
             return module in MODULES
@@ -452,7 +458,8 @@ class _Walk:
         self._add_problem(node, f"there is no module `{module}` in a program; {hint}")
         return False
 
-    def _judge_members(self, node: ast.ImportFrom, module: str, place: _NodePlace) -> None:
+    def _check_imported_members(self, node: ast.ImportFrom, module: str, place: _NodePlace) -> None:
+        """Record a problem for each imported name that its module lacks, unless the import's errors are caught."""
         lacking = [alias.name for alias in node.names if alias.name not in {*MODULES.get(module, ()), "*"}]
         if module == "__future__" or not lacking or "import" in place.caught:
             self._mark_good_import(node)
@@ -485,29 +492,31 @@ class _Walk:
         return self._enter_function(node, place)
 
     def _enter_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, place: _NodePlace) -> Inner:
-        self._mark_exempt("name", node.returns)
-        inner = self._bind_parameters(node.args, place)
+        """Bind the parameters of a function in a scope of its own, and return its inner nodes with their scopes."""
+        self._mark_span_exempt("name", node.returns)
+        inner = self._make_function_scope(node.args, place)
         inner.scope.functions += 1
         for parameter in getattr(node, "type_params", ()):
             inner.scope.bind(parameter.name, _Binding("other", parameter))
         return [
             *_pair_with_place(node.decorator_list, place),
-            *_pair_with_place(_default_values(node.args), place),
+            *_pair_with_place(_parameter_defaults(node.args), place),
             *_pair_with_place(node.body, inner),
         ]
 
     def _on_lambda(self, node: ast.Lambda, place: _NodePlace) -> Inner:
-        inner = self._bind_parameters(node.args, place)
-        return [*_pair_with_place(_default_values(node.args), place), (node.body, inner)]
+        inner = self._make_function_scope(node.args, place)
+        return [*_pair_with_place(_parameter_defaults(node.args), place), (node.body, inner)]
 
-    def _bind_parameters(self, args: ast.arguments, place: _NodePlace) -> _NodePlace:
+    def _make_function_scope(self, args: ast.arguments, place: _NodePlace) -> _NodePlace:
+        """Return the place of a function's body: a new scope in which its parameters are bound."""
         scope = _Scope("function", place.scope)
         for arg in (*args.posonlyargs, *args.args, args.vararg, *args.kwonlyargs, args.kwarg):
             if arg is not None:
                 if arg.arg in scope.bindings:
                     self._add_problem(arg, f"syntax error: the parameter `{arg.arg}` comes twice")
                 scope.bind(arg.arg, _Binding("other", arg))
-                self._mark_exempt("name", arg.annotation)
+                self._mark_span_exempt("name", arg.annotation)
         return _NodePlace(scope, place.caught)
 
     def _on_classdef(self, node: ast.ClassDef, place: _NodePlace) -> Inner:
@@ -518,7 +527,7 @@ class _Walk:
         for parameter in getattr(node, "type_params", ()):
             scope.bind(parameter.name, _Binding("other", parameter))
         for statement in node.body:
-            self._judge_member(statement)
+            self._check_class_statement(statement)
         inner = _NodePlace(scope, place.caught)
         keywords = [keyword.value for keyword in node.keywords]
         return [
@@ -526,7 +535,8 @@ class _Walk:
             *_pair_with_place(node.body, inner),
         ]
 
-    def _judge_member(self, statement: ast.stmt) -> None:
+    def _check_class_statement(self, statement: ast.stmt) -> None:
+        """Record a problem for a statement that the body of a class in the sandbox cannot have."""
         match statement:
             case ast.FunctionDef(decorator_list=[first, *_]) | ast.AsyncFunctionDef(decorator_list=[first, *_]):
                 self._add_problem(first, "methods have no decorators in a program; write a plain method or a function")
@@ -540,6 +550,7 @@ class _Walk:
                     self._add_problem(statement, "the body of a class has methods and `name = value`, and nothing else")
 
     def _enter_comprehension(self, node: Any, place: _NodePlace) -> Inner:
+        """Yield the inner nodes of a comprehension; all but the first iterable are in a scope of their own."""
         inner = place._replace(scope=_Scope("comprehension", place.scope))
         for number, generator in enumerate(node.generators):
             if generator.is_async:
@@ -579,9 +590,10 @@ class _Walk:
         return ()
 
     def _on_try(self, node: ast.Try, place: _NodePlace) -> Inner:
+        """Mark the problems in the body that the handlers catch as harmless."""
         caught = {what for handler in node.handlers for what in _caught_problem_kinds(handler.type)}
         for kind in caught:
-            self._mark_exempt(kind, node.body[0], node.body[-1])
+            self._mark_span_exempt(kind, node.body[0], node.body[-1])
         inner = place._replace(caught=place.caught | caught)
         return [
             *_pair_with_place(node.body, inner),
@@ -592,8 +604,8 @@ class _Walk:
         if node.name is not None:
             place.scope.bind(node.name, _Binding("other", node))
         # The classes of a handler are looked up only after an exception, which most programs never raise.
-        self._mark_exempt("name", node.type)
-        self._mark_exempt("attribute", node.type)
+        self._mark_span_exempt("name", node.type)
+        self._mark_span_exempt("attribute", node.type)
         types = place._replace(caught=place.caught | {"name", "attribute"})
         return [*([(node.type, types)] if node.type is not None else []), *_pair_with_place(node.body, place)]
 
@@ -615,6 +627,7 @@ class _Walk:
     # --- how calls are used
 
     def _on_expr(self, node: ast.Expr, place: _NodePlace) -> Inner:
+        """Record the calls whose values the statement drops, which need an ``await``."""
         parts: list[ast.expr] = [node.value]
         for part in parts:
             match part:
@@ -666,7 +679,8 @@ class _Walk:
 
     # --- problems
 
-    def _judge_name(self, node: ast.Name, place: _NodePlace) -> None:
+    def _check_name(self, node: ast.Name, place: _NodePlace) -> None:
+        """Record a problem for a name that is not defined, unless ``exec`` or a ``try`` makes it uncertain."""
         name = node.id
         is_there = name in BUILTINS or name in ALIASES or name in self._stubs.functions
         if is_there or "name" in place.caught or self.runs_text or place.scope.resolve(name) is not None:
@@ -687,15 +701,16 @@ class _Walk:
         near = find_nearest(name[:MAX_NAME_CHARS], names, n=1)
         return f"there is no `{name}`{f'; did you mean `{near[0]}`?' if near else ''}"
 
-    def _judge_attribute(self, node: ast.Attribute, place: _NodePlace) -> None:
-        module = self._find_module(node.value, place)
+    def _check_attribute(self, node: ast.Attribute, place: _NodePlace) -> None:
+        """Record a problem for an attribute that its module lacks in the sandbox."""
+        module = self._find_referenced_module(node.value, place)
         if module is None or "attribute" in place.caught or node.attr.startswith("_"):
             return
         if node.attr not in MODULES[module] and f"{module}.{node.attr}" not in MODULES:
             instead = INSTEAD.get(node.attr, "") if module == "asyncio" else ""
             self._add_problem(node, f"`{module}` has no `{node.attr}` in a program{'; ' + instead if instead else ''}")
 
-    def _find_module(self, node: ast.expr, place: _NodePlace) -> str | None:
+    def _find_referenced_module(self, node: ast.expr, place: _NodePlace) -> str | None:
         """Return the module to which an expression certainly refers; ``None`` if it is not certain."""
         found = place.scope.resolve(node.id) if isinstance(node, ast.Name) else None
         if found is None:
@@ -704,8 +719,9 @@ class _Walk:
         kind, of = kinds.pop()
         return of if not kinds and kind == "module" and of in MODULES else None
 
-    def _judge_call(self, node: ast.Call, place: _NodePlace) -> None:
-        of_asyncio = self._asyncio_function_name(node.func, place)
+    def _check_call(self, node: ast.Call, place: _NodePlace) -> None:
+        """Record a problem for a call that lacks its ``await`` or has wrong arguments."""
+        of_asyncio = self._find_asyncio_function(node.func, place)
         how = self._unawaited.get(id(node))
         if of_asyncio is not None:
             if of_asyncio in AWAITED and how is not None:
@@ -715,24 +731,26 @@ class _Walk:
                 said = f"`asyncio.gather` takes no `{words}` in a program; catch the errors inside of what you gather"
                 self._add_problem(node.keywords[0].value, said)
         elif isinstance(node.func, ast.Name):
-            self._judge_function_call(node, node.func.id, how, place)
+            self._check_function_call(node, node.func.id, how, place)
 
-    def _asyncio_function_name(self, func: ast.expr, place: _NodePlace) -> str | None:
+    def _find_asyncio_function(self, func: ast.expr, place: _NodePlace) -> str | None:
+        """Return the name of the ``asyncio`` function that an expression certainly refers to, else ``None``."""
         if isinstance(func, ast.Attribute):
-            return func.attr if self._find_module(func.value, place) == "asyncio" else None
+            return func.attr if self._find_referenced_module(func.value, place) == "asyncio" else None
         found = place.scope.resolve(func.id) if isinstance(func, ast.Name) else None
         if found is None or {(b.kind, b.of.partition(".")[0]) for b in found[1]} != {("member", "asyncio")}:
             return None
         return found[1][0].of.partition(".")[2]
 
-    def _judge_function_call(self, node: ast.Call, name: str, how: str | None, place: _NodePlace) -> None:
+    def _check_function_call(self, node: ast.Call, name: str, how: str | None, place: _NodePlace) -> None:
+        """Record the problems of a call by name: a missing ``await``, wrong arguments, or a local variable of that name."""
         found = place.scope.resolve(name)
         if found is not None:
             scope, bindings = found
             is_async = {binding.kind for binding in bindings} == {"async"}
             if is_async and how is not None:
                 self._add_problem(node, _missing_await_text(name, how))
-            if name in self._stubs.functions and self._is_unbound(node, scope, bindings, place):
+            if name in self._stubs.functions and self._is_unbound_at_call(node, scope, bindings, place):
                 self._add_problem(
                     node, f"`{name}` is a variable of this function, so it cannot be called; name it otherwise"
                 )
@@ -748,7 +766,7 @@ class _Walk:
             if fault:
                 self._add_problem(node, fault)
 
-    def _is_unbound(self, node: ast.Call, scope: _Scope, bindings: list[_Binding], place: _NodePlace) -> bool:
+    def _is_unbound_at_call(self, node: ast.Call, scope: _Scope, bindings: list[_Binding], place: _NodePlace) -> bool:
         """Return True if a name is local only because of its own call: ``price = await price(1)``."""
         if scope.kind != "function" or len(bindings) != 1 or place.scope is not scope:
             return False
@@ -759,7 +777,8 @@ class _Walk:
         value = self._values.get(id(target))
         return (value.value if isinstance(value, ast.Await) else value) is node
 
-    def _judge_nonlocal(self, node: ast.Nonlocal, place: _NodePlace) -> None:
+    def _check_nonlocal(self, node: ast.Nonlocal, place: _NodePlace) -> None:
+        """Record a problem for each ``nonlocal`` name that no surrounding function binds."""
         for name in node.names:
             outer = place.scope.parent
             while outer is not None and not (outer.kind == "function" and name in outer.bindings):
@@ -793,7 +812,7 @@ def _pair_with_place(nodes: Iterable[ast.AST], place: _NodePlace) -> list[tuple[
     return [(node, place) for node in nodes]
 
 
-def _default_values(args: ast.arguments) -> list[ast.expr]:
+def _parameter_defaults(args: ast.arguments) -> list[ast.expr]:
     return [*args.defaults, *[default for default in args.kw_defaults if default is not None]]
 
 
@@ -904,7 +923,7 @@ def check_with_monty(checkout: Checkout, code: str, stubs: Stubs, known: Collect
         if unread is not None:
             return CheckedProgram((unread,))
         text = stubs.text + BESIDE
-        if not _rejects_canary(checkout, text):
+        if not _can_check_with_stubs(checkout, text):
             return CheckedProgram(is_whole=False)
         return _make_checked_program(_run_checker(checkout, code, text, known), code, stubs, known)
     except MontyError:
@@ -942,23 +961,23 @@ _CANARIES: OrderedDict[str, None] = OrderedDict()
 _SINGING = Lock()
 
 
-def _rejects_canary(checkout: Checkout, text: str) -> bool:
-    """Return True if the checker rejects an invalid call. With an unreadable stub it may report nothing."""
+def _can_check_with_stubs(checkout: Checkout, stubs_text: str) -> bool:
+    """Return True if the checker understands the stubs: it rejects an invalid call. A success is cached."""
     with _SINGING:
-        if text in _CANARIES:
-            _CANARIES.move_to_end(text)
+        if stubs_text in _CANARIES:
+            _CANARIES.move_to_end(stubs_text)
             return True
-    found = _run_checker(checkout, f"await {CANARY}()", text, ())
+    found = _run_checker(checkout, f"await {CANARY}()", stubs_text, ())
     if not any(each["name"] in ARGUMENTS for each in found):
         return False
     with _SINGING:
-        _CANARIES[text] = None
+        _CANARIES[stubs_text] = None
         while len(_CANARIES) > KEPT_CANARIES:
             _CANARIES.popitem(last=False)
     return True
 
 
-def _run_checker(checkout: Checkout, code: str, text: str, known: Collection[str]) -> list[dict[str, Any]]:
+def _run_checker(checkout: Checkout, code: str, stubs_text: str, known: Collection[str]) -> list[dict[str, Any]]:
     """Return the type checker's findings for a program, which does not run. Names in *known* count as defined, with any type."""
     from pydantic_monty import CollectString, MontyTypingError
 
@@ -972,7 +991,7 @@ def _run_checker(checkout: Checkout, code: str, text: str, known: Collection[str
     first = "; ".join([f"{STOP}()", *[f"{name} = {STOP}()" for name in names]])
     with checkout(
         type_check=True,
-        type_check_stubs=text,
+        type_check_stubs=stubs_text,
         type_check_format="json",
         limits=LIMITS,
     ) as session:
@@ -998,8 +1017,9 @@ def _run_until_stop(snapshot: SyncSnapshot) -> None:
 def _make_checked_program(
     found: list[dict[str, Any]], code: str, stubs: Stubs, known: Collection[str]
 ) -> CheckedProgram:
+    """Sort the checker's findings into refusals and warnings, without those known to be wrong."""
     tree = parse_program(code)
-    walk = _Walk(code, tree, stubs, known) if isinstance(tree, ast.Module) else None
+    walk = _ProgramAnalyzer(code, tree, stubs, known) if isinstance(tree, ast.Module) else None
     refused, told = [], []
     for each in found[:MOST_PROBLEMS]:
         problem = ProgramProblem(each["location"]["row"] - 1, each["location"]["column"], each["message"])
@@ -1023,7 +1043,7 @@ def _sort_distinct_problems(found: Iterable[ProgramProblem]) -> tuple[ProgramPro
 
 
 def _rate_problem(
-    problem: ProgramProblem, kind: str, stubs: Stubs, walk: _Walk | None
+    problem: ProgramProblem, kind: str, stubs: Stubs, walk: _ProgramAnalyzer | None
 ) -> Literal["fails", "may fail", "works"]:
     """Return whether a program with this problem certainly fails, may fail, or works, because the checker is known to be wrong."""
     if kind in REFERENCES:
@@ -1036,4 +1056,4 @@ def _rate_problem(
         return "may fail"
     called = OF_A_FUNCTION.search(problem.text)
     name = called[1] if called else ""
-    return "fails" if name in stubs.functions and (walk is None or walk.has_stub(name)) else "may fail"
+    return "fails" if name in stubs.functions and (walk is None or walk.refers_to_stub(name)) else "may fail"

@@ -23,7 +23,7 @@ from stepengine.errors import DefinitionError
 from stepengine.sandbox.prelude import ERRORS
 from stepengine.sandbox.program_checks import NO_STUBS, ProgramProblem, find_program_problems, parse_program
 from stepengine.sandbox.sandbox import MODULES
-from stepengine.sandbox.schemas import SchemaClass, find_schemas
+from stepengine.sandbox.schemas import SchemaClass, parse_schema_classes
 
 OWN = "_se_"
 """The prefix of the prelude's own names, which a file must not use."""
@@ -151,7 +151,7 @@ def rewrite_for_sandbox(text: str, file: str) -> AgentText:
         _refuse(file, tree.line, tree.text)
     if tree is None:
         _refuse(file, 1, "this Python version cannot parse the file; use a later one")
-    schemas = find_schemas(tree, file)
+    schemas = parse_schema_classes(tree, file)
     work = _Rewriting(source, tree, file, schemas)
     code = work.rewrite()
     for problem in find_program_problems(code, NO_STUBS, PRELUDE_NAMES):
