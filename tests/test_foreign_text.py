@@ -157,7 +157,7 @@ from stepengine.workspace.path_rules import PROTECTED, SECRETS, PathRules, possi
 from stepengine.workspace.paths import printable_name
 from stepengine.workspace.patterns import GlobPattern, IgnorePattern, find_pattern_problem, max_search_columns
 from stepengine.workspace.remote_files import RemotePlace as FarPlace
-from stepengine.workspace.remote_files import RemoteSystem, _parse_entry, _read_listing
+from stepengine.workspace.remote_files import RemoteSystem, _parse_entry, _parse_listing
 from stepengine.workspace.repository import _parse_status
 from stepengine.workspace.skills import _parse_head
 from stepengine.workspace.text import decode_text, read_line_range
@@ -573,7 +573,7 @@ def framed(head: bytes) -> Any:
 
 def far_listing(data: bytes) -> Any:
     with contextlib.suppress(WorkspaceLost):
-        return [_parse_entry(one) for one in _read_listing(data, RemoteSystem(FarPlace(name="x", argv=tuple, env={})))]
+        return [_parse_entry(one) for one in _parse_listing(data, RemoteSystem(FarPlace(name="x", argv=tuple, env={})))]
 
 
 def _sent(text: str) -> None:

@@ -61,13 +61,13 @@ def _with_os_errors(call: Callable[Params, T]) -> Callable[Params, T]:
     """A decorator: raise ``OSError`` for names and modes that Python itself rejects with other errors."""
 
     @wraps(call)
-    def asking(*args: Params.args, **kwargs: Params.kwargs) -> T:
+    def call_with_os_errors(*args: Params.args, **kwargs: Params.kwargs) -> T:
         try:
             return call(*args, **kwargs)
         except (ValueError, OverflowError):
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL)) from None
 
-    return asking
+    return call_with_os_errors
 
 
 @_with_os_errors
@@ -171,14 +171,14 @@ def unlink(name: str, folder: Fd) -> None:
 def put_file(folder: Fd, name: str, data: bytes, mode: int | None) -> None:
     """Replace the content of a file durably and atomically; the mode ``None`` means 0644 minus the umask."""
     if isinstance(folder, RemoteFile):
-        folder.put(name, data, mode)
+        folder.replace_file(name, data, mode)
     else:
         whole_files.replace_file_atomically(folder, name, data, mode)
 
 
-def remove_stale_files(folder: Fd) -> None:
+def remove_stale_temporary_files(folder: Fd) -> None:
     """Remove temporary files in a folder that are older than a minute and whose process has ended."""
     if isinstance(folder, RemoteFile):
-        folder.sweep()
+        folder.remove_stale_temporary_files()
     else:
         whole_files.remove_stale_temporaries(folder)

@@ -83,6 +83,7 @@ class FileFormat:
         return True
 
     def _has_start(self, descriptor: int) -> bool:
+        """Return True if an open file starts as the format requires."""
         data = os.pread(descriptor, START_BYTES, 0)
         if self.start.match(data) is None:
             return False
@@ -152,6 +153,7 @@ def _read_application_id(path: Path) -> int | None:
 
 
 def _select_number(connection: sqlite3.Connection, query: str) -> int:
+    """Return the first number that a query returns."""
     found: int = connection.execute(query).fetchone()[0]
     return found
 

@@ -21,7 +21,7 @@ from stepengine.workspace import root as root_module
 from stepengine.workspace.guard import GUARD, CallGuard
 from stepengine.workspace.path_policy import PathPolicy
 from stepengine.workspace.root import Root
-from stepengine.workspace.text import read_capped
+from stepengine.workspace.text import read_if_small
 from stepengine.workspace.worker import LISTED_BYTES
 from stepengine.workspace.workspace import Workspace
 from tests.waits import until
@@ -288,7 +288,7 @@ def test_a_large_file_and_a_large_folder_come_in_pieces(tmp_path: Path) -> None:
     with Workspace.from_command(["env"], tmp_path, python=sys.executable) as place:
         root = Root(place, PathPolicy())
         opened = root.open_file("large")
-        assert (tmp_path / "large").read_bytes() == read_capped(opened.fd)
+        assert (tmp_path / "large").read_bytes() == read_if_small(opened.fd)
         folder = root.open_folder("many")
         assert sorted([path.name for path in (tmp_path / "many").iterdir()]) == sorted(e.name for e in folder.fd.list())  # type: ignore[union-attr]
         with pytest.raises(ToolError, match="does not exist"):

@@ -28,7 +28,7 @@ from stepengine.workspace.calls import FILE
 from stepengine.workspace.line_ends import keep_line_ends
 from stepengine.workspace.paths import display_path
 from stepengine.workspace.root import Missing, OpenedEntry, Root
-from stepengine.workspace.text import READ_WHOLE_BYTES, decode_text, read_capped
+from stepengine.workspace.text import READ_WHOLE_BYTES, decode_text, read_if_small
 
 PROPOSED_BYTES = 8 * 1024 * 1024
 """Proposals are in the memory of a run and its journal; two full files fit."""
@@ -136,7 +136,7 @@ class _ProposedFiles:
                 fd = calls.open_at(name, FILE, folder)
                 try:
                     self._root.check_readable_file(OpenedEntry(fd, self._root.parts(path), calls.fstat(fd)), path)
-                    data = read_capped(fd)
+                    data = read_if_small(fd)
                 finally:
                     calls.close(fd)
         except Missing:

@@ -24,10 +24,10 @@ from stepengine.workspace.paths import display_path, printable_name
 from stepengine.workspace.root import OpenedEntry, Root
 from stepengine.workspace.text import (
     READ_WHOLE_BYTES,
-    binary_kind,
     cut_line,
     decode_text,
-    read_capped,
+    guess_binary_kind,
+    read_if_small,
     read_line_range,
     short_hash,
 )
@@ -248,7 +248,7 @@ class _FileReader:
     def _read_lines(self, opened: OpenedEntry) -> tuple[list[str], int | None]:
         """Return the wanted lines and the number of lines in the file, ``None`` if it is too large to count."""
         wanted, fd, size = self._wanted, opened.fd, opened.info.st_size
-        data = read_capped(fd) if size <= READ_WHOLE_BYTES else None
+        data = read_if_small(fd) if size <= READ_WHOLE_BYTES else None
         if data is None:
             calls.lseek(fd, 0)
             self._check_large_file_request(fd, size)
@@ -278,7 +278,7 @@ class _FileReader:
     def _raise_for_binary(self, data: bytes, size: str) -> NoReturn:
         path = self._wanted.path
         msg = (
-            f"{path!r} is a binary file ({binary_kind(data, path)}, {size}); read_files shows text only. "
+            f"{path!r} is a binary file ({guess_binary_kind(data, path)}, {size}); read_files shows text only. "
             "Use list_directory to see what is beside it, or run_terminal_command, if you have it, to inspect it"
         )
         raise ToolError(msg)

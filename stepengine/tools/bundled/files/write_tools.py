@@ -31,7 +31,7 @@ from stepengine.workspace.calls import FILE, Fd
 from stepengine.workspace.line_ends import keep_line_ends
 from stepengine.workspace.paths import display_path
 from stepengine.workspace.root import Missing, OpenedEntry, Root
-from stepengine.workspace.text import READ_WHOLE_BYTES, decode_text, read_capped, short_hash
+from stepengine.workspace.text import READ_WHOLE_BYTES, decode_text, read_if_small, short_hash
 from stepengine.workspace.writes import FileWrite, OldFile, content_hash
 
 WRITE_BYTES = 4 * 1024 * 1024
@@ -404,7 +404,7 @@ class _Writer:
         fd = calls.open_at(name, FILE, folder)
         try:
             self._root.check_readable_file(OpenedEntry(fd, self._root.parts(path), calls.fstat(fd)), path)
-            data = read_capped(fd)
+            data = read_if_small(fd)
         finally:
             calls.close(fd)
         if data is None:
@@ -417,7 +417,7 @@ class _Writer:
         info = calls.fstat(folder)
         if (info.st_dev, info.st_ino) not in self._swept:
             self._swept.add((info.st_dev, info.st_ino))
-            calls.remove_stale_files(folder)
+            calls.remove_stale_temporary_files(folder)
 
     # --- what people are shown ----------------------------------------------------------------------------------------
 
