@@ -125,6 +125,7 @@ LINE = re.compile(r"\r\n|\r|\n")
 
 
 def _format_problem(problem: ProgramProblem, line: str) -> str:
+    """Render a problem with its source line, cut around the column, and a caret."""
     head = f"line {problem.line}, column {problem.column}: {problem.text}"
     if not line.strip():
         return head
@@ -189,6 +190,7 @@ def _find_nesting_problem(code: str) -> ProgramProblem | None:
 
 
 def _may_need_newer_python(error: SyntaxError, code: str) -> bool:
+    """Return True if a syntax error may come from syntax of a newer Python than this one."""
     version = sys.version_info[:2]
     if version >= NEWEST_VERSION:
         return False
@@ -364,7 +366,7 @@ class _ProgramAnalyzer:
             kind = type(node).__name__
             if kind in REFUSED:
                 self._add_problem(node, REFUSED[kind])
-            visit = getattr(self, f"_on_{kind.lower()}", None)
+            visit = getattr(self, f"_visit_{kind.lower()}", None)
             inner = visit(node, place) if visit is not None else _pair_with_place(ast.iter_child_nodes(node), place)
             waiting += [(child, there, depth + 1) for child, there in inner]
 
@@ -392,7 +394,8 @@ class _ProgramAnalyzer:
             ends = self._ends[line] = list(accumulate([len(one.encode(errors="surrogatepass")) for one in source]))
         return line, bisect_right(ends, offset) + 1
 
-    def _on_name(self, node: ast.Name, place: _NodePlace) -> Inner:
+    def _visit_name(self, node: ast.Name, place: _NodePlace) -> PlacedNodes:
+        """Record a read of a name, or bind a name that is assigned."""
         if isinstance(node.ctx, ast.Load):
             self._loads.append((node, place))
             self.runs_text = self.runs_text or node.id == RUNS_TEXT
@@ -400,7 +403,7 @@ class _ProgramAnalyzer:
             place.scope.bind(node.id, _Binding("other", node))
         return ()
 
-    def _on_namedexpr(self, node: ast.NamedExpr, place: _NodePlace) -> Inner:
+    def _visit_namedexpr(self, node: ast.NamedExpr, place: _NodePlace) -> PlacedNodes:
         """Bind the target of ``:=`` in the scope around the comprehensions."""
         scope = place.scope
         while scope.kind == "comprehension" and scope.parent is not None:
@@ -408,24 +411,26 @@ class _ProgramAnalyzer:
         scope.bind(node.target.id, _Binding("other", node))
         return [(node.value, place)]
 
-    def _on_assign(self, node: ast.Assign, place: _NodePlace) -> Inner:
+    def _visit_assign(self, node: ast.Assign, place: _NodePlace) -> PlacedNodes:
+        """Record the values that are assigned to single names."""
         for target in node.targets:
             if isinstance(target, ast.Name):
                 self._values[id(target)] = node.value
         return _pair_with_place([*node.targets, node.value], place)
 
-    def _on_annassign(self, node: ast.AnnAssign, place: _NodePlace) -> Inner:
+    def _visit_annassign(self, node: ast.AnnAssign, place: _NodePlace) -> PlacedNodes:
         """Skip the annotation, whose names need not exist. A target without a value counts as bound, too."""
         self._mark_span_exempt("name", node.annotation)
         return _pair_with_place([node.target, *([node.value] if node.value is not None else [])], place)
 
-    def _on_augassign(self, node: ast.AugAssign, place: _NodePlace) -> Inner:
+    def _visit_augassign(self, node: ast.AugAssign, place: _NodePlace) -> PlacedNodes:
         if isinstance(node.op, ast.MatMult):
             self._add_problem(node, "programs have no `@=`")
         self._record_unawaited(node.value, "computed with")
         return _pair_with_place([node.target, node.value], place)
 
-    def _on_import(self, node: ast.Import, place: _NodePlace) -> Inner:
+    def _visit_import(self, node: ast.Import, place: _NodePlace) -> PlacedNodes:
+        """Bind the imported modules, and record a problem for each one that the sandbox lacks."""
         for alias in node.names:
             top = alias.name.partition(".")[0]
             self._check_module_exists(node, alias.name, place)
@@ -433,7 +438,8 @@ class _ProgramAnalyzer:
             place.scope.bind(alias.asname or top, _Binding("module", node, module))
         return ()
 
-    def _on_importfrom(self, node: ast.ImportFrom, place: _NodePlace) -> Inner:
+    def _visit_importfrom(self, node: ast.ImportFrom, place: _NodePlace) -> PlacedNodes:
+        """Bind the imported names, and record problems of missing modules and members, and of ``*``."""
         module = node.module or ""
         if node.level:
             self._add_problem(node, "there is nothing to import from; a program stands alone")
@@ -469,29 +475,33 @@ class _ProgramAnalyzer:
             self._add_problem(node, f"`{module}` has no `{name}` in a program{'; ' + instead if instead else ''}")
 
     def _mark_good_import(self, node: ast.stmt) -> None:
+        """Record the lines of an import that works or whose errors are caught."""
         # The checker reports a member at its own line.
         self.good_imports.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
 
-    def _on_global(self, node: ast.Global, place: _NodePlace) -> Inner:
+    def _visit_global(self, node: ast.Global, place: _NodePlace) -> PlacedNodes:
+        """Bind the names in the module, and record them as declared elsewhere."""
         place.scope.elsewhere.update(node.names)
         for name in node.names:
             self.module.bind(name, _Binding("other", node))
         return ()
 
-    def _on_nonlocal(self, node: ast.Nonlocal, place: _NodePlace) -> Inner:
+    def _visit_nonlocal(self, node: ast.Nonlocal, place: _NodePlace) -> PlacedNodes:
+        """Record the names as declared elsewhere; they are checked after all bindings are known."""
         place.scope.elsewhere.update(node.names)
         self._nonlocals.append((node, place))
         return ()
 
-    def _on_functiondef(self, node: ast.FunctionDef, place: _NodePlace) -> Inner:
+    def _visit_functiondef(self, node: ast.FunctionDef, place: _NodePlace) -> PlacedNodes:
         place.scope.bind(node.name, _Binding("other", node))
         return self._enter_function(node, place)
 
-    def _on_asyncfunctiondef(self, node: ast.AsyncFunctionDef, place: _NodePlace) -> Inner:
+    def _visit_asyncfunctiondef(self, node: ast.AsyncFunctionDef, place: _NodePlace) -> PlacedNodes:
+        """Bind an ``async`` function, whose calls must be awaited unless it has decorators."""
         place.scope.bind(node.name, _Binding("other" if node.decorator_list else "async", node))
         return self._enter_function(node, place)
 
-    def _enter_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, place: _NodePlace) -> Inner:
+    def _enter_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, place: _NodePlace) -> PlacedNodes:
         """Bind the parameters of a function in a scope of its own, and return its inner nodes with their scopes."""
         self._mark_span_exempt("name", node.returns)
         inner = self._make_function_scope(node.args, place)
@@ -504,7 +514,7 @@ class _ProgramAnalyzer:
             *_pair_with_place(node.body, inner),
         ]
 
-    def _on_lambda(self, node: ast.Lambda, place: _NodePlace) -> Inner:
+    def _visit_lambda(self, node: ast.Lambda, place: _NodePlace) -> PlacedNodes:
         inner = self._make_function_scope(node.args, place)
         return [*_pair_with_place(_parameter_defaults(node.args), place), (node.body, inner)]
 
@@ -519,7 +529,8 @@ class _ProgramAnalyzer:
                 self._mark_span_exempt("name", arg.annotation)
         return _NodePlace(scope, place.caught)
 
-    def _on_classdef(self, node: ast.ClassDef, place: _NodePlace) -> Inner:
+    def _visit_classdef(self, node: ast.ClassDef, place: _NodePlace) -> PlacedNodes:
+        """Bind a class, record problems of its bases and body, and return its inner nodes with their scopes."""
         place.scope.bind(node.name, _Binding("other", node))
         if node.bases or node.keywords:
             self._add_problem(node, f"classes have no bases in a program; write `class {node.name}:`")
@@ -549,7 +560,7 @@ class _ProgramAnalyzer:
                 if type(statement).__name__ not in REFUSED:
                     self._add_problem(statement, "the body of a class has methods and `name = value`, and nothing else")
 
-    def _enter_comprehension(self, node: Any, place: _NodePlace) -> Inner:
+    def _enter_comprehension(self, node: Any, place: _NodePlace) -> PlacedNodes:
         """Yield the inner nodes of a comprehension; all but the first iterable are in a scope of their own."""
         inner = place._replace(scope=_Scope("comprehension", place.scope))
         for number, generator in enumerate(node.generators):
@@ -562,34 +573,34 @@ class _ProgramAnalyzer:
         parts = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
         yield from _pair_with_place(parts, inner)
 
-    _on_listcomp = _on_setcomp = _on_dictcomp = _on_generatorexp = _enter_comprehension
+    _visit_listcomp = _visit_setcomp = _visit_dictcomp = _visit_generatorexp = _enter_comprehension
 
-    def _on_for(self, node: ast.For, place: _NodePlace) -> Inner:
+    def _visit_for(self, node: ast.For, place: _NodePlace) -> PlacedNodes:
         self._record_unawaited(node.iter, "looped over")
         inner = place._replace(is_in_loop=True)
         return [*_pair_with_place([node.target, node.iter, *node.orelse], place), *_pair_with_place(node.body, inner)]
 
-    def _on_asyncfor(self, node: ast.AsyncFor, place: _NodePlace) -> Inner:
+    def _visit_asyncfor(self, node: ast.AsyncFor, place: _NodePlace) -> PlacedNodes:
         inner = place._replace(is_in_loop=True)
         return [*_pair_with_place([node.target, node.iter, *node.orelse], place), *_pair_with_place(node.body, inner)]
 
-    def _on_while(self, node: ast.While, place: _NodePlace) -> Inner:
+    def _visit_while(self, node: ast.While, place: _NodePlace) -> PlacedNodes:
         return [
             *_pair_with_place([node.test, *node.orelse], place),
             *_pair_with_place(node.body, place._replace(is_in_loop=True)),
         ]
 
-    def _on_break(self, node: ast.Break, place: _NodePlace) -> Inner:
+    def _visit_break(self, node: ast.Break, place: _NodePlace) -> PlacedNodes:
         if not place.is_in_loop:
             self._add_problem(node, "syntax error: `break` outside of a loop")
         return ()
 
-    def _on_continue(self, node: ast.Continue, place: _NodePlace) -> Inner:
+    def _visit_continue(self, node: ast.Continue, place: _NodePlace) -> PlacedNodes:
         if not place.is_in_loop:
             self._add_problem(node, "syntax error: `continue` outside of a loop")
         return ()
 
-    def _on_try(self, node: ast.Try, place: _NodePlace) -> Inner:
+    def _visit_try(self, node: ast.Try, place: _NodePlace) -> PlacedNodes:
         """Mark the problems in the body that the handlers catch as harmless."""
         caught = {what for handler in node.handlers for what in _caught_problem_kinds(handler.type)}
         for kind in caught:
@@ -600,7 +611,8 @@ class _ProgramAnalyzer:
             *_pair_with_place([*node.handlers, *node.orelse, *node.finalbody], place),
         ]
 
-    def _on_excepthandler(self, node: ast.ExceptHandler, place: _NodePlace) -> Inner:
+    def _visit_excepthandler(self, node: ast.ExceptHandler, place: _NodePlace) -> PlacedNodes:
+        """Bind the name of the exception; problems in the handler's classes are harmless."""
         if node.name is not None:
             place.scope.bind(node.name, _Binding("other", node))
         # The classes of a handler are looked up only after an exception, which most programs never raise.
@@ -609,24 +621,24 @@ class _ProgramAnalyzer:
         types = place._replace(caught=place.caught | {"name", "attribute"})
         return [*([(node.type, types)] if node.type is not None else []), *_pair_with_place(node.body, place)]
 
-    def _on_matchas(self, node: ast.MatchAs, place: _NodePlace) -> Inner:
+    def _visit_matchas(self, node: ast.MatchAs, place: _NodePlace) -> PlacedNodes:
         if node.name is not None:
             place.scope.bind(node.name, _Binding("other", node))
         return [(node.pattern, place)] if node.pattern is not None else []
 
-    def _on_matchstar(self, node: ast.MatchStar, place: _NodePlace) -> Inner:
+    def _visit_matchstar(self, node: ast.MatchStar, place: _NodePlace) -> PlacedNodes:
         if node.name is not None:
             place.scope.bind(node.name, _Binding("other", node))
         return ()
 
-    def _on_matchmapping(self, node: ast.MatchMapping, place: _NodePlace) -> Inner:
+    def _visit_matchmapping(self, node: ast.MatchMapping, place: _NodePlace) -> PlacedNodes:
         if node.rest is not None:
             place.scope.bind(node.rest, _Binding("other", node))
         return _pair_with_place([*node.keys, *node.patterns], place)
 
     # --- how calls are used
 
-    def _on_expr(self, node: ast.Expr, place: _NodePlace) -> Inner:
+    def _visit_expr(self, node: ast.Expr, place: _NodePlace) -> PlacedNodes:
         """Record the calls whose values the statement drops, which need an ``await``."""
         parts: list[ast.expr] = [node.value]
         for part in parts:
@@ -648,27 +660,29 @@ class _ProgramAnalyzer:
         if isinstance(node, ast.Call):
             self._unawaited[id(node)] = how
 
-    def _on_attribute(self, node: ast.Attribute, place: _NodePlace) -> Inner:
+    def _visit_attribute(self, node: ast.Attribute, place: _NodePlace) -> PlacedNodes:
+        """Record a read of an attribute, and a call before it that lacks its ``await``."""
         self._record_unawaited(node.value, "asked for an attribute")
         if isinstance(node.ctx, ast.Load):
             self._attributes.append((node, place))
         return [(node.value, place)]
 
-    def _on_subscript(self, node: ast.Subscript, place: _NodePlace) -> Inner:
+    def _visit_subscript(self, node: ast.Subscript, place: _NodePlace) -> PlacedNodes:
         """Record the subscript of a call, which must be awaited first."""
         self._record_unawaited(node.value, "asked for an item")
         return _pair_with_place([node.value, node.slice], place)
 
-    def _on_binop(self, node: ast.BinOp, place: _NodePlace) -> Inner:
+    def _visit_binop(self, node: ast.BinOp, place: _NodePlace) -> PlacedNodes:
         self._record_unawaited(node.left, "computed with")
         self._record_unawaited(node.right, "computed with")
         return _pair_with_place([node.left, node.right], place)
 
-    def _on_formattedvalue(self, node: ast.FormattedValue, place: _NodePlace) -> Inner:
+    def _visit_formattedvalue(self, node: ast.FormattedValue, place: _NodePlace) -> PlacedNodes:
         self._record_unawaited(node.value, "printed")
         return _pair_with_place([node.value, *([node.format_spec] if node.format_spec is not None else [])], place)
 
-    def _on_call(self, node: ast.Call, place: _NodePlace) -> Inner:
+    def _visit_call(self, node: ast.Call, place: _NodePlace) -> PlacedNodes:
+        """Record a call, and calls among its arguments that a builtin would use without ``await``."""
         self._calls.append((node, place))
         if isinstance(node.func, ast.Name):
             called = node.func.id
@@ -688,6 +702,7 @@ class _ProgramAnalyzer:
         self._add_problem(node, self._unknown_name_text(name, place))
 
     def _unknown_name_text(self, name: str, place: _NodePlace) -> str:
+        """Return the message for an undefined name, with a similar name or another hint."""
         if name in MODULES:
             return f"`{name}` is not imported"
         if name in ABSENT:
@@ -805,7 +820,7 @@ SCOPES = (
     *(ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp),
 )
 """The nodes with their own scope, without classes."""
-Inner = Iterable[tuple[ast.AST, _NodePlace]]
+PlacedNodes = Iterable[tuple[ast.AST, _NodePlace]]
 
 
 def _pair_with_place(nodes: Iterable[ast.AST], place: _NodePlace) -> list[tuple[ast.AST, _NodePlace]]:
@@ -1038,6 +1053,7 @@ def _make_checked_program(
 
 
 def _sort_distinct_problems(found: Iterable[ProgramProblem]) -> tuple[ProgramProblem, ...]:
+    """Return the distinct problems in order of their positions, at most 200."""
     distinct = dict.fromkeys(sorted(found, key=lambda problem: (problem.line, problem.column)))
     return tuple(distinct)[:MOST_PROBLEMS]
 

@@ -375,7 +375,7 @@ class _ProgramRun(RunningProgram):
         # The recorded time. The sandbox has no clock, so a program that runs again sees the same times.
         now = self._ctx.now()
 
-        def work(keeps: RunObjects, known: Any) -> Mapping[str, Any]:
+        def run_first_turn(keeps: RunObjects, known: Any) -> Mapping[str, Any]:
             kept: _RunSession = keeps.get(self._programs, _RunSession)
             if not kept.try_claim(self, known):
                 return {"refused": BUSY}
@@ -395,7 +395,7 @@ class _ProgramRun(RunningProgram):
                 kept.seed = self._seed
             return self._run_or_store_turn(kept, lambda session: session.feed(self.code, now), known)
 
-        return (yield from self._compute_turn(work))
+        return (yield from self._compute_turn(run_first_turn))
 
     def perform_and_answer_calls(self, waiting: Mapping[str, Any]) -> Steps[Mapping[str, Any]]:
         """Perform the calls for which the program waits, send it the results, and return its next turn."""
@@ -704,6 +704,7 @@ def _has_placeholder(recorded: object) -> bool:
 
 
 def _printed_text(session: ProgramSession) -> str:
+    """Return the output of the program for an error message; ``""`` if it printed nothing."""
     return f"{PRINTED_BEFORE}{replace_lone_surrogates(session.printed)}" if session.printed else ""
 
 
@@ -771,9 +772,9 @@ def _to_plain_json(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool) or value is None else str(value)
 
 
-def check_depth_and_size(value: object, most: int) -> None:
+def check_depth_and_size(value: object, max_bytes: int) -> None:
     """
-    Raise an error for a value that is nested too deeply or certainly larger than *most* bytes, without encoding it.
+    Raise an error for a value that is nested too deeply or certainly larger than *max_bytes* bytes, without encoding it.
 
     A few lines make a value in which each list occurs twice in the next one, and its text would be endless. So each list is visited
     once for each level, together with its number of occurrences.
@@ -788,8 +789,8 @@ def check_depth_and_size(value: object, most: int) -> None:
             for one in members:
                 if (inner := inner_values(one)) is not None:
                     below[id(one)] = inner, times + below.get(id(one), (None, 0))[1]
-        if size > most + 2:
-            msg = f"a value of more than {most:,} bytes; one may have {most:,}"
+        if size > max_bytes + 2:
+            msg = f"a value of more than {max_bytes:,} bytes; one may have {max_bytes:,}"
             raise ValueError(msg)
         if not below:
             return
@@ -805,12 +806,12 @@ def _min_json_chars(value: object) -> int:
     return shallow_byte_size(value)
 
 
-def _format_last_value(value: Any, most: int) -> str:
-    """Return the last value for the model: a text unchanged, JSON or ``repr``; a note if it exceeds *most* bytes."""
+def _format_last_value(value: Any, max_bytes: int) -> str:
+    """Return the last value for the model: a text unchanged, JSON or ``repr``; a note if it exceeds *max_bytes* bytes."""
     if isinstance(value, str):
         return value
     try:
-        check_depth_and_size(value, most)
+        check_depth_and_size(value, max_bytes)
     except ValueError as error:
         return f"The value of its last line is not shown: {error}."
     try:

@@ -156,7 +156,7 @@ def parse_schema_classes(tree: ast.Module, file: str) -> Mapping[str, SchemaClas
 
 
 @frozen
-class _Bound:
+class _NameBinding:
     """The meaning of a name: ``what`` is the dotted name of an import, or one of the words below."""
 
     what: str
@@ -166,11 +166,11 @@ class _Bound:
 CLASS, ASSIGNED, TYPE, UNKNOWN = "a class", "a value", "a type alias", ""
 
 
-class _Names:
+class _ModuleBindings:
     """The bindings of the names in a module, found from its source."""
 
     def __init__(self, tree: ast.Module) -> None:
-        self._bound: dict[str, _Bound] = {}
+        self._bound: dict[str, _NameBinding] = {}
         self._top = {id(node) for node in tree.body}
         self._is_open = False
         left: list[ast.AST] = [*reversed(tree.body)]
@@ -182,12 +182,12 @@ class _Names:
             if isinstance(node, ast.ClassDef):
                 self.classes.append(node)
             elif isinstance(node, ast.Global):
-                self._bound.update(dict.fromkeys(node.names, _Bound(UNKNOWN)))
+                self._bound.update(dict.fromkeys(node.names, _NameBinding(UNKNOWN)))
 
-    def get_binding(self, name: str) -> _Bound:
+    def get_binding(self, name: str) -> _NameBinding:
         """Return the binding of a name at the end of the module, or the builtin if nothing binds it."""
         known = self._bound.get(name)
-        return known or _Bound(UNKNOWN if self._is_open else f"builtins.{name}")
+        return known or _NameBinding(UNKNOWN if self._is_open else f"builtins.{name}")
 
     def _record_bindings(self, node: ast.AST) -> Iterable[ast.AST]:
         """Record the names that a node binds, and return the nodes to visit below it."""
@@ -239,14 +239,14 @@ class _Names:
         same = self._bound.get(name)
         is_import = what not in {CLASS, ASSIGNED, TYPE}
         is_new = same is None or (is_import and same.what == what)
-        self._bound[name] = _Bound(what, node) if is_new else _Bound(UNKNOWN)
+        self._bound[name] = _NameBinding(what, node) if is_new else _NameBinding(UNKNOWN)
 
 
 # --- reading --------------------------------------------------------------------------------------------------------
 
 
 @frozen
-class _Read:
+class _ParsedType:
     """
     The JSON Schema of an annotation and facts about it.
 
@@ -262,7 +262,7 @@ class _Read:
     schema: dict[str, Any]
     kind: str = "other"
     shape: str = LEFT_OUT
-    inner: _Read | None = None
+    inner: _ParsedType | None = None
     given: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -289,7 +289,7 @@ class _Definition:
 
 
 @frozen
-class _At:
+class _NodeAtDepth:
     """A node and its nesting depth."""
 
     node: ast.expr
@@ -301,7 +301,7 @@ class _SchemaClassReader:
 
     def __init__(self, tree: ast.Module, file: str) -> None:
         self._file = file
-        self._names = _Names(tree)
+        self._names = _ModuleBindings(tree)
         self._tops = {id(node) for node in tree.body}
         self._shown_left = MAX_SHOWN_PLACES
         self._left = MAX_WORK_PLACES
@@ -321,6 +321,7 @@ class _SchemaClassReader:
         """By name; ``None`` while the definition is being read."""
 
     def read_classes(self) -> Mapping[str, SchemaClass]:
+        """Return the schema classes of the file by name, in the order of their lines."""
         classes = self._sorted_schema_classes()
         for node in classes:
             self._read_class(node)
@@ -332,6 +333,7 @@ class _SchemaClassReader:
         return MappingProxyType(dict(sorted(made.items(), key=lambda item: item[1].line)))
 
     def _make_schema_class(self, node: ast.ClassDef, definition_names: Sequence[str]) -> SchemaClass:
+        """Return a class that was read as a ``SchemaClass``, with the definitions that its schema refers to."""
         fields = self._fields[node.name]
         extras = self._extra_rules_by_typed_dict(node.name, definition_names)
         defined = {name: self._get_definition(name).schema for name in definition_names}
@@ -495,20 +497,20 @@ class _SchemaClassReader:
             node = bound.node
         return ""
 
-    def _resolve_binding(self, node: ast.AST) -> _Bound:
+    def _resolve_binding(self, node: ast.AST) -> _NameBinding:
         """Return the binding of a dotted name."""
         parts: list[str] = []
         while isinstance(node, ast.Attribute) and len(parts) < MAX_DEPTH_LEVELS:
             parts.append(node.attr)
             node = node.value
         if not isinstance(node, ast.Name):
-            return _Bound(UNKNOWN)
+            return _NameBinding(UNKNOWN)
         bound = self._names.get_binding(node.id)
         if not parts:
             return bound
         if bound.what in {CLASS, ASSIGNED, TYPE, UNKNOWN}:
-            return _Bound(UNKNOWN)
-        return _Bound(".".join([bound.what, *reversed(parts)]))
+            return _NameBinding(UNKNOWN)
+        return _NameBinding(".".join([bound.what, *reversed(parts)]))
 
     # --- reading a class
 
@@ -605,7 +607,7 @@ class _SchemaClassReader:
         if strange:
             self._refuse(f"the setting {strange[0]!r} is not supported here; use extra='forbid' or title='...'")
         for word, node in words.items():
-            value = self._evaluate_literal(_At(node, 0))
+            value = self._evaluate_literal(_NodeAtDepth(node, 0))
             if word == "extra":
                 if not isinstance(value, str) or value not in EXTRA:
                     self._refuse("extra must be 'forbid', 'allow' or 'ignore'")
@@ -614,14 +616,15 @@ class _SchemaClassReader:
 
     def _read_total(self, node: ast.expr) -> bool:
         """Return the value of ``total=``; refuse one that is not True or False."""
-        value = self._evaluate_literal(_At(node, 0))
+        value = self._evaluate_literal(_NodeAtDepth(node, 0))
         return value if isinstance(value, bool) else self._refuse("total must be True or False")
 
     # --- fields
 
     def _read_field(self, node: ast.AnnAssign, kind: str, *, is_total: bool) -> _ClassField:
+        """Return a field from its declaration, with its schema, default and alias."""
         self._refers = set()
-        marks, at = self._split_required_markers(_At(node.annotation, 0))
+        marks, at = self._split_required_markers(_NodeAtDepth(node.annotation, 0))
         read = self._read_annotation(at)
         refers = frozenset(self._refers)
         if kind == "typed_dict":
@@ -639,15 +642,15 @@ class _SchemaClassReader:
         alias = read.given.get("alias", "")
         return _ClassField(schema, read.shape, default is NOTHING, default, alias, refers, node.lineno)
 
-    def _add_default(self, read: _Read, value: ast.expr) -> _Read:
+    def _add_default(self, read: _ParsedType, value: ast.expr) -> _ParsedType:
         """Return a field type with the default or ``Field(...)`` after its ``=``."""
         if isinstance(value, ast.Call) and self._resolve_binding(value.func).what == "pydantic.Field":
             return self._apply_field_call(read, value)
         return attrs.evolve(
-            read, given={**read.given, "default": self._evaluate_literal(_At(value, 0)), "is_made": False}
+            read, given={**read.given, "default": self._evaluate_literal(_NodeAtDepth(value, 0)), "is_made": False}
         )
 
-    def _split_required_markers(self, at: _At) -> tuple[list[str], _At]:
+    def _split_required_markers(self, at: _NodeAtDepth) -> tuple[list[str], _NodeAtDepth]:
         """Return the ``Required`` and ``NotRequired`` markers of a TypedDict field, and the annotation inside them."""
         marks: list[str] = []
         at = self._resolve_quotes_and_aliases(at)
@@ -656,10 +659,10 @@ class _SchemaClassReader:
             if what not in {"typing.Required", "typing.NotRequired"}:
                 break
             marks.append(what)
-            at = self._resolve_quotes_and_aliases(_At(at.node.slice, at.depth + 1))
+            at = self._resolve_quotes_and_aliases(_NodeAtDepth(at.node.slice, at.depth + 1))
         return marks, at
 
-    def _apply_field_call(self, read: _Read, call: ast.Call) -> _Read:
+    def _apply_field_call(self, read: _ParsedType, call: ast.Call) -> _ParsedType:
         """Return a type with the constraints of a ``Field(...)``."""
         self._refuse_own_field_name(call.func)
         words = {word.arg: word.value for word in call.keywords}
@@ -672,7 +675,9 @@ class _SchemaClassReader:
                 f"Field({strange[0]}=...) is not supported here; supported keywords: {list_names(sorted(OF_FIELD), strange[0])}"
             )
         given = {**read.given, **self._read_default_and_alias(words)}
-        values = {word: self._evaluate_literal(_At(node, 0)) for word, node in words.items() if word not in ONCE}
+        values = {
+            word: self._evaluate_literal(_NodeAtDepth(node, 0)) for word, node in words.items() if word not in ONCE
+        }
         for word in CONSTRAINTS:
             if values.get(word) is not None:
                 read = self._apply_constraint(read, word, values[word])
@@ -684,7 +689,10 @@ class _SchemaClassReader:
         default = words.get("default")
         if default is not None:
             is_required = isinstance(default, ast.Constant) and default.value is ...
-            given = {"default": NOTHING if is_required else self._evaluate_literal(_At(default, 0)), "is_made": False}
+            given = {
+                "default": NOTHING if is_required else self._evaluate_literal(_NodeAtDepth(default, 0)),
+                "is_made": False,
+            }
         if "default_factory" in words:
             made = FACTORIES.get(self._resolve_binding(words["default_factory"]).what)
             if made is None or given:
@@ -693,7 +701,7 @@ class _SchemaClassReader:
                 )
             given = {"default": made(), "is_made": True}
         if "alias" in words:
-            given["alias"] = self._check_text("alias", self._evaluate_literal(_At(words["alias"], 0)))
+            given["alias"] = self._check_text("alias", self._evaluate_literal(_NodeAtDepth(words["alias"], 0)))
         return given
 
     def _read_documentation(self, values: Mapping[str | None, Any]) -> dict[str, Any]:
@@ -710,9 +718,10 @@ class _SchemaClassReader:
         return told
 
     def _check_text(self, word: str, value: object) -> str:
+        """Return *value* if it is a string, else refuse it with a message about *word*."""
         return value if isinstance(value, str) else self._refuse(f"{word} must be a string")
 
-    def _apply_constraint(self, read: _Read, word: str, value: Any) -> _Read:
+    def _apply_constraint(self, read: _ParsedType, word: str, value: Any) -> _ParsedType:
         """Return a type with a constraint, written where pydantic writes it."""
         if read.kind == "nullable" and read.inner is not None:
             inner = self._apply_constraint(read.inner, word, value)
@@ -733,7 +742,7 @@ class _SchemaClassReader:
             self._refuse(f"{word} must be a whole number of at least 0")
         return attrs.evolve(read, schema={**read.schema, lengths[word]: value})
 
-    def _apply_numeric_constraint(self, read: _Read, word: str, value: Any) -> _Read:
+    def _apply_numeric_constraint(self, read: _ParsedType, word: str, value: Any) -> _ParsedType:
         """Return a number type with one of ``ge``, ``gt``, ``le``, ``lt`` and ``multiple_of``."""
         allowed = (int,) if read.kind == "integer" else (int, float)
         if type(value) not in allowed or (word == "multiple_of" and value <= 0):
@@ -776,11 +785,11 @@ class _SchemaClassReader:
 
     # --- types
 
-    def _read_annotation(self, at: _At) -> _Read:
+    def _read_annotation(self, at: _NodeAtDepth) -> _ParsedType:
         """Return the schema of an annotation."""
         members = self._union_members(at)
         nulls = [one for one in members if isinstance(one.node, ast.Constant) and one.node.value is None]
-        reads: list[_Read] = []
+        reads: list[_ParsedType] = []
         for one in members:
             if one not in nulls:
                 read = self._read_non_union_annotation(one)
@@ -790,20 +799,20 @@ class _SchemaClassReader:
         if len(reads) > 1:
             reads = _without_duplicates(reads, key=lambda one: repr(one.schema))
         if not reads:
-            return _Read({"type": "null"})
+            return _ParsedType({"type": "null"})
         inner = reads[0]
         if len(reads) > 1:
-            inner = _Read(
+            inner = _ParsedType(
                 _any_of_schema([one.schema for one in reads]), "union", _join_shapes([one.shape for one in reads])
             )
         if not nulls:
             return inner
         shape = inner.shape if inner.shape == LEFT_OUT or inner.shape.endswith(" | None") else f"{inner.shape} | None"
-        return _Read(_any_of_schema([inner.schema, {"type": "null"}]), "nullable", shape, inner)
+        return _ParsedType(_any_of_schema([inner.schema, {"type": "null"}]), "nullable", shape, inner)
 
-    def _union_members(self, at: _At) -> list[_At]:
+    def _union_members(self, at: _NodeAtDepth) -> list[_NodeAtDepth]:
         """Return the members of a union, aliases followed; the annotation itself when it is not a union."""
-        found: list[_At] = []
+        found: list[_NodeAtDepth] = []
         left = [at]
         while left:
             now = self._resolve_quotes_and_aliases(left.pop())
@@ -816,20 +825,20 @@ class _SchemaClassReader:
                 self._refuse(f"a union may have at most {MAX_UNION_MEMBERS} types; use fewer, or one Literal")
         return found
 
-    def _union_parts(self, at: _At) -> list[_At] | None:
+    def _union_parts(self, at: _NodeAtDepth) -> list[_NodeAtDepth] | None:
         """Return the direct members of a union; ``None`` for any other annotation."""
         node = at.node
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
-            return [_At(node.left, at.depth), _At(node.right, at.depth)]
+            return [_NodeAtDepth(node.left, at.depth), _NodeAtDepth(node.right, at.depth)]
         if isinstance(node, ast.Subscript):
             what = self._resolve_binding(node.value).what
             if what == "typing.Optional":
-                return [_At(node.slice, at.depth + 1), _At(ast.Constant(None), at.depth + 1)]
+                return [_NodeAtDepth(node.slice, at.depth + 1), _NodeAtDepth(ast.Constant(None), at.depth + 1)]
             if what == "typing.Union":
-                return [_At(one, at.depth + 1) for one in _tuple_items(node.slice)]
+                return [_NodeAtDepth(one, at.depth + 1) for one in _tuple_items(node.slice)]
         return None
 
-    def _resolve_quotes_and_aliases(self, at: _At) -> _At:
+    def _resolve_quotes_and_aliases(self, at: _NodeAtDepth) -> _NodeAtDepth:
         """Return an annotation without quotes and with plain aliases resolved."""
         while True:
             self._spend_work()
@@ -839,15 +848,16 @@ class _SchemaClassReader:
                 )
             node = at.node
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                at = _At(self._parse_quoted(node.value), at.depth + 1)
+                at = _NodeAtDepth(self._parse_quoted(node.value), at.depth + 1)
                 continue
             self._refuse_own_field_name(node)
             bound = self._resolve_binding(node)
             if bound.what != ASSIGNED:
                 return at
-            at = _At(bound.node, at.depth + 1)
+            at = _NodeAtDepth(bound.node, at.depth + 1)
 
     def _parse_quoted(self, text: str) -> ast.expr:
+        """Return the syntax tree of a quoted annotation; refuse one that is too long or invalid."""
         if len(text) > MAX_ANNOTATION_CHARS:
             self._refuse(f"a quoted annotation may have at most {MAX_ANNOTATION_CHARS:,} characters; remove the quotes")
         try:
@@ -864,7 +874,7 @@ class _SchemaClassReader:
         if isinstance(node, ast.Name) and node.id in self._own:
             self._refuse(f"{node.id!r} means the field of that name here; rename the field")
 
-    def _read_non_union_annotation(self, at: _At) -> _Read:
+    def _read_non_union_annotation(self, at: _NodeAtDepth) -> _ParsedType:
         node = at.node
         if isinstance(node, ast.Name | ast.Attribute):
             return self._read_named_type(node, at.depth)
@@ -873,18 +883,19 @@ class _SchemaClassReader:
             return self._read_generic_type(node, at.depth + 1)
         return self._refuse(f"{_describe_node(node)} is not a supported type; use one of {TYPES_HERE}")
 
-    def _read_named_type(self, node: ast.Name | ast.Attribute, depth: int) -> _Read:
+    def _read_named_type(self, node: ast.Name | ast.Attribute, depth: int) -> _ParsedType:
+        """Return the schema of a type that is named without arguments: a builtin, an alias, an Enum or a schema class."""
         bound = self._resolve_binding(node)
         what = bound.what
         if what == "decimal.Decimal":
-            return _Read({"anyOf": [{"type": "number"}, {"type": "string"}]}, "decimal")
+            return _ParsedType({"anyOf": [{"type": "number"}, {"type": "string"}]}, "decimal")
         if what in PLAIN:
             kind, schema = PLAIN[what]
-            return _Read(dict(schema), kind)
+            return _ParsedType(dict(schema), kind)
         if what in LISTS | SETS | TUPLES:
-            return _Read({"type": "array", "items": {}, **_unique_items_keyword(what)}, "array")
+            return _ParsedType({"type": "array", "items": {}, **_unique_items_keyword(what)}, "array")
         if what in DICTS:
-            return _Read({"type": "object", "additionalProperties": True}, "object")
+            return _ParsedType({"type": "object", "additionalProperties": True}, "object")
         if what == TYPE:
             return self._read_type_alias(bound.node, depth + 1)
         if what == CLASS and bound.node.name in self._kinds:
@@ -894,15 +905,16 @@ class _SchemaClassReader:
             return self._make_reference(bound.node.name, LEFT_OUT)
         return self._refuse(f"{_describe_node(node)} is not a supported type; use one of {TYPES_HERE}")
 
-    def _make_reference(self, name: str, shape: str) -> _Read:
+    def _make_reference(self, name: str, shape: str) -> _ParsedType:
         """Return a reference to a definition, and record that the current field refers to it."""
         self._refers.add(name)
-        return _Read({"$ref": f"#/$defs/{name}"}, "other", shape)
+        return _ParsedType({"$ref": f"#/$defs/{name}"}, "other", shape)
 
-    def _read_generic_type(self, node: ast.Subscript, depth: int) -> _Read:
+    def _read_generic_type(self, node: ast.Subscript, depth: int) -> _ParsedType:
+        """Return the schema of a type with arguments, such as ``list[...]``, ``Literal[...]`` or ``Annotated[...]``."""
         what, items = self._resolve_binding(node.value).what, _tuple_items(node.slice)
         if what == "typing.Literal":
-            return _Read(_enum_schema(self._read_literals(items, depth)))
+            return _ParsedType(_enum_schema(self._read_literals(items, depth)))
         if what == "typing.Annotated":
             return self._read_annotated_type(items, depth)
         if what in TUPLES:
@@ -911,7 +923,7 @@ class _SchemaClassReader:
             read = self._read_inner_annotation(items[0], depth)
             if what in SETS and read.shape != LEFT_OUT:
                 self._refuse("a set cannot contain schema classes; use list[...]")
-            return _Read(
+            return _ParsedType(
                 {"type": "array", "items": read.schema, **_unique_items_keyword(what)},
                 "array",
                 _format_shape("list[{}]", read.shape),
@@ -920,35 +932,38 @@ class _SchemaClassReader:
             return self._read_dict_type(items, depth)
         return self._refuse(f"{_describe_node(node)} is not a supported type; use one of {TYPES_HERE}")
 
-    def _read_inner_annotation(self, node: ast.expr, depth: int) -> _Read:
+    def _read_inner_annotation(self, node: ast.expr, depth: int) -> _ParsedType:
         """Return the schema of a nested annotation."""
-        read = self._read_annotation(_At(node, depth))
+        read = self._read_annotation(_NodeAtDepth(node, depth))
         if read.given:
             self._refuse("a type inside another type cannot have a default or an alias; give them to the whole field")
         return read
 
-    def _read_dict_type(self, items: Sequence[ast.expr], depth: int) -> _Read:
+    def _read_dict_type(self, items: Sequence[ast.expr], depth: int) -> _ParsedType:
+        """Return the schema of a ``dict`` type; refuse keys other than ``str``."""
         key = self._read_inner_annotation(items[0], depth)
         if key.schema != {"type": "string"}:
             self._refuse("the keys of an object must be str; use dict[str, ...]")
         value = self._read_inner_annotation(items[1], depth)
         schema = {"type": "object", "additionalProperties": value.schema or True}
-        return _Read(schema, "object", _format_shape("dict[str, {}]", value.shape))
+        return _ParsedType(schema, "object", _format_shape("dict[str, {}]", value.shape))
 
-    def _read_tuple_type(self, items: Sequence[ast.expr], depth: int) -> _Read:
+    def _read_tuple_type(self, items: Sequence[ast.expr], depth: int) -> _ParsedType:
+        """Return the schema of a ``tuple`` type, of any or of a fixed length."""
         if len(items) == 2 and isinstance(items[1], ast.Constant) and items[1].value is ...:  # noqa: PLR2004 - X, ...
             read = self._read_inner_annotation(items[0], depth)
-            return _Read({"type": "array", "items": read.schema}, "array", _format_shape("list[{}]", read.shape))
+            return _ParsedType({"type": "array", "items": read.schema}, "array", _format_shape("list[{}]", read.shape))
         reads = [self._read_inner_annotation(item, depth) for item in items]
         schema: dict[str, Any] = {"type": "array", "minItems": len(reads), "maxItems": len(reads)}
         if reads:
             schema["prefixItems"] = [read.schema for read in reads]
         shapes = [read.shape for read in reads]
         shape = LEFT_OUT if all(one == LEFT_OUT for one in shapes) else f"tuple[{', '.join(shapes)}]"
-        return _Read(schema, "other", shape)
+        return _ParsedType(schema, "other", shape)
 
-    def _read_annotated_type(self, items: Sequence[ast.expr], depth: int) -> _Read:
-        read = self._read_annotation(_At(items[0], depth)) if items else _Read({})
+    def _read_annotated_type(self, items: Sequence[ast.expr], depth: int) -> _ParsedType:
+        """Return the schema of an ``Annotated[...]`` type with the constraints of each ``Field(...)``; refuse other metadata."""
+        read = self._read_annotation(_NodeAtDepth(items[0], depth)) if items else _ParsedType({})
         for node in items[1:]:
             if not isinstance(node, ast.Call) or self._resolve_binding(node.func).what != "pydantic.Field":
                 self._refuse(
@@ -957,7 +972,7 @@ class _SchemaClassReader:
             read = self._apply_field_call(read, node)
         return read
 
-    def _read_type_alias(self, node: Any, depth: int) -> _Read:
+    def _read_type_alias(self, node: Any, depth: int) -> _ParsedType:
         """Return a reference to the schema of a ``type`` statement."""
         name = node.name.id
         if node.type_params:
@@ -1004,6 +1019,7 @@ class _SchemaClassReader:
     def _read_enum_member(
         self, statement: ast.stmt, kind: type | None, values: dict[str, Any], *, is_first: bool
     ) -> None:
+        """Add a member of an Enum to *values*; refuse values of another type and other statements."""
         match statement:
             case ast.Pass():
                 pass
@@ -1011,7 +1027,7 @@ class _SchemaClassReader:
                 if is_first:
                     self._spend_work_for_text(text)
             case ast.Assign(targets=[ast.Name(id=name)]) if not name.startswith("_") and name not in values:
-                value = self._evaluate_literal(_At(statement.value, 0))
+                value = self._evaluate_literal(_NodeAtDepth(statement.value, 0))
                 if isinstance(value, list | dict) or (kind and type(value) is not kind):
                     self._refuse(
                         f"the value of {name!r} has the wrong type; use a literal {kind.__name__ if kind else 'str or int'}"
@@ -1028,7 +1044,7 @@ class _SchemaClassReader:
         self._spend_work(len(items))
         if len(items) > MAX_LITERAL_VALUES:
             self._refuse(f"Literal[...] may have at most {MAX_LITERAL_VALUES:,} values; use str")
-        left = [_At(item, depth) for item in reversed(items)]
+        left = [_NodeAtDepth(item, depth) for item in reversed(items)]
         while left:
             at = left.pop()
             node = at.node
@@ -1036,7 +1052,7 @@ class _SchemaClassReader:
                 at = self._resolve_quotes_and_aliases(at)
                 node = at.node
             if isinstance(node, ast.Subscript) and self._resolve_binding(node.value).what == "typing.Literal":
-                left.extend(_At(one, at.depth + 1) for one in reversed(_tuple_items(node.slice)))
+                left.extend(_NodeAtDepth(one, at.depth + 1) for one in reversed(_tuple_items(node.slice)))
                 continue
             is_value = isinstance(node, ast.Constant | ast.UnaryOp)
             value = self._evaluate_literal(at) if is_value else NOTHING
@@ -1047,7 +1063,7 @@ class _SchemaClassReader:
             found.setdefault((type(value), value), value)
         return list(found.values()) or self._refuse("Literal[...] must contain at least one value")
 
-    def _evaluate_literal(self, at: _At) -> Any:
+    def _evaluate_literal(self, at: _NodeAtDepth) -> Any:
         """Return the JSON value that an expression writes out."""
         self._spend_work()
         node, depth = at.node, at.depth
@@ -1060,7 +1076,7 @@ class _SchemaClassReader:
                 if not isinstance(value, bool):
                     return self._check_scalar(-value if isinstance(node.op, ast.USub) else value)
             case ast.List(elts=elts) | ast.Tuple(elts=elts):
-                return [self._evaluate_literal(_At(one, depth + 1)) for one in elts]
+                return [self._evaluate_literal(_NodeAtDepth(one, depth + 1)) for one in elts]
             case ast.Dict() if all(node.keys):
                 return self._evaluate_dict(node, depth + 1)
             case ast.Name() | ast.Attribute():
@@ -1072,17 +1088,17 @@ class _SchemaClassReader:
         )
 
     def _evaluate_dict(self, node: ast.Dict, depth: int) -> dict[str, Any]:
-        names = [self._evaluate_literal(_At(key, depth)) for key in node.keys if key]
+        names = [self._evaluate_literal(_NodeAtDepth(key, depth)) for key in node.keys if key]
         if not all(isinstance(name, str) for name in names):
             self._refuse("the keys of an object must be strings")
-        return dict(zip(names, [self._evaluate_literal(_At(one, depth)) for one in node.values], strict=True))
+        return dict(zip(names, [self._evaluate_literal(_NodeAtDepth(one, depth)) for one in node.values], strict=True))
 
     def _evaluate_constant(self, node: ast.Name | ast.Attribute, depth: int) -> Any:
         """Return the value of a constant of the file, or of a member of one of its Enums."""
         self._refuse_own_field_name(node)
         bound = self._resolve_binding(node)
         if bound.what == ASSIGNED and not any(isinstance(one, ast.List | ast.Dict) for one in ast.walk(bound.node)):
-            return self._evaluate_literal(_At(bound.node, depth + 1))
+            return self._evaluate_literal(_NodeAtDepth(bound.node, depth + 1))
         if isinstance(node, ast.Attribute):
             owner = self._resolve_binding(node.value)
             if owner.what == CLASS and any(self._resolve_binding(base).what in ENUMS for base in owner.node.bases):
@@ -1116,12 +1132,14 @@ class _SchemaClassReader:
         self._spend_work(len(text) // CHARS_PER_PLACE)
 
     def _make_definition(self, schema: dict[str, Any], refers: Iterable[str], size: int) -> _Definition:
+        """Return a frozen definition without titles and in pydantic's order; refuse texts that are not JSON."""
         try:
             return _Definition(freeze_object(remove_titles(_sort_like_pydantic(schema))), frozenset(refers), size + 1)
         except DataError as error:
             return self._refuse(f"it is not JSON: {error}; remove incomplete characters (lone surrogates)")
 
     def _refuse(self, why: str) -> NoReturn:
+        """Raise ``DefinitionError`` with the current line and position in the file."""
         msg = f"{self._file}:{self._line}: {self._where}: {why}"
         raise DefinitionError(msg)
 
@@ -1179,6 +1197,7 @@ def _common_type_keyword(values: Sequence[Any]) -> dict[str, Any]:
 
 
 def _enum_schema(values: Sequence[Any]) -> dict[str, Any]:
+    """Return the schema of a set of values: ``const`` for a single one, else ``enum``, with their common type."""
     return {**({"const": values[0]} if len(values) == 1 else {"enum": [*values]}), **_common_type_keyword(values)}
 
 
@@ -1189,6 +1208,7 @@ def _description_keyword(node: ast.ClassDef) -> dict[str, Any]:
 
 
 def _object_schema(node: ast.ClassDef, fields: Mapping[str, _ClassField], *, extra: bool | None) -> dict[str, Any]:
+    """Return the schema of a class: its description, properties, required names and rule for additional members."""
     schema: dict[str, Any] = {"type": "object", **_description_keyword(node)}
     schema["properties"] = {field.alias or name: field.schema for name, field in fields.items()}
     if required := [field.alias or name for name, field in fields.items() if field.is_required]:

@@ -325,6 +325,7 @@ class MontySandbox:
 
     @property
     def _is_forked(self) -> bool:
+        """Whether this process was forked from one that had run a program."""
         # Checked before any lock is acquired: a lock that the parent held is never released in the child.
         return MontySandbox._process not in {0, os.getpid()}
 
@@ -336,6 +337,7 @@ class MontySandbox:
             raise ToolError(msg)
 
     def _start_pool(self, **options: Any) -> Any:
+        """Start a pool of worker processes of Monty and return it."""
         pool = self.monty.Monty(max_processes=self._most, **options)
         pool.__enter__()
         return pool
@@ -463,7 +465,7 @@ class _MontySession:
         self._host = host
         self._telling: _ProgramInputs | None = None
         self._heard = 0
-        self._functions = {name: _make_stand_in(name) for name in functions}
+        self._functions = {name: _make_stand_in_function(name) for name in functions}
         self._most_printed = printed
         self._most_argued = memory
         self._seconds = seconds
@@ -682,7 +684,7 @@ class _MontySession:
             kind = "TimeoutError" if getattr(error, "timed_out", False) else "MemoryError"
             return ProgramRaised(kind, f"the sandbox of the program ended: {error}", 0, is_fatal=True)
         except monty.MontyError as error:
-            return self._make_raised(error)
+            return self._program_raised_from_error(error)
         finally:
             self.printed = self._output.output if self._output is not None else ""
 
@@ -737,7 +739,7 @@ class _MontySession:
         """The sandbox's name of the text whose lines are reported: the latest program, or the agent file of a handler."""
         return FILE if self._host is not None else INPUT.format(self._fed)
 
-    def _make_raised(self, error: Any) -> ProgramRaised:
+    def _program_raised_from_error(self, error: Any) -> ProgramRaised:
         """Return the end of a program for an error of Monty; a limit that the program could not catch is fatal."""
         inner = error.exception()
         kind = type(inner).__name__
@@ -775,7 +777,7 @@ def _approximate_size(value: object) -> int:
     return sum(map(_approximate_size, value), SMALL) if isinstance(value, list) else SMALL
 
 
-def _make_stand_in(name: str) -> Callable[..., Any]:
+def _make_stand_in_function(name: str) -> Callable[..., Any]:
     """Return a function for the sandbox whose call is reported as a call of *name*."""
 
     def function(*_: object, **__: object) -> None:

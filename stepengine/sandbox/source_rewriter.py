@@ -181,6 +181,7 @@ PRELUDE_NAMES = frozenset(
 
 
 def _refuse(file: str, line: int, why: str) -> NoReturn:
+    """Raise ``DefinitionError`` with file and line."""
     msg = f"{file}:{line}: {why}"
     raise DefinitionError(msg)
 
@@ -249,7 +250,7 @@ class _SourceRewriter:
         return self._rewrite_span(sorted(self._edits), 0, len(self._data)).decode()
 
     def _rewrite_span(self, edits: Sequence[_Edit], start: int, end: int) -> bytes:
-        """Return the text between two places, after those of the sorted edits that are in it."""
+        """Return the text between two offsets, with the sorted edits inside it applied."""
         pieces: list[bytes] = []
         at = start
         first, last = [bisect_left(edits, place, key=attrgetter("start")) for place in (start, end)]

@@ -275,6 +275,7 @@ def _shorten_names(names: str) -> str:
 
 
 def _stub_source_of_agent(agent: AgentDefinition) -> _StubSource:
+    """Return the name, description and schemas of an agent as of its tool, with the schema of its output."""
     spec = agent_tool(agent).spec
     given: Any = agent.output_schema
     output = given if given is None or isinstance(given, Mapping) else remove_titles(given.model_json_schema())
@@ -309,7 +310,7 @@ def _make_function_names(sources: Sequence[_StubSource]) -> list[str]:
     A source with a valid name always has that name. The others get names in the order of kind and name, so the names do not depend on the
     order of the sources.
     """
-    wanted = [_make_identifier(source.raw) for source in sources]
+    wanted = [_make_function_identifier(source.raw) for source in sources]
 
     def priority(place: int) -> tuple[bool, bool, str, int]:
         return wanted[place] != sources[place].raw, sources[place].kind != "tool", sources[place].raw, place
@@ -322,7 +323,7 @@ def _make_function_names(sources: Sequence[_StubSource]) -> list[str]:
     return list(names.values())
 
 
-def _make_identifier(raw: str) -> str:
+def _make_function_identifier(raw: str) -> str:
     """Return a function name for a tool's name: other characters become ``_``, and reserved names get a suffix."""
     name = re.sub(r"[^A-Za-z0-9_]", "_", raw[:MAX_NAME_CHARS])
     # The checker imports the stubs with a star, which skips names with a leading underscore.
@@ -353,7 +354,7 @@ def _can_be_parameter(name: object) -> bool:
 # --- a stub ---------------------------------------------------------------------------------------------------------
 
 
-class _Declared(NamedTuple):
+class _DeclaredFunction(NamedTuple):
     function: ProgramFunction
     text: str
     summary: str
@@ -365,7 +366,7 @@ class _Parameter(NamedTuple):
     is_required: bool
 
 
-def _declare_function(source: _StubSource, name: str, taken: set[str]) -> _Declared:
+def _declare_function(source: _StubSource, name: str, taken: set[str]) -> _DeclaredFunction:
     """Return the stub of one function; it is simplified if its text cannot be parsed back to the same."""
     summary = _to_single_line(source.description.strip().partition("\n")[0], PARAMETER_CHARS)
     for is_documented, is_typed in ((True, True), (False, True), (False, False)):
@@ -375,7 +376,7 @@ def _declare_function(source: _StubSource, name: str, taken: set[str]) -> _Decla
         text = _unparse_if_stable([*made.classes, tree])
         if text:
             taken |= used
-            return _Declared(function, text, summary)
+            return _DeclaredFunction(function, text, summary)
     # The last attempt has only identifiers and `Any`, so it cannot fail.
     msg = f"the stub of {source.of!r} cannot be written"
     raise AssertionError(msg)
@@ -457,9 +458,9 @@ class _StubBuilder:
         return function, _make_arguments(made, defaults, more)
 
 
-def _make_arguments(made: list[ast.arg], defaults: list[ast.expr], more: ast.arg | None = None) -> ast.arguments:
+def _make_arguments(args: list[ast.arg], defaults: list[ast.expr], more: ast.arg | None = None) -> ast.arguments:
     return ast.arguments(
-        posonlyargs=[], args=made, vararg=None, kwonlyargs=[], kw_defaults=[], kwarg=more, defaults=defaults
+        posonlyargs=[], args=args, vararg=None, kwonlyargs=[], kw_defaults=[], kwarg=more, defaults=defaults
     )
 
 
@@ -477,6 +478,7 @@ def _find_input_parameters(schema: Mapping[str, Any]) -> list[_Parameter] | None
 
 
 def _required_names(required: Any) -> list[str]:
+    """Return the distinct strings in the ``required`` of a schema; an empty list for anything but a list."""
     names = required if isinstance(required, list | tuple) else ()
     return list(dict.fromkeys([name for name in names if isinstance(name, str)]))
 
@@ -519,7 +521,7 @@ class _AnnotationBuilder:
         if forms is not None:
             return self._make_union([self.annotation(form, hint, depth + 1) for form in forms])
         if "const" in schema or isinstance(schema.get("enum"), list | tuple):
-            return _make_literal([schema["const"]] if "const" in schema else schema["enum"])
+            return _make_literal_annotation([schema["const"]] if "const" in schema else schema["enum"])
         if isinstance(schema.get("allOf"), list | tuple) and len(schema["allOf"]) == 1 and "properties" not in schema:
             return self.annotation(schema["allOf"][0], hint, depth + 1)
         return self._annotate_plain(schema, hint, depth)
@@ -535,13 +537,14 @@ class _AnnotationBuilder:
         return {}
 
     def _annotate_plain(self, schema: Mapping[str, Any], hint: str, depth: int) -> ast.expr:
+        """Return the annotation for a schema that is no union, literal or reference."""
         kind = schema.get("type")
         if kind is None and isinstance(schema.get("properties"), Mapping):
             kind = "object"
         if kind == "null":
             return ast.Constant(None)
         if kind == "array":
-            return _make_subscript("list", self.annotation(schema.get("items"), f"{hint}Item", depth + 1))
+            return _make_subscript_node("list", self.annotation(schema.get("items"), f"{hint}Item", depth + 1))
         if kind == "object":
             return self._annotate_object(schema, hint, depth)
         return _make_name_node(PLAIN.get(kind, ANY) if isinstance(kind, str) else ANY)
@@ -551,15 +554,15 @@ class _AnnotationBuilder:
         properties = schema.get("properties")
         if not isinstance(properties, Mapping) or not properties:
             others = self.annotation(schema.get("additionalProperties"), f"{hint}Value", depth + 1)
-            return _make_subscript("dict", _make_name_node("str"), others)
+            return _make_subscript_node("dict", _make_name_node("str"), others)
         names = list(properties)
         if len(names) > MAX_PARAMETERS or not all(_can_be_literal(name) for name in names):
-            return _make_subscript("dict", _make_name_node("str"), _make_name_node(ANY))
+            return _make_subscript_node("dict", _make_name_node("str"), _make_name_node(ANY))
         required = set(_required_names(schema.get("required")))
         fields: dict[str, ast.expr] = {}
         for name, member in properties.items():
             field = self.annotation(member, f"{hint}{_to_camel_case(name)}", depth + 1)
-            fields[name] = field if name in required else _make_subscript("NotRequired", field)
+            fields[name] = field if name in required else _make_subscript_node("NotRequired", field)
         return self._add_class(hint, fields)
 
     def _add_class(self, hint: str, fields: Mapping[str, ast.expr]) -> ast.expr:
@@ -608,12 +611,12 @@ def _union_schemas(schema: Mapping[str, Any]) -> list[Any] | None:
     return None
 
 
-def _make_literal(values: Sequence[Any]) -> ast.expr:
+def _make_literal_annotation(values: Sequence[Any]) -> ast.expr:
     """Return a ``Literal`` annotation; ``Any`` for too many, too long or non-literal values."""
     if not 0 < len(values) <= MOST_LITERALS or not all(_can_be_literal(value) for value in values):
         return _make_name_node(ANY)
     distinct = {(type(value).__name__, value): value for value in values}
-    members = [_make_constant(value) for value in distinct.values()]
+    members = [_make_constant_node(value) for value in distinct.values()]
     if len(members) == 1 and distinct == {("NoneType", None): None}:
         return members[0]
     inner: ast.expr = members[0] if len(members) == 1 else ast.Tuple(members, ast.Load())
@@ -621,12 +624,13 @@ def _make_literal(values: Sequence[Any]) -> ast.expr:
 
 
 def _can_be_literal(value: Any) -> bool:
+    """Return True for a value that ``Literal`` allows and that is short enough to be shown."""
     if isinstance(value, str):
         return len(value) <= LITERAL_CHARS and _remove_unprintable(value) == value
     return value is None or isinstance(value, bool) or (type(value) is int and abs(value) <= MAX_INT)
 
 
-def _make_constant(value: Any) -> ast.expr:
+def _make_constant_node(value: Any) -> ast.expr:
     if type(value) is int and value < 0:
         return ast.UnaryOp(ast.USub(), ast.Constant(-value))
     return ast.Constant(value)
@@ -636,7 +640,7 @@ def _make_name_node(name: str) -> ast.expr:
     return ast.Name(name, ast.Load())
 
 
-def _make_subscript(generic: str, *parts: ast.expr) -> ast.expr:
+def _make_subscript_node(generic: str, *parts: ast.expr) -> ast.expr:
     inner = parts[0] if len(parts) == 1 else ast.Tuple(list(parts), ast.Load())
     return ast.Subscript(_make_name_node(generic), inner, ast.Load())
 
@@ -670,14 +674,15 @@ def _remove_unprintable(text: str) -> str:
     return "".join([char for char in text if char.isprintable()])
 
 
-def _to_single_line(text: Any, most: int) -> str:
-    """Return an untrusted text as one line of at most *most* characters."""
-    words = " ".join(text[: 4 * most].split()) if isinstance(text, str) else ""
+def _to_single_line(text: Any, max_chars: int) -> str:
+    """Return an untrusted text as one line of at max_chars *max_chars* characters."""
+    words = " ".join(text[: 4 * max_chars].split()) if isinstance(text, str) else ""
     line = _remove_unprintable(words)
-    return line if len(line) <= most else f"{line[: most - 3].rstrip()}..."
+    return line if len(line) <= max_chars else f"{line[: max_chars - 3].rstrip()}..."
 
 
 def _make_stub_docstring(source: _StubSource) -> str:
+    """Return the docstring of a stub: the shortened descriptions of the function and its parameters."""
     lines = [_to_single_line(source.description, DESCRIPTION_CHARS)]
     properties = _AnnotationBuilder(source.schema, set(), 0).resolve_reference(source.schema).get("properties")
     for name, member in properties.items() if isinstance(properties, Mapping) else ():

@@ -175,7 +175,7 @@ def load_source(
         raise DefinitionError(msg) from error
     finally:
         session.close()
-    return _DefinitionReader(known, limits, home).read(value)
+    return _DefinitionReader(known, limits, home).read_agents(value)
 
 
 def _get_installed_sandbox() -> MontySandbox:
@@ -261,6 +261,7 @@ def _turn_failure_text(turn: ProgramRaised, limits: ProgramLimits) -> str:
 
 
 def _refuse_host_call(_: Sequence[Any]) -> CallAnswer:
+    """Answer a call of the host while a file is loaded with an error."""
     return CallAnswer("this works only while a handler runs; move it into a handler", "ValueError")
 
 
@@ -274,7 +275,8 @@ class _DefinitionReader:
         self._count = 0
         self._made: list[tuple[Any, AgentDefinition]] = []
 
-    def read(self, value: Any) -> tuple[AgentDefinition, ...]:
+    def read_agents(self, value: Any) -> tuple[AgentDefinition, ...]:
+        """Return the agents in a value of the sandbox; refuse an empty list and duplicate ids."""
         given = list(value) if isinstance(value, list | tuple) else [value]
         found = [self._make_agent(one) for one in given]
         if not found:
@@ -313,6 +315,7 @@ class _DefinitionReader:
         return agent
 
     def _read_field(self, agent_id: str, field: str, value: Any) -> Any:
+        """Return the value of a field of a definition, decoded by the kind of the field."""
         match field:
             case "handle_steps":
                 return self._make_handler(agent_id, value)
@@ -328,6 +331,7 @@ class _DefinitionReader:
                 return self._thaw_field(agent_id, field, value)
 
     def _make_handler(self, agent_id: str, name: Any) -> Any:
+        """Return the sandboxed handler for the name of a function that yields; refuse any other value."""
         line = self._known.lines.get(name) if isinstance(name, str) else None
         if line is None:
             self._refuse(
@@ -336,6 +340,7 @@ class _DefinitionReader:
         return make_sandboxed_handler(self._known, name, limits=self._limits, sandbox=self._sandbox)
 
     def _read_schema(self, agent_id: str, field: str, value: Any) -> Any:
+        """Return a JSON Schema, given as such or as a schema class of the file; refuse other values."""
         if value is None:
             return None
         if isinstance(value, Mapping):
@@ -367,6 +372,7 @@ class _DefinitionReader:
         return self._make_agent(value)
 
     def _make_settings_or_limits(self, agent_id: str, field: str, value: Any, kind: type) -> Any:
+        """Return ``ModelSettings`` or ``OwnLimits`` from the object of the sandbox; refuse other values."""
         if value is None:
             return None
         name, fields = _read_sandbox_object(value)
@@ -392,6 +398,7 @@ class _DefinitionReader:
             self._refuse(f"agent {agent_id!r}: {field} must be JSON in a file in the sandbox: {error}")
 
     def _refuse(self, why: str) -> NoReturn:
+        """Raise ``DefinitionError`` with the line of the file that assigns its agents."""
         msg = f"{self._known.file}:{self._known.line}: {why}"
         raise DefinitionError(msg)
 
@@ -482,6 +489,7 @@ def _read_sandbox_object(value: Any) -> tuple[str, Mapping[str, Any]]:
 
 
 def _short_repr(value: Any) -> str:
+    """Return a short description of a value for messages, the same in every process."""
     name, _ = _read_sandbox_object(value)
     if name:
         return f"an object of the class {name[:60]}"
@@ -697,6 +705,7 @@ class _HandlerRun(RunningProgram):
         return {"asked": asked, "how": ASKS[call.name], "line": turn.line}
 
     def _stop(self) -> None:
+        """Close the session, from any thread; a running turn ends with an error."""
         self._is_stopped = True
         if self._session is not None:
             self._session.close()
@@ -763,6 +772,7 @@ class _HandlerRun(RunningProgram):
     # --- answers and host calls ---------------------------------------------------------------------------------------
 
     def _encode_for_sandbox(self, value: Any) -> Any:
+        """Encode the result of a yield for the sandbox; states are stored and sent by number."""
         if isinstance(value, y.StepResult):
             return ["StepResult", self._encode_step_result(value)]
         return _encode_value(value, self._register_state)

@@ -157,7 +157,7 @@ class _Splitter:
         return [] if made is None else ["".join(made)]
 
     def _read_unquoted(self, char: str) -> None:
-        """Append a character, an escaped one or a whole quotation to the word; refuse what a shell would interpret."""
+        """Append a character, an escaped one or a whole quotation to the word; refuse characters that a shell interprets."""
         if char in SHELL_CHARACTERS or not char.isprintable():
             _raise_not_argv(f"{char!r} outside of quotes")
         if char == "'":
@@ -202,7 +202,7 @@ class _Splitter:
         return char
 
     def _read_double_quoted(self) -> str:
-        """Return the text of a double-quoted part, and move to its end; refuse what a shell would expand in it."""
+        """Return the text of a double-quoted part, and move to its end; refuse characters that a shell expands in it."""
         made: list[str] = []
         while True:
             self._at += 1

@@ -480,6 +480,7 @@ class ProgramConnection:
     # --- sending -----------------------------------------------------------------------------------------------------
 
     def _send_frame(self, head: Mapping[str, object], data: bytes, deadline: float) -> None:
+        """Send one frame; raise ``_ConnectionEnded`` if the connection has ended or the deadline passes."""
         text = json.dumps(head).encode()
         self._write(LENGTHS.pack(len(text), len(data)) + text + data, deadline)
 
@@ -538,6 +539,7 @@ def _end_reason(error: Exception) -> str:
 
 
 def _parse_frame_head(text: bytes) -> dict[str, Any]:
+    """Return the JSON object in the head of a frame; raise ``_Broken`` for anything else."""
     try:
         head = json.loads(text.decode("utf-8"))
     except (ValueError, RecursionError):

@@ -127,7 +127,8 @@ class Container:
             msg = f"{self.program} cannot be started: {error.strerror}; is it installed?"
             raise WorkspaceLost(msg) from None
 
-    def _raise_lost(self, what: str, said: bytes) -> None:
-        text = visible(said.decode("utf-8", "replace").strip()[-SAID_CHARS:])
-        msg = f"the container {self.name!r} {what}: {text}"
+    def _raise_lost(self, problem: str, output: bytes) -> None:
+        """Raise ``WorkspaceLost`` with the problem and the last output of the program."""
+        text = visible(output.decode("utf-8", "replace").strip()[-SAID_CHARS:])
+        msg = f"the container {self.name!r} {problem}: {text}"
         raise WorkspaceLost(msg)

@@ -112,20 +112,20 @@ class GitQuery:
     after: Argv
     question: Argv
 
-    def make_command(self, names: bytes) -> tuple[Argv, dict[str, str]]:
+    def make_command(self, config_names: bytes) -> tuple[Argv, dict[str, str]]:
         """
-        Return the command and its additional environment variables; *names* is git's list of configuration names.
+        Return the command and its additional environment variables; *config_names* is git's list of configuration config_names.
 
         The settings in the variables are also options behind those of the command, since its own ``-c`` overrides a variable.
 
         Raises:
-            ToolError: when more than 1,000 settings, or 64 KiB of their names, would have to be overridden.
+            ToolError: when more than 1,000 settings, or 64 KiB of their config_names, would have to be overridden.
         """
-        found = _named_section_overrides(names)
+        found = _named_section_overrides(config_names)
         if len(found) > FOUND_COUNT or sum([len(name) for name in found]) > FOUND_BYTES:
             msg = (
-                f"{self.before[0]!r} was not executed: the repository's configuration names {len(found):,} programs that it "
-                f"may run; at most {FOUND_COUNT:,}, with names of {FOUND_BYTES:,} characters together, can be kept from it"
+                f"{self.before[0]!r} was not executed: the repository's configuration config_names {len(found):,} programs that it "
+                f"may run; at most {FOUND_COUNT:,}, with config_names of {FOUND_BYTES:,} characters together, can be kept from it"
             )
             raise ToolError(msg)
         settings = {**ALWAYS, **LOOKING, **found}

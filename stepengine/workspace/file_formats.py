@@ -158,9 +158,9 @@ def _select_number(connection: sqlite3.Connection, query: str) -> int:
     return found
 
 
-def read_regular_file(path: str | os.PathLike[str], most: int) -> bytes:
+def read_regular_file(path: str | os.PathLike[str], max_bytes: int) -> bytes:
     """
-    Return the content of a file; of a longer one the first *most* + 1 bytes, so that the caller can refuse it.
+    Return the content of a file; of a longer one the first *max_bytes* + 1 bytes, so that the caller can refuse it.
 
     Raises:
         OSError: when it cannot be read, or is a pipe, a device or a folder. It never waits for a pipe.
@@ -170,6 +170,6 @@ def read_regular_file(path: str | os.PathLike[str], most: int) -> bytes:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, NOT_REGULAR)
         with open(descriptor, "rb", closefd=False) as file:
-            return file.read(most + 1)
+            return file.read(max_bytes + 1)
     finally:
         os.close(descriptor)

@@ -199,6 +199,7 @@ class ConnectionWatch:
         return receive_and_watch
 
     def _record_verified(self) -> None:
+        """Record that a request of the connection had a verified token, so that it is idle afterwards."""
         self._is_known = True
 
     def _watch_send(self, send: Send) -> Send:

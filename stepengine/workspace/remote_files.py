@@ -342,7 +342,7 @@ class RemoteSystem:
         self, do: str, data: bytes = b"", *, line: int | None = None, effect: bool = False, **given: object
     ) -> CallReply:
         """
-        Make a call and wait for its reply. After 60 seconds, or if the tool call is cancelled, raise.
+        Make a call and wait for its reply, at most 60 seconds or until the tool call is cancelled.
 
         The connection ends after 60 seconds without a reply. After a cancelled tool call it stays open.
 

@@ -230,8 +230,8 @@ def _read_git_status(folder: Path) -> dict[str, object]:
         private.remove()
 
 
-def _run_git(program: str, argv: Argv, folder: Path, env: Mapping[str, str], most: int) -> bytes:
-    """Return the output of git. It is written to a file, so that large output needs no memory."""
+def _run_git(program: str, argv: Argv, folder: Path, env: Mapping[str, str], max_bytes: int) -> bytes:
+    """Return the output of git; raise an error if it fails, takes two seconds or prints more than *max_bytes*."""
     with tempfile.TemporaryFile() as out:
         subprocess.run(  # noqa: S603  (only git, which cannot run programs of the repository)
             [program, *argv[1:]],
@@ -244,9 +244,9 @@ def _run_git(program: str, argv: Argv, folder: Path, env: Mapping[str, str], mos
             check=True,
         )
         out.seek(0)
-        said = out.read(most + 1)
-    if len(said) > most:
-        msg = f"git printed more than {most:,} bytes"
+        said = out.read(max_bytes + 1)
+    if len(said) > max_bytes:
+        msg = f"git printed more than {max_bytes:,} bytes"
         raise ToolError(msg)
     return said
 

@@ -182,7 +182,7 @@ def find_skills(folder: Path, *, user: bool) -> SkillCatalog:
 
 
 def _skill_places(folder: Path, *, user: bool) -> Iterator[Place]:
-    """Yield the folders in which the skills of a project are searched, and with *user* those of the user."""
+    """Yield the folders in which skills of the project are searched, with *user* also the user's own."""
     top = find_project_root(folder)
     yield from [(top, place, "project") for place in PLACES]
     if user:

@@ -86,6 +86,7 @@ def _format_web_setting(web: str | None) -> str:
 
 
 def _check_shell(_workspace: object, _field: attrs.Attribute[Any], shell: object) -> None:
+    """Raise ``DefinitionError`` unless *shell* is a bool or ``"bash"``."""
     if not isinstance(shell, bool) and shell != "bash":
         msg = (
             f'Workspace(shell=...) must be True for single programs, "bash" for command lines, or False, not {shell!r}'
@@ -93,7 +94,7 @@ def _check_shell(_workspace: object, _field: attrs.Attribute[Any], shell: object
         raise DefinitionError(msg)
 
 
-def _to_root(root: str | os.PathLike[str]) -> Path:
+def _root_to_path(root: str | os.PathLike[str]) -> Path:
     return to_path(root, "Workspace(root)")
 
 
@@ -128,7 +129,7 @@ class Workspace:
         DefinitionError: when an option is no such value.
     """
 
-    root: Path = attrs.field(converter=_to_root)
+    root: Path = attrs.field(converter=_root_to_path)
     cwd: Path = attrs.field(default=attrs.Factory(lambda self: self.root, takes_self=True), converter=Path)
     system: RemoteSystem | None = attrs.field(
         default=None, kw_only=True, repr=lambda system: getattr(system, "name", "None")
@@ -603,6 +604,7 @@ def _check_command_words(argv: Any) -> tuple[str, ...]:
 
 
 def _split_command(text: str) -> list[str]:
+    """Return the words of a command line; raise ``DefinitionError`` if its quotes are not closed."""
     try:
         return shlex.split(text)
     except ValueError as error:
