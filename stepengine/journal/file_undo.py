@@ -432,7 +432,7 @@ class _WrittenFile:
             return None, None
         fd = calls.open_at(name, FILE, folder)
         try:
-            self.root.check_readable_file(OpenedEntry(fd, self.root.parts(self.path), calls.fstat(fd)), self.path)
+            self.root.check_readable_file(OpenedEntry(fd, self.root.split_path(self.path), calls.fstat(fd)), self.path)
             data = read_if_small(fd)
         finally:
             calls.close(fd)

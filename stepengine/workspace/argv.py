@@ -147,7 +147,7 @@ class _Splitter:
             if char in " \t":
                 found += self._pop_word()
             else:
-                self._read_unquoted(char)
+                self._read_char_or_quotation(char)
             self._at += 1
         return found + self._pop_word()
 
@@ -156,7 +156,7 @@ class _Splitter:
         made, self._word = self._word, None
         return [] if made is None else ["".join(made)]
 
-    def _read_unquoted(self, char: str) -> None:
+    def _read_char_or_quotation(self, char: str) -> None:
         """Append a character, an escaped one or a whole quotation to the word; refuse characters that a shell interprets."""
         if char in SHELL_CHARACTERS or not char.isprintable():
             _raise_not_argv(f"{char!r} outside of quotes")

@@ -114,7 +114,7 @@ class GitQuery:
 
     def make_command(self, config_names: bytes) -> tuple[Argv, dict[str, str]]:
         """
-        Return the command and its additional environment variables; *config_names* is git's list of configuration config_names.
+        Return the command and its additional environment variables; *config_names* is git's list of configuration names.
 
         The settings in the variables are also options behind those of the command, since its own ``-c`` overrides a variable.
 

@@ -169,7 +169,7 @@ class ConnectionWatch:
         self._stop_timer()
         self._table.mark_serving(self)
 
-    async def run(self, app: Any, scope: Scope, receive: Receive, send: Send) -> None:
+    async def run_app(self, app: Any, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the application for a request, with time limits for its body and for reads of the client."""
         names = {name for name, _ in scope["headers"]}
         if names >= LENGTHS:
@@ -248,7 +248,7 @@ def make_limited_protocol(table: ConnectionTable, base: Any) -> type[asyncio.Pro
 
             async def app(scope: Scope, receive: Receive, send: Send) -> None:
                 assert self._watch is not None  # noqa: S101 - no request without a connection
-                await self._watch.run(inner, scope, receive, send)
+                await self._watch.run_app(inner, scope, receive, send)
 
             self.app = app
 

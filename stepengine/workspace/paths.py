@@ -15,10 +15,10 @@ PATH_BYTES = 4_096
 """Linux opens no longer path (PATH_MAX)."""
 
 
-def to_path(value: object, argument: str) -> Path:
-    """Return *value* as a path, or raise ``DefinitionError``; *argument* is the argument's name, such as ``"FileJournal(path)"``."""
+def to_path(value: object, argument_name: str) -> Path:
+    """Return *value* as a path, or raise ``DefinitionError``; *argument_name* is for the message, such as ``"FileJournal(path)"``."""
     if not isinstance(value, str | os.PathLike):
-        msg = f"{argument} must be a path such as 'runs/one', not {value!r}"
+        msg = f"{argument_name} must be a path such as 'runs/one', not {value!r}"
         raise DefinitionError(msg)
     return Path(value)
 

@@ -80,11 +80,13 @@ class GlobPattern:
         """Return whether a path matches."""
         return any(_matches_components(form, parts, dotfiles=self._dotfiles) for form in self._forms)
 
-    def overlaps(self, parts: Sequence[str]) -> bool:
-        """Return whether a path can match this pattern and the one of *parts*, in which ``*``, ``?`` and ``**`` are wildcards."""
-        if len(parts) > MAX_COMPONENTS:
+    def overlaps(self, pattern_parts: Sequence[str]) -> bool:
+        """Return whether a path can match this pattern and the one of *pattern_parts*, in which ``*``, ``?`` and ``**`` are wildcards."""
+        if len(pattern_parts) > MAX_COMPONENTS:
             return True
-        return any(_have_common_path([n for n in text.split("/") if n not in {"", "."}], parts) for text in self._texts)
+        return any(
+            _have_common_path([n for n in text.split("/") if n not in {"", "."}], pattern_parts) for text in self._texts
+        )
 
 
 def expand_braces(pattern: str) -> list[str]:
@@ -457,7 +459,7 @@ def _measure_match_cost(parsed: Any, *, inside: bool) -> tuple[int, int]:
 
 
 def _measure_operation_cost(name: str, argument: Any, *, inside: bool) -> tuple[int, int]:
-    """Return the same two numbers for one operation of a parsed expression, with the same errors."""
+    """Return the number of unbounded repetitions, and of other ways to match, of one parsed operation; refuse nested repetitions."""
     if name in REFUSED or (inside and (name in REPEATS or name == "BRANCH")):
         msg = "without ripgrep a pattern may not nest repetitions, repeat alternatives or refer back to groups"
         raise ToolError(msg)

@@ -203,7 +203,7 @@ class RemoteEntry:
         return self._kind == "f"
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        """Return the status from the listing; not available for folders."""
+        """Return the status from the listing; raise ``FileNotFoundError`` for an entry without one, such as a folder."""
         if self._info is None:
             raise FileNotFoundError(2, os.strerror(2))
         return self._info
@@ -426,7 +426,7 @@ class RemoteSystem:
         return found if _is_text(found) and found.startswith("/") else None
 
     def filter_outside_root(self, paths: Sequence[str], root: Sequence[str]) -> list[str]:
-        """Return the paths outside of the root, both as written and with links followed."""
+        """Return the paths that are outside of the root, both as written and with links followed there."""
         told = self.call("outside", paths=list(paths), root=list(root)).head.get("outside")
         return [path for path in paths if isinstance(told, list) and path in told]
 

@@ -24,7 +24,7 @@ from stepengine.errors import DefinitionError, ToolError
 from stepengine.workspace import calls
 from stepengine.workspace.calls import FILE, FOLDER, WALK, Fd
 from stepengine.workspace.guard import current_file_guard
-from stepengine.workspace.path_policy import PathPolicy, is_wide
+from stepengine.workspace.path_policy import PathPolicy, contains_home_folder
 from stepengine.workspace.path_rules import PROTECTED, SECRETS, UNPROTECTED, PathRules
 from stepengine.workspace.paths import resolve_link_target, split_path, to_path
 from stepengine.workspace.walk import WalkBudget, walk
@@ -123,11 +123,11 @@ class Root:
     def _close_if_wide(self, path: str) -> None:
         """Close the root and raise an error if it, or a folder mounted above, at or below it, is ``/`` or contains the home folder."""
         if self.system is None:
-            wide = is_wide(self.info)
+            wide = contains_home_folder(self.info)
         else:
             real = "/" + "/".join(self.real)
             mounted = {here for one in (path, real) for here in self.system.list_mounted_folders(one, below=True)}
-            wide = any(_is_wide_folder(here) for here in mounted)
+            wide = any(_contains_home_folder(here) for here in mounted)
         if wide:
             self.close()
             what = "is" if self.system is None else "has a mount that is"
@@ -162,7 +162,7 @@ class Root:
         # A remote folder is opened again after a lost connection, where its mount may have another id.
         return calls.get_mount_id(fd) == (self._root_mount if self.system is None else calls.get_mount_id(self.fd))
 
-    def parts(self, path: str) -> tuple[str, ...]:
+    def split_path(self, path: str) -> tuple[str, ...]:
         """Return the components of a path below the root; links in it are not followed."""
         return split_path(path, self.real)
 
@@ -263,7 +263,7 @@ class Root:
 
     def _open_path(self, path: str, open_last: Callable[[Fd, str], Fd]) -> OpenedEntry:
         """Walk to the last component and open it with *open_last*, following links that stay inside."""
-        parts = self.parts(path)
+        parts = self.split_path(path)
         self.refuse_withheld(parts, path)
         todo, done, folder, hops = deque(parts or (".",)), deque[str](), self.fd, 0
         # Component by component, each opened relative to the one before and without following links. A check of the path
@@ -337,7 +337,7 @@ class Root:
             PathOutsideRoot: when the path leads out.
             ToolError: when it is secret or protected, the root itself, behind a link, or not reachable.
         """
-        parts = self.parts(path)
+        parts = self.split_path(path)
         if not parts:
             msg = "the root folder itself cannot be written"
             raise ToolError(msg)
@@ -439,10 +439,10 @@ def read_link(folder: Fd, name: str) -> str | None:
         return None
 
 
-def _is_wide_folder(folder: str) -> bool:
+def _contains_home_folder(folder: str) -> bool:
     """Return whether a folder of this machine is ``/`` or contains the home folder; False if it does not exist."""
     try:
-        return is_wide(os.stat(folder))  # noqa: PTH116  (samestat takes this)
+        return contains_home_folder(os.stat(folder))  # noqa: PTH116  (samestat takes this)
     except OSError:  # a container of another machine
         return False
 

@@ -156,7 +156,7 @@ class _Scan:
     stamps: Mapping[str, Stamp]
 
     def is_current(self) -> bool:
-        """Return True if nothing has changed since."""
+        """Return True if no folder or head of the scan has changed since."""
         return all(_read_stamp(path) == stamp for path, stamp in self.stamps.items())
 
 

@@ -91,7 +91,7 @@ def guess_binary_kind(data: bytes, name: str) -> str:
     return found or mimetypes.guess_type(name, strict=False)[0] or "unknown type"
 
 
-def short_hash(data: bytes) -> str:
+def short_content_hash(data: bytes) -> str:
     """Return a short hash by which a later write detects changes to the file."""
     return hashlib.blake2b(data, digest_size=8).hexdigest()
 
@@ -105,7 +105,7 @@ def read_if_small(fd: Fd, limit: int = READ_WHOLE_BYTES) -> bytes | None:
     return None if left <= 0 else b"".join(chunks)
 
 
-def cut_line(line: str) -> str:
+def cut_long_line(line: str) -> str:
     """Return a line cut to 2,000 characters, with a note of how much was removed."""
     if len(line) <= READ_LINE_CHARS + 2:
         return line
@@ -124,7 +124,7 @@ def read_line_range(fd: Fd, offset: int, limit: int) -> tuple[list[str], int | N
         window.feed(chunk)
         if seen > COUNTED_BYTES and window.is_full:
             return window.lines, None
-    return window.lines, window.end()
+    return window.lines, window.finish()
 
 
 class _LineWindow:
@@ -175,12 +175,12 @@ class _LineWindow:
                 count = self._length - len(shown.encode())
                 self.lines.append(f"{shown} [... at least {count:,} bytes of this line were cut]{end.decode()}")
             else:
-                self.lines.append(cut_line(line + end.decode()))
+                self.lines.append(cut_long_line(line + end.decode()))
         self._open.clear()
         self._length = 0
         self._number += 1
 
-    def end(self) -> int:
+    def finish(self) -> int:
         """End a last line without a line end, and return the number of lines."""
         if self._length:
             self._store_line_and_advance(b"")

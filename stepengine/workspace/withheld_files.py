@@ -44,7 +44,7 @@ def _list_files_or_raise(
     return found
 
 
-def list_withheld(root: Root, folder: OpenedEntry, *, deep: bool) -> list[tuple[str, ...]]:
+def list_withheld_paths(root: Root, folder: OpenedEntry, *, deep: bool) -> list[tuple[str, ...]]:
     """
     Return the withheld paths below an open folder, without the content of withheld folders.
 

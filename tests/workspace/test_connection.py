@@ -200,14 +200,14 @@ def test_output_beyond_the_limit_ends_the_connection(tmp_path: Path) -> None:
 
 def slow_to_return(monkeypatch: pytest.MonkeyPatch, has_happened: Callable[[], bool]) -> None:
     """Let whoever sent something continue only when something has happened, as on a machine that is busy."""
-    send = connection.ProgramConnection._send
+    send = connection.ProgramConnection._send_frame
 
     def sent(self: connection.ProgramConnection, head: Any, data: bytes, deadline: float) -> None:
         send(self, head, data, deadline)
         if head["do"] in {"spawn", "put"}:
             until(has_happened)
 
-    monkeypatch.setattr(connection.ProgramConnection, "_send", sent)
+    monkeypatch.setattr(connection.ProgramConnection, "_send_frame", sent)
 
 
 @pytest.mark.deep

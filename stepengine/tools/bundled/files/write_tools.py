@@ -31,7 +31,7 @@ from stepengine.workspace.calls import FILE, Fd
 from stepengine.workspace.line_ends import keep_line_ends
 from stepengine.workspace.paths import display_path
 from stepengine.workspace.root import Missing, OpenedEntry, Root
-from stepengine.workspace.text import READ_WHOLE_BYTES, decode_text, read_if_small, short_hash
+from stepengine.workspace.text import READ_WHOLE_BYTES, decode_text, read_if_small, short_content_hash
 from stepengine.workspace.writes import FileWrite, OldFile, content_hash
 
 WRITE_BYTES = 4 * 1024 * 1024
@@ -264,7 +264,7 @@ class FoundFile:
     @property
     def digest(self) -> str:
         """The short hash of the content; ``""`` if the file does not exist or was not read."""
-        return "" if self.data is None else short_hash(self.data)
+        return "" if self.data is None else short_content_hash(self.data)
 
 
 Change: TypeAlias = Callable[[FoundFile], bytes | None]
@@ -338,7 +338,7 @@ class _Writer:
                 self._check_unchanged(ctx, call_input, old)
                 new = change(old)
                 self._write_or_delete(folder, name, old, new, path)
-                after = "" if new is None else short_hash(new)
+                after = "" if new is None else short_content_hash(new)
                 record_hash(ctx, self._root.real, self._root.parts(path), after)
         except OSError as error:
             msg = f"{path!r} was not written: {error.strerror or type(error).__name__}"
