@@ -424,6 +424,7 @@ class _ProgramAnalyzer:
         return _pair_with_place([node.target, *([node.value] if node.value is not None else [])], place)
 
     def _visit_augassign(self, node: ast.AugAssign, place: _NodePlace) -> PlacedNodes:
+        """Record a problem for ``@=``, and a call on the right that lacks its ``await``."""
         if isinstance(node.op, ast.MatMult):
             self._add_problem(node, "programs have no `@=`")
         self._record_unawaited(node.value, "computed with")
@@ -493,6 +494,7 @@ class _ProgramAnalyzer:
         return ()
 
     def _visit_functiondef(self, node: ast.FunctionDef, place: _NodePlace) -> PlacedNodes:
+        """Bind a function, and return its inner nodes with their scopes."""
         place.scope.bind(node.name, _Binding("other", node))
         return self._enter_function(node, place)
 
@@ -515,6 +517,7 @@ class _ProgramAnalyzer:
         ]
 
     def _visit_lambda(self, node: ast.Lambda, place: _NodePlace) -> PlacedNodes:
+        """Return the default values, and the body with a scope for its parameters."""
         inner = self._make_function_scope(node.args, place)
         return [*_pair_with_place(_parameter_defaults(node.args), place), (node.body, inner)]
 
@@ -576,6 +579,7 @@ class _ProgramAnalyzer:
     _visit_listcomp = _visit_setcomp = _visit_dictcomp = _visit_generatorexp = _enter_comprehension
 
     def _visit_for(self, node: ast.For, place: _NodePlace) -> PlacedNodes:
+        """Return the inner nodes, the body as inside a loop; record an iterated call that lacks its ``await``."""
         self._record_unawaited(node.iter, "looped over")
         inner = place._replace(is_in_loop=True)
         return [*_pair_with_place([node.target, node.iter, *node.orelse], place), *_pair_with_place(node.body, inner)]
@@ -591,11 +595,13 @@ class _ProgramAnalyzer:
         ]
 
     def _visit_break(self, node: ast.Break, place: _NodePlace) -> PlacedNodes:
+        """Record a syntax error for a ``break`` outside of a loop."""
         if not place.is_in_loop:
             self._add_problem(node, "syntax error: `break` outside of a loop")
         return ()
 
     def _visit_continue(self, node: ast.Continue, place: _NodePlace) -> PlacedNodes:
+        """Record a syntax error for a ``continue`` outside of a loop."""
         if not place.is_in_loop:
             self._add_problem(node, "syntax error: `continue` outside of a loop")
         return ()
@@ -673,11 +679,13 @@ class _ProgramAnalyzer:
         return _pair_with_place([node.value, node.slice], place)
 
     def _visit_binop(self, node: ast.BinOp, place: _NodePlace) -> PlacedNodes:
+        """Record calls among the operands that lack their ``await``."""
         self._record_unawaited(node.left, "computed with")
         self._record_unawaited(node.right, "computed with")
         return _pair_with_place([node.left, node.right], place)
 
     def _visit_formattedvalue(self, node: ast.FormattedValue, place: _NodePlace) -> PlacedNodes:
+        """Record a call in an f-string that lacks its ``await``."""
         self._record_unawaited(node.value, "printed")
         return _pair_with_place([node.value, *([node.format_spec] if node.format_spec is not None else [])], place)
 

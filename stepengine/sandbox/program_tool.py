@@ -233,7 +233,7 @@ class _RunSession(ProgramVariables):
         self._running: _ProgramRun | None = None
 
     def try_claim(self, run: _ProgramRun, known: Any) -> bool:
-        """Claim the session for a program and return True; False if another program runs, or ran according to the record *known*."""
+        """Claim the session and return True, or False while another program runs; a recorded program gets the answer of its record."""
         if known is not None and known.get("refused") == BUSY:
             return False
         with _LOCK:
@@ -494,7 +494,7 @@ class _ProgramRun(RunningProgram):
         return form
 
     def _find_exceeded_limit(self, turn: ProgramWaiting, form: Mapping[str, Any]) -> str:
-        """Return the limit that the calls of all turns exceed; ``""`` if there is none."""
+        """Return the reason if the calls of all turns exceed a limit; ``""`` if they do not."""
         limits = self._programs.limits
         if self._calls + len(turn.calls) > limits.calls:
             return f"it made more than {limits.calls:,} calls"
@@ -526,6 +526,7 @@ class _ProgramRun(RunningProgram):
         raise ReplayDivergence(msg, kind="changed", diff=fields)
 
     def close(self) -> None:
+        """Stop the check of the program and close its session, from any thread."""
         self._is_closed = True
         self._check.send()
         if self._kept is not None:

@@ -225,6 +225,7 @@ class _ModuleBindings:
         return ast.iter_child_nodes(node)
 
     def _bind_import_from(self, node: ast.ImportFrom) -> None:
+        """Bind the names of a ``from`` import; a star import makes all unbound names unknown."""
         module = "" if node.level else node.module or ""
         module = "typing" if module == "typing_extensions" else module
         for one in node.names:
@@ -356,7 +357,7 @@ class _SchemaClassReader:
 
     def _extra_rules_by_typed_dict(self, top: str, names: Sequence[str]) -> dict[str, bool | None]:
         """
-        Return the rule of a model for additional members of its typed dicts, as pydantic applies it.
+        Return the rule for additional members of each typed dict, taken from the models that contain it.
 
         If models disagree, pydantic uses the one that it sees first, so they are refused.
         """
@@ -391,7 +392,7 @@ class _SchemaClassReader:
         return "" if field.shape == LEFT_OUT else field.shape
 
     def _reachable_through(self, names: Iterable[str], *, through: Collection[str] = ("typed_dict",)) -> set[str]:
-        """Return the definitions *names* and those to which they lead through aliases and the class kinds in *through*."""
+        """Return *names* and the definitions that they reach through aliases and classes of the kinds in *through*."""
         found: set[str] = set()
         left = [*names]
         while left:
@@ -473,7 +474,7 @@ class _SchemaClassReader:
         return bases[0] if bases else ""
 
     def _may_be_schema_base(self, name: str) -> bool:
-        """Return whether a class with the base *name* may be a pydantic or TypedDict class."""
+        """Return whether a class with the base *name* derives, or may derive, from ``BaseModel`` or ``TypedDict``."""
         seen: set[str] = set()
         while name not in seen and len(seen) <= MAX_DEPTH_LEVELS:
             if name.startswith("pydantic.") or name == "typing.TypedDict":
@@ -643,7 +644,7 @@ class _SchemaClassReader:
         return _ClassField(schema, read.shape, default is NOTHING, default, alias, refers, node.lineno)
 
     def _add_default(self, read: _ParsedType, value: ast.expr) -> _ParsedType:
-        """Return a field type with the default or ``Field(...)`` after its ``=``."""
+        """Return a field type with the default or the arguments of ``Field(...)`` after its ``=``."""
         if isinstance(value, ast.Call) and self._resolve_binding(value.func).what == "pydantic.Field":
             return self._apply_field_call(read, value)
         return attrs.evolve(
@@ -663,7 +664,7 @@ class _SchemaClassReader:
         return marks, at
 
     def _apply_field_call(self, read: _ParsedType, call: ast.Call) -> _ParsedType:
-        """Return a type with the constraints of a ``Field(...)``."""
+        """Return a type with the constraints, documentation, default and alias of a ``Field(...)``; refuse other arguments."""
         self._refuse_own_field_name(call.func)
         words = {word.arg: word.value for word in call.keywords}
         if len(call.args) > 1 or any(isinstance(one, ast.Starred) for one in call.args) or None in words:
@@ -722,7 +723,7 @@ class _SchemaClassReader:
         return value if isinstance(value, str) else self._refuse(f"{word} must be a string")
 
     def _apply_constraint(self, read: _ParsedType, word: str, value: Any) -> _ParsedType:
-        """Return a type with a constraint, written where pydantic writes it."""
+        """Return a type with a constraint, written where pydantic writes it; refuse one that does not apply to the type."""
         if read.kind == "nullable" and read.inner is not None:
             inner = self._apply_constraint(read.inner, word, value)
             told = {key: said for key, said in read.schema.items() if key != "anyOf"}
@@ -786,7 +787,7 @@ class _SchemaClassReader:
     # --- types
 
     def _read_annotation(self, at: _NodeAtDepth) -> _ParsedType:
-        """Return the schema of an annotation."""
+        """Return the schema of an annotation; members of a union are merged without duplicates."""
         members = self._union_members(at)
         nulls = [one for one in members if isinstance(one.node, ast.Constant) and one.node.value is None]
         reads: list[_ParsedType] = []
@@ -1039,7 +1040,7 @@ class _SchemaClassReader:
                 )
 
     def _read_literals(self, items: Sequence[ast.expr], depth: int) -> list[Any]:
-        """Return the values of a ``Literal[...]`` and of nested ones, without duplicates."""
+        """Return the distinct values of a ``Literal[...]``, nested ones included; refuse values that it may not contain."""
         found: dict[tuple[type, Any], Any] = {}
         self._spend_work(len(items))
         if len(items) > MAX_LITERAL_VALUES:
@@ -1064,7 +1065,7 @@ class _SchemaClassReader:
         return list(found.values()) or self._refuse("Literal[...] must contain at least one value")
 
     def _evaluate_literal(self, at: _NodeAtDepth) -> Any:
-        """Return the JSON value that an expression writes out."""
+        """Return the JSON value of a literal or of a constant of the file; refuse other expressions."""
         self._spend_work()
         node, depth = at.node, at.depth
         if depth > MAX_DEPTH_LEVELS:
@@ -1183,7 +1184,7 @@ def _any_of_schema(schemas: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _without_duplicates(values: Iterable[Any], key: Callable[[Any], Any]) -> list[Any]:
-    """Return the first value of each key."""
+    """Return the values with distinct keys, the first one of each key."""
     found: dict[Any, Any] = {}
     for value in values:
         found.setdefault(key(value), value)

@@ -369,7 +369,7 @@ class MontySandbox:
 
     def stop_turn(self, seat: _SessionWorker | None) -> None:
         """
-        End the turn of a worker, from any thread. Its caller gets a crash. An idle worker is released.
+        Kill a busy worker, so that its turn ends with a crash, or release an idle one; from any thread.
 
         ``None`` wakes the callers that wait for a worker, and they check whether they still need it.
         """
@@ -493,22 +493,22 @@ class _MontySession:
         self.printed = ""
 
     def feed(self, code: str, now: datetime) -> ProgramTurn:
-        def begin(seat: _SessionWorker) -> ProgramTurn:
+        def record_and_feed(seat: _SessionWorker) -> ProgramTurn:
             told = _ProgramInputs(code, now, [], [])
             self._told.append(told)
             self._fed += 1
             self._weight += len(code) + TURN
             return self._feed_program(seat, told)
 
-        return self._run_turn(begin)
+        return self._run_turn(record_and_feed)
 
     def answer(self, answers: Mapping[int, CallAnswer], now: datetime) -> ProgramTurn:
-        def resume(_: _SessionWorker) -> ProgramTurn:
+        def record_and_send(_: _SessionWorker) -> ProgramTurn:
             self._told[-1].answers.append((answers, now))
             self._weight += sum([_approximate_size(answer.value) for answer in answers.values()], TURN)
             return self._send_answers(answers, now)
 
-        return self._run_turn(resume)
+        return self._run_turn(record_and_send)
 
     def variables(self, names: Sequence[str]) -> dict[str, str]:
         """

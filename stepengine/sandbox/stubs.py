@@ -675,7 +675,7 @@ def _remove_unprintable(text: str) -> str:
 
 
 def _to_single_line(text: Any, max_chars: int) -> str:
-    """Return an untrusted text as one line of at max_chars *max_chars* characters."""
+    """Return an untrusted text as one line of at most *max_chars* characters."""
     words = " ".join(text[: 4 * max_chars].split()) if isinstance(text, str) else ""
     line = _remove_unprintable(words)
     return line if len(line) <= max_chars else f"{line[: max_chars - 3].rstrip()}..."

@@ -124,8 +124,8 @@ class GitQuery:
         found = _named_section_overrides(config_names)
         if len(found) > FOUND_COUNT or sum([len(name) for name in found]) > FOUND_BYTES:
             msg = (
-                f"{self.before[0]!r} was not executed: the repository's configuration config_names {len(found):,} programs that it "
-                f"may run; at most {FOUND_COUNT:,}, with config_names of {FOUND_BYTES:,} characters together, can be kept from it"
+                f"{self.before[0]!r} was not executed: the repository's configuration names {len(found):,} programs that it "
+                f"may run; at most {FOUND_COUNT:,}, with names of {FOUND_BYTES:,} characters together, can be kept from it"
             )
             raise ToolError(msg)
         settings = {**ALWAYS, **LOOKING, **found}

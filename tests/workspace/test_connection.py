@@ -242,7 +242,7 @@ def test_an_unanswered_effect_is_in_doubt_unless_never_sent(tmp_path: Path) -> N
     with liar(tmp_path, "root(); asked()") as place:
         root = Root(place, PathPolicy())
         with pytest.raises(UnknownOutcome):
-            root.fd.put("x", b"data", None)  # type: ignore[union-attr]
+            root.fd.replace_file("x", b"data", None)  # type: ignore[union-attr]
     with liar(tmp_path, "root()") as place:
         root = Root(place, PathPolicy())
         connected = place.system.ensure_connection()  # type: ignore[union-attr]
@@ -540,7 +540,7 @@ def test_a_call_interrupted_while_sending_ends_the_connection(tmp_path: Path, mo
         with monkeypatch.context() as patched:
             patched.setattr(connection.os, "write", half)
             with pytest.raises(KeyboardInterrupt):
-                root.fd.put("x", b"data", None)  # type: ignore[union-attr]
+                root.fd.replace_file("x", b"data", None)  # type: ignore[union-attr]
 
         assert line.is_lost
         assert not line._pending
