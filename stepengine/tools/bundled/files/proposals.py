@@ -121,7 +121,7 @@ class _ProposedFiles:
 
     def read_proposed_text(self, state: AgentState, path: str) -> str | None:
         """Return the newest proposal of the run for a file, else its current text; ``None`` if it does not exist."""
-        name = PREFIX + display_path(self._root.parts(path))
+        name = PREFIX + display_path(self._root.split_path(path))
         known = state.context.get(name)
         if known is not None and known["run_id"] == state.run_id:
             return str(known["text"])
@@ -135,7 +135,7 @@ class _ProposedFiles:
                     return None
                 fd = calls.open_at(name, FILE, folder)
                 try:
-                    self._root.check_readable_file(OpenedEntry(fd, self._root.parts(path), calls.fstat(fd)), path)
+                    self._root.check_readable_file(OpenedEntry(fd, self._root.split_path(path), calls.fstat(fd)), path)
                     data = read_if_small(fd)
                 finally:
                     calls.close(fd)
@@ -145,12 +145,12 @@ class _ProposedFiles:
             msg = f"{path!r} cannot be read: {error.strerror or type(error).__name__}"
             raise ToolError(msg) from error
         if data is not None:
-            data = content_in_editor(self._buffers, absolute_path(self._root.real, self._root.parts(path)), data)
+            data = content_in_editor(self._buffers, absolute_path(self._root.real, self._root.split_path(path)), data)
         return _decode_unicode_or_raise(data, path)
 
     def store_and_diff(self, state: AgentState, path: str, before: str, after: str, action: str) -> ToolResult:
         """Return a result with the diff of a proposal and the context change that stores it; raise ``ToolError`` if it is too large."""
-        file = display_path(self._root.parts(path))
+        file = display_path(self._root.split_path(path))
         stale: dict[str, object] = {}
         size = len(after.encode("utf-8", "replace"))
         if size > WRITE_BYTES:
