@@ -585,10 +585,12 @@ class _ProgramAnalyzer:
         return [*_pair_with_place([node.target, node.iter, *node.orelse], place), *_pair_with_place(node.body, inner)]
 
     def _visit_asyncfor(self, node: ast.AsyncFor, place: _NodePlace) -> PlacedNodes:
+        """Return the inner nodes, the body as inside a loop."""
         inner = place._replace(is_in_loop=True)
         return [*_pair_with_place([node.target, node.iter, *node.orelse], place), *_pair_with_place(node.body, inner)]
 
     def _visit_while(self, node: ast.While, place: _NodePlace) -> PlacedNodes:
+        """Return the inner nodes, the body as inside a loop."""
         return [
             *_pair_with_place([node.test, *node.orelse], place),
             *_pair_with_place(node.body, place._replace(is_in_loop=True)),
@@ -840,6 +842,7 @@ def _parameter_defaults(args: ast.arguments) -> list[ast.expr]:
 
 
 def _missing_await_text(name: str, how: str) -> str:
+    """Return the message for a call without ``await``; *how* is its use, ``""`` if its value is dropped."""
     if not how:
         return f"`{name}(...)` is never awaited, so nothing happens; write `await {name}(...)`"
     return f"`{name}(...)` is {how} before it is awaited; write `(await {name}(...))`"

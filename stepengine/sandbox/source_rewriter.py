@@ -602,6 +602,7 @@ def _is_inside_lines(node: ast.AST, spans: Collection[tuple[int, int]]) -> bool:
 
 
 def _unknown_module_text(name: str) -> str:
+    """Return the message for a module that the sandbox lacks, with the available ones."""
     if name == "enum":
         return "there is no module 'enum' in the sandbox; write `Literal['low', 'high']` for the type of a field"
     return f"there is no module {name!r} in the sandbox; available modules: {_join_sorted(MODULES.keys() - {'os.path', 'posixpath'})}"

@@ -159,6 +159,7 @@ class ProgramFunction:
 
 
 def _join_names(names: Sequence[str]) -> str:
+    """Return names as Python lists them in errors: ``a, b, and c``."""
     if len(names) < 3:  # noqa: PLR2004 - Python's own words put a comma before `and` from three on
         return " and ".join(names)
     return f"{', '.join(names[:-1])}, and {names[-1]}"
@@ -205,6 +206,7 @@ class Stubs:
         return f"There is no function of this name{'; there is ' + _join_names(near) if near else ''}."
 
     def _format_summary_line(self, name: str) -> str:
+        """Return the signature of a function and, as a comment, the first line of its description."""
         tree = ast.parse(self.declarations[name]).body[-1]
         signature = ast.unparse(tree).partition("\n")[0].removesuffix(":")
         return f"{signature}  # {self.summaries[name]}" if self.summaries[name] else signature

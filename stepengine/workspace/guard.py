@@ -201,6 +201,7 @@ def project_guard(folder: Path, top: Path, workspace: Path | None) -> CallGuard 
     bases = {base, around} if base[: len(around)] == around else {base}
 
     def find_withheld_reason(root: Sequence[str], parts: Sequence[str]) -> str:
+        """Return why a file of the project is withheld; ``""`` for a file outside of the project."""
         real = (*root, *parts)
         if real[: len(project)] != project:
             return ""
@@ -210,7 +211,7 @@ def project_guard(folder: Path, top: Path, workspace: Path | None) -> CallGuard 
 
 
 def _withheld_reason(file: FileGuard, base: tuple[str, ...], real: tuple[str, ...]) -> str:
-    """Return why a file is withheld: by its path below *base*, or outside of it by any end of its path; ``""`` if it is not."""
+    """Return why a file is withheld, judged by its path below *base*, else by every end of its path; ``""`` if it is not."""
     starts = [len(base)] if real[: len(base)] == base else range(len(real))
     return next(filter(None, [file(real[:at], real[at:]) for at in starts]), "")
 

@@ -205,7 +205,7 @@ class _InstructionReader:
 
 
 def _read_git_status(folder: Path) -> dict[str, object]:
-    """Return branch and changed files; empty without a repository, git or temporary folder, or if git fails or needs more than two seconds."""
+    """Return branch and changed files; empty without a repository, git or temporary folder, or if git fails or is slow."""
     if not os.path.lexists(find_project_root(folder) / ".git"):
         return {}
     try:
